@@ -1,0 +1,66 @@
+# `make quickstart` and `make test` work from a fresh clone; both install into .venv, once.
+
+SHELL      := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON  ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
+VENV    := .venv
+BIN     := $(VENV)/bin
+WORKERS ?= 2
+
+# uv reads its own variable for extra wheel folders; give it pip's where only that one is set.
+export UV_FIND_LINKS := $(or $(UV_FIND_LINKS),$(PIP_FIND_LINKS))
+ifeq ($(UV_FIND_LINKS),)
+unexport UV_FIND_LINKS
+endif
+
+UV := $(shell command -v uv 2>/dev/null)
+ifeq ($(UV),)
+PIP_INSTALL := $(BIN)/python -m pip install -q
+else
+PIP_INSTALL := $(UV) pip install -q --python $(BIN)/python
+endif
+
+.PHONY: help install install-dev quickstart test lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No Python found: install Python 3.11 or newer, or run make PYTHON=/path/to/python." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than 3.11: run make PYTHON=/path/to/newer/python." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are older than pyproject.toml or constraints.txt only when there is something to install.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+install: $(VENV)/.installed ## create .venv and install cedd into it
+install-dev: $(VENV)/.installed-dev ## the same with what the tests need
+
+quickstart: install ## compute every theorem of the paper on small chains
+	$(BIN)/cedd theory
+
+lint: install-dev ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: lint ## lint, then the default tests (neither slow nor gpu)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+format: install-dev ## put the code into the form that `make lint` asks for
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, build products and caches
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -maxdepth 2 -name '*.egg-info' -type d -prune -exec rm -rf {} +

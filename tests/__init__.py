@@ -1,0 +1,1 @@
+"""Tests of cedd. The folders mirror src/cedd; reference/ is the dense oracle."""

@@ -1,0 +1,173 @@
+"""The rules of the source tree: which module may import which, and what never appears in it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "cedd"
+
+# A module may import those before it, and itself.
+ORDER = (
+    "quadrature",
+    "schedules",
+    "clocks",
+    "process",
+    "parameterization",
+    "objectives",
+    "bounds",
+    "samplers",
+    "models",
+    "data",
+    "training",
+    "evaluation",
+    "tasks",
+    "cli",
+)
+# __init__ gathers the public names and __main__ starts the command line: they stand above everything.
+ROOT_FILES = {"__init__", "__main__"}
+
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+LOADERS = {"torch.load", "torch.serialization.load"}
+EVALUATORS = {"eval", "exec"}
+
+
+def source_files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The entry of ORDER (or of ROOT_FILES) that a file belongs to."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    """Dotted names of all that is imported anywhere in the tree; `package` resolves relative imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            prefix = (*base, *(node.module.split(".") if node.module else ()))
+            yield from (".".join((*prefix, alias.name)) for alias in node.names)
+
+
+def wrong_imports(source: str, part: str, package: tuple[str, ...] = ("cedd",)) -> list[str]:
+    """Imports of cedd's own parts that point up ORDER instead of down."""
+    allowed = ORDER[: ORDER.index(part) + 1]
+    wrong: list[str] = []
+    for name in imported_modules(ast.parse(source), package):
+        names = name.split(".")
+        if names[0] != "cedd":
+            continue
+        imported = names[1] if len(names) > 1 else ""
+        # The root imports every part, so only the command line, which stands above them all, may ask it.
+        is_root = imported not in ORDER
+        if (is_root and part != "cli") or (not is_root and imported not in allowed):
+            wrong.append(name)
+    return wrong
+
+
+def dangerous_uses(source: str) -> list[str]:
+    """Anything that could run code from a file: unpickling, torch.load, eval and exec of strings."""
+    tree = ast.parse(source)
+    found = [
+        name
+        for name in imported_modules(tree, ("cedd",))
+        if name == "torch.load" or name.split(".")[0] in UNPICKLERS
+    ]
+    for node in ast.walk(tree):
+        text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.keyword | ast.Call) else ""
+        if isinstance(node, ast.Attribute) and text in LOADERS:
+            found.append(text)
+        elif isinstance(node, ast.Call) and text.split("(")[0] in EVALUATORS:
+            found.append(text)
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and text != "allow_pickle=False":
+            found.append(text)
+    return found
+
+
+def test_every_file_has_a_place_in_the_order() -> None:
+    assert {part_of(path) for path in source_files()} <= {*ORDER, *ROOT_FILES}
+
+
+def test_imports_point_down_the_order() -> None:
+    wrong = {
+        str(path.relative_to(SOURCE)): names
+        for path in source_files()
+        if part_of(path) in ORDER
+        and (
+            names := wrong_imports(
+                path.read_text("utf-8"), part_of(path), ("cedd", *path.relative_to(SOURCE).parent.parts)
+            )
+        )
+    }
+    assert not wrong
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    wrong = {
+        str(path.relative_to(SOURCE)): uses
+        for path in source_files()
+        if (uses := dangerous_uses(path.read_text("utf-8")))
+    }
+    assert not wrong
+
+
+def test_there_is_no_utils_module() -> None:
+    assert not [path for path in source_files() if "utils" in path.relative_to(SOURCE).with_suffix("").parts]
+
+
+def test_the_package_is_typed() -> None:
+    assert (SOURCE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("source", "part", "package"),
+    [
+        ("import cedd.models", "process", ("cedd",)),
+        ("from cedd.bounds import estimator", "objectives", ("cedd", "objectives")),
+        ("from cedd import models", "samplers", ("cedd", "samplers")),
+        ("from cedd import __version__", "training", ("cedd", "training")),
+        ("from . import process", "schedules", ("cedd",)),
+        ("from ..models import transformer", "bounds", ("cedd", "bounds")),
+        ("def late():\n    from cedd.cli import main", "data", ("cedd", "data")),
+    ],
+)
+def test_an_import_that_points_up_is_found(source: str, part: str, package: tuple[str, ...]) -> None:
+    assert wrong_imports(source, part, package)
+
+
+@pytest.mark.parametrize(
+    ("source", "part", "package"),
+    [
+        ("import torch", "schedules", ("cedd",)),
+        ("from cedd.process import TokenProcess", "parameterization", ("cedd",)),
+        ("from .integrand import integrand", "bounds", ("cedd", "bounds")),
+        ("import cedd.models.transformer", "training", ("cedd", "training")),
+        ("from cedd import __version__", "cli", ("cedd", "cli")),
+    ],
+)
+def test_an_import_that_points_down_is_accepted(source: str, part: str, package: tuple[str, ...]) -> None:
+    assert not wrong_imports(source, part, package)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import torch\ntorch.load('x')",
+        "from torch import load",
+        "eval('1')",
+        "exec('1')",
+        "import numpy\nnumpy.load('x', allow_pickle=True)",
+    ],
+)
+def test_a_dangerous_use_is_found(source: str) -> None:
+    assert dangerous_uses(source)
+
+
+def test_a_network_may_be_put_into_evaluation_mode() -> None:
+    assert not dangerous_uses("model.eval()\nnumpy.load('x', allow_pickle=False)")
