@@ -1,0 +1,39 @@
+"""cedd: discrete diffusion language models. Train them, bound their perplexity, sample, infill and correct."""
+
+from cedd.clocks import PowerShare
+from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
+from cedd.process import (
+    Kernel,
+    Noise,
+    TokenProcess,
+    absorb,
+    eroulette,
+    process_from_config,
+    roulette,
+    uniform,
+)
+from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bayes",
+    "Cosine",
+    "Denoiser",
+    "Geometric",
+    "Kernel",
+    "LogLinear",
+    "Noise",
+    "Parameterization",
+    "Polynomial",
+    "PowerShare",
+    "ScaledScore",
+    "Schedule",
+    "Score",
+    "TokenProcess",
+    "absorb",
+    "eroulette",
+    "process_from_config",
+    "roulette",
+    "uniform",
+]

@@ -1,0 +1,274 @@
+"""The two clocks of a token: alpha(t) drives masking, beta(t) drives shuffling; both start at 0 and never go back.
+
+    Q_t = alpha'(t) Q_absorb + beta'(t) Q_uniform
+
+Every process of the paper is a pair of clocks:
+
+    Proportional(m, s)    alpha = m sigma(t),          beta = s sigma(t)             absorb, uniform, roulette
+    EvolvingShare(p_m)    alpha = p_m(t) sigma(t),     beta = (1-p_m(t)) sigma(t)    eroulette, the paper's form
+    RunningShare(q)       alpha' = q(t) sigma'(t),     beta' = (1-q(t)) sigma'(t)    eroulette, always valid
+
+A clock pair also knows two integrals on which the bound's analytic terms rest: how much shuffling a token meets
+while it is still unmasked, and how much masking it meets while it has never been redrawn.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from cedd.quadrature import Panels, adaptive_panels, integrate
+from cedd.schedules import Schedule, Time, check_time, double
+
+TimeFunction = Callable[[Tensor], Tensor | float]
+
+
+class Clocks(ABC):
+    """alpha and beta with their rates, on a noise schedule sigma(t)."""
+
+    schedule: Schedule
+
+    @abstractmethod
+    def alpha(self, t: Time) -> Tensor:
+        """Mask clock."""
+
+    @abstractmethod
+    def beta(self, t: Time) -> Tensor:
+        """Shuffle clock."""
+
+    @abstractmethod
+    def alpha_rate(self, t: Time) -> Tensor:
+        """alpha'(t)."""
+
+    @abstractmethod
+    def beta_rate(self, t: Time) -> Tensor:
+        """beta'(t)."""
+
+    @abstractmethod
+    def shuffling_while_alive(self) -> float:
+        """The integral over (0, 1] of exp(-alpha) dbeta."""
+
+    @abstractmethod
+    def masking_while_kept(self) -> float:
+        """The integral, from clean data to t = 1, of exp(-alpha-beta) dalpha."""
+
+
+def _exponential_integral(rate: float, lo: float, hi: float) -> float:
+    """The integral of exp(-rate x) over [lo, hi]; its length where rate is 0."""
+    if rate == 0.0:
+        return hi - lo
+    scale = double(rate)
+    return float(torch.exp(-scale * lo) * -torch.expm1(-scale * (hi - lo)) / scale)
+
+
+@dataclass(frozen=True)
+class Proportional(Clocks):
+    """Both clocks are multiples of one schedule.
+
+    A schedule that starts at sigma_min > 0 makes both clocks jump there right after t = 0, where data are clean.
+    """
+
+    schedule: Schedule
+    mask_scale: float
+    shuffle_scale: float
+
+    def _elapsed(self, t: Time) -> Tensor:
+        time = check_time(t)
+        return torch.where(time > 0, self.schedule.sigma(time), torch.zeros_like(time))
+
+    def alpha(self, t: Time) -> Tensor:
+        return self.mask_scale * self._elapsed(t)
+
+    def beta(self, t: Time) -> Tensor:
+        return self.shuffle_scale * self._elapsed(t)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        return self.mask_scale * self.schedule.rate(t)
+
+    def beta_rate(self, t: Time) -> Tensor:
+        return self.shuffle_scale * self.schedule.rate(t)
+
+    def shuffling_while_alive(self) -> float:
+        whole = _exponential_integral(self.mask_scale, self.schedule.start, self.schedule.end)
+        return self.shuffle_scale * whole
+
+    def masking_while_kept(self) -> float:
+        total = self.mask_scale + self.shuffle_scale
+        return self.mask_scale * _exponential_integral(total, 0.0, self.schedule.end)
+
+
+class _ByQuadrature(Clocks):
+    """Clocks without closed-form integrals: both are done over sigma, in which the integrands are smooth."""
+
+    def _over_sigma(self, integrand: Callable[[Tensor], Tensor]) -> float:
+        schedule = self.schedule
+
+        def f(sigma: Tensor) -> Tensor:
+            t = schedule.inverse(sigma)
+            return integrand(t) / schedule.rate(t)
+
+        return integrate(f, schedule.start, schedule.end, tolerance=1e-12)
+
+    def shuffling_while_alive(self) -> float:
+        return self._over_sigma(lambda t: torch.exp(-self.alpha(t)) * self.beta_rate(t))
+
+    def masking_while_kept(self) -> float:
+        return self._over_sigma(lambda t: torch.exp(-self.alpha(t) - self.beta(t)) * self.alpha_rate(t))
+
+    def _require_clean_start(self, schedule: Schedule) -> None:
+        if schedule.start != 0.0:
+            raise ValueError(
+                "an eroulette needs a schedule with sigma(0) = 0, since its share at the jump from 0 to sigma(0) "
+                "is not defined; use LogLinear, Polynomial or Cosine"
+            )
+
+    def _require_monotone(self) -> None:
+        for name, rate in (("mask", self.alpha_rate), ("shuffle", self.beta_rate)):
+            bad = first_negative(rate)
+            if bad is not None:
+                raise ValueError(
+                    f"the {name} clock runs backwards: its rate turns negative at t = {bad:.6g}; choose a share "
+                    "whose two clocks never decrease, or give the instantaneous share as mask_share=..."
+                )
+
+
+def first_negative(rate: Callable[[Tensor], Tensor]) -> float | None:
+    """The first t in (0, 1] at which rate(t) < 0, found on a fine grid and pinned down by bisection."""
+    near_zero = torch.logspace(-12, -3, 400, dtype=torch.float64)
+    linear = torch.linspace(1e-3, 1 - 1e-3, 20_000, dtype=torch.float64)
+    grid = torch.cat([near_zero[:-1], linear[:-1], 1 - near_zero.flip(0), torch.ones(1, dtype=torch.float64)])
+    values = rate(grid)
+    negative = ~(values >= -1e-12 * (1 + values.abs().nan_to_num(0.0)))  # a NaN counts as bad
+    if not bool(negative.any()):
+        return None
+    index = int(negative.int().argmax())
+    bad, good = float(grid[index]), float(grid[index - 1]) if index else 0.0
+    for _ in range(60):
+        middle = (good + bad) / 2
+        if middle <= 0 or float(rate(torch.tensor([middle], dtype=torch.float64))) < 0:
+            bad = middle
+        else:
+            good = middle
+        if bad - good < 1e-12:
+            break
+    return bad
+
+
+def evaluate(function: TimeFunction, t: Tensor) -> Tensor:
+    """function(t) as a float64 tensor of t's shape; a constant is spread."""
+    return torch.as_tensor(function(t), dtype=torch.float64, device=t.device).expand(t.shape)
+
+
+def value_and_slope(function: TimeFunction, t: Tensor) -> tuple[Tensor, Tensor]:
+    """function(t) and its derivative, by automatic differentiation of the elementwise function."""
+    with torch.enable_grad():
+        point = t.detach().clone().requires_grad_(True)
+        value = evaluate(function, point)
+        if not value.requires_grad:
+            if value.numel() and bool((value != value.flatten()[0]).any()):
+                raise ValueError("p_m(t) must be written with torch operations, so that its slope is known")
+            return value.detach(), torch.zeros_like(t)
+        (slope,) = torch.autograd.grad(value.sum(), point)
+    return value.detach(), slope
+
+
+@dataclass(frozen=True)
+class EvolvingShare(_ByQuadrature):
+    """alpha = p_m(t) sigma(t), beta = (1 - p_m(t)) sigma(t); valid only where neither product decreases."""
+
+    schedule: Schedule
+    p_m: TimeFunction
+
+    def __post_init__(self) -> None:
+        self._require_clean_start(self.schedule)
+        self._require_monotone()
+
+    def alpha(self, t: Time) -> Tensor:
+        time = check_time(t)
+        # p_m may be infinite or undefined at 0 itself, where both clocks are 0 anyway.
+        return torch.where(time > 0, evaluate(self.p_m, time) * self.schedule.sigma(time), 0.0)
+
+    def beta(self, t: Time) -> Tensor:
+        time = check_time(t)
+        return torch.where(time > 0, (1 - evaluate(self.p_m, time)) * self.schedule.sigma(time), 0.0)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        time = check_time(t).clamp_min(1e-12)
+        share, slope = value_and_slope(self.p_m, time)
+        return slope * self.schedule.sigma(time) + share * self.schedule.rate(time)
+
+    def beta_rate(self, t: Time) -> Tensor:
+        time = check_time(t).clamp_min(1e-12)
+        share, slope = value_and_slope(self.p_m, time)
+        return -slope * self.schedule.sigma(time) + (1 - share) * self.schedule.rate(time)
+
+
+@dataclass(frozen=True)
+class RunningShare(_ByQuadrature):
+    """alpha' = q(t) sigma'(t), beta' = (1 - q(t)) sigma'(t), with q the share of masking at time t, in [0, 1].
+
+    The clocks are integrals of q and 1-q over sigma, tabulated once, to 1e-13, and looked up with one short
+    Gauss-Legendre sum per value.
+    """
+
+    schedule: Schedule
+    mask_share: TimeFunction
+
+    def __post_init__(self) -> None:
+        self._require_clean_start(self.schedule)
+        self._require_monotone()
+
+    def _mask_share_at(self, sigma: Tensor) -> Tensor:
+        return evaluate(self.mask_share, self.schedule.inverse(sigma))
+
+    def _shuffle_share_at(self, sigma: Tensor) -> Tensor:
+        return 1 - self._mask_share_at(sigma)
+
+    @cached_property
+    def _mask_table(self) -> Panels:
+        return adaptive_panels(self._mask_share_at, 0.0, self.schedule.end, tolerance=1e-13)
+
+    @cached_property
+    def _shuffle_table(self) -> Panels:
+        return adaptive_panels(self._shuffle_share_at, 0.0, self.schedule.end, tolerance=1e-13)
+
+    def alpha(self, t: Time) -> Tensor:
+        sigma = self.schedule.sigma(t)
+        return self._mask_table.up_to(self._mask_share_at, sigma.cpu()).to(sigma.device)
+
+    def beta(self, t: Time) -> Tensor:
+        # Its own table, not sigma - alpha: that difference has no digits left where the share of masking is near 1.
+        sigma = self.schedule.sigma(t)
+        return self._shuffle_table.up_to(self._shuffle_share_at, sigma.cpu()).to(sigma.device)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        time = check_time(t)
+        return evaluate(self.mask_share, time) * self.schedule.rate(time)
+
+    def beta_rate(self, t: Time) -> Tensor:
+        time = check_time(t)
+        return (1 - evaluate(self.mask_share, time)) * self.schedule.rate(time)
+
+
+@dataclass(frozen=True)
+class PowerShare:
+    """A share that can be saved: start + (stop - start) t^power."""
+
+    start: float = 0.0
+    stop: float = 1.0
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("start", self.start), ("stop", self.stop)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"a share lies in [0, 1]; got {name}={value!r}")
+        if not self.power > 0:
+            raise ValueError(f"the power of a share must be positive; got {self.power!r}")
+
+    def __call__(self, t: Tensor) -> Tensor:
+        return self.start + (self.stop - self.start) * t**self.power

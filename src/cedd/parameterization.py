@@ -1,0 +1,314 @@
+"""What a network's output means: the one place that turns outputs into ratios, rates, steps and posteriors.
+
+Shapes: outputs [*S, V] (no mask column), x_t [*S], and a Noise whose fields have the shape [*S] (rows or [B, L]).
+
+A parameterization says what the log-ratios log s_y ~ log p_t(y) / p_t(x_t) are, for every token y != x_t:
+
+    Score         log s_y = o_y                                                                   (SEDD)
+    ScaledScore   log s_y = o_y + log mean_h p(y|h) / p(x|h)                                      (SEDDs)
+    Denoiser      s_y = sum_h f_h p(y|h) / p(x|h),   f = softmax(o) is p(x_0 | x_t)               (CEDD)
+    Bayes         s_y = m(y) / m(x),  m(y) = sum_h g_h p(y|h),  g = softmax(o) is the belief about x_0 before
+                  position i's own noisy token is looked at                                       (ours)
+
+The last two are affine in their probabilities, s_y = base + gain f_y, with a base and a gain that depend on one
+number of the network only: its probability of the token that is there. This is what makes samplers cheap.
+
+All vectors of shape [*S] are float64; nothing of shape [*S, V] is, unless the outputs are.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.process import Kernel, Noise
+from cedd.schedules import double
+
+_TINY = torch.finfo(torch.float64).tiny
+_MAX_LOG_RATE = 80.0  # an untrained score may say anything; exp of this is still far inside float32
+
+
+def at_token(values: Tensor, x_t: Tensor) -> Tensor:
+    """values[..., x_t] where x_t is a token; an arbitrary finite entry where it is the mask. [*S, V] -> [*S]."""
+    return values.gather(-1, x_t.clamp_max(values.shape[-1] - 1)[..., None]).squeeze(-1)
+
+
+def put_at_token(values: Tensor, x_t: Tensor, replacement: Tensor | float, is_mask: Tensor) -> Tensor:
+    """values with the entry at x_t replaced, where x_t is a token and not the mask."""
+    index = x_t.clamp_max(values.shape[-1] - 1)[..., None]
+    new = torch.as_tensor(replacement, dtype=values.dtype, device=values.device)
+    old = values.gather(-1, index)
+    new = new.expand(x_t.shape)[..., None]
+    return values.scatter(-1, index, torch.where(is_mask[..., None], old, new))
+
+
+def _full_precision(outputs: Tensor) -> Tensor:
+    """Half-precision outputs in float32; float32 and float64 as they are."""
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+
+def _log_expm1(x: Tensor) -> Tensor:
+    """log(exp(x) - 1) for x >= 0, finite at 0 (a number of about -708)."""
+    return torch.log(torch.expm1(x).clamp_min(_TINY))
+
+
+def can_return(x_t: Tensor, noise: Kernel) -> Tensor:
+    """Where the reverse process can leave x_t: at masks, and at tokens that may have been shuffled. [*S] bool."""
+    return noise.is_mask(x_t) | (noise.beta > 0).to(x_t.device)
+
+
+def settle_step(stay: Tensor, jumps: Tensor) -> Tensor:
+    """Jump probabilities [*S, n] made consistent with the probability of staying [*S]: where an imperfect score
+    gives negative entries they are cut off, and the rest is scaled to 1 - stay. The only place that clamps."""
+    jumps = jumps.clamp_min(0.0)
+    total = jumps.sum(-1)
+    scale = torch.where(total > 0, (1 - stay) / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
+    return jumps * scale[..., None]
+
+
+class Parameterization(ABC):
+    """The meaning of outputs [*S, V] at noisy tokens x_t [*S]."""
+
+    @abstractmethod
+    def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """log s_y for y != x_t, finite everywhere; the entry at x_t itself has no meaning."""
+
+    @abstractmethod
+    def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """log p(x_0 | x_t), normalised over the V tokens."""
+
+    def log_scores(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """log s_y with the known entries filled in: 0 at x_t, -inf where the process cannot jump back."""
+        ratios = self.log_ratios(outputs, x_t, noise)
+        possible = can_return(x_t, noise)[..., None]
+        ratios = torch.where(possible, ratios, -math.inf)
+        return put_at_token(ratios, x_t, 0.0, noise.is_mask(x_t))
+
+    def jump_rates(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """Reverse rates Q_t(x_t, y) s_y from x_t to each token y, 0 at x_t itself: alpha' s_y at a mask,
+        beta'/V s_y at a token. The reverse process never jumps to the mask."""
+        masked = noise.is_mask(x_t)
+        forward = torch.where(masked, noise.alpha_rate, noise.beta_rate / noise.vocab_size)
+        scores = torch.exp(self.log_scores(outputs, x_t, noise).clamp_max(_MAX_LOG_RATE))
+        return put_at_token(forward.to(scores)[..., None] * scores, x_t, 0.0, masked)
+
+    def reverse_step(self, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
+        """p(x_s | x_t) over the n states, by the ratios at t: P(x_t | z) (e^{-dQ} s)(z). [*S, n].
+
+        For a perfect network this is Bayes' rule; for an imperfect one the staying probability is taken first
+        and the jumps share the rest (see `settle_step`).
+        """
+        step = noise.since(earlier)
+        back, masked = step.inverse(), noise.is_mask(x_t)
+        log_scores = self.log_scores(outputs, x_t, noise)
+        # Scores in units of the largest, so that no exponential overflows: the jumps are scaled at the end anyway.
+        unit = log_scores.amax(-1).clamp_min(0.0)
+        scores = torch.exp(log_scores - unit[..., None])
+        total = double(scores.sum(-1)) * torch.exp(double(unit))
+        stay = torch.where(masked, 1 + back.a * total, step.c * (back.keep + back.b * total)).clamp(0.0, 1.0)
+        likelihood = torch.where(masked, step.a, step.b)
+        jumps = (likelihood * back.keep).to(scores)[..., None] * scores
+        jumps = jumps + (likelihood * back.b).to(scores)[..., None] * scores.sum(-1, keepdim=True)
+        return _with_stay(jumps, stay, x_t, masked, noise.has_mask)
+
+
+def _with_stay(jumps: Tensor, stay: Tensor, x_t: Tensor, masked: Tensor, has_mask: bool) -> Tensor:
+    """Token jumps [*S, V] and the staying probability [*S] as one law over n states."""
+    jumps = put_at_token(jumps, x_t, 0.0, masked)
+    stay = torch.where((jumps > 0).any(-1), stay.to(jumps), torch.ones_like(stay, dtype=jumps.dtype))
+    law = put_at_token(settle_step(stay, jumps), x_t, stay, masked)
+    return torch.cat([law, torch.where(masked, stay, 0.0)[..., None]], -1) if has_mask else law
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Ratios straight from the network
+
+
+@dataclass(frozen=True)
+class Score(Parameterization):
+    """log s_y = o_y: the network gives the ratios themselves (SEDD)."""
+
+    def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        return _full_precision(outputs)
+
+    def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """The reverse step all the way to clean data, where no mask is left."""
+        clean = noise.map(torch.zeros_like)
+        tokens = self.reverse_step(outputs, x_t, noise, clean)[..., : noise.vocab_size]
+        tokens = tokens / tokens.sum(-1, keepdim=True).clamp_min(torch.finfo(tokens.dtype).tiny)
+        return torch.log(tokens)
+
+
+@dataclass(frozen=True)
+class ScaledScore(Score):
+    """log s_y = o_y + log mean_h p(y|h)/p(x|h): the network only corrects the ratio of ignorance (SEDDs)."""
+
+    def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        outputs = _full_precision(outputs)
+        return outputs + self.shift(x_t, noise).to(outputs)[..., None]
+
+    def shift(self, x_t: Tensor, noise: Noise) -> Tensor:
+        """-log(V expm1(alpha)) at a mask; log(1 + 1/E - 1/(E+V)), E = expm1(beta), at a token."""
+        V = noise.vocab_size
+        log_v, log_e = math.log(V), _log_expm1(noise.beta)
+        at_mask = -log_v - _log_expm1(noise.alpha)
+        # 1/E - 1/(E+V) = V / (E (E+V))
+        excess = log_v - log_e - torch.log(noise.expm1_beta + V)
+        return torch.where(noise.is_mask(x_t), at_mask, torch.logaddexp(torch.zeros_like(excess), excess))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Ratios from probabilities: s_y = base + gain f_y
+
+
+@dataclass(frozen=True)
+class ReverseLaw:
+    """One reverse step of an affine score: stay with `stay`, else jump to y with weight max(floor + slope f_y, 0);
+    all [*S] float64. Whether a token jumps needs one number of the network, where to needs its row."""
+
+    stay: Tensor
+    floor: Tensor
+    slope: Tensor
+
+
+@dataclass(frozen=True)
+class AffineScore:
+    """s_y = base + gain f_y for y != x_t, with `log_prob_x` = log f at x_t (no meaning at a mask); all [*S]."""
+
+    noise: Noise
+    masked: Tensor
+    log_prob_x: Tensor
+    log_base: Tensor
+    log_gain: Tensor
+
+    def others(self) -> Tensor:
+        """The sum of s_y over the tokens y != x_t: (V - [token]) base + gain (1 - f_x)."""
+        count = self.noise.vocab_size - (~self.masked).to(torch.float64)
+        rest = torch.where(self.masked, 1.0, -torch.expm1(self.log_prob_x))
+        return count * torch.exp(self.log_base) + torch.exp(self.log_gain) * rest
+
+    def reverse(self, earlier: Kernel) -> ReverseLaw:
+        """The step from t back to an earlier noise level (see Parameterization.reverse_step)."""
+        step = self.noise.since(earlier)
+        back, masked = step.inverse(), self.masked
+        total = self.others() + (~masked).to(torch.float64)
+        stay = torch.where(masked, 1 + back.a * total, step.c * (back.keep + back.b * total)).clamp(0.0, 1.0)
+        likelihood = torch.where(masked, step.a, step.b)
+        # keep⁻ base + b⁻ total, with base's own share of the total taken out of the difference in closed form:
+        # (keep⁻ + V b⁻) base = alive⁻ base.
+        beyond = total - self.noise.vocab_size * torch.exp(self.log_base)
+        floor = likelihood * (back.alive * torch.exp(self.log_base) + back.b * beyond)
+        slope = likelihood * back.keep * torch.exp(self.log_gain)
+        possible = masked | (self.noise.beta > 0)
+        return ReverseLaw(
+            stay=torch.where(possible, stay, 1.0),
+            floor=torch.where(possible, floor, 0.0),
+            slope=torch.where(possible, slope, 0.0),
+        )
+
+
+class Affine(Parameterization):
+    """A parameterization whose scores are affine in f = softmax(o)."""
+
+    @abstractmethod
+    def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
+        """base and gain, from the network's log-probability of the token that is there. All [*S]."""
+
+    @abstractmethod
+    def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
+        """What has to be added to the current token's logit to make softmax(o) the posterior; 0 at a mask. [*S]."""
+
+    def posterior_logits(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """Logits of p(x_0 | x_t): the outputs with the current token's raised by its own evidence."""
+        outputs = _full_precision(outputs)
+        raised = at_token(outputs, x_t) + self.evidence(x_t, noise).to(outputs)
+        return put_at_token(outputs, x_t, raised, noise.is_mask(x_t))
+
+    def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """The softmax of the posterior's logits; at a token that cannot have been shuffled x_0 = x_t is certain."""
+        log_posterior = torch.log_softmax(self.posterior_logits(outputs, x_t, noise), -1)
+        fixed = ~can_return(x_t, noise)
+        certain = torch.where(fixed[..., None], -math.inf, log_posterior)
+        return put_at_token(certain, x_t, 0.0, ~fixed)
+
+    def score(self, log_probs: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
+        return self.coefficients(double(at_token(log_probs, x_t)).to(noise.alpha.device), x_t, noise)
+
+    def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        log_probs = torch.log_softmax(_full_precision(outputs), -1)
+        score = self.score(log_probs, x_t, noise)
+        return torch.logaddexp(
+            score.log_base.to(log_probs)[..., None], log_probs + score.log_gain.to(log_probs)[..., None]
+        )
+
+    def reverse_step(self, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
+        """The same law as the ratios give, but with its coefficients formed in float64."""
+        log_probs = torch.log_softmax(_full_precision(outputs), -1)
+        law = self.score(log_probs, x_t, noise).reverse(earlier)
+        jumps = law.slope.to(log_probs)[..., None] * torch.exp(log_probs) + law.floor.to(log_probs)[..., None]
+        return _with_stay(jumps, law.stay, x_t, noise.is_mask(x_t), noise.has_mask)
+
+
+def _masked_coefficients(noise: Noise) -> tuple[Tensor, Tensor]:
+    """log(b/a) and log(keep/a): at a mask every parameterization by probabilities says the same."""
+    log_expm1_alpha = _log_expm1(noise.alpha)
+    log_base = torch.log(-torch.expm1(-noise.beta)) - math.log(noise.vocab_size) - log_expm1_alpha
+    return log_base, -noise.beta - log_expm1_alpha
+
+
+@dataclass(frozen=True)
+class Denoiser(Affine):
+    """f = softmax(o) is p(x_0 | x_t) (CEDD).
+
+        masked:    s_y = (b + keep f_y) / a
+        unmasked:  s_y = 1 + f_y V/E - f_x V/(E+V),    E = expm1(beta)
+
+    rescale: the paper's taming of t -> 0. The sigma inside the *unmasked* ratios (and nowhere else) is replaced
+    by the process's rescaled one: uniform max(sigma, 0.0015), roulette log(1.1 sigma + 1.1) below 0.5. On for
+    the paper's methods.
+    """
+
+    rescale: bool = True
+
+    def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
+        V, masked = noise.vocab_size, noise.is_mask(x_t)
+        masked_base, masked_gain = _masked_coefficients(noise)
+        beta = noise.ratio_beta if self.rescale else noise.beta
+        e = torch.expm1(beta).clamp_min(_TINY)
+        # 1 - f_x V/(E+V) = (1 - f_x) + f_x E/(E+V), which keeps its digits when f_x is near 1 and E near 0
+        base = -torch.expm1(log_prob_x) + torch.exp(log_prob_x) * (e / (e + V))
+        log_base = torch.where(masked, masked_base, torch.log(base.clamp_min(_TINY)))
+        log_gain = torch.where(masked, masked_gain, math.log(V) - torch.log(e))
+        return AffineScore(noise, masked, log_prob_x, log_base, log_gain)
+
+    def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
+        return torch.zeros_like(noise.beta)  # f is the posterior already
+
+
+@dataclass(frozen=True)
+class Bayes(Affine):
+    """g = softmax(o) is the belief before position i's own token is seen; its known likelihood is applied exactly.
+
+        m(y) = b + keep g_y,   m(mask) = a,   s_y = m(y) / m(x)
+        p(x_0 = h | x_t) is proportional to p(x|h) g_h: log(c/b) = log(1 + V/E) is added to the current token's logit.
+
+    Confidence as t -> 0 comes from the likelihood, so nothing needs rescaling.
+    """
+
+    def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
+        V, masked = noise.vocab_size, noise.is_mask(x_t)
+        masked_base, masked_gain = _masked_coefficients(noise)
+        log_e, log_v = _log_expm1(noise.beta), math.log(V)
+        log_m = torch.logaddexp(log_e, log_v + log_prob_x)  # log of E + V g_x, which is m(x) up to b/E
+        log_base = torch.where(masked, masked_base, log_e - log_m)
+        log_gain = torch.where(masked, masked_gain, log_v - log_m)
+        return AffineScore(noise, masked, log_prob_x, log_base, log_gain)
+
+    def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
+        """log(c/b) = log(1 + V/E): how much the token that is there speaks for itself."""
+        excess = math.log(noise.vocab_size) - _log_expm1(noise.beta)
+        return torch.where(noise.is_mask(x_t), 0.0, torch.logaddexp(torch.zeros_like(excess), excess))

@@ -1,0 +1,523 @@
+"""The token process: one continuous-time Markov chain with a mask clock and a shuffle clock.
+
+Shapes: B batch, L positions, V vocabulary, n states (V+1 with a mask, V without); [*S] any common shape.
+
+A token is kept with probability `keep`, shuffled (redrawn uniformly from V) with `alive - keep`, masked with
+`1 - alive`, where alive = exp(-alpha) and keep = exp(-alpha-beta):
+
+    p(j|i) = keep [j = i] + b   for a token j,      p(mask|i) = a,
+    b = (alive - keep) / V,     a = 1 - alive,      c = b + keep.
+
+The same holds from s to t with the differences of the clocks, and with negated differences for the inverse
+matrix. Columns are sources: K[x, y] is the probability of going from y to x. Absorb is beta = 0, uniform is
+alpha = 0; nothing here asks which of the processes it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from cedd.clocks import Clocks, EvolvingShare, PowerShare, Proportional, RunningShare, TimeFunction
+from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedule_from_config
+
+# ----------------------------------------------------------------------------------------------------------------
+# Randomness
+
+
+def uniform_noise(
+    shape: torch.Size | tuple[int, ...], device: torch.device, generator: torch.Generator | None
+) -> Tensor:
+    """U[0, 1) in float64 (float32 where the device has none), drawn on the generator's device."""
+    source = generator.device if generator is not None else device
+    dtype = torch.float32 if source.type == "mps" else torch.float64
+    return torch.rand(shape, generator=generator, device=source, dtype=dtype).to(device)
+
+
+def uniform_tokens(
+    shape: torch.Size | tuple[int, ...],
+    vocab_size: int,
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Token ids drawn uniformly from 0..V-1."""
+    source = generator.device if generator is not None else device
+    return torch.randint(vocab_size, shape, generator=generator, device=source).to(device)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Kernels
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The transition matrix over clock differences (alpha, beta), one for every entry of their shape [*S]."""
+
+    vocab_size: int
+    has_mask: bool
+    alpha: Tensor
+    beta: Tensor
+
+    @property
+    def num_states(self) -> int:
+        return self.vocab_size + int(self.has_mask)
+
+    @property
+    def alive(self) -> Tensor:
+        """exp(-alpha): the probability of not being masked."""
+        return torch.exp(-self.alpha)
+
+    @property
+    def keep(self) -> Tensor:
+        """exp(-alpha-beta): the probability of neither mask nor redraw."""
+        return torch.exp(-self.alpha - self.beta)
+
+    @property
+    def a(self) -> Tensor:
+        """p(mask | token) = 1 - alive."""
+        return -torch.expm1(-self.alpha)
+
+    @property
+    def shuffled(self) -> Tensor:
+        """alive - keep: the probability of a redraw that is not masked."""
+        return -torch.exp(-self.alpha) * torch.expm1(-self.beta)
+
+    @property
+    def b(self) -> Tensor:
+        """p(j | i) for two different tokens."""
+        return self.shuffled / self.vocab_size
+
+    @property
+    def c(self) -> Tensor:
+        """p(i | i) for a token."""
+        return self.b + self.keep
+
+    @property
+    def expm1_alpha(self) -> Tensor:
+        """exp(alpha) - 1, so that keep/a = exp(-beta) / expm1_alpha."""
+        return torch.expm1(self.alpha)
+
+    @property
+    def expm1_beta(self) -> Tensor:
+        """E = exp(beta) - 1, so that c/b - 1 = V/E and 1 - b/c = V/(E+V)."""
+        return torch.expm1(self.beta)
+
+    # The record as a whole
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same record with `function` applied to each of its tensors."""
+        changed = {f.name: function(value) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **changed)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same record on another device (it stays on the CPU where the device has no float64)."""
+        return self if torch.device(device).type == "mps" else self.map(lambda v: v.to(device))
+
+    def like(self, x: Tensor) -> Self:
+        """Fields of shape [B] spread over x of shape [B, ...]; fields without a shape spread over all of x."""
+
+        def spread(value: Tensor) -> Tensor:
+            return value.reshape(value.shape + (1,) * (x.dim() - value.dim())).expand(x.shape)
+
+        return self.map(spread)
+
+    def rows(self, index: Tensor) -> Self:
+        """The entries at `index` (ids or a Boolean mask) of the flattened fields: [*S] -> [N]."""
+        return self.map(lambda v: v.reshape(-1)[index.to(v.device)])
+
+    def inverse(self) -> Kernel:
+        """The inverse matrix: both clocks run backwards."""
+        return Kernel(self.vocab_size, self.has_mask, -self.alpha, -self.beta)
+
+    # Entries, in O(V)
+
+    def is_mask(self, x: Tensor) -> Tensor:
+        return x == self.vocab_size
+
+    def probability(self, y: Tensor, x: Tensor) -> Tensor:
+        """K[y, x]: from x to y, elementwise; x, y [*S]."""
+        from_token = torch.where(self.is_mask(y), self.a, self.b + self.keep * (x == y))
+        return torch.where(self.is_mask(x), self.is_mask(y).to(from_token), from_token)
+
+    def column(self, x: Tensor) -> Tensor:
+        """K[:, x], the law of the next state given x: [*S] -> [*S, n]."""
+        return self._wide().probability(self._states(x), x[..., None])
+
+    def row(self, y: Tensor) -> Tensor:
+        """K[y, :], the likelihood of y under each source: [*S] -> [*S, n]."""
+        return self._wide().probability(y[..., None], self._states(y))
+
+    def dense(self) -> Tensor:
+        """The whole matrix [*S, n, n]; for small V, to look at and to test."""
+        states = torch.arange(self.num_states, device=self.alpha.device)
+        wide = self.map(lambda v: v[..., None, None])
+        return wide.probability(states[:, None], states[None, :])
+
+    def apply(self, v: Tensor) -> Tensor:
+        """K v for v [*S, n], in O(V): tokens get keep v_y + b sum(v), the mask gets a sum(v) + v_mask."""
+        tokens = v[..., : self.vocab_size]
+        total = tokens.sum(-1, keepdim=True)
+        wide = self._wide()
+        moved = wide.keep * tokens + wide.b * total
+        return torch.cat([moved, wide.a * total + v[..., self.vocab_size :]], -1) if self.has_mask else moved
+
+    def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw the next state of every token of x [B, L]; fields [B] or of x's shape."""
+        kernel = self.like(x)
+        u = uniform_noise(x.shape, x.device, generator)
+        redraw = uniform_tokens(x.shape, self.vocab_size, x.device, generator)
+        masked = torch.full_like(x, self.vocab_size)  # never chosen without a mask: there u < alive = 1
+        moved = torch.where(u < kernel.alive.to(u), redraw, masked)
+        kept = (u < kernel.keep.to(u)) | self.is_mask(x)
+        return torch.where(kept, x, moved)
+
+    def _wide(self) -> Self:
+        return self.map(lambda v: v[..., None])
+
+    def _states(self, x: Tensor) -> Tensor:
+        return torch.arange(self.num_states, device=x.device).expand(*x.shape, self.num_states)
+
+
+@dataclass(frozen=True)
+class Noise(Kernel):
+    """All that the mathematics needs to know of time t: the kernel from clean data to t, the clocks' rates, and
+    the shuffle clock as the paper's denoiser sees it inside its unmasked ratios (`ratio_beta`)."""
+
+    t: Tensor
+    alpha_rate: Tensor
+    beta_rate: Tensor
+    ratio_beta: Tensor
+
+    @property
+    def sigma(self) -> Tensor:
+        """alpha + beta: what the network is told of the time."""
+        return self.alpha + self.beta
+
+    def since(self, earlier: Kernel) -> Kernel:
+        """The kernel from an earlier noise level to this one."""
+        return Kernel(self.vocab_size, self.has_mask, self.alpha - earlier.alpha, self.beta - earlier.beta)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The paper's rescaling of sigma, inside the unmasked ratios of the denoiser only
+
+
+@dataclass(frozen=True)
+class SigmaFloor:
+    """sigma below the floor is set to it (uniform: 0.0015; 0.003 in the paper's spelling experiments)."""
+
+    floor: float = 0.0015
+
+    def __call__(self, sigma: Tensor) -> Tensor:
+        return sigma.clamp_min(self.floor)
+
+
+@dataclass(frozen=True)
+class SigmaLift:
+    """sigma below 0.5 becomes log(1.1 sigma + 1.1) (roulette)."""
+
+    below: float = 0.5
+    scale: float = 1.1
+
+    def __call__(self, sigma: Tensor) -> Tensor:
+        return torch.where(sigma < self.below, torch.log(self.scale * sigma + self.scale), sigma)
+
+
+def no_rescaling(sigma: Tensor) -> Tensor:
+    """sigma as it is."""
+    return sigma
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The process
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What is left at t = 1, in nats per token, for the prior p_r = (1-e1) mask + e1 uniform, e1 = alive(1)."""
+
+    cross_entropy: float
+    """H(p_1, p_r), which does not depend on the data."""
+    conditional_entropy: float
+    """H(p_{1|0})."""
+    kl: float
+    """KL(p_{1|0} || p_r)."""
+    paper_prior_entropy: float
+    """H(p_r) for the paper's p_r: all mask, or uniform without a mask."""
+
+
+@dataclass(frozen=True)
+class TokenProcess:
+    """A process is two clocks over V tokens, with or without a mask state; make one with absorb(), uniform(),
+    roulette() or eroulette()."""
+
+    vocab_size: int
+    has_mask: bool
+    clocks: Clocks
+    rescaling: Callable[[Tensor], Tensor] = no_rescaling
+    spec: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 2:
+            raise ValueError(f"a vocabulary needs at least 2 tokens; got V = {self.vocab_size}")
+
+    # Names of things
+
+    @property
+    def num_states(self) -> int:
+        return self.vocab_size + int(self.has_mask)
+
+    @property
+    def mask_id(self) -> int | None:
+        return self.vocab_size if self.has_mask else None
+
+    @property
+    def can_shuffle(self) -> bool:
+        """Whether a token can turn into another token: then unmasked tokens can be corrected."""
+        return float(self.beta(1.0)) > 0.0
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.clocks.schedule
+
+    def config(self) -> dict[str, Any]:
+        """A JSON record from which `process_from_config` makes this process again."""
+        if self.spec is None:
+            raise ValueError("a process made from a function of time cannot be saved; use a PowerShare instead")
+        return {**self.spec, "schedule": self.schedule.config()}
+
+    # Clocks
+
+    def alpha(self, t: Time) -> Tensor:
+        return self.clocks.alpha(t)
+
+    def beta(self, t: Time) -> Tensor:
+        return self.clocks.beta(t)
+
+    def sigma(self, t: Time) -> Tensor:
+        """alpha + beta, the total noise, which is what the network is told of the time."""
+        return self.alpha(t) + self.beta(t)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        return self.clocks.alpha_rate(t)
+
+    def beta_rate(self, t: Time) -> Tensor:
+        return self.clocks.beta_rate(t)
+
+    # Kernels
+
+    def kernel(self, t: Time, s: Time = 0.0) -> Kernel:
+        """From time s to time t >= s."""
+        start, end = check_time(s), check_time(t)
+        if bool((start > end).any()):
+            raise ValueError("a kernel runs forward in time: s must not be later than t (use .inverse() to go back)")
+        alpha, beta = self.alpha(end) - self.alpha(start), self.beta(end) - self.beta(start)
+        return Kernel(self.vocab_size, self.has_mask, alpha, beta)
+
+    def noise(self, t: Time) -> Noise:
+        """The kernel from clean data to t, with the clocks' rates there."""
+        time = check_time(t)
+        alpha, beta = self.alpha(time), self.beta(time)
+        sigma = alpha + beta
+        share = torch.where(sigma > 0, beta / sigma.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+        return Noise(
+            vocab_size=self.vocab_size,
+            has_mask=self.has_mask,
+            alpha=alpha,
+            beta=beta,
+            t=time,
+            alpha_rate=self.alpha_rate(time),
+            beta_rate=self.beta_rate(time),
+            ratio_beta=share * self.rescaling(sigma),
+        )
+
+    def transition_matrix(self, t: Time, s: Time = 0.0) -> Tensor:
+        """[n, n] float64, column-stochastic: entry (x, y) is the probability of x at t given y at s."""
+        return self.kernel(t, s).dense()
+
+    def rate_matrix(self, t: Time) -> Tensor:
+        """Q_t = alpha' Q_absorb + beta' Q_uniform, [n, n] float64; columns sum to zero."""
+        n, V = self.num_states, self.vocab_size
+        matrix = torch.zeros(n, n, dtype=torch.float64)
+        mask_rate, shuffle_rate = double(self.alpha_rate(t)).cpu(), double(self.beta_rate(t)).cpu()
+        matrix[:V, :V] = shuffle_rate / V
+        matrix[V:, :V] = mask_rate
+        tokens = torch.arange(V)
+        matrix[tokens, tokens] -= mask_rate + shuffle_rate
+        return matrix
+
+    def sample(self, x0: Tensor, t: Time, generator: torch.Generator | None = None) -> Tensor:
+        """x_t ~ p_t(. | x0), position by position; x0 [B, L] token ids, t [B] or one time for all."""
+        self.check_tokens(x0)
+        time = check_time(t)
+        if time.dim() > 0 and time.shape != x0.shape[: time.dim()]:
+            raise ValueError(f"t needs one time per sequence: x0 is {tuple(x0.shape)}, t is {tuple(time.shape)}")
+        return self.kernel(time).to(x0.device).sample(x0, generator)
+
+    def check_tokens(self, x0: Tensor) -> None:
+        """Refuse what is not clean data: ids outside 0..V-1."""
+        if x0.dtype.is_floating_point or x0.dtype == torch.bool:
+            raise ValueError(f"token ids are integers; got {x0.dtype}")
+        if x0.numel() and (int(x0.min()) < 0 or int(x0.max()) >= self.vocab_size):
+            raise ValueError(
+                f"token ids must lie in 0..{self.vocab_size - 1}; got {int(x0.min())}..{int(x0.max())} "
+                "(the mask is no data)"
+            )
+
+    # The end at t = 1
+
+    def prior(self) -> Tensor:
+        """p_r [n]: (1-e1) mask + e1 uniform with e1 = alive(1); uniform without a mask."""
+        alive = self.kernel(1.0).alive
+        tokens = (alive / self.vocab_size).expand(self.vocab_size)
+        return torch.cat([tokens, (1 - alive).reshape(1)]) if self.has_mask else tokens.clone()
+
+    def sample_prior(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Draw from p_r at every position: uniform tokens, then run through the masking of the whole time."""
+        target = torch.device(device) if device is not None else torch.device("cpu")
+        tokens = uniform_tokens(shape, self.vocab_size, target, generator)
+        return self.kernel(1.0).to(target).sample(tokens, generator)
+
+    def terminal(self) -> Terminal:
+        """The terms of the bound at t = 1, in closed form."""
+        V, end = self.vocab_size, self.kernel(1.0)
+        alive, a, b, c = end.alive, end.a, end.b, end.c
+        xlogy = torch.xlogy
+        return Terminal(
+            cross_entropy=float(-xlogy(a, a) - xlogy(alive, alive / V)),
+            conditional_entropy=float(-xlogy(a, a) - xlogy(c, c) - (V - 1) * xlogy(b, b)),
+            kl=float(xlogy(c, c * V / alive) + (V - 1) * xlogy(b, b * V / alive)),
+            paper_prior_entropy=0.0 if self.has_mask else math.log(V),
+        )
+
+    def integrated_out_rate(self) -> float:
+        """The expected number of jumps of one token over (0, 1]: the integral of alive (alpha' + beta' (1-1/V)).
+
+        Its negative is the analytic term of J2 (paper, Proposition 6).
+        """
+        start = torch.exp(-self.alpha_just_after_zero)
+        masked = float(start * -torch.expm1(-(self.alpha(1.0) - self.alpha_just_after_zero)))
+        return masked + (1 - 1 / self.vocab_size) * self.clocks.shuffling_while_alive()
+
+    @property
+    def alpha_just_after_zero(self) -> Tensor:
+        """alpha(0+): zero, but for a schedule that starts at sigma_min."""
+        return self.alpha(torch.tensor(torch.finfo(torch.float64).tiny, dtype=torch.float64))
+
+    def corrected_probability(self) -> float:
+        """The probability that a token, when it is masked, is no longer the one it started as.
+
+        In reverse: the share of tokens that are unmasked as something else first and corrected later. For
+        roulette it is (1-1/V) (1 - p_m - exp(-p_m sigma_1) + p_m exp(-sigma_1)), about 1 - p_m. It is the
+        integral of alpha' (1-1/V) (alive - keep).
+        """
+        masked = float(self.kernel(1.0).a)
+        return (1 - 1 / self.vocab_size) * (masked - self.clocks.masking_while_kept())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The four processes
+
+
+def _check_share(p_m: float) -> None:
+    if not 0.0 <= p_m <= 1.0:
+        raise ValueError(f"p_m is a probability and must lie in [0, 1]; got {p_m!r}")
+
+
+def absorb(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
+    """Tokens are masked and stay so: alpha = sigma, beta = 0."""
+    clocks = Proportional(schedule or LogLinear(), mask_scale=1.0, shuffle_scale=0.0)
+    return TokenProcess(vocab_size, True, clocks, spec={"name": "absorb", "vocab_size": vocab_size})
+
+
+def uniform(vocab_size: int, schedule: Schedule | None = None, sigma_floor: float = 0.0015) -> TokenProcess:
+    """Tokens are redrawn uniformly, there is no mask: alpha = 0, beta = sigma.
+
+    sigma_floor is the paper's rescaling of sigma in the denoiser's ratios (0.003 in its spelling experiments).
+    """
+    clocks = Proportional(schedule or LogLinear(), mask_scale=0.0, shuffle_scale=1.0)
+    spec = {"name": "uniform", "vocab_size": vocab_size, "sigma_floor": sigma_floor}
+    return TokenProcess(vocab_size, False, clocks, SigmaFloor(sigma_floor), spec)
+
+
+def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = None) -> TokenProcess:
+    """Tokens are redrawn until they are masked, each event a mask with probability p_m.
+
+    It runs at sigma = schedule / p_m, so that the mask clock is the schedule itself: alpha = p_m sigma,
+    beta = (1-p_m) sigma.
+    """
+    _check_share(p_m)
+    if p_m == 0.0:
+        raise ValueError("roulette with p_m = 0 never masks; use uniform(vocab_size) for that process")
+    clocks = Proportional(schedule or LogLinear(), mask_scale=1.0, shuffle_scale=(1.0 - p_m) / p_m)
+    spec = {"name": "roulette", "vocab_size": vocab_size, "p_m": p_m}
+    return TokenProcess(vocab_size, True, clocks, SigmaLift(), spec)
+
+
+def eroulette(
+    vocab_size: int,
+    p_m: TimeFunction | float | None = None,
+    schedule: Schedule | None = None,
+    *,
+    mask_share: TimeFunction | float | None = None,
+) -> TokenProcess:
+    """Roulette whose share of masking changes with time, on the schedule as given.
+
+    p_m(t): alpha = p_m(t) sigma(t), beta = (1-p_m(t)) sigma(t), as in the paper. Refused, naming the first bad t,
+        where one of the two would have to decrease.
+    mask_share(t): alpha' = q(t) sigma'(t), beta' = (1-q(t)) sigma'(t), valid for every q in [0, 1].
+
+    Both take a function written with torch operations, or a number. Only numbers and PowerShare can be saved.
+    """
+    if (p_m is None) == (mask_share is None):
+        raise ValueError("eroulette takes either p_m=... or mask_share=..., a function of t in [0, 1]")
+    form, share = ("p_m", p_m) if p_m is not None else ("mask_share", mask_share)
+    assert share is not None
+    function = _as_function(share)
+    kind = {"p_m": EvolvingShare, "mask_share": RunningShare}[form]
+    spec = None
+    if isinstance(share, PowerShare):
+        spec = {"name": "eroulette", "vocab_size": vocab_size, form: asdict(share)}
+    elif not callable(share):
+        spec = {"name": "eroulette", "vocab_size": vocab_size, form: float(share)}
+    return TokenProcess(vocab_size, True, kind(schedule or LogLinear(), function), SigmaLift(), spec)
+
+
+def _as_function(share: TimeFunction | float) -> TimeFunction:
+    """A share as a function of time. The values of a function need no check: the clocks' rates tell."""
+    if not callable(share):
+        _check_share(float(share))
+        return PowerShare(float(share), float(share))
+    return share
+
+
+PROCESSES: Mapping[str, Callable[..., TokenProcess]] = {
+    "absorb": absorb,
+    "uniform": uniform,
+    "roulette": roulette,
+    "eroulette": eroulette,
+}
+
+
+def process_from_config(config: Mapping[str, Any]) -> TokenProcess:
+    """The process whose `config()` was this record."""
+    arguments = dict(config)
+    name = arguments.pop("name", None)
+    if name not in PROCESSES:
+        raise ValueError(f"unknown process {name!r}; known: {', '.join(PROCESSES)}")
+    if isinstance(arguments.get("schedule"), Mapping):
+        arguments["schedule"] = schedule_from_config(arguments["schedule"])
+    for form in ("p_m", "mask_share"):
+        if isinstance(arguments.get(form), Mapping):
+            arguments[form] = PowerShare(**arguments[form])
+    return PROCESSES[name](**arguments)

@@ -1,0 +1,190 @@
+"""Noise schedules: how much noise sigma(t) a token has seen by time t, its rate sigma'(t), and the time t(sigma).
+
+A schedule is a frozen record of numbers with three functions of a tensor. All arithmetic is float64, whatever
+the input, and goes through expm1/log1p, because the interesting end is t -> 0 where sigma is of order t.
+
+    LogLinear    sigma = -log(1 - (1-eps) t)                       so that exp(-sigma) falls linearly to eps
+    Polynomial   sigma = -k log(1 - (1-eps) t)                     so that exp(-sigma) falls like its k-th power
+    Cosine       sigma = -log(1 - (1-eps) (1 - cos(pi t / 2)))     gentle at both ends
+    Geometric    sigma = sigma_min^(1-t) sigma_max^t               starts at sigma_min, not at zero
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Time = Tensor | float
+
+
+def double(value: Tensor | float) -> Tensor:
+    """The value as a float64 tensor (on the CPU where the device has no float64, as on MPS)."""
+    tensor = torch.as_tensor(value)
+    if tensor.device.type == "mps":
+        tensor = tensor.cpu()
+    return tensor.to(torch.float64)
+
+
+def check_time(t: Time) -> Tensor:
+    """t as float64, refused unless every entry lies in [0, 1]."""
+    time = double(t)
+    inside = (time >= 0) & (time <= 1)
+    if not bool(inside.all()):
+        bad = time[~inside].flatten()[0].item()
+        raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise; got {bad:g}")
+    return time
+
+
+def _check_eps(eps: float) -> None:
+    if not 0.0 < eps < 1.0:
+        raise ValueError(f"eps must lie strictly between 0 and 1 (1e-3 is the usual choice); got {eps!r}")
+
+
+class Schedule(ABC):
+    """sigma(t) on [0, 1], increasing; subclasses are frozen dataclasses of plain numbers."""
+
+    @abstractmethod
+    def sigma(self, t: Time) -> Tensor:
+        """Total noise at time t."""
+
+    @abstractmethod
+    def rate(self, t: Time) -> Tensor:
+        """sigma'(t)."""
+
+    @abstractmethod
+    def inverse(self, sigma: Tensor | float) -> Tensor:
+        """The time at which the total noise is sigma."""
+
+    @property
+    def start(self) -> float:
+        """sigma(0): zero, but for the geometric schedule."""
+        return float(self.sigma(0.0))
+
+    @property
+    def end(self) -> float:
+        """sigma(1)."""
+        return float(self.sigma(1.0))
+
+    def config(self) -> dict[str, Any]:
+        """A JSON record from which `schedule_from_config` makes this schedule again."""
+        name = next(name for name, kind in SCHEDULES.items() if kind is type(self))
+        return {"name": name, **asdict(self)}  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@dataclass(frozen=True)
+class LogLinear(Schedule):
+    """sigma = -log(1 - (1-eps) t): the share of untouched tokens falls linearly from 1 to eps."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def sigma(self, t: Time) -> Tensor:
+        return -torch.log1p(-(1 - self.eps) * check_time(t))
+
+    def rate(self, t: Time) -> Tensor:
+        return (1 - self.eps) / (1 - (1 - self.eps) * check_time(t))
+
+    def inverse(self, sigma: Tensor | float) -> Tensor:
+        return (-torch.expm1(-double(sigma)) / (1 - self.eps)).clamp(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """sigma = -power * log(1 - (1-eps) t), that is exp(-sigma) = (1 - (1-eps) t)^power.
+
+    With power k and eps -> 0 it is the path kappa = (flow time)^k of discrete flow matching.
+    """
+
+    power: float = 2.0
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+        if not (math.isfinite(self.power) and self.power > 0):
+            raise ValueError(f"power must be a positive number; got {self.power!r}")
+
+    def sigma(self, t: Time) -> Tensor:
+        return self.power * LogLinear(self.eps).sigma(t)
+
+    def rate(self, t: Time) -> Tensor:
+        return self.power * LogLinear(self.eps).rate(t)
+
+    def inverse(self, sigma: Tensor | float) -> Tensor:
+        return LogLinear(self.eps).inverse(double(sigma) / self.power)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """exp(-sigma) = 1 - (1-eps) (1 - cos(pi t / 2)), with 1 - cos(x) = 2 sin(x/2)^2 to keep digits near 0."""
+
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
+    def sigma(self, t: Time) -> Tensor:
+        return -torch.log1p(-(1 - self.eps) * 2 * torch.sin(math.pi / 4 * check_time(t)) ** 2)
+
+    def rate(self, t: Time) -> Tensor:
+        time = check_time(t)
+        untouched = 1 - (1 - self.eps) * 2 * torch.sin(math.pi / 4 * time) ** 2
+        return (1 - self.eps) * (math.pi / 2) * torch.sin(math.pi / 2 * time) / untouched
+
+    def inverse(self, sigma: Tensor | float) -> Tensor:
+        half_versine = -torch.expm1(-double(sigma)) / (2 * (1 - self.eps))
+        return (4 / math.pi * torch.asin(half_versine.clamp(0.0, 1.0).sqrt())).clamp(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Geometric(Schedule):
+    """sigma = sigma_min^(1-t) sigma_max^t.
+
+    It starts at sigma_min: data are clean at t = 0 exactly and have seen sigma_min of noise at any t > 0.
+    """
+
+    sigma_min: float
+    sigma_max: float
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.sigma_min < self.sigma_max and math.isfinite(self.sigma_max)):
+            raise ValueError(
+                f"a geometric schedule needs 0 < sigma_min < sigma_max; got {self.sigma_min!r}, {self.sigma_max!r}"
+            )
+
+    @property
+    def _log_ratio(self) -> float:
+        return math.log(self.sigma_max / self.sigma_min)
+
+    def sigma(self, t: Time) -> Tensor:
+        return self.sigma_min * torch.exp(self._log_ratio * check_time(t))
+
+    def rate(self, t: Time) -> Tensor:
+        return self._log_ratio * self.sigma(t)
+
+    def inverse(self, sigma: Tensor | float) -> Tensor:
+        return (torch.log(double(sigma) / self.sigma_min) / self._log_ratio).clamp(0.0, 1.0)
+
+
+SCHEDULES: Mapping[str, type[Schedule]] = {
+    "log-linear": LogLinear,
+    "polynomial": Polynomial,
+    "cosine": Cosine,
+    "geometric": Geometric,
+}
+
+
+def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
+    """The schedule whose `config()` was this record."""
+    fields = dict(config)
+    name = fields.pop("name", None)
+    if name not in SCHEDULES:
+        raise ValueError(f"unknown schedule {name!r}; known: {', '.join(SCHEDULES)}")
+    return SCHEDULES[name](**fields)
