@@ -1,6 +1,7 @@
 """cedd: discrete diffusion language models. Train them, bound their perplexity, sample, infill and correct."""
 
 from cedd.clocks import PowerShare
+from cedd.objectives import METHODS, Method, get_method, log_scores, loss
 from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
 from cedd.process import (
     Kernel,
@@ -17,12 +18,14 @@ from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
 __version__ = "0.1.0"
 
 __all__ = [
+    "METHODS",
     "Bayes",
     "Cosine",
     "Denoiser",
     "Geometric",
     "Kernel",
     "LogLinear",
+    "Method",
     "Noise",
     "Parameterization",
     "Polynomial",
@@ -33,6 +36,9 @@ __all__ = [
     "TokenProcess",
     "absorb",
     "eroulette",
+    "get_method",
+    "log_scores",
+    "loss",
     "process_from_config",
     "roulette",
     "uniform",

@@ -1,0 +1,7 @@
+"""`python -m cedd` is `cedd`."""
+
+import sys
+
+from cedd.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Bounds on the negative log-likelihood: their integrand, their estimate with an interval, their exact value."""

@@ -1,0 +1,84 @@
+"""The command line: `cedd COMMAND ...`, one module a command.
+
+A command's module has `Arguments`, a dataclass whose docstring and fields are its --help, and `run(arguments)`, which
+returns the exit code. Modules are imported only when their command is called, so that `cedd --help` is instant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+COMMANDS: Mapping[str, str] = {
+    "theory": "check every theorem, proposition and erratum on small chains, and print the table",
+}
+
+EXAMPLE = "cedd theory"
+
+
+class UserError(Exception):
+    """Bad input: its message is the one line that the user sees."""
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"example: {EXAMPLE}",
+            "",
+            "usage: cedd COMMAND [OPTIONS]      (cedd COMMAND --help tells more)",
+            "",
+            "Discrete diffusion language models: train, bound, sample, infill, correct.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; commands: {', '.join(COMMANDS)}"
+    return f"cedd: no command {name!r}{hint}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Bad input ends in one line on stderr and exit code 2; an interrupt in 130."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"cedd {version('cedd')}")
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        print(_unknown(name), file=sys.stderr)
+        return 2
+    return _run(name, rest)
+
+
+def _run(name: str, words: list[str]) -> int:
+    import tyro
+
+    module = importlib.import_module(f"cedd.cli.{name}")
+    try:
+        parsed = tyro.cli(module.Arguments, prog=f"cedd {name}", description=module.Arguments.__doc__, args=words)
+        return int(module.run(parsed) or 0)
+    except (UserError, ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        if os.environ.get("CEDD_TRACEBACK"):
+            raise
+        print(f"cedd {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"cedd {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Score entropy: the part of the path integrand that the network can change (SEDD, SEDDs).
+
+Per position, with r_y = p(y|x0) / p(x_t|x0) and lbar = s - r log s, summed over y != x_t with the forward rates:
+
+    masked:            alpha'   [ sum_y s_y     - (b/a) sum_y log s_y         - (keep/a) log s_{x0} ]
+    unmasked, x = x0:  beta'/V  [ sum_{y!=x} s_y - E/(E+V) sum_{y!=x} log s_y ]
+    unmasked, x != x0: beta'/V  [ sum_{y!=x} s_y - sum_{y!=x} log s_y          - (V/E) log s_{x0} ]
+
+All three are  rate [ sum s - common sum log s - extra log s_{x0} ]  with three numbers per position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.objectives.objective import Objective, Rows
+from cedd.parameterization import Parameterization, at_token, can_return, put_at_token
+from cedd.process import Noise, TokenProcess
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class TrueRatios:
+    """The conditional ratios r_y at a position, in the three numbers that they come down to; all [*S] float64.
+
+    rate: the forward rate Q_t(x_t, y), the same for every token y != x_t;
+    common: r_y for y not in {x_t, x0};  extra: r_{x0} - common, 0 where x_t = x0.
+    """
+
+    rate: Tensor
+    common: Tensor
+    extra: Tensor
+
+
+def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
+    """rate, common and extra of the module's head."""
+    V, masked, same = noise.vocab_size, noise.is_mask(x_t), x_t == x0
+    e = noise.expm1_beta
+    expm1_alpha = noise.expm1_alpha.clamp_min(_TINY)
+    b_over_a = -torch.expm1(-noise.beta) / (V * expm1_alpha)
+    keep_over_a = torch.exp(-noise.beta) / expm1_alpha
+    return TrueRatios(
+        rate=torch.where(masked, noise.alpha_rate, noise.beta_rate / V),
+        common=torch.where(masked, b_over_a, torch.where(same, e / (e + V), 1.0)),
+        extra=torch.where(masked, keep_over_a, torch.where(same, 0.0, V / e.clamp_min(_TINY))),
+    )
+
+
+def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+    """lbar of each position: log_ratios [*S, V] (finite), x0, x_t [*S], noise of shape [*S] -> [*S] float64.
+
+    The entry of log_ratios at x_t itself is ignored. Positions that the process cannot leave cost nothing.
+    """
+    masked, possible = noise.is_mask(x_t), can_return(x_t, noise)
+    ratios = true_ratios(x_t, x0, noise)
+    log_s = put_at_token(torch.where(possible[..., None], log_ratios, 0.0), x_t, 0.0, masked)
+    sum_s = torch.exp(log_s).sum(-1).double() - (~masked).double()  # exp(0) = 1 stands at x_t
+    sum_log = log_s.sum(-1).double()
+    at_x0 = at_token(log_s, x0).double()
+    loss = ratios.rate * (sum_s - ratios.common * sum_log - ratios.extra * at_x0)
+    return torch.where(possible, loss, 0.0)
+
+
+@dataclass(frozen=True)
+class ScoreEntropy(Objective):
+    """The score entropy of any parameterization, on any process."""
+
+    def check(self, process: TokenProcess) -> None:
+        """Every process has one."""
+
+    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
+        return can_return(x_t, noise)
+
+    def row_loss(self, parameterization: Parameterization, outputs: Tensor, rows: Rows) -> Tensor:
+        log_ratios = parameterization.log_ratios(outputs, rows.x_t, rows.noise)
+        return score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise)
