@@ -166,15 +166,18 @@ class Kernel:
         moved = wide.keep * tokens + wide.b * total
         return torch.cat([moved, wide.a * total + v[..., self.vocab_size :]], -1) if self.has_mask else moved
 
-    def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw the next state of every token of x [B, L]; fields [B] or of x's shape."""
+    def move(self, x: Tensor, u: Tensor, redraw: Tensor) -> Tensor:
+        """The next state of every token of x, given its randomness: u in [0, 1) and a uniform token, of x's shape."""
         kernel = self.like(x)
-        u = uniform_noise(x.shape, x.device, generator)
-        redraw = uniform_tokens(x.shape, self.vocab_size, x.device, generator)
         masked = torch.full_like(x, self.vocab_size)  # never chosen without a mask: there u < alive = 1
         moved = torch.where(u < kernel.alive.to(u), redraw, masked)
         kept = (u < kernel.keep.to(u)) | self.is_mask(x)
         return torch.where(kept, x, moved)
+
+    def sample(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw the next state of every token of x [B, L]; fields [B] or of x's shape."""
+        u = uniform_noise(x.shape, x.device, generator)
+        return self.move(x, u, uniform_tokens(x.shape, self.vocab_size, x.device, generator))
 
     def _wide(self) -> Self:
         return self.map(lambda v: v[..., None])

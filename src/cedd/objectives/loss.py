@@ -3,43 +3,59 @@
 Shapes: B batch, L positions, V vocabulary, D width; N rows are the positions that count.
 
 `NoisyBatch` is made on the CPU, where the number of rows is known without waiting for the device; the network then
-runs on the device. A network that offers `features` and a `head_loss` (see SupportsHeadLoss) never makes
+runs on the device. A network that offers `features` and a head with losses of its own (see SupportsRows) never makes
 [B, L, V] outputs: its head runs on the N rows, a chunk at a time. Any other callable is run as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from cedd.objectives.methods import Method, get_method
-from cedd.objectives.objective import CrossEntropyRows, Rows
+from cedd.objectives.objective import Rows
 from cedd.objectives.times import draw_times
-from cedd.process import TokenProcess
+from cedd.process import Noise, TokenProcess, uniform_noise, uniform_tokens
 from cedd.schedules import Time, check_time
 
 Model = Callable[[Tensor, Tensor], Tensor]
-RowLoss = Callable[[Tensor, slice], Tensor]
+
+
+class RowTotal(Protocol):
+    """What a head's loss returns: the differentiable sum over rows."""
+
+    @property
+    def total(self) -> Tensor: ...
+
+
+class SupportsRowLosses(Protocol):
+    """A vocabulary head that costs chosen rows of features in chunks, without all outputs at once."""
+
+    def loss(self, features: Tensor, row_loss: Callable[..., Tensor], row_args: tuple[Tensor, ...]) -> RowTotal:
+        """The sum of row_loss(outputs [R, V], *row_args [R]) over the rows of features [N, D]."""
+        ...
+
+    def cross_entropy(
+        self, features: Tensor, targets: Tensor, row_weights: Tensor, *, shift: tuple[Tensor, Tensor]
+    ) -> RowTotal:
+        """The weighted sum of -log softmax(outputs + shift amounts at shift tokens)[targets]."""
+        ...
 
 
 @runtime_checkable
-class SupportsHeadLoss(Protocol):
-    """A network whose vocabulary head can be run on chosen rows, in chunks, with its loss."""
+class SupportsRows(Protocol):
+    """A network whose vocabulary head can be run on chosen rows only."""
+
+    @property
+    def head(self) -> SupportsRowLosses: ...
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
-        ...
-
-    def head_loss(self, features: Tensor, row_loss: RowLoss) -> Tensor:
-        """The sum of row_loss(outputs of a chunk of rows, which rows) over chunks of features [N, D]."""
-        ...
-
-    def head_cross_entropy(self, features: Tensor, rows: CrossEntropyRows) -> Tensor:
-        """The sum of weighted cross entropies over features [N, D]."""
         ...
 
 
@@ -57,22 +73,41 @@ class NoisyBatch:
     def tokens(self) -> int:
         return self.inputs.numel()
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> NoisyBatch:
+        """The same batch with `function` applied to each of its tensors."""
+        rows = Rows(function(self.rows.x0), function(self.rows.x_t), self.rows.noise.map(function))
+        return NoisyBatch(function(self.inputs), function(self.sigma), function(self.places), rows)
+
     def to(self, device: torch.device | str) -> NoisyBatch:
-        """On another device, without waiting."""
+        """On another device, without waiting (its float64 fields in float32 where the device has none)."""
+        narrow = torch.device(device).type == "mps"
 
         def move(v: Tensor) -> Tensor:
-            return v.to(device, non_blocking=True)
+            return (v.float() if narrow and v.dtype == torch.float64 else v).to(device, non_blocking=True)
 
-        rows = Rows(move(self.rows.x0), move(self.rows.x_t), self.rows.noise.map(move))
-        return NoisyBatch(move(self.inputs), move(self.sigma), move(self.places), rows)
+        return self.map(move)
 
 
-def noisy_batch(
-    method: Method, process: TokenProcess, x0: Tensor, t: Tensor, generator: torch.Generator | None = None
-) -> NoisyBatch:
-    """Draw x_t for clean tokens x0 [B, L] at times t [B] and pick the rows that count."""
+@dataclass(frozen=True)
+class Draws:
+    """The randomness of a batch: uniform numbers and uniform tokens, [B, L] each."""
+
+    u: Tensor
+    redraw: Tensor
+
+    @staticmethod
+    def make(shape: tuple[int, ...], vocab_size: int, device: torch.device, generator: torch.Generator | None) -> Draws:
+        u = uniform_noise(shape, device, generator)
+        return Draws(u, uniform_tokens(shape, vocab_size, device, generator))
+
+    def part(self, sequences: slice) -> Draws:
+        return Draws(self.u[sequences], self.redraw[sequences])
+
+
+def noisy_batch(method: Method, process: TokenProcess, x0: Tensor, t: Tensor, draws: Draws) -> NoisyBatch:
+    """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count."""
     noise = process.noise(t).to(x0.device)
-    x_t = noise.sample(x0, generator)
+    x_t = noise.move(x0, draws.u, draws.redraw)
     wide = noise.like(x_t)
     places = method.objective.positions(x_t, wide).reshape(-1).nonzero().squeeze(-1)
     rows = Rows(x0.reshape(-1)[places], x_t.reshape(-1)[places], wide.rows(places))
@@ -80,21 +115,38 @@ def noisy_batch(
     return NoisyBatch(inputs, noise.sigma.to(device=x0.device, dtype=torch.float32), places, rows)
 
 
+_NOISE_TENSORS = ("alpha", "beta", "t", "alpha_rate", "beta_rate", "ratio_beta")
+assert set(_NOISE_TENSORS) == {f.name for f in fields(Noise)} - {"vocab_size", "has_mask"}
+
+
+@cache
+def row_function(method: Method, vocab_size: int, has_mask: bool) -> Callable[..., Tensor]:
+    """The method's loss of one row as a function of outputs and plain [N] tensors.
+
+    One and the same function for the same arguments, so that a compiler sees it once.
+    """
+
+    def row_loss(outputs: Tensor, x0: Tensor, x_t: Tensor, *noise: Tensor) -> Tensor:
+        levels = Noise(vocab_size, has_mask, **dict(zip(_NOISE_TENSORS, noise, strict=True)))
+        return method.objective.row_loss(method.parameterization, outputs, Rows(x0, x_t, levels))
+
+    return row_loss
+
+
 def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
     """The loss in nats per token of the batch: the sum over its rows, divided by B*L."""
-    rows, total = batch.rows, max(batch.tokens, 1)
-    if isinstance(model, SupportsHeadLoss):
-        features = model.features(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
-        simple = method.objective.cross_entropy(method.parameterization, rows)
-        if simple is not None:
-            return model.head_cross_entropy(features, simple) / total
-
-        def row_loss(outputs: Tensor, part: slice) -> Tensor:
-            return method.objective.row_loss(method.parameterization, outputs, rows.chunk(part))
-
-        return model.head_loss(features, row_loss) / total
-    outputs = model(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
-    return method.objective.row_loss(method.parameterization, outputs, rows).sum() / total
+    rows, noise = batch.rows, batch.rows.noise
+    if not isinstance(model, SupportsRows):
+        outputs = model(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
+        return method.objective.row_loss(method.parameterization, outputs, rows).sum() / batch.tokens
+    features = model.features(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
+    simple = method.objective.cross_entropy(method.parameterization, rows)
+    if simple is not None:
+        shift = (simple.raise_at, simple.raise_by)
+        return model.head.cross_entropy(features, simple.target, simple.weight, shift=shift).total / batch.tokens
+    row_loss = row_function(method, noise.vocab_size, noise.has_mask)
+    arguments = (rows.x0, rows.x_t, *(getattr(noise, name) for name in _NOISE_TENSORS))
+    return model.head.loss(features, row_loss, arguments).total / batch.tokens
 
 
 def loss(
@@ -112,11 +164,12 @@ def loss(
     chosen = get_method(method)
     chosen.check(process)
     process.check_tokens(x0)
-    if x0.dim() != 2:
+    if x0.dim() != 2 or x0.numel() == 0:
         raise ValueError(f"x0 must be a batch of sequences [B, L]; got shape {tuple(x0.shape)}")
     if t is None:
         cpu_generator = generator if generator is None or generator.device.type == "cpu" else None
         time = draw_times(len(x0), cpu_generator)
     else:
         time = check_time(t).expand(len(x0))
-    return batch_loss(chosen, model, noisy_batch(chosen, process, x0, time.to(x0.device), generator))
+    draws = Draws.make(tuple(x0.shape), process.vocab_size, x0.device, generator)
+    return batch_loss(chosen, model, noisy_batch(chosen, process, x0, time.to(x0.device), draws))

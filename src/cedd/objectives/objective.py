@@ -27,9 +27,6 @@ class Rows:
     x_t: Tensor
     noise: Noise
 
-    def chunk(self, part: slice) -> Rows:
-        return Rows(self.x0[part], self.x_t[part], self.noise.map(lambda v: v[part]))
-
 
 @dataclass(frozen=True)
 class CrossEntropyRows:
