@@ -4,9 +4,10 @@ It imports nothing from cedd, uses loops where the definition has a sum, and `ex
 package has a closed form. It is slow and it is the judge.
 
 Conventions. Q(x, y) is the rate from y to x and P(x, y) = p(x | y): columns. Tokens are 0..V-1, the mask is V.
-Sequences are tuples in the order of itertools.product (so a vector over V^L reshapes to [V] * L): `chain.clean` without
-masks, for p0; `chain.states` with, for p_t. A score is a callable (x, t) -> [L, V] of ratios (not logarithms), for
-tokens y only. Sums are over the whole sequence, in nats, never divided by L.
+Sequences are tuples in the order of itertools.product (so a vector over V^L reshapes to [V] * L): `chain.clean`
+without masks, for p0; `chain.states` with them, for p_t, where `chain.place[x]` is the index of x. A score is a
+callable (x, t) -> [L, V] of ratios (not logarithms), for tokens y only. Sums are over the whole sequence, in nats,
+never divided by L.
 
 chain              Chain: clocks as plain callables. absorb_chain, uniform_chain, roulette_chain, eroulette_chain,
                    log_linear: the paper's. absorb_matrix, uniform_matrix, rate_matrix, transition (expm),
@@ -15,7 +16,7 @@ chain              Chain: clocks as plain callables. absorb_chain, uniform_chain
 marginals          conditional, marginal, ratios, true_score, conditional_score: p(x|x0), p_t and their ratios.
                    posterior, leave_one_out: beliefs about the clean token. reverse_transition,
                    token_reverse_from_belief, token_reverse_from_posterior, reverse_rate_matrix: the way back.
-                   token_prior, prior: p_r. random_data, random_score, point_mass, at_each_time, index, replace.
+                   token_prior, prior: p_r. random_data, random_score, point_mass, at_each_time.
 information        entropy, cross_entropy, kl, generalised_kl; constant_k (K), score_entropy (l-bar), bregman (l).
 parameterizations  denoiser_scores, bayes_scores, bayes_posterior, scaled_shift: sums over the clean token.
 theorems           integrand: one (x0, x_t, t), by position. time_nodes, integrate, mean_loss, loss_integral,
@@ -58,7 +59,6 @@ from tests.reference.marginals import (
     at_each_time,
     conditional,
     conditional_score,
-    index,
     leave_one_out,
     marginal,
     point_mass,
@@ -67,7 +67,6 @@ from tests.reference.marginals import (
     random_data,
     random_score,
     ratios,
-    replace,
     reverse_rate_matrix,
     reverse_transition,
     token_prior,
@@ -124,7 +123,6 @@ __all__ = [
     "eroulette_chain",
     "exact_cross_entropy",
     "generalised_kl",
-    "index",
     "integrand",
     "integrate",
     "j1_integral",
@@ -147,7 +145,6 @@ __all__ = [
     "random_score",
     "rate_matrix",
     "ratios",
-    "replace",
     "reverse_rate_matrix",
     "reverse_transition",
     "roulette_chain",

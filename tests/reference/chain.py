@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,20 +37,33 @@ class Chain:
         if not (2 <= self.vocab_size <= 8 and 1 <= self.length <= 3):
             raise ValueError("the reference enumerates all sequences: use 2 <= V <= 8 and 1 <= L <= 3")
 
-    @property
+    @cached_property
     def num_states(self) -> int:
         """n: the tokens, and the mask where there is one."""
         return self.vocab_size + 1 if self.has_mask else self.vocab_size
 
-    @property
+    @cached_property
     def states(self) -> tuple[Tokens, ...]:
         """All n^L noisy sequences."""
         return sequences(self.num_states, self.length)
 
-    @property
+    @cached_property
     def clean(self) -> tuple[Tokens, ...]:
         """All V^L sequences without a mask."""
         return sequences(self.vocab_size, self.length)
+
+    @cached_property
+    def place(self) -> dict[Tokens, int]:
+        """Where each sequence stands in `states`."""
+        return {x: k for k, x in enumerate(self.states)}
+
+    @cached_property
+    def neighbours(self) -> list[list[list[int]]]:
+        """neighbours[k][i][y]: the place in `states` of the k-th sequence with token y put at position i."""
+        return [
+            [[self.place[(*x[:i], y, *x[i + 1 :])] for y in range(self.vocab_size)] for i in range(self.length)]
+            for x in self.states
+        ]
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ process of the paper ever leaves the mask forwards; the entry at y = x[i] is nev
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,19 +20,6 @@ from tests.reference.chain import (
 )
 
 Score = Callable[[Tokens, float], Array]
-
-
-def index(chain: Chain, x: Tokens) -> int:
-    """The place of x in chain.states."""
-    place = 0
-    for token in x:
-        place = place * chain.num_states + token
-    return place
-
-
-def replace(x: Tokens, i: int, y: int) -> Tokens:
-    """The sequence x with y at position i."""
-    return (*x[:i], y, *x[i + 1 :])
 
 
 def random_data(chain: Chain, generator: np.random.Generator, sharpness: float = 1.0) -> Array:
@@ -52,11 +40,9 @@ def point_mass(chain: Chain, x0: Tokens) -> Array:
 
 def conditional(chain: Chain, x0: Tokens, t: float) -> Array:
     """p(x_t | x_0) over chain.states."""
-    token = transition(chain, t).tolist()
-    result = np.ones(len(chain.states))
-    for k, x in enumerate(chain.states):
-        for i in range(chain.length):
-            result[k] *= token[x[i]][x0[i]]
+    token, result = transition(chain, t), np.ones(1)
+    for i in range(chain.length):
+        result = np.outer(result, token[:, x0[i]]).ravel()
     return result
 
 
@@ -71,14 +57,10 @@ def marginal(chain: Chain, p0: Array, t: float) -> Array:
 
 def ratios(chain: Chain, distribution: Array, x: Tokens) -> Array:
     """p(x with y at i) / p(x) for any distribution over chain.states, [L, V]; 0 where p(x) = 0."""
-    result = np.zeros((chain.length, chain.vocab_size))
-    here = distribution[index(chain, x)]
+    here = distribution[chain.place[x]]
     if here == 0:
-        return result
-    for i in range(chain.length):
-        for y in range(chain.vocab_size):
-            result[i, y] = distribution[index(chain, replace(x, i, y))] / here
-    return result
+        return np.zeros((chain.length, chain.vocab_size))
+    return distribution[chain.neighbours[chain.place[x]]] / here
 
 
 def true_score(chain: Chain, p0: Array) -> Score:
@@ -92,16 +74,9 @@ def conditional_score(chain: Chain, x0: Tokens) -> Score:
 
 
 def at_each_time(chain: Chain, table: Callable[[float], Array]) -> Score:
-    """A score from t -> [n^L, L, V] (all states at once), which is evaluated once for each new t."""
-    latest: dict[float, Array] = {}
-
-    def score(x: Tokens, t: float) -> Array:
-        if t not in latest:
-            latest.clear()
-            latest[t] = table(t)
-        return latest[t][index(chain, x)]
-
-    return score
+    """A score from t -> [n^L, L, V] (all states at once, in the order of chain.states), kept for times seen before."""
+    remembered = lru_cache(maxsize=2048)(table)
+    return lambda x, t: remembered(t)[chain.place[x]]
 
 
 def random_score(chain: Chain, generator: np.random.Generator, size: float = 1.0) -> Score:
@@ -196,16 +171,16 @@ def token_reverse_from_posterior(chain: Chain, denoised: Array, x: int, t: float
 
 def reverse_rate_matrix(chain: Chain, score: Score, t: float) -> Array:
     """Qbar_t(y, x) = Q_t(x, y) s(x, t)_y on sequences, [n^L, n^L], columns sum to zero."""
-    token_rate = rate_matrix(chain, t)
+    token_rate = rate_matrix(chain, t).tolist()
     result = np.zeros((len(chain.states), len(chain.states)))
     for column, x in enumerate(chain.states):
-        scores = score(x, t)
+        scores = score(x, t).tolist()
         for i in range(chain.length):
             for y in range(chain.vocab_size):
-                if y != x[i] and token_rate[x[i], y] != 0:
-                    rate = token_rate[x[i], y] * scores[i, y]
-                    result[index(chain, replace(x, i, y)), column] += rate
-                    result[column, column] -= rate
+                rate = token_rate[x[i]][y]
+                if y != x[i] and rate != 0:
+                    result[chain.neighbours[column][i][y], column] += rate * scores[i][y]
+                    result[column, column] -= rate * scores[i][y]
     return result
 
 

@@ -22,7 +22,6 @@ from tests.reference import (
     eroulette_chain,
     exact_cross_entropy,
     generalised_kl,
-    index,
     integrand,
     integrate,
     j1_integral,
@@ -139,7 +138,7 @@ def test_marginals_are_distributions_and_start_at_the_data(chain: Chain, generat
     for t in TIMES:
         assert marginal(chain, p0, t).sum() == pytest.approx(1, abs=1e-13)
     start = marginal(chain, p0, 0.0)
-    assert [start[index(chain, x0)] for x0 in chain.clean] == pytest.approx(list(p0), abs=1e-15)
+    assert [start[chain.place[x0]] for x0 in chain.clean] == pytest.approx(list(p0), abs=1e-15)
     assert prior(chain).sum() == pytest.approx(1, abs=1e-13)
 
 

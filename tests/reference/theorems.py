@@ -5,6 +5,7 @@ Everything is in nats for the whole sequence (not divided by L).
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,6 @@ from tests.reference.information import (
 from tests.reference.marginals import (
     Score,
     conditional,
-    index,
     marginal,
     point_mass,
     prior,
@@ -60,7 +60,8 @@ class Integrand(NamedTuple):
 # ---- integrals over t ---------------------------------------------------------------------------------------
 
 
-def time_nodes(nodes: int = 256, breaks: Sequence[float] = ()) -> list[tuple[float, float]]:
+@lru_cache(maxsize=16)
+def time_nodes(nodes: int = 256, breaks: tuple[float, ...] = ()) -> tuple[tuple[float, float], ...]:
     """(t, weight) of Gauss-Legendre quadrature in logit t over (0, 1), with `nodes` nodes between any two breaks.
 
     `breaks` are times at which the integrand has a kink.
@@ -73,12 +74,12 @@ def time_nodes(nodes: int = 256, breaks: Sequence[float] = ()) -> list[tuple[flo
             w = (low + high) / 2 + (high - low) / 2 * point
             # expit(-w) is 1 - t without the cancellation.
             result.append((float(expit(w)), float((high - low) / 2 * weight * expit(w) * expit(-w))))
-    return result
+    return tuple(result)
 
 
 def integrate(f: Callable[[float], float], nodes: int = 256, breaks: Sequence[float] = ()) -> float:
     """The integral of f(t) over (0, 1)."""
-    return float(sum(weight * f(t) for t, weight in time_nodes(nodes, breaks)))
+    return float(sum(weight * f(t) for t, weight in time_nodes(nodes, tuple(breaks))))
 
 
 def mean_loss(
@@ -211,7 +212,7 @@ def learned_data(chain: Chain, score: Score, start: Array | None = None) -> Arra
     if start is None:
         start = prior(chain)
     end = learned_marginal(chain, score, start)
-    return np.array([end[index(chain, x0)] for x0 in chain.clean])
+    return np.array([end[chain.place[x0]] for x0 in chain.clean])
 
 
 def exact_cross_entropy(chain: Chain, p0: Array, score: Score, start: Array | None = None) -> float:
