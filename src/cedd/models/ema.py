@@ -1,0 +1,89 @@
+"""The exponential moving average of a model's parameters: the weights that are evaluated and published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+UPDATES = "ema.updates"
+"""The entry of the state that counts the updates; all others are parameters by their own names."""
+
+
+class EMA:
+    """shadow <- decay · shadow + (1 - decay) · parameter, in float32, after every step.
+
+    With ``warmup`` the decay is min(decay, (1 + updates) / (10 + updates)): a short run is not left with its
+    initial weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: bool = False) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"the decay of an average must lie in [0, 1), but is {decay}")
+        self.decay, self.warmup, self.updates = decay, warmup, 0
+        self.shadow: dict[str, Tensor] = {
+            name: parameter.detach().to(torch.float32, copy=True) for name, parameter in model.named_parameters()
+        }
+
+    def current_decay(self) -> float:
+        """The decay of the next update."""
+        if not self.warmup:
+            return self.decay
+        return min(self.decay, (1 + self.updates) / (10 + self.updates))
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """One step, in place and in few kernels; float32 parameters are read without a copy."""
+        parameters = [parameter.detach().float() for parameter in self._parameters(model)]
+        torch._foreach_lerp_(list(self.shadow.values()), parameters, 1.0 - self.current_decay())  # type: ignore[attr-defined]
+        self.updates += 1
+
+    @torch.no_grad()
+    def copy_to(self, model: nn.Module) -> None:
+        """Overwrite the model's parameters by their averages."""
+        for parameter, average in zip(self._parameters(model), self.shadow.values(), strict=True):
+            parameter.copy_(average)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """The model has the averaged weights inside, and exactly its own again outside.
+
+        Values are exchanged, not tensors, so that compiled and captured graphs keep their addresses.
+        """
+        own = [parameter.detach().clone() for parameter in self._parameters(model)]
+        self.copy_to(model)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters(model), own, strict=True):
+                    parameter.copy_(value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages by their parameters' names, and the number of updates: tensors only."""
+        return {**self.shadow, UPDATES: torch.tensor(self.updates)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what ``state_dict`` gave."""
+        if state.keys() != {*self.shadow, UPDATES}:
+            different = sorted(state.keys() ^ {*self.shadow, UPDATES})
+            raise ValueError(f"these averages are not of this model's parameters: {_few(different)} differ")
+        for name, average in self.shadow.items():
+            if state[name].shape != average.shape:
+                raise ValueError(f"the average of {name} is {_shape(state[name])}, not {_shape(average)}")
+            average.copy_(state[name])
+        self.updates = int(state[UPDATES])
+
+    def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        return [model.get_parameter(name) for name in self.shadow]
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,328 @@
+"""Loss of a linear vocabulary head, summed over rows, without the [N, V] outputs ever existing.
+
+Shapes: N rows, R rows of one chunk, D width, V vocabulary.
+
+    total = Σ_i w_i ℓ(W h_i + b, args_i)          rows h_i [D], weights w_i
+
+The gradient of a row's loss with respect to its outputs, g_i = w_i ∂ℓ/∂o [V], needs nothing but that row. So the
+forward pass goes through the rows in chunks and, while a chunk's outputs are at hand, overwrites them with their
+gradient and multiplies on:
+
+    ∂total/∂h_i = Wᵀ g_i,      ∂total/∂W = Σ_i g_i h_iᵀ (float32),      ∂total/∂b = Σ_i g_i.
+
+The backward pass only scales these. A *row pass* is what turns a chunk's outputs into losses and gradient in
+place; there is one for any row loss (by autograd), and one for the cross entropy, whose gradient is known in
+closed form: w (softmax(o) - onehot(target)).
+
+Three products of R·D·V each bound the cost; all else here is one or two sweeps over [R, V]. On CUDA the buffer's
+rows are padded to a multiple of 64 outputs, since matrix units need aligned rows and V = 50257 is odd. The extra
+outputs are exactly 0 and stay so, which is also their gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+RowLoss = Callable[..., Tensor]
+"""(outputs [R, V] float32, *row_args [R]) -> [R]: differentiable in the outputs."""
+
+RowPass = Callable[..., Tensor]
+"""(outputs [R, V], weights [R], want_gradient, *row_args [R]) -> losses [R], 0 where the weight is 0; overwrites
+the outputs with the gradient of Σ weights · losses if that is wanted."""
+
+
+class RowLosses(NamedTuple):
+    """What a head's loss returns."""
+
+    total: Tensor
+    """[] the weighted sum; the only differentiable part."""
+    rows: Tensor
+    """The losses of the rows, not weighted; 0 where the weight is 0."""
+    left_out: Tensor | None = None
+    """[] int64: rows that should have counted but were beyond the capacity; None if no rows were selected."""
+
+
+def chunked_head_loss(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    row_loss: RowLoss,
+    row_args: tuple[Tensor, ...] = (),
+    row_weights: Tensor | None = None,
+    chunk_rows: int | None = None,
+    *,
+    fused: bool = False,
+) -> RowLosses:
+    """Σ_i row_weights_i · row_loss(features_i · weightᵀ + bias, *row_args_i).
+
+    features [N, D], weight [V, D], bias [V]; row_args and row_weights [N], no gradient flows to them.
+    ``fused`` compiles the row loss together with its gradient: ``row_loss`` should then be the same function at
+    every call, for each new one is compiled anew.
+    """
+    row_pass = functools.partial(_fused_pass if fused else _autograd_pass, row_loss)
+    return _run(features, weight, bias, row_pass, row_args, row_weights, chunk_rows)
+
+
+def linear_cross_entropy(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    row_weights: Tensor | None = None,
+    chunk_rows: int | None = None,
+    *,
+    shift: tuple[Tensor, Tensor] | None = None,
+) -> RowLosses:
+    """Σ_i row_weights_i · -log softmax(features_i · weightᵀ + bias)[targets_i].
+
+    With ``shift`` = (tokens [N], amounts [N]), amounts_i is added to output tokens_i before the softmax.
+    """
+    row_args = (targets,) if shift is None else (targets, *shift)
+    return _run(features, weight, bias, _cross_entropy_pass, row_args, row_weights, chunk_rows)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The loop over chunks
+
+
+@torch.compiler.disable()  # type: ignore[misc]
+def _run(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    row_pass: RowPass,
+    row_args: tuple[Tensor, ...],
+    row_weights: Tensor | None,
+    chunk_rows: int | None,
+) -> RowLosses:
+    device_type = features.device.type
+    autocast = torch.is_autocast_enabled(device_type)
+    dtype = torch.get_autocast_dtype(device_type) if autocast else features.dtype
+    if row_weights is None:
+        row_weights = torch.ones(features.shape[0], device=features.device)
+    if chunk_rows is None:
+        chunk_rows = default_chunk_rows(features.shape[0], weight.shape[0], dtype, device_type)
+    inputs = (weight, features) if bias is None else (weight, features, bias)
+    want_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    with torch.autocast(device_type, enabled=False):
+        total, rows = _ChunkedHead.apply(  # type: ignore[misc]
+            features, weight, bias, row_pass, row_args, row_weights, chunk_rows, dtype, want_gradient
+        )
+    return RowLosses(total, rows)
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        row_pass: RowPass,
+        row_args: tuple[Tensor, ...],
+        row_weights: Tensor,
+        chunk_rows: int,
+        dtype: torch.dtype,
+        want_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        count, vocab_size = features.shape[0], weight.shape[0]
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        features_, row_weights = features.to(dtype), row_weights.to(exact)
+        weight_, bias_ = _padded(weight, dtype), None if bias is None else _padded(bias, dtype)
+        gradients = _Gradients(features_, weight_, bias_, exact) if want_gradient else None
+        losses = row_weights.new_empty(count)
+        buffer = weight_.new_empty(min(chunk_rows, count), weight_.shape[0])
+        for start in range(0, count, chunk_rows):
+            chunk = slice(start, min(start + chunk_rows, count))
+            outputs = buffer[: chunk.stop - start]
+            _linear(features_[chunk], weight_, bias_, out=outputs)
+            arguments = (argument[chunk] for argument in row_args)
+            losses[chunk] = row_pass(outputs[:, :vocab_size], row_weights[chunk], want_gradient, *arguments)
+            if gradients is not None:
+                gradients.add(chunk, outputs)
+        if gradients is not None:
+            ctx.save_for_backward(*gradients.of_parameters(vocab_size))
+            ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(losses)
+        return (losses * row_weights).sum(), losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        scaled = (
+            None if gradient is None else (gradient * scale).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return (*scaled, *(None,) * 6)
+
+
+class _Gradients:
+    """∂total/∂(features, weight, bias), collected from the chunks' ∂total/∂outputs."""
+
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, exact: torch.dtype) -> None:
+        self.features, self.weight = features, weight
+        self.d_features = torch.empty_like(features)
+        self.d_weight = torch.zeros_like(weight, dtype=exact)
+        self.d_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+
+    def add(self, chunk: slice, d_outputs: Tensor) -> None:
+        torch.mm(d_outputs, self.weight, out=self.d_features[chunk])
+        _add_outer(self.d_weight, d_outputs, self.features[chunk])
+        if self.d_bias is not None:
+            self.d_bias += d_outputs.sum(0, dtype=self.d_bias.dtype)
+
+    def of_parameters(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Without the padding."""
+        return self.d_features, self.d_weight[:vocab_size], None if self.d_bias is None else self.d_bias[:vocab_size]
+
+
+def default_chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device_type: str) -> int:
+    """A power of two of rows whose outputs take up to 512 MiB on an accelerator, 64 MiB on a CPU.
+
+    Enough rows to keep the matrix units busy and to make the sweeps over ∂total/∂W rare; on a CPU more rows
+    bring nothing and leave the cache.
+    """
+    budget = 2**26 if device_type == "cpu" else 2**29
+    rows = max(1, budget // (vocab_size * dtype.itemsize))
+    return max(1, min(count, 2 ** (rows.bit_length() - 1)))
+
+
+def _padded(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """The parameter [V, ...] in ``dtype``, on CUDA with rows of zeros up to a multiple of 64."""
+    missing = -parameter.shape[0] % 64 if parameter.is_cuda else 0
+    if not missing:
+        return parameter.to(dtype).contiguous()
+    padded = parameter.new_zeros(parameter.shape[0] + missing, *parameter.shape[1:], dtype=dtype)
+    padded[: parameter.shape[0]] = parameter
+    return padded
+
+
+def _linear(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(features, weight.T, out=out)
+    else:
+        torch.addmm(bias, features, weight.T, out=out)
+
+
+def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += leftᵀ right, where total may be float32 and the others bfloat16."""
+    if left.dtype == total.dtype:
+        total.addmm_(left.T, right)
+    elif _can_accumulate(left.device.type, left.dtype):
+        torch.addmm(total, left.T, right, out_dtype=total.dtype, out=total)  # type: ignore[call-overload]
+    else:
+        # Each chunk's product is rounded once to the low type; their sum is still kept in float32.
+        total += left.T @ right
+
+
+@functools.cache
+def _can_accumulate(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether this torch multiplies low-precision matrices straight into a float32 sum (CUDA, torch >= 2.8)."""
+    total = torch.zeros(8, 8, device=device_type)
+    left = torch.zeros(8, 8, device=device_type, dtype=dtype)
+    try:
+        torch.addmm(total, left, left, out_dtype=total.dtype, out=total)  # type: ignore[call-overload]
+    except (TypeError, RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Row passes
+
+
+def _upcast(outputs: Tensor) -> Tensor:
+    return outputs if outputs.dtype in (torch.float32, torch.float64) else outputs.float()
+
+
+def _autograd_pass(
+    row_loss: RowLoss, outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor
+) -> Tensor:
+    """Any row loss: one chunk's graph is built, differentiated and dropped."""
+    with torch.set_grad_enabled(want_gradient):
+        leaf = _upcast(outputs).detach().requires_grad_(want_gradient)
+        losses = row_loss(leaf, *row_args)
+        if want_gradient:
+            (gradient,) = torch.autograd.grad(losses, leaf, weights.to(losses.dtype))
+            outputs.copy_(gradient.masked_fill_((weights == 0)[:, None], 0.0))
+    return losses.detach().to(weights.dtype).masked_fill(weights == 0, 0.0)
+
+
+def _differentiated(
+    row_loss: RowLoss, outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor
+) -> Tensor:
+    """The same written for the compiler: loss, gradient and the write in place are one graph."""
+
+    def weighted(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        losses = row_loss(leaf, *row_args).to(weights.dtype)
+        return (losses * weights).sum(), losses
+
+    counts = weights != 0
+    if want_gradient:
+        gradient, (_, losses) = torch.func.grad_and_value(weighted, has_aux=True)(_upcast(outputs))
+        outputs.copy_(torch.where(counts[:, None], gradient, 0.0))
+    else:
+        losses = weighted(_upcast(outputs))[1]
+    return torch.where(counts, losses, 0.0)
+
+
+@functools.cache
+def _compiled_differentiated() -> RowPass:
+    return torch.compile(_differentiated)
+
+
+def _fused_pass(row_loss: RowLoss, *arguments: Any) -> Tensor:
+    return _compiled_differentiated()(row_loss, *arguments)
+
+
+def _cross_entropy_pass(
+    outputs: Tensor,
+    weights: Tensor,
+    want_gradient: bool,
+    targets: Tensor,
+    shift_tokens: Tensor | None = None,
+    shifts: Tensor | None = None,
+) -> Tensor:
+    """-log softmax(outputs)[targets]; the gradient is weights · (softmax - onehot)."""
+    if outputs.is_cuda and outputs.dtype != torch.float64 and _has_triton():
+        from cedd.models.kernels.cross_entropy_triton import cross_entropy_in_place
+
+        return cross_entropy_in_place(outputs, weights, want_gradient, targets, shift_tokens, shifts)
+    return cross_entropy_in_place_torch(outputs, weights, want_gradient, targets, shift_tokens, shifts)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("triton") is not None
+
+
+def cross_entropy_in_place_torch(
+    outputs: Tensor,
+    weights: Tensor,
+    want_gradient: bool,
+    targets: Tensor,
+    shift_tokens: Tensor | None,
+    shifts: Tensor | None,
+) -> Tensor:
+    """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
+    work = _upcast(outputs)
+    if shift_tokens is not None and shifts is not None:
+        work.scatter_add_(1, shift_tokens[:, None], shifts.to(work.dtype)[:, None])
+    work -= work.amax(1, keepdim=True)
+    target = work.gather(1, targets[:, None]).squeeze(1)
+    normalizer = work.exp_().sum(1)
+    counts = weights != 0
+    if want_gradient:
+        work *= torch.where(counts, weights / normalizer, 0.0)[:, None]
+        work.scatter_add_(1, targets[:, None], -weights.to(work.dtype)[:, None])
+        if work is not outputs:
+            outputs.copy_(work)
+    return torch.where(counts, normalizer.log() - target, 0.0)

@@ -1,0 +1,371 @@
+"""The network: a transformer that reads a noisy sequence and the noise level, and writes one vector a position.
+
+Shapes: B batch, L positions, V vocabulary, D width, H heads, C conditioning width.
+
+    x_t [B, L], sigma [B]  --backbone-->  features [B, L, D]  --head-->  outputs [B, L, V]
+
+Two variants share every line below. The *diffusion* network sees the whole sequence and is conditioned on sigma
+by adaptive layer norms (DiT; Peebles and Xie 2023, as used by SEDD): each residual branch computes
+
+    x + gate * branch(norm(x) * (1 + scale) + shift),        (shift, scale, gate) = linear(embed(sigma)),
+
+with the linear map starting at zero, so that every block starts as the identity. The *causal* network
+(``causal=True, time_conditioning=False``) is the autoregressive baseline: plain pre-norm blocks, and a cache of
+keys and values for sampling token by token.
+
+Precision: parameters are float32; the matrix products run in autocast's type; norms, rotations and the embedding
+of sigma are computed in float32. The residual stream is kept in autocast's type as well: at 65,536 tokens the
+activations saved for the backward pass dominate the memory, two residual tensors a block among them, and in
+bfloat16 they take half the room and half the bandwidth. Its rounding, about 2^-9 of the stream a block, is what
+most bfloat16 training accepts; ``float32_residual=True`` avoids it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cedd.models.head import VocabularyHead
+
+FREQUENCIES = 128
+"""Sines, and as many cosines, in the embedding of sigma."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of the network; everything ``Transformer`` needs to be built again."""
+
+    vocab_size: int
+    has_mask: bool
+    """Whether the input may hold the mask, token ``vocab_size``: the embedding has then V+1 rows."""
+    length: int
+    """The longest sequence the network can read."""
+    width: int
+    depth: int
+    heads: int
+    conditioning_width: int = 128
+    dropout: float = 0.1
+    """Applied to each residual branch, before its gate."""
+    time_conditioning: bool = True
+    causal: bool = False
+    mlp_ratio: int = 4
+    float32_residual: bool = False
+    checkpoint_blocks: bool = False
+    """Recompute each block in the backward pass: about a third more arithmetic for far fewer activations."""
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "length", "width", "depth", "heads", "conditioning_width", "mlp_ratio")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} does not divide into {self.heads} heads of an even size: "
+                f"use a multiple of {2 * self.heads}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must lie in [0, 1), but is {self.dropout}")
+
+
+PRESETS: dict[str, dict[str, int]] = {
+    # For tests.
+    "tiny": {"length": 32, "width": 64, "depth": 2, "heads": 2, "conditioning_width": 32},
+    # Characters, on two CPU cores.
+    "char": {"length": 128, "width": 192, "depth": 4, "heads": 6, "conditioning_width": 64},
+    # The paper's, the size of GPT-2 small.
+    "small": {"length": 128, "width": 768, "depth": 12, "heads": 12},
+    # The size of GPT-2 medium.
+    "medium": {"length": 1024, "width": 1024, "depth": 24, "heads": 16},
+}
+
+
+def config_from_preset(name: str, *, vocab_size: int, has_mask: bool, **changes: Any) -> TransformerConfig:
+    """The configuration called ``name`` in ``PRESETS``, with any field changed by keyword."""
+    if name not in PRESETS:
+        raise ValueError(f"no preset is called {name!r}: use one of {', '.join(PRESETS)}")
+    fields: dict[str, Any] = {"vocab_size": vocab_size, "has_mask": has_mask, **PRESETS[name], **changes}
+    return TransformerConfig(**fields)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Float32, or float64 where the whole network is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+class Norm(nn.Module):
+    """Layer norm without bias, in float32; without a scale too where the modulation brings one."""
+
+    def __init__(self, width: int, scaled: bool) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.ones(width)) if scaled else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = None if self.weight is None else at_least_float32(self.weight)
+        return F.layer_norm(at_least_float32(x), (self.width,), weight)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """x (1 + scale) + shift."""
+    return x * (1 + scale) + shift
+
+
+def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position times frequency, [L, 1, 1, head_width / 2]: broadcast over (q, k) and heads."""
+    frequencies = 10_000.0 ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * frequencies
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn the pairs (x_i, x_{i + half}) of the last axis by their position's angles (RoPE; Su et al. 2021)."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+    return turned.to(x.dtype)
+
+
+@dataclass
+class KVCache:
+    """Room for the keys and values of ``keys.shape[3]`` positions, of which ``length`` are filled."""
+
+    keys: Tensor  # [depth, B, H, positions, head width]
+    values: Tensor
+    length: int = 0
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's new [B, H, n, head width]; return all of that layer's, old and new."""
+        end = self.length + keys.shape[2]
+        self.keys[layer, :, :, self.length : end] = keys
+        self.values[layer, :, :, self.length : end] = values
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+
+class Attention(nn.Module):
+    """Multi-head attention over all positions, or over those up to its own if causal."""
+
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.heads, self.causal = layer, config.heads, config.causal
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.output = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [B, L, 3, H, D/H]
+        queries, keys = rotate(qkv[:, :, :2], *rotation).transpose(1, 3).unbind(2)
+        values = qkv[:, :, 2].transpose(1, 2)
+        mask, causal = None, self.causal
+        if cache is not None:
+            mask, causal = self._cached_mask(cache.length, queries), cache.length == 0
+            keys, values = cache.append(self.layer, keys, values)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    @staticmethod
+    def _cached_mask(past: int, queries: Tensor) -> Tensor | None:
+        """New position i sees the ``past`` ones and the new ones up to i; None where that needs no mask."""
+        new = queries.shape[2]
+        if past == 0 or new == 1:
+            return None
+        return torch.ones(new, past + new, dtype=torch.bool, device=queries.device).tril(past)
+
+
+class MLP(nn.Module):
+    """Two linear maps with a GELU between them."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(config.width, config.mlp_ratio * config.width)
+        self.output = nn.Linear(config.mlp_ratio * config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(F.gelu(self.hidden(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each on a residual branch; ``modulation`` is six [B, 1, D], or None."""
+
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = Norm(config.width, scaled=not config.time_conditioning)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = Norm(config.width, scaled=not config.time_conditioning)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        modulation: tuple[Tensor, ...] | None,
+        rotation: tuple[Tensor, Tensor],
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        if modulation is None:
+            x = x + self.dropout(self.attention(self.attention_norm(x).to(x.dtype), rotation, cache))
+            return x + self.dropout(self.mlp(self.mlp_norm(x).to(x.dtype)))
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
+        branch = modulate(self.attention_norm(x), shift, scale).to(x.dtype)
+        x = x + gate * self.dropout(self.attention(branch, rotation, cache))
+        branch = modulate(self.mlp_norm(x), mlp_shift, mlp_scale).to(x.dtype)
+        return x + mlp_gate * self.dropout(self.mlp(branch))
+
+
+class TimeConditioning(nn.Module):
+    """From sigma [B] to the modulations of all blocks and of the last norm, as one linear map of one vector.
+
+    One wide product instead of one a block: the same parameters, a tenth of the kernel launches. What feeds it
+    is computed in float32, for bfloat16 cannot tell neighbouring noise levels apart.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.count, self.width = 6 * config.depth + 2, config.width
+        self.hidden = nn.Linear(2 * FREQUENCIES, config.conditioning_width)
+        self.output = nn.Linear(config.conditioning_width, config.conditioning_width)
+        self.modulation = nn.Linear(config.conditioning_width, self.count * config.width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, sigma: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(sigma.device.type, enabled=False):
+            embedded = self._embed(sigma.float()).to(self.hidden.weight.dtype)
+            vector = F.silu(self.output(F.silu(self.hidden(embedded))))
+        return self.modulation(vector).view(-1, self.count, 1, self.width).unbind(1)
+
+    @staticmethod
+    def _embed(sigma: Tensor) -> Tensor:
+        """cos and sin of sigma times geometrically spaced frequencies from 1 to 1/10000, [B, 256]."""
+        steps = torch.arange(FREQUENCIES, dtype=torch.float32, device=sigma.device) / FREQUENCIES
+        angles = sigma[:, None] * torch.exp(-math.log(10_000.0) * steps)
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+class Backbone(nn.Module):
+    """Everything but the vocabulary head; compiles as one graph."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size + int(config.has_mask), config.width)
+        bound = config.width**-0.5
+        nn.init.uniform_(self.embedding.weight, -bound, bound)
+        self.conditioning = TimeConditioning(config) if config.time_conditioning else None
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
+        self.norm = Norm(config.width, scaled=not config.time_conditioning)
+        if not config.time_conditioning:
+            self._shrink_branches()
+        cosine, sine = rotary_tables(config.length, config.width // config.heads)
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
+
+    @torch.no_grad()
+    def _shrink_branches(self) -> None:
+        """Without gates that start at zero, 2·depth branches add up: start each at 1/sqrt(2·depth), as GPT-2."""
+        for name, parameter in self.blocks.named_parameters():
+            if name.endswith("output.weight"):
+                parameter.mul_((2 * self.config.depth) ** -0.5)
+
+    def forward(self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        past = 0 if cache is None else cache.length
+        positions = slice(past, past + x_t.shape[1])
+        if positions.stop > self.config.length:
+            raise ValueError(f"{positions.stop} positions do not fit a network of length {self.config.length}")
+        if cache is not None and not self.config.causal:
+            raise ValueError("only a causal network can use a cache: build it with causal=True")
+        rotation = self.cosine[positions], self.sine[positions]
+
+        modulations: tuple[Tensor, ...] | None = None
+        if self.conditioning is not None:
+            if sigma is None:
+                raise ValueError("this network is conditioned on time: pass sigma, one value a sequence")
+            modulations = self.conditioning(sigma)
+
+        x = self.embedding(x_t).to(self._residual_type(x_t.device.type))
+        for layer, block in enumerate(self.blocks):
+            modulation = None if modulations is None else modulations[6 * layer : 6 * layer + 6]
+            if self.config.checkpoint_blocks and self.training:
+                x = checkpoint(block, x, modulation, rotation, use_reentrant=False)
+            else:
+                x = block(x, modulation, rotation, cache)
+        if cache is not None:
+            cache.length = positions.stop
+        features = self.norm(x)
+        if modulations is not None:
+            features = modulate(features, *modulations[-2:])
+        return features.to(x.dtype)
+
+    def _residual_type(self, device_type: str) -> torch.dtype:
+        if self.config.float32_residual or not torch.is_autocast_enabled(device_type):
+            return self.embedding.weight.dtype
+        return torch.get_autocast_dtype(device_type)
+
+
+class Transformer(nn.Module):
+    """The network of DESIGN.md 6: ``model(x_t, sigma) -> outputs [B, L, V]``.
+
+    Losses that need not hold all of [B, L, V] take the two halves instead: ``model.features(x_t, sigma)``, then
+    ``model.head.loss(...)`` or ``model.head.cross_entropy(...)``, which go through the vocabulary in chunks.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config)
+        self.head = VocabularyHead(config.width, config.vocab_size)
+
+    def forward(self, x_t: Tensor, sigma: Tensor | None = None) -> Tensor:
+        return self.head(self.features(x_t, sigma))
+
+    def features(self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """[B, L, D], what the vocabulary head reads; with a cache, ``x_t`` continues what the cache holds."""
+        if cache is not None:
+            # Not through __call__, which may be compiled: the filled length changes with every call.
+            return self.backbone.forward(x_t, sigma, cache)
+        return self.backbone(x_t, sigma)
+
+    def new_cache(self, batch: int, length: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
+        """An empty cache for ``batch`` sequences; ``dtype`` is that of the keys (autocast's, under autocast)."""
+        config, weight = self.config, self.head.weight
+        if dtype is None:
+            autocast = torch.is_autocast_enabled(weight.device.type)
+            dtype = torch.get_autocast_dtype(weight.device.type) if autocast else weight.dtype
+        head_width = config.width // config.heads
+        shape = (config.depth, batch, config.heads, length or config.length, head_width)
+        keys = torch.zeros(shape, dtype=dtype, device=weight.device)
+        return KVCache(keys, torch.zeros_like(keys))
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the two costly parts in place: the backbone as one graph, and the losses of the head's rows.
+
+        Takes the options of ``torch.compile``; parameters keep their names.
+        """
+        self.backbone.compile(*args, **{"fullgraph": True, **options})
+        self.head.fused = True
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, length: int, head_fraction: float = 1.0) -> float:
+        """Model FLOPs of one training step a token: 2 forward and 4 backward for each weight a token meets.
+
+        ``head_fraction`` is the share of positions that go through the vocabulary head. Recomputation is not
+        counted: divided by the chip's peak, this gives the share of the peak that does useful work.
+        """
+        config = self.config
+        attention_weights = 4 * config.width**2
+        mlp_weights = 2 * config.mlp_ratio * config.width**2
+        seen = length / 2 if config.causal else length
+        scores = 2 * seen * config.width  # queries·keys and weights·values, as if each were a weight
+        head = head_fraction * config.width * config.vocab_size
+        per_sequence = 0.0
+        if self.backbone.conditioning is not None:
+            per_sequence = float(self.backbone.conditioning.modulation.weight.numel())
+        return 6 * (config.depth * (attention_weights + mlp_weights + scores) + head + per_sequence / length)

@@ -1,0 +1,399 @@
+"""The head in chunks: the same numbers as the dense formula, never more memory than a chunk."""
+
+import functools
+import itertools
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cedd.models.head import VocabularyHead
+from cedd.models.kernels import head_loss
+from cedd.models.kernels.head_loss import (
+    chunked_head_loss,
+    cross_entropy_in_place_torch,
+    default_chunk_rows,
+    linear_cross_entropy,
+)
+from cedd.models.kernels.rows import gather_rows, select_rows
+
+WIDTH = 6
+TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
+    torch.float32: {"rtol": 2e-4, "atol": 2e-5},
+    torch.float64: {"rtol": 1e-10, "atol": 1e-12},
+}
+
+
+Leaves = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def problem(
+    rows: int, vocabulary: int, dtype: torch.dtype, weights: str = "random", bias: bool = True
+) -> tuple[Leaves, torch.Tensor, torch.Tensor]:
+    """Features, weight and bias that want gradients; targets; weights of the rows."""
+    generator = torch.Generator().manual_seed(rows + vocabulary)
+    draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+    features = draw(rows, WIDTH).to(dtype).requires_grad_()
+    weight = (draw(vocabulary, WIDTH) / 2).to(dtype).requires_grad_()
+    offset = draw(vocabulary).to(dtype).requires_grad_() if bias else None
+    targets = torch.randint(vocabulary, (rows,), generator=generator)
+    row_weights = torch.rand(rows, generator=generator, dtype=torch.float64)
+    if weights == "some zero":
+        row_weights[::3] = 0.0
+    return (features, weight, offset), targets, row_weights
+
+
+def score_like(outputs, targets, rate):
+    """Shaped like a score entropy: sums of exponentials, of the outputs, and one of them picked."""
+    scores = outputs.exp().sum(1) * rate.to(outputs.dtype)
+    return scores - outputs.mean(1) - outputs.gather(1, targets[:, None]).squeeze(1)
+
+
+def dense(leaves, row_loss, row_args, row_weights):
+    outputs = F.linear(*leaves)
+    losses = row_loss(outputs, *row_args)
+    return (losses if row_weights is None else losses * row_weights.to(losses.dtype)).sum(), losses
+
+
+def gradients(total, leaves):
+    return torch.autograd.grad(total, [leaf for leaf in leaves if leaf is not None])
+
+
+def nll(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+GRID = list(
+    itertools.product(
+        [1, 7, 24], [2, 33], [1, 5, 24, 100], ["none", "random", "some zero"], [torch.float32, torch.float64]
+    )
+)
+
+
+@pytest.mark.parametrize("name", ["cross entropy", "shifted cross entropy", "any loss"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_the_dense_formula(name, bias):
+    for rows, vocabulary, chunk, weights, dtype in GRID:
+        leaves, targets, drawn = problem(rows, vocabulary, dtype, weights, bias=bias)
+        row_weights = None if weights == "none" else drawn
+        amounts, tokens = torch.linspace(0.0, 3.0, rows), targets.flip(0)
+        if name == "any loss":
+            args = (targets, amounts)
+            result = chunked_head_loss(*leaves, score_like, args, row_weights, chunk)
+            expected, losses = dense(leaves, score_like, args, row_weights)
+        elif name == "cross entropy":
+            result = linear_cross_entropy(*leaves, targets, row_weights, chunk)
+            expected, losses = dense(leaves, nll, (targets,), row_weights)
+        else:
+            result = linear_cross_entropy(*leaves, targets, row_weights, chunk, shift=(tokens, amounts))
+            raised = amounts.to(dtype)[:, None] * F.one_hot(tokens, vocabulary)
+            expected, losses = dense(leaves, lambda o, t, r: nll(o + r, t), (targets, raised), row_weights)
+        counts = torch.ones(rows, dtype=torch.bool) if row_weights is None else row_weights != 0
+        torch.testing.assert_close(result.total, expected, **TOLERANCE[dtype])
+        torch.testing.assert_close(result.rows, torch.where(counts, losses, 0.0).detach(), **TOLERANCE[dtype])
+        assert not result.rows.requires_grad
+        # Scaled, as a mean or gradient accumulation would: the backward pass must scale.
+        found = gradients(0.3 * result.total, leaves)
+        for got, wanted in zip(found, gradients(0.3 * expected, leaves), strict=True):
+            torch.testing.assert_close(got, wanted, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("vocabulary", [2, 9])
+def test_gradcheck(vocabulary):
+    (features, weight, bias), targets, row_weights = problem(5, vocabulary, torch.float64)
+    assert bias is not None
+
+    def cross_entropy(*leaves: Any):
+        return linear_cross_entropy(leaves[0], leaves[1], leaves[2], targets, row_weights, 2).total
+
+    def any_loss(*leaves: Any):
+        return chunked_head_loss(
+            leaves[0], leaves[1], leaves[2], score_like, (targets, row_weights), row_weights, 2
+        ).total
+
+    assert torch.autograd.gradcheck(cross_entropy, (features, weight, bias))
+    assert torch.autograd.gradcheck(any_loss, (features, weight, bias))
+
+
+def test_extreme_outputs_stay_finite():
+    (features, weight, bias), targets, _ = problem(6, 9, torch.float32)
+    result = linear_cross_entropy(1e5 * features, weight, bias, targets)
+    assert torch.isfinite(result.rows).all()
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(result.total, [features, weight, bias]))
+
+
+def test_a_row_of_weight_zero_may_hold_anything():
+    """A row that fills up must not spoil the others, even where its own loss is infinite."""
+
+    def explosive(outputs, targets):
+        return (outputs * torch.where(targets == 0, torch.inf, 1.0)[:, None]).logsumexp(1)
+
+    leaves, _, _ = problem(4, 9, torch.float64)
+    targets, row_weights = torch.tensor([0, 1, 1, 0]), torch.tensor([0.0, 1.0, 2.0, 0.0])
+    result = chunked_head_loss(*leaves, explosive, (targets,), row_weights, 3)
+    assert torch.isfinite(result.total)
+    assert result.rows[[0, 3]].tolist() == [0.0, 0.0]
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(result.total, leaves))
+
+
+@pytest.mark.parametrize("operands", ["float32 features", "bfloat16 features"])
+def test_bfloat16_autocast_is_near_and_accumulates_in_float32(operands):
+    leaves, targets, row_weights = problem(64, 33, torch.float32)
+    features, weight, bias = leaves
+    expected, _ = dense(leaves, nll, (targets,), row_weights)
+    wanted = gradients(expected, leaves)
+    read = features if operands == "float32 features" else features.bfloat16()
+    for chunk in (1, 16, 64):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = linear_cross_entropy(read, weight, bias, targets, row_weights, chunk)
+        assert result.total.dtype == torch.float32
+        torch.testing.assert_close(result.total, expected, rtol=1e-2, atol=0.0)
+        for got, exact in zip(gradients(result.total, leaves), wanted, strict=True):
+            assert got.dtype == torch.float32
+            assert (got - exact).norm() / exact.norm() < 2e-2
+
+
+def test_gradients_accumulate_over_batches_and_backward_may_run_twice():
+    leaves, targets, _ = problem(10, 7, torch.float64)
+    features, weight, bias = leaves
+    whole = gradients(linear_cross_entropy(*leaves, targets).total, leaves)
+    for half in (slice(0, 4), slice(4, 10)):
+        linear_cross_entropy(features[half], weight, bias, targets[half]).total.backward()
+    for leaf, wanted in zip(leaves, whole, strict=True):
+        assert leaf is not None
+        torch.testing.assert_close(leaf.grad, wanted)
+    total = linear_cross_entropy(*leaves, targets).total
+    first = torch.autograd.grad(total, weight, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(total, weight)[0])
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of each new storage an operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.seen = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        known = {a.untyped_storage()._cdata for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in known:
+                self.sizes.append(tensor.untyped_storage().nbytes())
+                self.seen.append(tensor)  # kept, so that no storage's address is used again
+        return result
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_cross_entropy_allocates_one_chunk_of_outputs(gradient):
+    rows, vocabulary, chunk = 96, 4000, 8
+    leaves, targets, row_weights = problem(rows, vocabulary, torch.float32)
+    with torch.set_grad_enabled(gradient), Allocations() as allocations:
+        result = linear_cross_entropy(*leaves, targets, row_weights, chunk)
+        if gradient:
+            result.total.backward()
+    buffer = chunk * vocabulary * 4
+    assert max(allocations.sizes) == buffer
+    assert sum(size > 0.9 * buffer for size in allocations.sizes) == 1
+
+
+def test_any_loss_allocates_nothing_larger_than_a_chunk():
+    rows, vocabulary, chunk = 96, 4000, 8
+    leaves, targets, row_weights = problem(rows, vocabulary, torch.float32)
+    with Allocations() as allocations:
+        chunked_head_loss(*leaves, score_like, (targets, row_weights), row_weights, chunk).total.backward()
+    assert max(allocations.sizes) == chunk * vocabulary * 4
+
+
+def test_padding_changes_nothing(monkeypatch):
+    """CUDA pads the vocabulary to aligned rows; here by hand."""
+
+    def padded(parameter, dtype):
+        missing = -parameter.shape[0] % 64
+        return F.pad(parameter.detach().to(dtype), (0, 0) * (parameter.dim() - 1) + (0, missing))
+
+    leaves, targets, row_weights = problem(9, 50, torch.float64, "some zero")
+    for loss in (
+        lambda: linear_cross_entropy(*leaves, targets, row_weights, 4).total,
+        lambda: chunked_head_loss(*leaves, score_like, (targets, row_weights), row_weights, 4).total,
+    ):
+        plain = loss()
+        with monkeypatch.context() as patch:
+            patch.setattr(head_loss, "_padded", padded)
+            aligned = loss()
+        torch.testing.assert_close(plain, aligned)
+        for a, b in zip(gradients(plain, leaves), gradients(aligned, leaves), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_chunk_sizes():
+    assert default_chunk_rows(65536, 50257, torch.bfloat16, "cuda") == 4096
+    assert default_chunk_rows(100, 50257, torch.bfloat16, "cuda") == 100
+    assert default_chunk_rows(10**6, 50257, torch.float32, "cpu") == 256
+    assert default_chunk_rows(10, 10**9, torch.float32, "cpu") == 1
+    assert default_chunk_rows(0, 50, torch.float32, "cpu") == 1
+
+
+@pytest.mark.parametrize(("count", "capacity"), [(0, 4), (3, 4), (4, 4), (7, 4), (10, 10), (5, 99)])
+def test_select_rows(count, capacity):
+    mask = torch.zeros(10, dtype=torch.bool)
+    chosen = torch.randperm(10, generator=torch.Generator().manual_seed(count))[:count].sort().values
+    mask[chosen] = True
+    selection = select_rows(mask, capacity)
+    kept = min(count, capacity)
+    assert selection.index.shape == selection.valid.shape == (min(capacity, 10),)
+    assert selection.index[:kept].tolist() == chosen[:kept].tolist()
+    assert selection.valid.sum() == kept
+    assert selection.count == count
+    assert len(set(selection.index.tolist())) == len(selection.index)
+
+
+def test_gather_rows_gradcheck():
+    features = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda f: gather_rows(f, torch.tensor([4, 0, 3])), (features,))
+
+
+@pytest.mark.parametrize("capacity", [None, 12, 11, 8])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_head_on_active_positions(capacity, weighted):
+    torch.manual_seed(0)
+    head = VocabularyHead(WIDTH, 9).double()
+    torch.nn.init.normal_(head.weight)
+    features = torch.randn(3, 4, WIDTH, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(9, (3, 4))
+    active = torch.ones(3, 4, dtype=torch.bool)
+    active[0, 2] = active[2, 1] = active[2, 3] = False  # 9 are left
+    weights = torch.rand(3, 1, dtype=torch.float64) if weighted else None  # one a sequence, broadcast
+    counted = active.clone()
+    if capacity == 8:
+        counted[2, 2] = False  # the last active position is beyond the capacity
+    dense_losses = nll(head(features).flatten(0, 1), targets.flatten()).view(3, 4)
+    expected = torch.where(counted, dense_losses * (1.0 if weights is None else weights), 0.0)
+    wanted = torch.autograd.grad(expected.sum(), (features, head.weight))
+    for result in (
+        head.cross_entropy(features, targets, weights, active=active, capacity=capacity),
+        head.loss(features, nll, (targets,), weights, active=active, capacity=capacity),
+    ):
+        assert result.left_out == (1 if capacity == 8 else 0)
+        torch.testing.assert_close(result.total, expected.sum())
+        torch.testing.assert_close(result.rows, torch.where(counted, dense_losses, 0.0).detach())
+        for got, exact in zip(torch.autograd.grad(result.total, (features, head.weight)), wanted, strict=True):
+            torch.testing.assert_close(got, exact)
+
+
+def test_head_without_any_active_position():
+    head = VocabularyHead(WIDTH, 9)
+    features = torch.randn(2, 3, WIDTH, requires_grad=True)
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    result = head.cross_entropy(features, nothing.long(), active=nothing)
+    result.total.backward()
+    assert result.total == 0.0
+    assert features.grad is not None
+    assert not features.grad.any()
+
+
+def shifted_by(amount, outputs, targets):
+    return nll(outputs + amount, targets)
+
+
+@pytest.mark.slow
+def test_fused_row_losses_are_compiled_and_equal():
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    head = VocabularyHead(WIDTH, 33).double()
+    torch.nn.init.normal_(head.weight)
+    features = torch.randn(20, WIDTH, dtype=torch.float64, requires_grad=True)
+    targets, rate = torch.randint(33, (20,)), torch.rand(20, dtype=torch.float64)
+    for row_loss, args in ((score_like, (targets, rate)), (functools.partial(shifted_by, 0.5), (targets,))):
+        results = []
+        for fused in (False, True):
+            head.fused = fused
+            result = head.loss(features, row_loss, args, rate, chunk_rows=8)
+            results.append((result.total, *torch.autograd.grad(result.total, (features, head.weight))))
+            with torch.no_grad():
+                torch.testing.assert_close(head.loss(features, row_loss, args, rate, chunk_rows=8).rows, result.rows)
+        for plain, compiled in zip(*results, strict=True):
+            torch.testing.assert_close(plain, compiled)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs > 0
+    for rows in (13, 15, 18):  # an unseen number of rows in the last chunk is not compiled anew
+        head.loss(features[:rows], score_like, (targets[:rows], rate[:rows]), rate[:rows], chunk_rows=8)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def twins_agree(device, dtype, shape, gradient, shifted):
+    from cedd.models.kernels.cross_entropy_triton import cross_entropy_in_place
+
+    rows, vocabulary, stride = shape
+    torch.manual_seed(0)
+    buffer = torch.full((rows, stride), 77.0, device=device, dtype=dtype)
+    buffer[:, :vocabulary] = 5 * torch.randn(rows, vocabulary, device=device)
+    weights = torch.rand(rows, device=device)
+    weights[::4] = 0.0
+    targets, tokens = torch.randint(vocabulary, (2, rows), device=device)
+    shift = (tokens, 3 * torch.rand(rows, device=device)) if shifted else (None, None)
+    ours, twin = buffer.clone(), buffer.clone()
+    found = cross_entropy_in_place(ours[:, :vocabulary], weights, gradient, targets, *shift)
+    wanted = cross_entropy_in_place_torch(twin[:, :vocabulary], weights, gradient, targets, *shift)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    if gradient:
+        tolerance = 1e-5 if dtype == torch.float32 else 8e-3
+        torch.testing.assert_close(ours, twin, rtol=tolerance, atol=1e-6)
+    else:
+        assert torch.equal(ours, buffer)
+
+
+TWINS = list(
+    itertools.product(
+        [torch.float32, torch.bfloat16], [(5, 7, 8), (6, 8192, 8192), (4, 20001, 20032)], [True, False], [True, False]
+    )
+)
+
+
+@pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
+@pytest.mark.parametrize(("dtype", "shape", "gradient", "shifted"), TWINS)
+def test_triton_kernel_interpreted(dtype, shape, gradient, shifted):
+    pytest.importorskip("triton")
+    twins_agree("cpu", dtype, shape, gradient, shifted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "shape", "gradient", "shifted"), [*TWINS, (torch.bfloat16, (64, 50257, 50304), True, True)]
+)
+def test_triton_kernel_on_the_device(dtype, shape, gradient, shifted):
+    twins_agree("cuda", dtype, shape, gradient, shifted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("vocabulary", [1000, 50257])
+def test_head_on_the_device(vocabulary, fused):
+    """bfloat16 autocast on CUDA against float64 on the same device, with padding and several chunks."""
+    torch.manual_seed(0)
+    features = torch.randn(300, 64, device="cuda", dtype=torch.float64, requires_grad=True)
+    weight = (torch.randn(vocabulary, 64, device="cuda", dtype=torch.float64) / 8).requires_grad_()
+    bias = torch.randn(vocabulary, device="cuda", dtype=torch.float64, requires_grad=True)
+    targets, rate = torch.randint(vocabulary, (300,), device="cuda"), torch.rand(300, device="cuda")
+    exact: Leaves = features, weight, bias
+    low: Leaves = (
+        features.detach().float().requires_grad_(),
+        weight.detach().float().requires_grad_(),
+        bias.detach().float().requires_grad_(),
+    )
+    for name in ("cross entropy", "any loss"):
+        row_loss, args = (nll, (targets,)) if name == "cross entropy" else (score_like, (targets, rate / vocabulary))
+        expected, _ = dense(exact, row_loss, args, rate)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            if name == "cross entropy":
+                result = linear_cross_entropy(*low, targets, rate, 128)
+            else:
+                result = chunked_head_loss(*low, score_like, args, rate, 128, fused=fused)
+        torch.testing.assert_close(result.total.double(), expected, rtol=1e-2, atol=0.0)
+        for got, wanted in zip(gradients(result.total, low), gradients(expected, exact), strict=True):
+            assert (got - wanted).norm() / wanted.norm() < 2e-2

@@ -1,0 +1,221 @@
+"""The network: shapes, what it starts as, what it may see, and that the cache and the compiler change nothing."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cedd.models.transformer import (
+    PRESETS,
+    Transformer,
+    TransformerConfig,
+    config_from_preset,
+    rotary_tables,
+    rotate,
+)
+
+VOCABULARY = 11
+
+
+def tiny(seed=0, **changes):
+    """A tiny network in float64 whose parameters are all random: at its zero start most properties hold vacuously."""
+    torch.manual_seed(seed)
+    model = Transformer(config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=True, **changes)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model
+
+
+def causal(**changes):
+    return tiny(causal=True, time_conditioning=False, **changes)
+
+
+def tokens(batch=3, length=16, seed=1):
+    return torch.randint(VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+SIGMA = torch.tensor([0.01, 0.7, 5.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_shapes_and_uniform_start(conditioned):
+    config = config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=True, time_conditioning=conditioned)
+    model = Transformer(config).eval()
+    x_t = torch.full((3, 16), VOCABULARY)  # the mask is a legal input
+    outputs = model(x_t, SIGMA.float() if conditioned else None)
+    assert outputs.shape == (3, 16, VOCABULARY)
+    assert torch.equal(outputs.softmax(-1), torch.full_like(outputs, 1 / VOCABULARY))
+    assert model.features(x_t, SIGMA.float()).shape == (3, 16, config.width)
+
+
+def test_conditioned_blocks_start_as_the_identity():
+    config = config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=False)
+    model = Transformer(config).eval()
+    x_t = tokens()
+    normed = F.layer_norm(model.backbone.embedding(x_t), (config.width,))
+    torch.testing.assert_close(model.features(x_t, SIGMA.float()), normed)
+
+
+def test_no_mask_row_without_a_mask():
+    model = Transformer(config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=False))
+    assert model.backbone.embedding.num_embeddings == VOCABULARY
+    with pytest.raises(IndexError):
+        model(torch.full((1, 4), VOCABULARY), SIGMA[:1])
+
+
+def test_sigma_matters_and_may_be_float64_or_float32():
+    model, x_t = tiny().float(), tokens()
+    outputs = model(x_t, SIGMA)
+    assert torch.equal(outputs, model(x_t, SIGMA.float()))
+    changed = model(x_t, SIGMA + torch.tensor([0.0, 1.0, 0.0]))
+    same = [torch.allclose(outputs[i], changed[i], atol=1e-5) for i in range(3)]
+    assert same == [True, False, True]
+    with pytest.raises(ValueError, match="pass sigma"):
+        model(x_t)
+
+
+def test_without_time_conditioning_sigma_is_ignored_and_has_no_parameters():
+    model, x_t = tiny(time_conditioning=False), tokens()
+    assert torch.equal(model(x_t), model(x_t, SIGMA))
+    assert not any("conditioning" in name for name, _ in model.named_parameters())
+
+
+def test_every_parameter_gets_a_gradient():
+    for model in (tiny(), causal()):
+        F.cross_entropy(model(tokens(), SIGMA).flatten(0, 1), tokens(seed=2).flatten()).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_rotations_depend_on_distance_alone():
+    cosine, sine = (table.double() for table in rotary_tables(40, 8))
+    query, key = torch.randn(2, 1, 1, 1, 1, 8, dtype=torch.float64)
+
+    def product(i, j):
+        return (
+            rotate(query, cosine[i : i + 1], sine[i : i + 1]) * rotate(key, cosine[j : j + 1], sine[j : j + 1])
+        ).sum()
+
+    torch.testing.assert_close(product(3, 7), product(23, 27), rtol=1e-6, atol=1e-6)  # the tables are float32
+    assert (product(3, 7) - product(3, 8)).abs() > 1e-4
+    torch.testing.assert_close(rotate(query, cosine[5:6], sine[5:6]).norm(), query.norm(), rtol=1e-6, atol=1e-6)
+
+
+def test_positions_matter():
+    """Attention alone cannot tell a permuted sequence: the rotations do."""
+    model, x_t = tiny(), tokens()
+    permutation = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    assert not torch.allclose(model(x_t, SIGMA)[:, permutation], model(x_t[:, permutation], SIGMA), atol=1e-3)
+
+
+def test_a_causal_network_never_sees_the_future_and_a_diffusion_network_does():
+    x, changed = tokens(), tokens()
+    changed[:, 10] = (changed[:, 10] + 1) % VOCABULARY
+    model = causal()
+    assert torch.equal(model(x)[:, :10], model(changed)[:, :10])
+    assert ((model(x) - model(changed))[:, 10:].abs().amax(-1) > 1e-9).all()
+    model = tiny()
+    assert ((model(x, SIGMA) - model(changed, SIGMA)).abs().amax(-1) > 1e-9).all()
+
+
+@pytest.mark.parametrize("pieces", [[1] * 16, [5] + [1] * 11, [16], [4, 7, 5]])
+def test_cache_equals_the_whole_forward_pass(pieces):
+    model, x = causal(), tokens()
+    cache = model.new_cache(3, length=16)
+    outputs = [model.head(model.features(piece, cache=cache)) for piece in x.split(pieces, dim=1)]
+    torch.testing.assert_close(torch.cat(outputs, 1), model(x), rtol=1e-10, atol=1e-10)
+    assert cache.length == 16
+
+
+def test_a_cache_needs_a_causal_network_and_room():
+    with pytest.raises(ValueError, match="causal=True"):
+        tiny().features(tokens(), SIGMA, tiny().new_cache(3))
+    with pytest.raises(ValueError, match="do not fit"):
+        tiny()(tokens(length=33), SIGMA)
+
+
+def test_dropout_only_in_training():
+    model, x_t = tiny(), tokens()
+    assert torch.equal(model(x_t, SIGMA), model(x_t, SIGMA))
+    model.train()
+    assert not torch.equal(model(x_t, SIGMA), model(x_t, SIGMA))
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_checkpointing_changes_no_gradient(conditioned):
+    gradients = []
+    for flag in (False, True):
+        model = tiny(checkpoint_blocks=flag, time_conditioning=conditioned).train()
+        torch.manual_seed(5)
+        model(tokens(), SIGMA).square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+@pytest.mark.parametrize("float32_residual", [False, True])
+def test_autocast_keeps_features_low_and_results_near(float32_residual):
+    model = tiny(float32_residual=float32_residual).float()
+    exact = model(tokens(), SIGMA.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        features = model.features(tokens(), SIGMA.float())
+        outputs = model.head(features)
+    assert features.dtype == (torch.float32 if float32_residual else torch.bfloat16)
+    assert (outputs.float() - exact).norm() / exact.norm() < 0.05
+
+
+def test_a_whole_model_in_bfloat16_runs():
+    assert tiny().bfloat16()(tokens(), SIGMA).dtype == torch.bfloat16
+
+
+def test_counts():
+    config = config_from_preset("small", vocab_size=50257, has_mask=True)
+    with torch.device("meta"):
+        model = Transformer(config)
+    blocks = 12 * (4 * 768**2 + 8 * 768**2 + 5 * 768)
+    conditioning = 257 * 128 + 129 * 128 + 129 * (12 * 6 + 2) * 768
+    assert model.num_parameters() == blocks + conditioning + 50258 * 768 + 50257 * 769
+    # 6 x parameters, the usual estimate, misses the attention's own products and counts the embedding.
+    without_attention = 6 * (12 * 12 * 768**2 + 768 * 50257)
+    assert model.flops_per_token(128) == pytest.approx(without_attention + 12 * 12 * 128 * 768, rel=0.003)
+    difference = model.flops_per_token(128) - model.flops_per_token(128, head_fraction=0.5)
+    assert difference == pytest.approx(3 * 768 * 50257)
+
+
+def test_presets_build_and_unknown_names_are_refused():
+    for name in PRESETS:
+        config = config_from_preset(name, vocab_size=5, has_mask=True, dropout=0.0)
+        assert TransformerConfig(**dataclasses.asdict(config)) == config
+        assert config.dropout == 0.0
+    with pytest.raises(ValueError, match="tiny, char, small, medium"):
+        config_from_preset("huge", vocab_size=5, has_mask=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"heads": 5}, "multiple of 10"), ({"depth": 0}, "depth"), ({"dropout": 1.0}, "dropout")],
+)
+def test_impossible_shapes_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_preset("tiny", vocab_size=5, has_mask=True, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_compiles_as_one_graph(autocast, conditioned):
+    model = tiny(dropout=0.0, time_conditioning=conditioned).float().train()
+    compiled = tiny(dropout=0.0, time_conditioning=conditioned).float().train()
+    compiled.compile()
+    assert compiled.state_dict().keys() == model.state_dict().keys()
+    gradients = []
+    for network in (model, compiled):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            outputs = network(tokens(), SIGMA.float())
+        outputs.float().square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
+    tolerance = 0.03 if autocast else 1e-4
+    assert (gradients[0] - gradients[1]).norm() / gradients[0].norm() < tolerance
