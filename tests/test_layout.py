@@ -73,9 +73,7 @@ def dangerous_uses(source: str) -> list[str]:
     """Anything that could run code from a file: unpickling, torch.load, eval and exec of strings."""
     tree = ast.parse(source)
     found = [
-        name
-        for name in imported_modules(tree, ("cedd",))
-        if name == "torch.load" or name.split(".")[0] in UNPICKLERS
+        name for name in imported_modules(tree, ("cedd",)) if name == "torch.load" or name.split(".")[0] in UNPICKLERS
     ]
     for node in ast.walk(tree):
         text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.keyword | ast.Call) else ""
