@@ -1,0 +1,162 @@
+"""Batches of blocks, in an order that is a pure function of (seed, step).
+
+The blocks, shuffled anew in each epoch, form one infinite stream; global batch k is the k-th run of B blocks in
+it. Nothing but k needs saving to resume, and ranks share a batch by taking consecutive rows of it, so the set of
+blocks in batch k does not depend on how many ranks there are.
+
+Shapes: B blocks in a global batch, B/W on each of W ranks, L positions.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cedd.data.packing import PackedDataset
+from cedd.data.permutation import derive_key, permute
+
+
+class BatchSampler:
+    """Infinite iterator over this rank's share [B/W, L] (int64, CPU) of each global batch.
+
+    `position` is the number of batches drawn: the whole state. Set it, or pass it, to resume.
+    """
+
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        position: int = 0,
+    ) -> None:
+        if len(dataset) == 0:
+            raise ValueError("there is no block to draw batches from")
+        if batch_size < 1 or batch_size % world_size:
+            raise ValueError(
+                f"a global batch of {batch_size} cannot be shared by {world_size} ranks: use a multiple of {world_size}"
+            )
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is outside 0..{world_size - 1}")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank, self.world_size = rank, world_size
+        self.position = position
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the data made so far."""
+        return self.position * self.batch_size / len(self.dataset)
+
+    def global_indices(self, step: int) -> NDArray[np.int64]:
+        """The blocks [B] of global batch `step`, in order."""
+        size = len(self.dataset)
+        epochs, slots = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), size)
+        blocks = np.empty(self.batch_size, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            blocks[here] = permute(slots[here], size, derive_key(self.seed, int(epoch)))
+        return blocks
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """This rank's rows [B/W] of global batch `step`."""
+        share = self.batch_size // self.world_size
+        return self.global_indices(step)[self.rank * share : (self.rank + 1) * share]
+
+    def batch(self, step: int) -> Tensor:
+        """This rank's share [B/W, L] of global batch `step`; draws nothing."""
+        return torch.from_numpy(self.dataset[self.indices(step)])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self
+
+    def __next__(self) -> Tensor:
+        batch = self.batch(self.position)
+        self.position += 1
+        return batch
+
+
+class Prefetcher:
+    """Draws a sampler's batches ahead in a thread, and hands them out on `device`.
+
+    On CUDA the thread pins them, so the copy overlaps with computation. `position` counts the batches handed out
+    (not those drawn ahead), and so is what to save. Use as a context manager, or `close()` it.
+    """
+
+    def __init__(self, sampler: BatchSampler, device: str | torch.device = "cpu", depth: int = 2) -> None:
+        if depth < 1:
+            raise ValueError(f"prefetching needs a depth of at least 1, not {depth}")
+        self._sampler = sampler
+        self._device = torch.device(device)
+        self.position = sampler.position
+        self._ready: queue.Queue[Tensor | Exception] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cedd-prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        step = self.position
+        item: Tensor | Exception
+        while not self._stop.is_set():
+            try:
+                item = self._sampler.batch(step)
+                if self._device.type == "cuda":
+                    item = item.pin_memory()
+            except Exception as error:  # noqa: BLE001 - handed to the caller, whose thread can act on it
+                item = error
+            while not self._stop.is_set():
+                try:
+                    self._ready.put(item, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            if isinstance(item, Exception):
+                return
+            step += 1
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self
+
+    def __next__(self) -> Tensor:
+        if self._stop.is_set():
+            raise ValueError("this prefetcher is closed: make a new one from a sampler at the same position")
+        item = self._ready.get()
+        if isinstance(item, Exception):
+            self.close()
+            raise item
+        self.position += 1
+        self._sampler.position = self.position
+        return item.to(self._device, non_blocking=True)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def batches_in_order(
+    dataset: PackedDataset, batch_size: int, *, rank: int = 0, world_size: int = 1, limit: int | None = None
+) -> Iterator[Tensor]:
+    """The blocks once, unshuffled, in batches [<=B, L] (the last may be smaller): for evaluation.
+
+    With several ranks each takes every W-th batch; `limit` stops after that many blocks in all.
+    """
+    if batch_size < 1:
+        raise ValueError(f"a batch has at least one block, not {batch_size}")
+    stop = len(dataset) if limit is None else min(limit, len(dataset))
+    for start in range(rank * batch_size, stop, world_size * batch_size):
+        yield torch.from_numpy(dataset[start : min(start + batch_size, stop)])

@@ -1,0 +1,372 @@
+"""Where text comes from: files, folders, jsonl, compressed or not, hub datasets, and Python's own manual.
+
+A corpus is a stream of pieces. A piece is about 65,000 characters at most, cut where no tokenizer of this
+package ever joins two characters, so that pieces can be encoded one by one (or in parallel) and give the tokens
+of the whole. Text is UTF-8; a byte-order mark is dropped and CRLF becomes LF.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import json
+import lzma
+import re
+import sys
+import sysconfig
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TextIO, cast
+
+from cedd.data.storage import file_sha256, json_sha256
+
+PIECE_CHARACTERS = 1 << 16
+READER = "utf-8, no byte-order mark, LF"  # part of every content hash: another reader would read another text
+PYTHON_MANUAL = "python-manual"
+_HEAD_BYTES = 1 << 16
+_COMPRESSIONS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+_FOLDER_ENDINGS = tuple(ending + packed for ending in (".txt", ".jsonl") for packed in ("", *_COMPRESSIONS))
+
+
+class Piece(NamedTuple):
+    """A stretch of a document, and whether the document ends with it."""
+
+    text: str
+    ends_document: bool
+
+
+class Corpus(ABC):
+    """Documents in a fixed order, readable any number of times."""
+
+    name: str
+
+    @abstractmethod
+    def content_sha256(self) -> str:
+        """Changes whenever the text does; it does not depend on where the text lies."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[Piece]:
+        """The text in order; each document ends with a piece that says so."""
+
+    def texts(self) -> Iterator[str]:
+        """The pieces' text: what a tokenizer is made from."""
+        return (piece.text for piece in self.pieces())
+
+    def documents(self) -> Iterator[str]:
+        parts: list[str] = []
+        for piece in self.pieces():
+            parts.append(piece.text)
+            if piece.ends_document:
+                yield "".join(parts)
+                parts = []
+
+
+# --- cutting ------------------------------------------------------------------------------------------------
+
+
+def _cut_before(text: str, end: int) -> int:
+    """The last place <= end where text may be cut: before a blank or newline that follows visible text.
+
+    Byte-level BPE never joins those two, and the whole run of white space stays on the right. 0: no such place.
+    """
+    while True:
+        end = max(text.rfind(" ", 0, end + 1), text.rfind("\n", 0, end + 1))
+        if end <= 0:
+            return 0
+        if not text[end - 1].isspace():
+            return end
+        end -= 1
+
+
+def cut_document(text: str, size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
+    """One document as pieces of about `size` characters."""
+    start = 0
+    while len(text) - start > size:
+        window = text[start : start + size + 1]
+        cut = _cut_before(window, size) or size  # so long a text without a blank is cut anywhere
+        yield Piece(window[:cut], False)
+        start += cut
+    yield Piece(text[start:], True)
+
+
+def stream_documents(stream: TextIO, document_break: str | None, size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
+    """A text stream as pieces, holding about one piece in memory.
+
+    document_break: the string between documents (they are then cut there and it is dropped), or None where the
+    whole stream is one document. Documents of white space alone are skipped.
+    """
+    buffer, inside = "", False  # inside: a part of the current document has been given out
+    while True:
+        read = stream.read(size)
+        buffer += read
+        if document_break:
+            *whole, buffer = buffer.split(document_break)
+            for document in whole:
+                if inside or document.strip():
+                    yield from cut_document(document, size)
+                inside = False
+        if not read:
+            break
+        # A break may lie across the end of what has been read, so its length is kept back.
+        end = len(buffer) - len(document_break or "")
+        cut = _cut_before(buffer, end) if len(buffer) > size else 0
+        if cut == 0 and end > 4 * size:
+            cut = end
+        if cut and (inside or buffer[:cut].strip()):
+            yield Piece(buffer[:cut], False)
+            buffer, inside = buffer[cut:], True
+    if inside or buffer.strip():
+        yield from cut_document(buffer, size)
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], _COMPRESSIONS.get(path.suffix, open)(path, "rb"))
+
+
+def _open_text(path: Path) -> TextIO:
+    return io.TextIOWrapper(cast(Any, _open_bytes(path)), encoding="utf-8-sig", newline=None)
+
+
+def _is_jsonl(path: Path) -> bool:
+    inner = path.with_suffix("") if path.suffix in _COMPRESSIONS else path
+    return inner.suffix in (".jsonl", ".ndjson")
+
+
+def _check_file(path: Path) -> None:
+    """Refuse an empty, binary or damaged file before any work is done on it."""
+    try:
+        with _open_bytes(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not head:
+        raise ValueError(f"{path} is empty: give a file with text in it")
+    if b"\0" in head:
+        raise ValueError(f"{path} is a binary file (it has zero bytes): give UTF-8 text, jsonl, or .xz/.gz of those")
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:  # nearer the end, the character may just be cut by our reading
+            byte = head[error.start]
+            raise ValueError(
+                f"{path} is not UTF-8 text (byte 0x{byte:02x} at offset {error.start}): convert it to UTF-8 first"
+            ) from None
+
+
+def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
+    for number, line in enumerate(stream, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        text = row.get(field) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            fields = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
+            raise ValueError(f"{path}, line {number} has no text field {field!r} (it has {fields})")
+        if text:
+            yield from cut_document(text)
+
+
+class FileCorpus(Corpus):
+    """One or more files; a text file is one document (or several, at `document_break`), a jsonl row is one."""
+
+    def __init__(
+        self, paths: Iterable[Path], *, name: str = "", field: str = "text", document_break: str | None = None
+    ) -> None:
+        self.paths = tuple(paths)
+        self.field = field
+        self.document_break = document_break
+        self.name = name or ", ".join(str(path) for path in self.paths)
+        for path in self.paths:
+            _check_file(path)
+
+    def content_sha256(self) -> str:
+        files = [
+            [("jsonl", self.field) if _is_jsonl(p) else "text", p.suffix in _COMPRESSIONS, file_sha256(p)]
+            for p in self.paths
+        ]
+        return json_sha256({"reader": READER, "files": files, "document_break": self.document_break})
+
+    def pieces(self) -> Iterator[Piece]:
+        for path in self.paths:
+            try:
+                with _open_text(path) as stream:
+                    if _is_jsonl(path):
+                        yield from _read_jsonl(path, stream, self.field)
+                    else:
+                        yield from stream_documents(stream, self.document_break)
+            except UnicodeDecodeError as error:
+                byte = error.object[error.start]
+                raise ValueError(f"{path} is not UTF-8 text (byte 0x{byte:02x}): convert it to UTF-8 first") from None
+            except (OSError, EOFError, lzma.LZMAError) as error:
+                raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _missing_path(path: Path) -> ValueError:
+    folder = path.parent
+    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    near = get_close_matches(path.name, names, n=3, cutoff=0.5)
+    where = f"there is no folder {folder}" if not folder.is_dir() else f"there is no file or folder {path}"
+    names_of_data = f"give a text file, a folder of them, a .jsonl, hf:NAME, or {PYTHON_MANUAL}"
+    hint = f": did you mean {' or '.join(near)}?" if near else f": {names_of_data}"
+    return ValueError(where + hint)
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    found = [p for p in folder.rglob("*") if p.is_file() and p.name.endswith(_FOLDER_ENDINGS)]
+    if not found:
+        raise ValueError(f"the folder {folder} has no text in it: it needs .txt or .jsonl files (or .xz/.gz of those)")
+    return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
+
+
+# --- the hub ------------------------------------------------------------------------------------------------
+
+
+class HubCorpus(Corpus):
+    """A Hugging Face dataset, streamed: `hf:NAME[:config][:split]`, one document a row."""
+
+    def __init__(
+        self,
+        dataset: str,
+        config: str | None = None,
+        split: str = "train",
+        *,
+        field: str = "text",
+        revision: str | None = None,
+    ) -> None:
+        self.dataset, self.config, self.split = dataset, config, split
+        self.field, self.revision = field, revision
+        self.name = f"hf:{dataset}:{config or ''}:{split}"
+        self._library()
+
+    @staticmethod
+    def _library() -> Any:
+        try:
+            import datasets  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ValueError("Hugging Face datasets need the hub extra: pip install 'cedd[hub]'") from None
+        return datasets
+
+    def content_sha256(self) -> str:
+        """The hub's own commit identifies the content; nothing has to be read to know it."""
+        from huggingface_hub import HfApi
+
+        try:
+            commit = HfApi().dataset_info(self.dataset, revision=self.revision).sha
+        except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
+            raise ValueError(f"{self.name} could not be found on the hub ({type(error).__name__}): {error}") from None
+        return json_sha256({"hub": [self.dataset, self.config, self.split, self.field, commit]})
+
+    def rows(self) -> Iterator[str]:
+        try:
+            stream = self._library().load_dataset(
+                self.dataset, self.config, split=self.split, streaming=True, revision=self.revision
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            raise ValueError(f"{self.name} could not be opened ({type(error).__name__}): {error}") from None
+        for row in stream:
+            if not isinstance(row.get(self.field), str):
+                raise ValueError(f"{self.name} has no text field {self.field!r} (it has {', '.join(map(repr, row))})")
+            yield row[self.field]
+
+    def pieces(self) -> Iterator[Piece]:
+        for text in self.rows():
+            if text:
+                yield from cut_document(text)
+
+
+def _hub_corpus(spec: str, field: str) -> HubCorpus:
+    dataset, *rest = spec.removeprefix("hf:").split(":")
+    if not dataset or len(rest) > 2:
+        raise ValueError(f"{spec!r} is not a hub dataset: write hf:NAME, hf:NAME:config or hf:NAME:config:split")
+    config = rest[0] if rest and rest[0] else None
+    split = rest[1] if len(rest) == 2 and rest[1] else "train"
+    return HubCorpus(dataset, config, split, field=field)
+
+
+# --- text in memory, and text that every machine has ----------------------------------------------------------
+
+
+class TextCorpus(Corpus):
+    """Documents that are already in memory."""
+
+    def __init__(self, documents: Iterable[str], name: str = "text") -> None:
+        self._documents = tuple(documents)
+        self.name = name
+        if not any(document.strip() for document in self._documents):
+            raise ValueError(f"{name} is empty: give some text")
+
+    def content_sha256(self) -> str:
+        return json_sha256({"documents": self._documents})
+
+    def pieces(self) -> Iterator[Piece]:
+        for document in self._documents:
+            yield from cut_document(document)
+
+
+# The few typographic characters of the manual, as typewriters write them.
+_TYPEWRITER = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "´": "'", "–": "-", "—": "--", "…": "..."})
+
+
+def _plain_ascii(text: str) -> str:
+    """Printable ASCII and newlines only, so that a character model of the manual has a small alphabet."""
+    return re.sub(r"[^\n -~]", "", unicodedata.normalize("NFKD", text.translate(_TYPEWRITER).expandtabs()))
+
+
+def _docstrings(source: Path) -> str:
+    """All docstrings of a module in the order of its source; it is parsed, never imported."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    with_docstrings = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, with_docstrings)]
+    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    return "\n\n".join(filter(None, (ast.get_docstring(node) for node in nodes)))
+
+
+@lru_cache(maxsize=1)
+def python_manual_documents() -> tuple[str, ...]:
+    """The topics of Python's manual, then the docstrings of each public module of the standard library.
+
+    The same on every machine with the same Python release; about 1.2 million characters.
+    """
+    from pydoc_data import topics
+
+    documents = [topics.topics[topic] for topic in sorted(topics.topics)]
+    library = Path(sysconfig.get_path("stdlib"))
+    for module in sorted(sys.stdlib_module_names):
+        sources = (library / f"{module}.py", library / module / "__init__.py")
+        source = next((path for path in sources if path.is_file()), None)
+        if source is not None and not module.startswith("_"):
+            documents.append(_docstrings(source))
+    plain = (_plain_ascii(document).strip() for document in documents)
+    return tuple(document + "\n" for document in plain if document)
+
+
+def open_corpus(spec: str | Path | Corpus, *, field: str = "text", document_break: str | None = None) -> Corpus:
+    """The corpus a user names: a file, a folder, a .jsonl (its `field`), .xz/.gz of those, hf:NAME[:config][:split],
+    or "python-manual". `document_break` cuts text files into documents (such as "\\n\\n\\n")."""
+    if isinstance(spec, Corpus):
+        return spec
+    name = str(spec)
+    if document_break == "":
+        raise ValueError("an empty document break cuts nowhere: leave it out")
+    if name.startswith("hf:"):
+        return _hub_corpus(name, field)
+    path = Path(name).expanduser()
+    if name == PYTHON_MANUAL and not path.exists():
+        return TextCorpus(python_manual_documents(), PYTHON_MANUAL)
+    if not name.strip():
+        raise ValueError(f"no data was named: give a text file, a folder, a .jsonl, hf:NAME, or {PYTHON_MANUAL}")
+    if not path.exists():
+        raise _missing_path(path)
+    paths = _folder_files(path) if path.is_dir() else [path]
+    return FileCorpus(paths, name=name, field=field, document_break=document_break)

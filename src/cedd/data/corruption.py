@@ -1,0 +1,48 @@
+"""Spelling mistakes as users make them: letters replaced by other letters, at places nobody is told."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cedd.data.permutation import derive_key, permute, uniform_integers
+
+LETTERS = (string.ascii_lowercase, string.ascii_uppercase)
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """A text with mistakes: `text[p] != original[p]` at exactly the `positions` p (sorted), equal elsewhere."""
+
+    text: str
+    original: str
+    positions: NDArray[np.int64]
+
+
+def corrupt_letters(text: str, rate: float = 0.05, seed: int = 0, letters: tuple[str, ...] = LETTERS) -> Corruption:
+    """Replace the share `rate` of the letters, each by another letter of its own class (case is kept).
+
+    Of the n letters exactly round(rate * n) are replaced, at places drawn without replacement; spaces, digits and
+    punctuation stay. The result depends on (text, rate, seed, letters) alone.
+    """
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"the corruption rate is a share between 0 and 1, not {rate}")
+    if any(len(set(group)) != len(group) or len(group) < 2 for group in letters):
+        raise ValueError("each class of letters needs at least two different letters to swap")
+    place_of = {letter: (group, rank) for group in letters for rank, letter in enumerate(group)}
+    candidates = np.array([i for i, character in enumerate(text) if character in place_of], dtype=np.int64)
+    count = round(rate * len(candidates))
+    if count == 0:
+        return Corruption(text, text, np.zeros(0, dtype=np.int64))
+    chosen = permute(np.arange(count), len(candidates), derive_key(seed, 0))
+    positions = np.sort(candidates[chosen])
+    sizes = np.array([len(place_of[text[p]][0]) for p in positions])
+    shifts = 1 + uniform_integers(positions, sizes - 1, derive_key(seed, 1))  # 1..size-1: never the same letter
+    characters = list(text)
+    for position, shift in zip(positions.tolist(), shifts.tolist(), strict=True):
+        group, rank = place_of[text[position]]
+        characters[position] = group[(rank + shift) % len(group)]
+    return Corruption("".join(characters), text, positions)

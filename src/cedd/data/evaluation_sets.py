@@ -1,0 +1,223 @@
+"""The evaluation sets of the field, as a table: where the text is, its rows, its detokenizer, its packing.
+
+Rows follow the hub's datasets, which the published numbers were measured on: a line of WikiText is a document
+(also an empty one), and each document is followed by the end token. Published code packs in groups of a thousand
+rows and drops what is left of each group, so its block count depends on the grouping; here one stream is packed
+in order, and the only remainder, that of the whole set, is reported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from cedd.data.corpora import READER, Corpus, FileCorpus, HubCorpus, Piece, cut_document
+from cedd.data.detokenizers import LAMBADA, LM1B, PTB, WIKITEXT, Detokenizer
+from cedd.data.packing import PackedDataset, PackingPolicy, pack
+from cedd.data.storage import data_root, file_sha256, json_sha256
+from cedd.data.tokenizers import Tokenizer
+
+Rows = Literal["lines with newline", "stripped lines", "jsonl text"]
+
+# Datasets that are only a loading script on the hub are read from its automatic conversion.
+CONVERTED = "refs/convert/parquet"
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Where the hub has the set, and which field of a row is its text."""
+
+    dataset: str
+    config: str | None = None
+    field: str = "text"
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """One row of the table. files: split -> file name under the data root (or its `eval` folder)."""
+
+    name: str
+    title: str
+    files: Mapping[str, str]
+    hub: HubSource
+    rows: Rows
+    detokenizer: Detokenizer
+    packing: PackingPolicy
+
+
+_TABLE = (
+    EvaluationSet(
+        "wikitext2",
+        "WikiText-2, raw",
+        {"test": "wikitext2.test.raw.txt"},
+        HubSource("Salesforce/wikitext", "wikitext-2-raw-v1"),
+        "lines with newline",
+        WIKITEXT,
+        PackingPolicy(text=""),
+    ),
+    EvaluationSet(
+        "wikitext103",
+        "WikiText-103, tokenised form (rare words are <unk>)",
+        {"test": "wikitext103.test.txt"},
+        HubSource("Salesforce/wikitext", "wikitext-103-v1"),
+        "lines with newline",
+        WIKITEXT,
+        PackingPolicy(text=""),
+    ),
+    EvaluationSet(
+        "wikitext103-raw",
+        "WikiText-103, raw (its test split is that of WikiText-2)",
+        {"test": "wikitext2.test.raw.txt"},
+        HubSource("Salesforce/wikitext", "wikitext-103-raw-v1"),
+        "lines with newline",
+        WIKITEXT,
+        PackingPolicy(text=""),
+    ),
+    EvaluationSet(
+        "ptb",
+        "Penn Treebank, Mikolov's form",
+        {"test": "ptb.test.txt", "validation": "ptb.valid.txt"},
+        HubSource("ptb-text-only/ptb_text_only", None, "sentence", CONVERTED),
+        "stripped lines",
+        PTB,
+        PackingPolicy(text="\n"),
+    ),
+    EvaluationSet(
+        "lambada",
+        "LAMBADA, OpenAI's form",
+        {"test": "lambada.test.jsonl"},
+        HubSource("EleutherAI/lambada_openai", "default"),
+        "jsonl text",
+        LAMBADA,
+        PackingPolicy(text="\n"),
+    ),
+    EvaluationSet(
+        "lm1b",
+        "One Billion Words, held-out (local: shard 0 of 50; hub: all of them)",
+        {"test": "lm1b.heldout-00000-of-00050.txt"},
+        HubSource("billion-word-benchmark/lm1b", None, "text", CONVERTED),
+        "stripped lines",
+        LM1B,
+        PackingPolicy(text="\n"),
+    ),
+)
+
+EVALUATION_SETS: dict[str, EvaluationSet] = {entry.name: entry for entry in _TABLE}
+_OTHER_NAMES = {"1bw": "lm1b", "wikitext-2": "wikitext2", "wikitext-103": "wikitext103"}
+
+
+def find_evaluation_set(name: str) -> EvaluationSet:
+    """The table's row of that name."""
+    key = _OTHER_NAMES.get(name.lower(), name.lower())
+    if key not in EVALUATION_SETS:
+        near = get_close_matches(key, EVALUATION_SETS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown evaluation set {name!r}{hint}: the sets are {', '.join(EVALUATION_SETS)}")
+    return EVALUATION_SETS[key]
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+def _file_rows(path: Path, rows: Rows) -> Iterator[str]:
+    """The rows of a local file, exactly as the hub's loaders cut them."""
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if rows == "jsonl text":
+                try:
+                    yield json.loads(line)["text"]
+                except (ValueError, KeyError, TypeError):
+                    raise ValueError(f"{path}, line {number} is not a JSON object with a 'text'") from None
+            elif rows == "stripped lines":
+                yield line.strip()
+            else:
+                yield line if line.strip() else ""
+
+
+class EvaluationCorpus(Corpus):
+    """The rows of an evaluation set, detokenized; each row, also an empty one, is a document."""
+
+    def __init__(self, entry: EvaluationSet, source: Path | HubCorpus) -> None:
+        self.entry = entry
+        self.source = source
+        self.name = entry.name
+        if isinstance(source, Path):
+            FileCorpus([source])  # refuses an empty or binary file
+
+    @property
+    def source_name(self) -> str:
+        return self.source.name  # the file's name without its folder, or hf:...
+
+    def content_sha256(self) -> str:
+        source = file_sha256(self.source) if isinstance(self.source, Path) else self.source.content_sha256()
+        return json_sha256(
+            {"reader": READER, "rows": self.entry.rows, "source": source, "detokenizer": self.entry.detokenizer.sha256}
+        )
+
+    def pieces(self) -> Iterator[Piece]:
+        rows = _file_rows(self.source, self.entry.rows) if isinstance(self.source, Path) else self.source.rows()
+        for row in rows:
+            yield from cut_document(self.entry.detokenizer(row))
+
+
+def open_evaluation_set(name: str, split: str = "test", root: str | Path | None = None) -> EvaluationCorpus:
+    """The corpus of an evaluation set, from the data root (given, or CEDD_DATA) or else from the hub."""
+    entry = find_evaluation_set(name)
+    folder = data_root(root)
+    file_name = entry.files.get(split)
+    if folder is not None and file_name is not None:
+        for path in (folder / "eval" / file_name, folder / file_name):
+            if path.is_file():
+                return EvaluationCorpus(entry, path)
+    if root is not None:
+        wanted = file_name or f"no file of its {split!r} split is known"
+        raise ValueError(f"{entry.name} ({split}) is not under {root} ({wanted}): leave the root out to use the hub")
+    hub = entry.hub
+    source = HubCorpus(hub.dataset, hub.config, split, field=hub.field, revision=hub.revision)
+    return EvaluationCorpus(entry, source)
+
+
+# --- the packed set with its protocol ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """Blocks to evaluate on, and the protocol that made them: names, hashes and counts, as JSON."""
+
+    packed: PackedDataset
+    protocol: dict[str, Any]
+
+
+def load_evaluation_set(
+    name: str,
+    tokenizer: Tokenizer,
+    length: int,
+    *,
+    split: str = "test",
+    root: str | Path | None = None,
+    remainder: Literal["drop", "keep"] = "drop",
+    cache: str | Path | None = None,
+    workers: int = 1,
+) -> EvaluationData:
+    """An evaluation set as blocks of `length` tokens, in the order of its text."""
+    corpus = open_evaluation_set(name, split, root)
+    policy = replace(corpus.entry.packing, remainder=remainder)
+    packed = pack(corpus, tokenizer, length, policy=policy, cache=cache, workers=workers)
+    entry = corpus.entry
+    protocol = {
+        "set": entry.name,
+        "title": entry.title,
+        "split": split,
+        "source": corpus.source_name,
+        "rows": entry.rows,
+        "detokenizer": entry.detokenizer.name,
+        "detokenizer_sha256": entry.detokenizer.sha256,
+    } | packed.report()
+    named = ("content_sha256", "detokenizer_sha256", "policy_sha256", "tokenizer_fingerprint", "length")
+    protocol["protocol_sha256"] = json_sha256({key: protocol[key] for key in named})
+    return EvaluationData(packed, protocol)

@@ -1,0 +1,390 @@
+"""Tokens in blocks of L, packed once and memory-mapped from then on.
+
+A packed set is a folder of two files: `tokens.bin`, all tokens in order, little-endian; and `header.json`, which
+says how many documents, tokens, blocks and remaining tokens there are, from what they were made, and the sha256
+of `tokens.bin`. The folder's name is the hash of (content, tokenizer, L, packing policy), so an equal request
+finds it again, and neither file depends on the number of worker processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from math import floor
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cedd.data.corpora import Corpus, Piece
+from cedd.data.storage import atomic_folder, cache_root, canonical_json, file_sha256, json_sha256, write_durably
+from cedd.data.tokenizers import Tokenizer, tokenizer_from_definition
+
+FORMAT = "cedd-packed-1"
+TOKENS_FILE = "tokens.bin"
+HEADER_FILE = "header.json"
+_CHUNK_CHARACTERS = 1 << 20  # the unit of work, the same for any number of workers
+_VERIFY_BYTES = 2 << 30  # up to this size the checksum is verified at every opening, beyond it only the size
+
+Part = Literal["all", "train", "validation"]
+
+
+@dataclass(frozen=True)
+class PackingPolicy:
+    """How documents become blocks: joined in order into one stream, which is cut every L tokens.
+
+    separator: "eos" puts the tokenizer's end token after each document; "text" puts the characters of `text`
+        between documents ("" puts nothing); "auto" is "eos" where the tokenizer has such a token, else "text".
+    remainder: the tokens after the last whole block. "drop" leaves them out of the set, "keep" makes them a last,
+        shorter block (`PackedDataset.remainder`); either way they are counted and reported.
+    """
+
+    separator: Literal["auto", "eos", "text"] = "auto"
+    text: str = "\n\n"
+    remainder: Literal["drop", "keep"] = "drop"
+
+    def resolve(self, tokenizer: Tokenizer) -> PackingPolicy:
+        """The same policy with "auto" decided."""
+        if self.separator == "eos" and tokenizer.eos_id is None:
+            raise ValueError(f"the tokenizer {tokenizer.name!r} has no end-of-document token: use separator='text'")
+        if self.separator == "eos" or (self.separator == "auto" and tokenizer.eos_id is not None):
+            return replace(self, separator="eos", text="")
+        return replace(self, separator="text")
+
+    @property
+    def name(self) -> str:
+        joints = {
+            "eos": "end token after each document",
+            "text": f"{self.text!r} between documents" if self.text else "nothing between documents",
+            "auto": f"end token after each document, or else {self.text!r} between them",
+        }
+        rest = {"drop": "remainder dropped", "keep": "remainder kept"}
+        return f"joined in order, {joints[self.separator]}, {rest[self.remainder]}"
+
+    @property
+    def sha256(self) -> str:
+        return json_sha256(asdict(self))
+
+
+# --- the packed set -------------------------------------------------------------------------------------------
+
+
+class PackedDataset:
+    """Blocks [N, L] of token ids, memory-mapped.
+
+    `blocks` is the memory map in its stored type; indexing gives int64 copies, ready for torch. A view from
+    `split_tail` shares the map.
+    """
+
+    def __init__(self, tokens: NDArray[Any], header: dict[str, Any], start: int = 0, stop: int | None = None) -> None:
+        self.header = header
+        self.length: int = header["length"]
+        self._tokens = tokens
+        self._start = start
+        self._stop = header["blocks"] if stop is None else stop
+        self.blocks: NDArray[Any] = tokens[self._start * self.length : self._stop * self.length].reshape(
+            -1, self.length
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.header["vocab_size"]
+
+    @property
+    def remainder(self) -> NDArray[np.int64]:
+        """The shorter last block [0..L-1] under the policy "keep"; empty under "drop", and in a train part."""
+        last = self._stop == self.header["blocks"]
+        kept = self.header["policy"]["remainder"] == "keep" and last
+        return self._tokens[self.header["blocks"] * self.length :].astype(np.int64) if kept else np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> NDArray[np.int64]: ...
+    @overload
+    def __getitem__(self, index: slice | NDArray[np.integer]) -> NDArray[np.int64]: ...
+    def __getitem__(self, index: int | slice | NDArray[np.integer]) -> NDArray[np.int64]:
+        return np.asarray(self.blocks[index]).astype(np.int64)
+
+    def split_tail(self, holdout: float) -> tuple[PackedDataset, PackedDataset]:
+        """(train, validation): the last share `holdout` of the blocks, at least one, is held out."""
+        _check_holdout(holdout)
+        if len(self) < 2:
+            raise ValueError(
+                f"the data has only {len(self)} block of {self.length} tokens, too few to hold some out: "
+                "give more text, a smaller length, or a validation file of its own"
+            )
+        middle = self._stop - min(max(1, round(holdout * len(self))), len(self) - 1)
+        return (
+            PackedDataset(self._tokens, self.header, self._start, middle),
+            PackedDataset(self._tokens, self.header, middle, self._stop),
+        )
+
+    def report(self) -> dict[str, Any]:
+        """What went in and what came out: counts, and the hashes that name text, tokenizer and policy.
+
+        Counts are of the whole packed stream; `blocks` is of this view of it.
+        """
+        names = ("documents", "characters", "utf8_bytes", "words", "tokens", "length")
+        report: dict[str, Any] = {name: self.header[name] for name in names}
+        report["blocks"] = len(self)
+        report["remainder_tokens"] = self.header["remainder_tokens"]
+        report["remainder"] = self.header["policy"]["remainder"]
+        report["packing"] = PackingPolicy(**self.header["policy"]).name
+        hashes = ("policy_sha256", "content_sha256", "tokenizer_fingerprint", "tokens_sha256")
+        return report | {"tokenizer": self.header["tokenizer"]} | {name: self.header[name] for name in hashes}
+
+
+def _check_holdout(holdout: float) -> None:
+    if not 0.0 < holdout < 1.0:
+        raise ValueError(f"the held-out share lies between 0 and 1, not at {holdout}")
+
+
+def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset:
+    """Open a packed set; ValueError if it is torn. verify: the checksum too (default: up to 2 GiB)."""
+    folder = Path(folder)
+    try:
+        header = json.loads((folder / HEADER_FILE).read_text(encoding="ascii"))
+        size = (folder / TOKENS_FILE).stat().st_size
+        dtype = np.dtype(header["dtype"])
+        expected = header["tokens"] * dtype.itemsize
+        checksum = header["tokens_sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the packed set {folder} is incomplete ({type(error).__name__})") from None
+    if header.get("format") != FORMAT:
+        raise ValueError(f"the packed set {folder} has the format {header.get('format')!r}, not {FORMAT!r}")
+    if size != expected:
+        raise ValueError(f"the packed set {folder} is torn: {TOKENS_FILE} has {size} bytes, not {expected}")
+    if (verify or (verify is None and size <= _VERIFY_BYTES)) and file_sha256(folder / TOKENS_FILE) != checksum:
+        raise ValueError(f"the packed set {folder} is damaged: {TOKENS_FILE} does not match its checksum")
+    return PackedDataset(np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r"), header)
+
+
+# --- encoding, in order ---------------------------------------------------------------------------------------
+
+
+class _Encoded(NamedTuple):
+    """A chunk of pieces as tokens: ids of piece i end at ends[i]."""
+
+    ids: NDArray[Any]
+    ends: NDArray[np.int64]
+    characters: int
+    utf8_bytes: int
+    words: int
+
+
+def _encode_chunk(tokenizer: Tokenizer, dtype: str, texts: list[str]) -> _Encoded:
+    pieces = tokenizer.encode_batch(texts)
+    return _Encoded(
+        np.concatenate(pieces).astype(dtype),
+        np.cumsum([len(ids) for ids in pieces]),
+        sum(map(len, texts)),
+        sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
+        sum(len(text.split()) for text in texts),
+    )
+
+
+_worker_tokenizer: Tokenizer | None = None
+
+
+def _start_worker(kind: str, definition: dict[str, Any], name: str) -> None:
+    global _worker_tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism here
+    _worker_tokenizer = tokenizer_from_definition(kind, definition, name)
+
+
+def _encode_in_worker(dtype: str, texts: list[str]) -> _Encoded:
+    assert _worker_tokenizer is not None
+    return _encode_chunk(_worker_tokenizer, dtype, texts)
+
+
+def _chunks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Pieces gathered to about a million characters."""
+    chunk: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        chunk.append(piece)
+        size += len(piece.text) + 1
+        if size >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _encode_in_order(
+    pieces: Iterator[Piece], tokenizer: Tokenizer, dtype: str, workers: int
+) -> Iterator[tuple[list[bool], _Encoded]]:
+    """(does piece i end a document, the tokens) chunk by chunk, in order, a bounded number of them in flight."""
+    if workers == 1:
+        for chunk in _chunks(pieces):
+            yield [p.ends_document for p in chunk], _encode_chunk(tokenizer, dtype, [p.text for p in chunk])
+        return
+    start = (tokenizer.kind, tokenizer.definition(), tokenizer.name)
+    # "spawn": forking a process that already has threads (torch, the tokenizers library) can hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=start) as pool:
+        waiting: deque[tuple[list[bool], Future[_Encoded]]] = deque()
+        try:
+            for chunk in _chunks(pieces):
+                job = pool.submit(_encode_in_worker, dtype, [p.text for p in chunk])
+                waiting.append(([p.ends_document for p in chunk], job))
+                if len(waiting) > 2 * workers:
+                    ends, job = waiting.popleft()
+                    yield ends, job.result()
+            for ends, job in waiting:
+                yield ends, job.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _select_documents(pieces: Iterator[Piece], part: Part, holdout: float) -> Iterator[Piece]:
+    """Document i is held out when floor((i+1) h) > floor(i h): evenly spread, the exact share, no randomness."""
+    index = 0
+    for piece in pieces:
+        held_out = floor((index + 1) * holdout) > floor(index * holdout)
+        if part == "all" or held_out == (part == "validation"):
+            yield piece
+        index += piece.ends_document
+
+
+# --- packing --------------------------------------------------------------------------------------------------
+
+
+class _TokenWriter:
+    """Joins encoded chunks into one stream on disk, counting and hashing as it goes."""
+
+    def __init__(self, file: BinaryIO, tokenizer: Tokenizer, policy: PackingPolicy, dtype: str) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._tokenizer, self._policy, self._dtype = tokenizer, policy, dtype
+        self._between: NDArray[Any] | None = None
+        self._document_open = False
+        self.counts = dict.fromkeys(("documents", "characters", "utf8_bytes", "words", "tokens"), 0)
+
+    def _separator(self) -> NDArray[Any]:
+        """Encoded when the second document begins: a corpus of one document needs no separator."""
+        if self._between is None:
+            try:
+                self._between = self._tokenizer.encode(self._policy.text).astype(self._dtype)
+            except ValueError as error:
+                raise ValueError(f"the separator {self._policy.text!r} cannot be encoded: {error}") from None
+        return self._between
+
+    def add(self, ends_document: list[bool], encoded: _Encoded) -> None:
+        parts: list[NDArray[Any]] = []
+        start = 0
+        with_end_token = self._policy.separator == "eos"
+        end_token = np.array([self._tokenizer.eos_id if with_end_token else 0], dtype=self._dtype)
+        for end, ends in zip(encoded.ends.tolist(), ends_document, strict=True):
+            if not self._document_open and not with_end_token and self.counts["documents"]:
+                parts.append(self._separator())
+            parts.append(encoded.ids[start:end])
+            if ends and with_end_token:
+                parts.append(end_token)
+            start = end
+            self._document_open = not ends
+            self.counts["documents"] += ends
+        tokens = np.concatenate(parts)
+        content = tokens.tobytes()
+        self._file.write(content)
+        self._digest.update(content)
+        self.counts["tokens"] += len(tokens)
+        for name in ("characters", "utf8_bytes", "words"):
+            self.counts[name] += getattr(encoded, name)
+
+    def finish(self) -> str:
+        """Flush to disk; the sha256 of what was written."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._digest.hexdigest()
+
+
+def _write_packed(
+    folder: Path,
+    pieces: Iterator[Piece],
+    tokenizer: Tokenizer,
+    identity: dict[str, Any],
+    policy: PackingPolicy,
+    length: int,
+    workers: int,
+    source: str,
+) -> None:
+    dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    with (folder / TOKENS_FILE).open("wb") as file:
+        writer = _TokenWriter(file, tokenizer, policy, dtype)
+        for ends_document, encoded in _encode_in_order(pieces, tokenizer, dtype, workers):
+            writer.add(ends_document, encoded)
+        checksum = writer.finish()
+    tokens = writer.counts["tokens"]
+    if tokens < length:
+        raise ValueError(
+            f"{source} has {tokens} tokens, fewer than one block of {length}: give more text or a smaller length"
+        )
+    made = {
+        "format": FORMAT,
+        "dtype": dtype,
+        "blocks": tokens // length,
+        "remainder_tokens": tokens % length,
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "policy_sha256": policy.sha256,
+        "tokens_sha256": checksum,
+    }
+    write_durably(folder / HEADER_FILE, canonical_json(identity | writer.counts | made) + b"\n")
+
+
+def pack(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    length: int,
+    *,
+    policy: PackingPolicy | None = None,
+    part: Part = "all",
+    holdout: float = 0.05,
+    cache: str | Path | None = None,
+    workers: int = 1,
+) -> PackedDataset:
+    """The corpus as blocks of `length` tokens, from the cache where the same has been packed before.
+
+    part, holdout: "train" or "validation" packs only the documents that are not, or are, held out.
+    cache: folder of packed sets (default: CEDD_CACHE or ~/.cache/cedd).
+    workers: processes that encode; the result is the same for any number. (With one, BPE still uses all cores.)
+    """
+    if length < 1:
+        raise ValueError(f"a block has at least one token, not {length}")
+    if workers < 1:
+        raise ValueError(f"packing needs at least one worker, not {workers}")
+    policy = (policy or PackingPolicy()).resolve(tokenizer)
+    identity: dict[str, Any] = {
+        "content_sha256": corpus.content_sha256(),
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "length": length,
+        "policy": asdict(policy),
+        "part": part,
+    }
+    if part != "all":
+        _check_holdout(holdout)
+        identity["holdout"] = holdout
+    folder = cache_root(cache) / "packed" / json_sha256([FORMAT, identity])[:32]
+    if folder.exists():
+        try:
+            return open_packed(folder)
+        except ValueError as error:
+            warnings.warn(f"{error}; packing again", stacklevel=2)
+            shutil.rmtree(folder)
+    pieces = _select_documents(corpus.pieces(), part, holdout)
+    source = corpus.name if part == "all" else f"the {part} part of {corpus.name}"
+    with atomic_folder(folder) as temporary:
+        _write_packed(temporary, pieces, tokenizer, identity, policy, length, workers, source)
+    return open_packed(folder)

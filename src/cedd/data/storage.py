@@ -1,0 +1,103 @@
+"""Files that are either whole or absent: written under a temporary name, flushed to disk, then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_READ_BYTES = 1 << 20
+
+
+def data_root(given: str | Path | None = None) -> Path | None:
+    """The folder of local data: the one given, else the environment's CEDD_DATA, else none."""
+    root = given if given is not None else os.environ.get("CEDD_DATA")
+    return Path(root).expanduser() if root else None
+
+
+def cache_root(given: str | Path | None = None) -> Path:
+    """The folder of caches: the one given, else the environment's CEDD_CACHE, else ~/.cache/cedd."""
+    root = given if given is not None else os.environ.get("CEDD_CACHE")
+    return Path(root).expanduser() if root else Path.home() / ".cache" / "cedd"
+
+
+def canonical_json(value: Any) -> bytes:
+    """One byte string per JSON value (sorted keys, no spaces), so that equal values have equal hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def json_sha256(value: Any) -> str:
+    """The hash of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """The hash of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def flush_folder(folder: Path) -> None:
+    """Make a rename inside the folder durable, where the system can (it cannot on Windows)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write and fsync, without a rename: for files inside a folder that is itself renamed into place."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def atomic_write(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` so that a reader, or a crash, sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        write_durably(temporary, content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` when the block ends well, and vanishes when it does not.
+
+    If another process has made `path` meanwhile, its folder stays and ours is dropped: both were made from the
+    same key, hence have the same content.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        flush_folder(temporary)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+        flush_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,510 @@
+"""Text to token ids and back.
+
+Ids are 0..V-1. The mask of a diffusion process is id V: no tokenizer has it, `decode` shows it as a placeholder.
+Every tokenizer is defined by a JSON value, its `definition`; the sha256 of that is its fingerprint, and saving
+or loading one reads and writes JSON only.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cedd.data.storage import atomic_write, data_root, json_sha256
+
+MASK_CHARACTER = "▒"
+END_OF_TEXT = "<|endoftext|>"
+HEADER_FILE = "cedd_tokenizer.json"
+BPE_FILE = "tokenizer.json"
+GPT2_HUB_NAME = "openai-community/gpt2"
+GPT2_VOCAB_SIZE = 50257
+NAMES = ("char", "byte", "gpt2", "gpt2-char", "bpe:SIZE")
+
+Ids = Sequence[int] | NDArray[Any]
+
+
+class Tokenizer(ABC):
+    """The interface; a subclass gives `kind`, `definition`, `encode` and the meaning of single ids or runs."""
+
+    kind: ClassVar[str]
+    name: str
+    vocab_size: int
+    eos_id: int | None = None  # the token that ends a document, where the vocabulary has one
+
+    @abstractmethod
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Token ids [L]; a character that cannot be written is a ValueError naming it and its position."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Ids, mask: str | None = MASK_CHARACTER) -> str:
+        """Text of ids [L]; the mask id V is shown as `mask`, or refused when `mask` is None."""
+        array = self._checked(ids)
+        masked = np.flatnonzero(array == self.vocab_size)
+        if len(masked) == 0:
+            return self._decode_run(array)
+        if mask is None:
+            raise ValueError(f"id {self.vocab_size} at position {masked[0]} is the mask, which has no text")
+        runs = np.split(array, masked)
+        return mask.join([self._decode_run(runs[0]), *(self._decode_run(run[1:]) for run in runs[1:])])
+
+    @abstractmethod
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        """Text of ids that are all in 0..V-1."""
+
+    @abstractmethod
+    def definition(self) -> dict[str, Any]:
+        """The JSON value that says what each id means."""
+
+    @classmethod
+    @abstractmethod
+    def from_definition(cls, definition: Mapping[str, Any], name: str) -> Tokenizer: ...
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return json_sha256({"kind": self.kind, "definition": self.definition()})
+
+    def save(self, folder: str | Path) -> None:
+        header = self._header() | {"definition": self.definition()}
+        atomic_write(Path(folder) / HEADER_FILE, _pretty_json(header))
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "vocab_size": self.vocab_size,
+            "fingerprint": self.fingerprint,
+        }
+
+    def _checked(self, ids: Ids) -> NDArray[np.int64]:
+        array = np.asarray(ids)
+        if array.ndim != 1:
+            raise ValueError(f"decode takes one sequence of ids, not an array of shape {array.shape}")
+        array = array.astype(np.int64)
+        bad = np.flatnonzero((array < 0) | (array > self.vocab_size))
+        if len(bad):
+            raise ValueError(
+                f"id {array[bad[0]]} at position {bad[0]} is outside the {self.name} vocabulary of "
+                f"{self.vocab_size} tokens: was this text encoded by another tokenizer?"
+            )
+        return array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
+
+
+def _pretty_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def _unknown_character(name: str, text: str, position: int, hint: str) -> ValueError:
+    character = text[position]
+    return ValueError(
+        f"character {character!r} (U+{ord(character):04X}) at position {position} is not in the "
+        f"{name} vocabulary: {hint}"
+    )
+
+
+# --- characters ---------------------------------------------------------------------------------------------
+
+
+class _CharacterTable(Tokenizer):
+    """A one-to-one table from characters to ids; one position of text is one token."""
+
+    _other = "\N{REPLACEMENT CHARACTER}"  # what an id that is no character decodes to
+
+    def __init__(self, characters: Mapping[str, int], vocab_size: int, unknown: str | None, name: str) -> None:
+        if unknown is not None and unknown not in characters:
+            raise ValueError(f"the unknown character {unknown!r} must itself be in the {name} vocabulary")
+        self.characters = dict(characters)
+        self.vocab_size = vocab_size
+        self.unknown = unknown
+        self.name = name
+
+    @cached_property
+    def _id_of_code(self) -> NDArray[np.int32]:
+        table = np.full(max(map(ord, self.characters)) + 2, -1, dtype=np.int32)  # last entry: any higher code
+        for character, token in self.characters.items():
+            table[ord(character)] = token
+        return table
+
+    @cached_property
+    def _code_of_id(self) -> NDArray[np.uint32]:
+        table = np.full(self.vocab_size, ord(self._other), dtype="<u4")
+        for character, token in self.characters.items():
+            table[token] = ord(character)
+        return table
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        codes = _code_points(text)
+        ids = self._id_of_code[np.minimum(codes, len(self._id_of_code) - 1)].astype(np.int64)
+        missing = ids < 0
+        if missing.any():
+            if self.unknown is None:
+                hint = "add it to the alphabet, or give an `unknown` character to stand for it"
+                raise _unknown_character(self.name, text, int(missing.argmax()), hint)
+            ids[missing] = self.characters[self.unknown]
+        return ids
+
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        return self._code_of_id[ids].astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+
+
+class CharTokenizer(_CharacterTable):
+    """Each character of an alphabet is a token; ids follow the code points' order."""
+
+    kind = "char"
+
+    def __init__(self, alphabet: Iterable[str], unknown: str | None = None, name: str = "char") -> None:
+        letters = sorted({character for text in alphabet for character in text} | set(unknown or ""))
+        if not letters:
+            raise ValueError("a character tokenizer needs at least one character: the text given is empty")
+        self.alphabet = "".join(letters)
+        super().__init__({c: i for i, c in enumerate(letters)}, len(letters), unknown, name)
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str], unknown: str | None = None) -> CharTokenizer:
+        """The alphabet of the data, in one pass over it."""
+        alphabet: set[str] = set()
+        for text in texts:
+            alphabet.update(text)
+        return cls(alphabet, unknown)
+
+    def definition(self) -> dict[str, Any]:
+        return {"alphabet": self.alphabet, "unknown": self.unknown}
+
+    @classmethod
+    def from_definition(cls, definition: Mapping[str, Any], name: str) -> CharTokenizer:
+        return cls(definition["alphabet"], definition["unknown"], name)
+
+
+class CharAsGPT2(_CharacterTable):
+    """The paper's spelling protocol: each character is written as its single-character GPT-2 token, V = 50257.
+
+    Text is as long as it has characters, yet a wrong token is usually no character at all; such a token decodes
+    to U+FFFD, so that positions of text and ids stay aligned.
+    """
+
+    kind = "gpt2-char"
+
+    def __init__(
+        self,
+        characters: Mapping[str, int],
+        vocab_size: int = GPT2_VOCAB_SIZE,
+        unknown: str | None = None,
+        name: str = "gpt2-char",
+    ) -> None:
+        super().__init__(characters, vocab_size, unknown, name)
+
+    @classmethod
+    def from_gpt2(cls, gpt2: GPT2Tokenizer, unknown: str | None = None) -> CharAsGPT2:
+        characters: dict[str, int] = {}
+        for token, content in enumerate(gpt2.token_bytes):
+            try:
+                text = content.decode("utf-8")
+            except UnicodeDecodeError:
+                continue
+            if len(text) == 1:
+                characters[text] = token
+        return cls(characters, gpt2.vocab_size, unknown)
+
+    def definition(self) -> dict[str, Any]:
+        return {"characters": self.characters, "vocab_size": self.vocab_size, "unknown": self.unknown}
+
+    @classmethod
+    def from_definition(cls, definition: Mapping[str, Any], name: str) -> CharAsGPT2:
+        return cls(definition["characters"], definition["vocab_size"], definition["unknown"], name)
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes of UTF-8."""
+
+    kind = "byte"
+    name = "byte"
+    vocab_size = 256
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return np.frombuffer(_utf8(self.name, text), dtype=np.uint8).astype(np.int64)
+
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+    def definition(self) -> dict[str, Any]:
+        return {"encoding": "utf-8"}
+
+    @classmethod
+    def from_definition(cls, definition: Mapping[str, Any], name: str) -> ByteTokenizer:
+        del definition, name
+        return cls()
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _unknown_character(name, text, error.start, "a lone surrogate is not text") from None
+
+
+# --- byte-level BPE -----------------------------------------------------------------------------------------
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's way to write bytes as visible characters: the printable ones of Latin-1 stand for themselves, the
+    other bytes, in order, for the code points from 256 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+def _tokenizers_library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError("BPE tokenizers need the `tokenizers` package: pip install tokenizers") from None
+    return tokenizers
+
+
+class _ByteLevelBPE(Tokenizer):
+    """Byte-level BPE from a vocabulary and its merges, run by the `tokenizers` library.
+
+    Text is only text: the end-of-document token is never read out of it, even if its spelling occurs there.
+    """
+
+    def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], name: str) -> None:
+        if sorted(vocab.values()) != list(range(len(vocab))):
+            raise ValueError(f"the {name} vocabulary does not number its {len(vocab)} tokens 0..{len(vocab) - 1}")
+        self.name = name
+        self.vocab = dict(vocab)
+        self.merges = [(left, right) for left, right in merges]
+        self.vocab_size = len(vocab)
+        self.eos_id = self.vocab.get(END_OF_TEXT)
+        library = _tokenizers_library()
+        try:
+            model = library.models.BPE(vocab=self.vocab, merges=self.merges)
+        except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
+            raise ValueError(f"the {name} merges do not fit its vocabulary: {error}") from None
+        self._tokenizer = library.Tokenizer(model)
+        self._tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        self._tokenizer.decoder = library.decoders.ByteLevel()
+        missing = [byte for character, byte in _byte_alphabet().items() if character not in self.vocab]
+        if missing:
+            raise ValueError(f"the {name} vocabulary lacks {len(missing)} of the 256 bytes: it is not byte-level")
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes each id stands for, [V]."""
+        byte_of = _byte_alphabet()
+        content = [b""] * self.vocab_size
+        for token, identity in self.vocab.items():
+            plain = token == END_OF_TEXT or any(character not in byte_of for character in token)
+            content[identity] = token.encode("utf-8") if plain else bytes(byte_of[c] for c in token)
+        return content
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        for text in texts:
+            if not text.isascii():
+                _utf8(self.name, text)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        content = self.token_bytes
+        return b"".join([content[token] for token in ids.tolist()]).decode("utf-8", "replace")
+
+    def definition(self) -> dict[str, Any]:
+        return {"vocab": self.vocab, "merges": [list(pair) for pair in self.merges]}
+
+    @classmethod
+    def from_definition(cls, definition: Mapping[str, Any], name: str) -> _ByteLevelBPE:
+        return cls(definition["vocab"], definition["merges"], name)
+
+    def save(self, folder: str | Path) -> None:
+        # `tokenizer.json` is the library's own format, which other programs read too.
+        atomic_write(Path(folder) / BPE_FILE, self._tokenizer.to_str().encode("utf-8"))
+        atomic_write(Path(folder) / HEADER_FILE, _pretty_json(self._header()))
+
+
+class GPT2Tokenizer(_ByteLevelBPE):
+    """GPT-2's byte-level BPE, 50,257 tokens; 50256 ends a document."""
+
+    kind = "gpt2"
+
+    def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], name: str = "gpt2") -> None:
+        super().__init__(vocab, merges, name)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> GPT2Tokenizer:
+        """From `vocab.json` and `merges.txt`, as OpenAI published them."""
+        folder = Path(folder)
+        for name in ("vocab.json", "merges.txt"):
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder} has no {name}: GPT-2's tokenizer is vocab.json and merges.txt")
+        vocab = _read_json(folder / "vocab.json")
+        lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f"{folder / 'merges.txt'} is damaged: a merge is not two tokens")
+        return cls(vocab, [(pair[0], pair[1]) for pair in pairs])
+
+    @classmethod
+    def from_hub(cls, name: str = GPT2_HUB_NAME) -> GPT2Tokenizer:
+        try:
+            from huggingface_hub import hf_hub_download
+        except ImportError:
+            raise ValueError(
+                "the hub needs the huggingface_hub package: pip install 'cedd[hub]', or give a folder with "
+                "GPT-2's vocab.json and merges.txt"
+            ) from None
+        try:
+            paths = [Path(hf_hub_download(name, file)) for file in ("vocab.json", "merges.txt")]
+        except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
+            raise ValueError(
+                f"vocab.json and merges.txt of {name!r} could not be had from the hub ({type(error).__name__}): "
+                "give a folder that has them, or set CEDD_DATA to a folder with gpt2-bpe/ in it"
+            ) from None
+        return cls.from_folder(paths[0].parent)
+
+
+class BPETokenizer(_ByteLevelBPE):
+    """Byte-level BPE trained on the data; its first token ends a document."""
+
+    kind = "bpe"
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:
+        smallest = 256 + 1  # the bytes, and the end of a document
+        if vocab_size < smallest:
+            raise ValueError(f"a byte-level BPE has at least {smallest} tokens, not {vocab_size}: use 'byte' instead")
+        library = _tokenizers_library()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(_byte_alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        vocab, merges = _vocab_and_merges(json.loads(tokenizer.to_str()), "the trained BPE")
+        return cls(vocab, merges, f"bpe:{len(vocab)}")
+
+
+def _vocab_and_merges(content: Mapping[str, Any], source: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The model inside a `tokenizer.json`; merges are pairs, or strings with a space in older files."""
+    model = content.get("model", {})
+    if model.get("type") != "BPE" or (content.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
+        raise ValueError(f"{source} is not a byte-level BPE, the only kind of tokenizer.json that is read here")
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    return dict(model["vocab"]), [(merge[0], merge[1]) for merge in merges]
+
+
+# --- saving, loading, making --------------------------------------------------------------------------------
+
+
+TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
+    tokenizer.kind: tokenizer for tokenizer in (CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer, CharAsGPT2)
+}
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        raise ValueError(f"{path} is damaged: it is not JSON") from None
+
+
+def tokenizer_from_definition(kind: str, definition: Mapping[str, Any], name: str) -> Tokenizer:
+    """The tokenizer that a kind and its `definition` say."""
+    if kind not in TOKENIZER_KINDS:
+        raise ValueError(f"unknown kind of tokenizer {kind!r}: the kinds are {', '.join(TOKENIZER_KINDS)}")
+    return TOKENIZER_KINDS[kind].from_definition(definition, name)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer saved in a folder (a run's, or one with vocab.json and merges.txt, or a tokenizer.json)."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder} to load a tokenizer from")
+    if not (folder / HEADER_FILE).is_file():
+        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            return GPT2Tokenizer.from_folder(folder)
+        if (folder / BPE_FILE).is_file():
+            vocab, merges = _vocab_and_merges(_read_json(folder / BPE_FILE), str(folder / BPE_FILE))
+            return BPETokenizer(vocab, merges, f"bpe:{len(vocab)}")
+        raise ValueError(f"{folder} holds no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
+    header = _read_json(folder / HEADER_FILE)
+    definition = header.get("definition")
+    if definition is None:
+        vocab, merges = _vocab_and_merges(_read_json(folder / BPE_FILE), str(folder / BPE_FILE))
+        definition = {"vocab": vocab, "merges": merges}
+    tokenizer = tokenizer_from_definition(header.get("kind", ""), definition, header["name"])
+    if tokenizer.fingerprint != header["fingerprint"]:
+        raise ValueError(f"the tokenizer in {folder} is damaged: its content does not match its fingerprint")
+    return tokenizer
+
+
+def load_gpt2(files: str | Path | None = None) -> GPT2Tokenizer:
+    """GPT-2's tokenizer from the folder given, else CEDD_DATA/gpt2-bpe, else the hub."""
+    if files is not None:
+        return GPT2Tokenizer.from_folder(files)
+    root = data_root()
+    if root is not None and (root / "gpt2-bpe" / "vocab.json").is_file():
+        return GPT2Tokenizer.from_folder(root / "gpt2-bpe")
+    return GPT2Tokenizer.from_hub()
+
+
+def make_tokenizer(
+    spec: str | Path,
+    texts: Iterable[str] | None = None,
+    *,
+    gpt2_files: str | Path | None = None,
+    unknown: str | None = None,
+) -> Tokenizer:
+    """A tokenizer by name: "char", "byte", "gpt2", "gpt2-char", "bpe:8000", or the folder of a saved one.
+
+    texts: the data, read once, for "char" (its alphabet) and "bpe:SIZE" (trained on it).
+    gpt2_files: folder with vocab.json and merges.txt (default: CEDD_DATA/gpt2-bpe, then the hub).
+    unknown: for the character tokenizers, the character that stands for those outside the alphabet.
+    """
+    name = str(spec)
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return load_gpt2(gpt2_files)
+    if name == "gpt2-char":
+        return CharAsGPT2.from_gpt2(load_gpt2(gpt2_files), unknown)
+    if name == "char" or name.startswith("bpe:"):
+        if texts is None:
+            raise ValueError(f"the tokenizer {name!r} is made from the data: give `texts`")
+        if name == "char":
+            return CharTokenizer.from_texts(texts, unknown)
+        if not name[4:].isdigit():
+            raise ValueError(f"{name!r} has no vocabulary size: write for example 'bpe:8000'")
+        return BPETokenizer.train(texts, int(name[4:]))
+    if Path(name).expanduser().is_dir():
+        return load_tokenizer(Path(name).expanduser())
+    near = get_close_matches(name, ("char", "byte", "gpt2", "gpt2-char", "bpe:8000"), n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"unknown tokenizer {name!r}{hint}: use one of {', '.join(NAMES)}, or a folder that exists")

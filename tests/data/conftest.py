@@ -1,0 +1,35 @@
+"""Where tests find the development data, which is no part of the repository: they skip without it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cedd.data import GPT2Tokenizer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    candidates = [REPOSITORY.parent / "shared" / "data"]
+    if os.environ.get("CEDD_DATA"):
+        candidates.insert(0, Path(os.environ["CEDD_DATA"]))
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    pytest.skip("needs the development data: set CEDD_DATA to its folder")
+
+
+@pytest.fixture(scope="session")
+def gpt2(shared_data: Path) -> GPT2Tokenizer:
+    if not (shared_data / "gpt2-bpe" / "vocab.json").is_file():
+        pytest.skip("needs GPT-2's vocab.json and merges.txt in CEDD_DATA/gpt2-bpe")
+    return GPT2Tokenizer.from_folder(shared_data / "gpt2-bpe")
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the user's cache, or finds data where the user keeps it."""
+    monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CEDD_DATA", raising=False)

@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from cedd.data import corrupt_letters
+
+
+@given(text=st.text(max_size=200), rate=st.floats(0, 1), seed=st.integers(0, 1000))
+def test_only_letters_change_each_to_another_of_its_case(text: str, rate: float, seed: int) -> None:
+    result = corrupt_letters(text, rate, seed)
+    assert result.original == text
+    assert len(result.text) == len(text)
+    changed = [i for i, (a, b) in enumerate(zip(text, result.text, strict=True)) if a != b]
+    assert changed == result.positions.tolist()
+    letters = [c for c in text if c.isascii() and c.isalpha()]
+    assert len(changed) == round(rate * len(letters))
+    for i in changed:
+        assert text[i].isascii()
+        assert result.text[i].isascii()
+        assert text[i].isalpha()
+        assert result.text[i].isalpha()
+        assert text[i].islower() == result.text[i].islower()
+
+
+def test_seeds_decide_all() -> None:
+    text = "It was the best of times, it was the worst of times. " * 20
+    assert corrupt_letters(text, seed=1).text == corrupt_letters(text, seed=1).text
+    assert corrupt_letters(text, seed=1).text != corrupt_letters(text, seed=2).text
+
+
+def test_places_and_letters_are_uniform() -> None:
+    """Chi-squared, false alarm 1e-4 each; the seeds are fixed, so this either always passes or never."""
+    text = "a" * 40
+    places, letters = np.zeros(40), np.zeros(26)
+    for seed in range(2000):
+        result = corrupt_letters(text, 0.25, seed)
+        places[result.positions] += 1
+        for position in result.positions:
+            letters[ord(result.text[position]) - ord("a")] += 1
+    assert letters[0] == 0
+    assert stats.chisquare(places).pvalue > 1e-4
+    assert stats.chisquare(letters[1:]).pvalue > 1e-4
+
+
+def test_other_alphabets_and_bad_input() -> None:
+    assert set(corrupt_letters("яяяя", 1.0, letters=("яю",)).text) == {"ю"}
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        corrupt_letters("text", 5)
+    with pytest.raises(ValueError, match="two different letters"):
+        corrupt_letters("text", letters=("a",))

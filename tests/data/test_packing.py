@@ -1,0 +1,302 @@
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cedd.data import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharAsGPT2,
+    CharTokenizer,
+    PackedDataset,
+    PackingPolicy,
+    TextCorpus,
+    Tokenizer,
+    open_corpus,
+    open_packed,
+    pack,
+    prepare_training_data,
+)
+from cedd.data import packing as packing_module
+from cedd.data.packing import HEADER_FILE, TOKENS_FILE
+
+BPE = BPETokenizer.train(["the cat sat on the mat\n" * 20], 270)
+BYTES = ByteTokenizer()
+
+
+def cached_folders(cache: Path) -> list[Path]:
+    return sorted((cache / "packed").iterdir())
+
+
+@settings(max_examples=50)
+@given(
+    documents=st.lists(st.text(alphabet="ab \n", min_size=1, max_size=50), min_size=1, max_size=8),
+    length=st.integers(1, 20),
+)
+def test_blocks_are_the_stream_cut_every_l_tokens(documents: list[str], length: int) -> None:
+    corpus = TextCorpus(["a", *documents])
+    ends = [token for text in corpus.documents() for token in (*BPE.encode(text).tolist(), BPE.eos_id)]
+    between = list(b"\n\n".join(text.encode() for text in corpus.documents()))
+    for tokenizer, stream in ((BPE, ends), (BYTES, between)):
+        if len(stream) < length:
+            continue
+        packed = pack(corpus, tokenizer, length, policy=PackingPolicy(remainder="keep"))
+        assert packed.blocks.shape == (len(stream) // length, length)
+        assert [*packed.blocks.reshape(-1).tolist(), *packed.remainder.tolist()] == stream
+        report = packed.report()
+        assert report["documents"] == len(documents) + 1
+        assert report["tokens"] == len(stream) == report["blocks"] * length + report["remainder_tokens"]
+        assert report["characters"] == sum(map(len, corpus.documents()))
+        assert report["words"] == sum(len(text.split()) for text in corpus.documents())
+
+
+def test_indexing_gives_int64_copies() -> None:
+    packed = pack(TextCorpus(["abcdefgh"]), BYTES, 2)
+    assert isinstance(packed.blocks.base, np.memmap) or isinstance(packed.blocks, np.memmap)
+    assert packed.blocks.dtype == np.uint16
+    assert len(packed) == 4
+    assert packed[1].tolist() == [99, 100]
+    assert packed[1:3].tolist() == [[99, 100], [101, 102]]
+    assert packed[np.array([3, 0])].tolist() == [[103, 104], [97, 98]]
+    assert packed[0].dtype == np.int64
+    assert packed[-1].tolist() == [103, 104]
+    packed[0][0] = 0  # a copy: the file is not touched
+    assert packed[0].tolist() == [97, 98]
+
+
+def test_a_large_vocabulary_is_stored_in_four_bytes() -> None:
+    wide = CharAsGPT2({"a": 0, "b": 70_000}, vocab_size=70_001)
+    packed = pack(TextCorpus(["abab"]), wide, 2)
+    assert packed.blocks.dtype == np.uint32
+    assert packed[0].tolist() == [0, 70_000]
+
+
+def test_the_remainder_is_reported_whether_kept_or_not() -> None:
+    corpus = TextCorpus(["abcdefg"])
+    dropped = pack(corpus, BYTES, 3)
+    kept = pack(corpus, BYTES, 3, policy=PackingPolicy(remainder="keep"))
+    assert dropped.report()["remainder_tokens"] == kept.report()["remainder_tokens"] == 1
+    assert len(dropped.remainder) == 0
+    assert kept.remainder.tolist() == [ord("g")]
+    assert "remainder dropped" in dropped.report()["packing"]
+    assert "remainder kept" in kept.report()["packing"]
+    assert dropped.report()["policy_sha256"] != kept.report()["policy_sha256"]
+
+
+def test_policies_resolve_by_what_the_tokenizer_has() -> None:
+    assert PackingPolicy().resolve(BPE).separator == "eos"
+    assert PackingPolicy().resolve(BYTES) == PackingPolicy("text", "\n\n")
+    with pytest.raises(ValueError, match="no end-of-document token: use separator='text'"):
+        PackingPolicy("eos").resolve(BYTES)
+    letters = CharTokenizer("ab")
+    assert len(pack(TextCorpus(["abab"]), letters, 2)) == 2  # one document needs no separator
+    with pytest.raises(ValueError, match=r"separator '\\n\\n' cannot be encoded"):
+        pack(TextCorpus(["abab", "ba"]), letters, 2)
+    assert len(pack(TextCorpus(["abab", "ba"]), letters, 2, policy=PackingPolicy(text=""))) == 3
+
+
+def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "_CHUNK_CHARACTERS", 1000)  # many chunks from little text
+    draw = random.Random(0)
+    documents = [" ".join(draw.choices(["the", "cat", "sat", "on.\n"], k=draw.randint(1, 300))) for _ in range(60)]
+    contents = []
+    for workers in (1, 2, 3):
+        pack(TextCorpus(documents), BPE, 16, cache=tmp_path / str(workers), workers=workers)
+        (folder,) = cached_folders(tmp_path / str(workers))
+        contents.append((folder.name, *((folder / name).read_bytes() for name in (TOKENS_FILE, HEADER_FILE))))
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_an_error_in_a_worker_is_the_same_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'z'.*position 2"):
+        pack(TextCorpus(["abz"]), CharTokenizer("ab"), 2, cache=tmp_path, workers=2)
+    assert cached_folders(tmp_path) == []
+
+
+class CountingCorpus(TextCorpus):
+    reads = 0
+
+    def pieces(self):
+        self.reads += 1
+        return super().pieces()
+
+
+def test_the_cache_hits_on_equal_requests_only(tmp_path: Path) -> None:
+    corpus = CountingCorpus(["some text to pack", "and more of it"])
+
+    def reads(tokenizer: Tokenizer = BYTES, length: int = 4, **options) -> int:
+        before = corpus.reads
+        pack(corpus, tokenizer, length, cache=tmp_path, **options)
+        return corpus.reads - before
+
+    assert reads() == 1
+    assert reads() == 0
+    assert reads(length=5) == 1
+    assert reads(tokenizer=BPE) == 1
+    assert reads(policy=PackingPolicy(remainder="keep")) == 1
+    assert reads(policy=PackingPolicy(text="")) == 1
+    assert reads(part="train", holdout=0.5) == 1
+    assert reads(part="train", holdout=0.5) == 0
+    assert len(cached_folders(tmp_path)) == 6
+    other = CountingCorpus(["some text to pack", "and more of it!"])
+    pack(other, BYTES, 4, cache=tmp_path)
+    assert other.reads == 1
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "header", "half header", "no tokens"])
+def test_a_torn_set_is_found_and_packed_again(tmp_path: Path, damage: str) -> None:
+    corpus = TextCorpus(["some text to pack"])
+    whole = pack(corpus, BYTES, 4, cache=tmp_path)[:]
+    (folder,) = cached_folders(tmp_path)
+    content = (folder / TOKENS_FILE).read_bytes()
+    if damage == "truncate":
+        (folder / TOKENS_FILE).write_bytes(content[:-2])
+    elif damage == "flip":
+        (folder / TOKENS_FILE).write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    elif damage == "header":
+        (folder / HEADER_FILE).write_text(json.dumps({"format": "other"}))
+    elif damage == "half header":
+        (folder / HEADER_FILE).write_text((folder / HEADER_FILE).read_text()[:30])
+    else:
+        (folder / TOKENS_FILE).unlink()
+    with pytest.raises(ValueError, match="the packed set"):
+        open_packed(folder)
+    with pytest.warns(UserWarning, match="packing again"):
+        again = pack(corpus, BYTES, 4, cache=tmp_path)
+    assert (again[:] == whole).all()
+    assert (open_packed(folder, verify=True)[:] == whole).all()
+
+
+def test_a_failure_midway_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Failing(TextCorpus):
+        def pieces(self):
+            yield from super().pieces()
+            raise ValueError("the disk went away")
+
+    with pytest.raises(ValueError, match="went away"):
+        pack(Failing(["text"]), BYTES, 2, cache=tmp_path)
+    assert cached_folders(tmp_path) == []
+
+
+def _pack_slowly(cache: Path) -> None:
+    class Slow(TextCorpus):
+        def pieces(self):
+            for piece in super().pieces():
+                yield piece
+                (cache / "writing").touch()
+                time.sleep(60)
+
+    pack(Slow(["text " * 300_000, "more"]), BYTES, 2, cache=cache)
+
+
+def test_a_process_killed_while_packing_leaves_no_set(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_pack_slowly, args=(tmp_path,))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "writing").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    left = cached_folders(tmp_path)
+    assert all(folder.name.endswith(".tmp") for folder in left)
+    assert len(left) == 1  # it was indeed killed while writing
+    corpus = TextCorpus(["text " * 300_000, "more"])
+    assert len(pack(corpus, BYTES, 2, cache=tmp_path)) == (5 * 300_000 + 2 + 4) // 2
+
+
+def test_a_set_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    documents = ["some text to pack"]
+
+    class Raced(TextCorpus):
+        def pieces(self):
+            pack(TextCorpus(documents), BYTES, 4, cache=tmp_path)  # another process is faster
+            return super().pieces()
+
+    assert pack(Raced(documents), BYTES, 4, cache=tmp_path)[0].tolist() == list(b"some")
+    assert len(cached_folders(tmp_path)) == 1
+
+
+def test_too_little_text_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="text has 3 tokens, fewer than one block of 8: give more text") as caught:
+        pack(TextCorpus(["abc"]), BYTES, 8, cache=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert cached_folders(tmp_path) == []
+    bad: list[dict[str, Any]] = [
+        {"length": 0},
+        {"length": 2, "workers": 0},
+        {"length": 2, "part": "train", "holdout": 1.0},
+    ]
+    for options in bad:
+        with pytest.raises(ValueError, match=r"at least one|between 0 and 1"):
+            pack(TextCorpus(["abc"]), BYTES, **options)
+
+
+@given(blocks=st.integers(2, 200), holdout=st.floats(0.001, 0.999))
+@settings(max_examples=50)
+def test_the_tail_split_cuts_the_blocks_in_two(blocks: int, holdout: float) -> None:
+    header = {"length": 3, "blocks": blocks, "policy": {"remainder": "keep"}}
+    packed = PackedDataset(np.arange(3 * blocks + 1, dtype=np.uint16), header)
+    train, validation = packed.split_tail(holdout)
+    assert len(train) >= 1
+    assert len(validation) >= 1
+    assert np.concatenate([train[:], validation[:]]).tolist() == packed[:].tolist()
+    assert abs(len(validation) - holdout * blocks) <= 1
+    assert len(train.remainder) == 0
+    assert len(validation.remainder) == 1
+
+
+def test_the_document_split_is_exact_and_disjoint() -> None:
+    corpus = TextCorpus([f"{i:03}" for i in range(100)])
+    policy = PackingPolicy(text="")
+    texts = {}
+    for part in ("train", "validation"):
+        packed = pack(corpus, BYTES, 3, policy=policy, part=part, holdout=0.05)
+        texts[part] = [BYTES.decode(block) for block in packed[:]]
+    assert len(texts["validation"]) == 5
+    assert sorted(texts["train"] + texts["validation"]) == list(corpus.documents())
+
+
+def test_training_data_in_one_call(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 50)
+    (tmp_path / "b.txt").write_text("the mat sat. " * 10)
+    data = prepare_training_data(tmp_path / "a.txt", length=16, holdout=0.1)
+    assert data.tokenizer.kind == "char"
+    assert len(data.train) + len(data.validation) == 24 * 50 // 16
+    assert len(data.validation) == round(0.1 * (24 * 50 // 16))
+    assert data.tokenizer.decode(data.train[0]) == "the cat sat on t"
+    own = prepare_training_data(tmp_path / "a.txt", length=16, tokenizer=data.tokenizer, validation=tmp_path / "b.txt")
+    assert len(own.validation) == 130 // 16
+    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": f"document {i}"}) for i in range(40)))
+    by_document = prepare_training_data(
+        tmp_path / "c.jsonl", length=8, tokenizer="byte", holdout=0.25, holdout_by="documents"
+    )
+    assert by_document.train.report()["documents"] == 30
+    assert by_document.validation.report()["documents"] == 10
+    with pytest.raises(ValueError, match="too few to hold some out"):
+        prepare_training_data(tmp_path / "b.txt", length=100)
+
+
+def test_the_manual_packs(tmp_path: Path) -> None:
+    data = prepare_training_data("python-manual", length=128)
+    assert data.tokenizer.vocab_size <= 96
+    assert len(data.train) * 128 > 300_000
+    whole = open_corpus("python-manual")
+    assert data.train.report()["documents"] == sum(1 for _ in whole.documents())
+
+
+def test_policies_have_hashes_that_tell_them_apart() -> None:
+    policy = PackingPolicy()
+    others = [replace(policy, separator="text"), replace(policy, text="\n"), replace(policy, remainder="keep")]
+    assert len({p.sha256 for p in (policy, *others)}) == 4
+    assert policy.sha256 == PackingPolicy().sha256
