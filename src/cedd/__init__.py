@@ -1,5 +1,6 @@
 """cedd: discrete diffusion language models. Train them, bound their perplexity, sample, infill and correct."""
 
+from cedd.bounds.exact import exact_bound, exact_cross_entropy
 from cedd.clocks import PowerShare
 from cedd.objectives import METHODS, Method, get_method, log_scores, loss
 from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
@@ -36,6 +37,8 @@ __all__ = [
     "TokenProcess",
     "absorb",
     "eroulette",
+    "exact_bound",
+    "exact_cross_entropy",
     "get_method",
     "log_scores",
     "loss",

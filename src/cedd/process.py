@@ -216,6 +216,11 @@ class SigmaFloor:
 
     floor: float = 0.0015
 
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """Where it is not smooth, which integrals over time want to know."""
+        return (self.floor,)
+
     def __call__(self, sigma: Tensor) -> Tensor:
         return sigma.clamp_min(self.floor)
 
@@ -226,6 +231,11 @@ class SigmaLift:
 
     below: float = 0.5
     scale: float = 1.1
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """Where it jumps, by 0.0008 at the paper's values."""
+        return (self.below,)
 
     def __call__(self, sigma: Tensor) -> Tensor:
         return torch.where(sigma < self.below, torch.log(self.scale * sigma + self.scale), sigma)
