@@ -1,7 +1,8 @@
 """The command line: `cedd COMMAND ...`, one module a command.
 
 A command's module has `Arguments`, a dataclass whose docstring and fields are its --help, and `run(arguments)`, which
-returns the exit code. Modules are imported only when their command is called, so that `cedd --help` is instant.
+returns the exit code; one with a parser of its own has `parse(words)` in place of `Arguments`. Modules are imported
+only when their command is called, so that `cedd --help` is instant.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 COMMANDS: Mapping[str, str] = {
+    "train": "train a network on text, any method on any process",
     "theory": "check every theorem, proposition and erratum on small chains, and print the table",
 }
 
@@ -63,13 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run(name, rest)
 
 
-def _run(name: str, words: list[str]) -> int:
+def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
+    """The command's arguments, by its own parser if it has one."""
+    if hasattr(module, "parse"):
+        return module.parse(words)
     import tyro
 
+    return tyro.cli(module.Arguments, prog=f"cedd {name}", description=module.Arguments.__doc__, args=words)
+
+
+def _run(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"cedd.cli.{name}")
     try:
-        parsed = tyro.cli(module.Arguments, prog=f"cedd {name}", description=module.Arguments.__doc__, args=words)
-        return int(module.run(parsed) or 0)
+        return int(module.run(_parse(module, name, words)) or 0)
     except (UserError, ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         if os.environ.get("CEDD_TRACEBACK"):
             raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -85,27 +86,51 @@ class BatchSampler:
         return batch
 
 
-class Prefetcher:
+class Placeable(Protocol):
+    """What can be pinned and moved: a tensor, or a record of tensors."""
+
+    def pin_memory(self) -> Self: ...
+
+    def to(self, device: torch.device, non_blocking: bool) -> Self: ...
+
+
+P = TypeVar("P", bound=Placeable, covariant=True)
+B = TypeVar("B", bound=Placeable)
+
+
+class Source(Protocol[P]):
+    """Batches by number; `position` is the number of the next one."""
+
+    position: int
+
+    def batch(self, step: int) -> P: ...
+
+
+class Prefetcher(Generic[B]):
     """Draws a sampler's batches ahead in a thread, and hands them out on `device`.
 
     On CUDA the thread pins them, so the copy overlaps with computation. `position` counts the batches handed out
     (not those drawn ahead), and so is what to save. Use as a context manager, or `close()` it.
     """
 
-    def __init__(self, sampler: BatchSampler, device: str | torch.device = "cpu", depth: int = 2) -> None:
+    def __init__(self, sampler: Source[B], device: str | torch.device = "cpu", depth: int = 2) -> None:
         if depth < 1:
             raise ValueError(f"prefetching needs a depth of at least 1, not {depth}")
         self._sampler = sampler
         self._device = torch.device(device)
+        if self._device.type == "cuda" and self._device.index is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
         self.position = sampler.position
-        self._ready: queue.Queue[Tensor | Exception] = queue.Queue(maxsize=depth)
+        self._ready: queue.Queue[B | Exception] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cedd-prefetch", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # threads start on GPU 0, and pinning would open a context there
         step = self.position
-        item: Tensor | Exception
+        item: B | Exception
         while not self._stop.is_set():
             try:
                 item = self._sampler.batch(step)
@@ -123,10 +148,10 @@ class Prefetcher:
                 return
             step += 1
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[B]:
         return self
 
-    def __next__(self) -> Tensor:
+    def __next__(self) -> B:
         if self._stop.is_set():
             raise ValueError("this prefetcher is closed: make a new one from a sampler at the same position")
         item = self._ready.get()
@@ -141,7 +166,7 @@ class Prefetcher:
         self._stop.set()
         self._thread.join()
 
-    def __enter__(self) -> Prefetcher:
+    def __enter__(self) -> Prefetcher[B]:
         return self
 
     def __exit__(self, *_: object) -> None:

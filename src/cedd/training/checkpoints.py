@@ -1,0 +1,130 @@
+"""Checkpoints: a step's whole state, written so that a kill at any moment leaves the last whole one.
+
+    RUN/checkpoints/step-00001000/   *.safetensors (torch.distributed.checkpoint's safetensors storage: a shard a rank)
+                                     state.json    (step, and the SHA-256 of every other file)
+
+A checkpoint is written under a temporary name, flushed, given its state.json last, and renamed. It holds tensors by
+name (parameters, averages, moments) and JSON, nothing else; it loads on any number of ranks. What has no place in it
+has none because it follows from (seed, step): the data's order, the times, the noise, the dropout.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
+from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+
+from cedd.data.storage import file_sha256, flush_folder, write_durably
+from cedd.training.distributed import Ranks
+
+STATE_FILE = "state.json"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{8})")
+
+
+class Checkpoints:
+    """The checkpoints of one run, of which the last `keep` stay."""
+
+    def __init__(self, folder: Path, keep: int, ranks: Ranks, say: Callable[[str], None] = warnings.warn) -> None:
+        self.folder, self.keep, self.ranks, self.say = folder, keep, ranks, say
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, whole or not, in order."""
+        if not self.folder.is_dir():
+            return []
+        matches = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
+        """Write a checkpoint (all ranks call this) and drop the oldest beyond `keep`."""
+        target, temporary = self.path(step), self.folder / f".step-{step:08d}.tmp"
+        if self.ranks.is_first:
+            self._sweep()
+            temporary.mkdir(parents=True)
+        self.ranks.barrier()
+        writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
+        with self._quietly():
+            save_sharded(dict(tensors), storage_writer=writer, no_dist=self.ranks.world_size == 1)
+        self.ranks.barrier()
+        if self.ranks.is_first:
+            files = {file.name: file_sha256(file) for file in sorted(temporary.iterdir())}
+            state = {"format": FORMAT, "step": step, "files": files, "values": dict(values)}
+            write_durably(temporary / STATE_FILE, json.dumps(state, indent=1).encode())
+            flush_folder(temporary)
+            if target.exists():
+                shutil.rmtree(target)
+            temporary.rename(target)
+            flush_folder(self.folder)
+            for old in self.steps()[: -self.keep]:
+                self._drop(self.path(old))
+        self.ranks.barrier()
+        return target
+
+    def load_latest(self, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Any]] | None:
+        """Fill `tensors` from the newest whole checkpoint; (step, values), or None where there is none.
+
+        A torn or damaged checkpoint is named and the one before it is used.
+        """
+        for step in reversed(self.steps()):
+            path = self.path(step)
+            problem, state = inspect_checkpoint(path)
+            if problem is not None:
+                self.say(f"checkpoint {path.name} is not whole ({problem}); using the one before")
+                continue
+            reader = HuggingFaceStorageReader(str(path))
+            with self._quietly():
+                load_sharded(dict(tensors), storage_reader=reader, no_dist=self.ranks.world_size == 1)
+            return step, state["values"]
+        return None
+
+    @staticmethod
+    @contextmanager
+    def _quietly() -> Iterator[None]:
+        """Without torch's remark that a single process is a single process."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process")
+            yield
+
+    def _sweep(self) -> None:
+        """Remove what a killed writer left behind."""
+        if self.folder.is_dir():
+            for left in self.folder.glob(".*.tmp"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    @staticmethod
+    def _drop(path: Path) -> None:
+        """Delete under another name, so that a half-deleted folder is never taken for a checkpoint."""
+        doomed = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def inspect_checkpoint(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """What is wrong with a checkpoint (None: nothing), and its state.json."""
+    try:
+        state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"{STATE_FILE} is missing or torn", {}
+    if state.get("format") != FORMAT:
+        return f"it has format {state.get('format')!r}, not {FORMAT}", {}
+    for name, expected in state["files"].items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing", {}
+        if file_sha256(file) != expected:
+            return f"{name} does not match its checksum", {}
+    return None, state

@@ -1,0 +1,334 @@
+"""The configuration of a run: typed, complete, saved with it. A preset is a full configuration, not a patch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from cedd.clocks import PowerShare
+from cedd.models.transformer import PRESETS as SIZES
+from cedd.models.transformer import TransformerConfig
+from cedd.objectives.methods import get_method
+from cedd.process import TokenProcess, absorb, eroulette, roulette, uniform
+from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How noise grows with time."""
+
+    name: Literal["log-linear", "polynomial", "cosine", "geometric"] = "log-linear"
+    eps: float = 1e-3
+    """What is left untouched at t = 1 (all but geometric)."""
+    power: float = 2.0
+    """The power of polynomial: kappa = t^power for dfm."""
+    sigma_min: float = 1e-4
+    sigma_max: float = 20.0
+
+    def build(self) -> Schedule:
+        schedules = {
+            "log-linear": lambda: LogLinear(self.eps),
+            "polynomial": lambda: Polynomial(self.power, self.eps),
+            "cosine": lambda: Cosine(self.eps),
+            "geometric": lambda: Geometric(self.sigma_min, self.sigma_max),
+        }
+        return schedules[self.name]()
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """The noise process."""
+
+    name: Literal["absorb", "uniform", "roulette", "eroulette"] = "absorb"
+    p_m: float = 0.95
+    """Roulette: the share of masking among all events."""
+    share_start: float = 0.0
+    share_stop: float = 1.0
+    share_power: float = 1.0
+    """Eroulette: the instantaneous share of masking, start + (stop - start) t^power."""
+    sigma_floor: float = 0.0015
+    """Uniform: the smallest sigma inside the denoiser's ratios (0.003 in the paper's spelling experiments)."""
+    schedule: ScheduleConfig = ScheduleConfig()
+
+    def build(self, vocab_size: int) -> TokenProcess:
+        schedule = self.schedule.build()
+        share = PowerShare(self.share_start, self.share_stop, self.share_power)
+        processes = {
+            "absorb": lambda: absorb(vocab_size, schedule),
+            "uniform": lambda: uniform(vocab_size, schedule, self.sigma_floor),
+            "roulette": lambda: roulette(vocab_size, self.p_m, schedule),
+            "eroulette": lambda: eroulette(vocab_size, schedule=schedule, mask_share=share),
+        }
+        return processes[self.name]()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network's size and habits."""
+
+    width: int
+    depth: int
+    heads: int
+    conditioning_width: int = 128
+    dropout: float = 0.1
+    time_conditioning: bool = True
+    checkpoint_blocks: bool = False
+    """Recompute blocks in the backward pass, for memory."""
+    float32_residual: bool = False
+
+    def build(self, process: TokenProcess, length: int, causal: bool) -> TransformerConfig:
+        return TransformerConfig(
+            vocab_size=process.vocab_size,
+            has_mask=process.has_mask or causal,
+            length=length,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            conditioning_width=self.conditioning_width,
+            dropout=self.dropout,
+            time_conditioning=self.time_conditioning and not causal,
+            causal=causal,
+            float32_residual=self.float32_residual,
+            checkpoint_blocks=self.checkpoint_blocks,
+        )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read, and how it becomes blocks of tokens."""
+
+    tokenizer: str = "char"
+    """char, byte, gpt2, gpt2-char, bpe:SIZE, or a folder with a saved tokenizer."""
+    gpt2_files: Path | None = None
+    """A folder with GPT-2's vocab.json and merges.txt, so that nothing is downloaded."""
+    validation: str | None = None
+    """A corpus of its own; without one, `holdout` of the data is held out."""
+    holdout: float = 0.05
+    holdout_by: Literal["tail", "documents"] = "tail"
+    field: str = "text"
+    """The field of a jsonl or of a hub data set."""
+    workers: int = 1
+    cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW, as in the paper."""
+
+    rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    warmup: int = 2500
+    schedule: Literal["constant", "cosine"] = "constant"
+    final_share: float = 0.0
+    """Cosine: the share of the rate that is left at the last step."""
+    clip: float = 1.0
+    """The largest norm of the gradient; 0 for no clipping."""
+    ema: float = 0.9999
+    ema_warmup: bool = False
+    """Let the average forget faster in the beginning: decay min(ema, (1+step)/(10+step))."""
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """One step's data."""
+
+    size: int = 512
+    """Sequences in a step, over all ranks and micro-batches."""
+    accumulate: int = 1
+    """Micro-batches that a rank's share is cut into."""
+    times: Literal["stratified", "independent"] = "stratified"
+    lowest_time: float = 1e-3
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What is measured while training; 0 turns a thing off."""
+
+    every: int = 1000
+    """Steps between bounds on the validation blocks, by the averaged weights."""
+    sequences: int = 256
+    draws: int = 4
+    samples: int = 2
+    """Texts sampled at each evaluation."""
+    sample_steps: int = 64
+    patience: int = 0
+    """Stop when the bound has not improved for this many evaluations."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run, from the first byte of data to the last step."""
+
+    data: str
+    """A text file, a folder of them, a jsonl, hf:NAME, or python-manual."""
+    out: Path
+    """The run's folder."""
+    method: str = "cedd-star"
+    process: ProcessConfig = ProcessConfig()
+    model: ModelConfig = field(default_factory=lambda: model_of_size("char"))
+    length: int = 128
+    text: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    steps: int = 10_000
+    seed: int = 0
+    device: str = "auto"
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """bf16 autocast (auto: on CUDA only)."""
+    compile: Literal["auto", "off", "on", "graphs"] = "auto"
+    """torch.compile, with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
+    checkpoint_every: int = 1000
+    keep: int = 3
+    """Checkpoints that are kept."""
+    log_every: int = 10
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on if the folder holds a run of the same configuration, else start."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What a loss that is not a number does to the run."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """With several ranks: replicate the network (ddp) or shard it (fsdp)."""
+    tensorboard: bool = False
+
+    def check(self) -> None:
+        """Refuse what could only fail later, in one sentence."""
+        get_method(self.method)
+        positive = {
+            "steps": self.steps,
+            "length": self.length,
+            "batch.size": self.batch.size,
+            "batch.accumulate": self.batch.accumulate,
+            "keep": self.keep,
+            "log_every": self.log_every,
+        }
+        for name, value in positive.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}")
+        if self.optimizer.rate <= 0:
+            raise ValueError(f"optimizer.rate must be positive; got {self.optimizer.rate}")
+        if not 0.0 <= self.optimizer.ema < 1.0:
+            raise ValueError(f"optimizer.ema must lie in [0, 1); got {self.optimizer.ema}")
+
+
+def model_of_size(name: str, **changes: Any) -> ModelConfig:
+    """A network of one of the sizes tiny, char, small, medium."""
+    shape = {key: value for key, value in SIZES[name].items() if key != "length"}
+    return ModelConfig(**{**shape, **changes})
+
+
+_UNSET = Path("(give --out)")
+
+PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
+    "tiny": (
+        "a network for tests: seconds on one core",
+        TrainConfig(
+            data="python-manual",
+            out=_UNSET,
+            method="bayes-star",
+            process=ProcessConfig("roulette"),
+            model=model_of_size("tiny", dropout=0.0),
+            length=32,
+            optimizer=OptimizerConfig(rate=3e-3, warmup=20, ema=0.98),
+            batch=BatchConfig(size=32),
+            evaluation=EvaluationConfig(every=100, sequences=64, samples=1, sample_steps=16),
+            steps=200,
+            checkpoint_every=100,
+        ),
+    ),
+    "char": (
+        "characters, for a laptop: minutes on two cores",
+        TrainConfig(
+            data="python-manual",
+            out=_UNSET,
+            method="bayes-star",
+            process=ProcessConfig("roulette"),
+            model=model_of_size("char", dropout=0.0),
+            length=128,
+            optimizer=OptimizerConfig(rate=1e-3, warmup=100, ema=0.995, schedule="cosine"),
+            batch=BatchConfig(size=16),
+            evaluation=EvaluationConfig(every=250, sequences=32),
+            steps=1000,
+            checkpoint_every=250,
+        ),
+    ),
+    "small": (
+        "the paper's network and protocol: 12 blocks of width 768 on GPT-2 tokens",
+        TrainConfig(
+            data="hf:Skylion007/openwebtext",
+            out=_UNSET,
+            model=model_of_size("small"),
+            length=128,
+            text=DataConfig(tokenizer="gpt2"),
+            steps=400_000,
+            checkpoint_every=5000,
+            evaluation=EvaluationConfig(every=5000),
+        ),
+    ),
+    "medium": (
+        "24 blocks of width 1024, sequences of 1024 GPT-2 tokens",
+        TrainConfig(
+            data="hf:Skylion007/openwebtext",
+            out=_UNSET,
+            model=model_of_size("medium"),
+            length=1024,
+            text=DataConfig(tokenizer="gpt2"),
+            steps=400_000,
+            checkpoint_every=5000,
+            evaluation=EvaluationConfig(every=5000),
+        ),
+    ),
+}
+
+# ----------------------------------------------------------------------------------------------------------------
+# JSON
+
+
+def to_json(config: Any) -> Any:
+    """Dataclasses and paths as plain JSON values."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    return str(config) if isinstance(config, Path) else config
+
+
+def from_json(kind: Any, values: Mapping[str, Any]) -> Any:
+    """The dataclass `kind` whose `to_json` was `values`; unknown keys are refused."""
+    hints = typing.get_type_hints(kind)
+    unknown = set(values) - set(hints)
+    if unknown:
+        raise ValueError(f"unknown keys in {kind.__name__}: {', '.join(sorted(unknown))}")
+    return kind(**{name: _restore(hints[name], value) for name, value in values.items()})
+
+
+def _restore(kind: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return from_json(kind, value)
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return Path(value) if Path in options and value is not None else value
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The configuration that a run saved."""
+    return from_json(TrainConfig, json.loads(path.read_text(encoding="utf-8")))
+
+
+def what_may_differ() -> frozenset[str]:
+    """Settings that a resumed run may change without becoming another run."""
+    return frozenset(
+        {"out", "device", "steps", "evaluation", "checkpoint_every", "keep", "log_every", "resume", "strategy"}
+        | {"compile", "tensorboard", "on_nonfinite"}
+    )
+
+
+def same_run(first: TrainConfig, second: TrainConfig) -> list[str]:
+    """The names of settings that make two configurations different runs."""
+    a, b = to_json(first), to_json(second)
+    return [name for name in a if name not in what_may_differ() and a[name] != b[name]]

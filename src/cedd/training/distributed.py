@@ -1,0 +1,132 @@
+"""Ranks: one process a device, started by torchrun, or a single process without it.
+
+The network and its loss are one module, so that replication (DDP) and sharding (FSDP2) see a forward pass that
+starts at the batch and ends at the loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cedd.models.transformer import Transformer
+from cedd.objectives.loss import NoisyBatch, batch_loss
+from cedd.objectives.methods import Method
+
+Strategy = Literal["single", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among all."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    @contextmanager
+    def first_goes_first(self) -> Iterator[None]:
+        """Rank 0 runs the block before the others do: it fills a cache that they then find."""
+        if not self.is_first:
+            self.barrier()
+        try:
+            yield
+        finally:
+            if self.is_first:
+                self.barrier()
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """auto: CUDA, else MPS, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here; use --device cpu")
+    return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
+
+
+@contextmanager
+def joined_ranks(device: str) -> Iterator[Ranks]:
+    """Join the ranks that torchrun started (RANK, WORLD_SIZE, LOCAL_RANK), or be the only one."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield Ranks(0, 1, pick_device(device))
+        return
+    chosen = pick_device(device, int(os.environ["LOCAL_RANK"]))
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+class LossModule(nn.Module):
+    """The network together with its loss: batch in, nats per token out."""
+
+    def __init__(self, model: Transformer, method: Method) -> None:
+        super().__init__()
+        self.model, self.method = model, method
+
+    def forward(self, batch: NoisyBatch) -> Tensor:
+        return batch_loss(self.method, self.model, batch)
+
+
+def choose_strategy(name: str, ranks: Ranks) -> Strategy:
+    """auto: replicate."""
+    if ranks.world_size == 1:
+        return "single"
+    return "fsdp" if name == "fsdp" else "ddp"
+
+
+def distribute(module: LossModule, strategy: Strategy) -> nn.Module:
+    """The module with its gradients averaged over ranks. FSDP shards the parameters in place."""
+    if strategy == "single":
+        return module
+    if strategy == "ddp":
+        # The loss depends on every parameter at every step; buffers are constants.
+        return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard
+
+    for block in module.model.backbone.blocks:
+        fully_shard(block)
+    fully_shard(module)
+    return module
+
+
+def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Between micro-batches gradients stay local; only the last one's backward pass averages them."""
+    if isinstance(module, DistributedDataParallel):
+        return nullcontext() if last else module.no_sync()  # pyright: ignore[reportReturnType]
+    if hasattr(module, "set_requires_gradient_sync"):
+        module.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]
+    return nullcontext()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor gathered from all ranks (a collective call); any other as it is."""
+    gather = getattr(tensor, "full_tensor", None)
+    return gather() if gather is not None else tensor

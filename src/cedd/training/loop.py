@@ -1,0 +1,440 @@
+"""The training loop: one process a device, nothing lost but the steps since the last checkpoint.
+
+Order of a step: the batch (made ahead, on the CPU), the gradient of each micro-batch, clipping, AdamW, the average.
+No step waits for the device: the figures of a step are read when the next one is under way, and a gradient that is
+not finite is skipped on the device itself. Everything random follows from (seed, step, rank).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from cedd.data import Prefetcher, TrainingData, prepare_training_data
+from cedd.data.batches import BatchSampler
+from cedd.data.storage import atomic_write
+from cedd.models.ema import EMA
+from cedd.models.transformer import Transformer
+from cedd.models.weights import save_weights
+from cedd.objectives.methods import Method, get_method
+from cedd.process import TokenProcess
+from cedd.training.checkpoints import Checkpoints
+from cedd.training.config import TrainConfig, read_config, same_run, to_json
+from cedd.training.distributed import (
+    LossModule,
+    Ranks,
+    choose_strategy,
+    distribute,
+    joined_ranks,
+    whole,
+    without_sync,
+)
+from cedd.training.folder import WEIGHTS_FILE, save_description
+from cedd.training.noising import NoisingSampler, StepBatch
+from cedd.training.optimizer import apply_gradients, clip_gradients, learning_rate, make_optimizer
+from cedd.training.records import Records, plot_log
+from cedd.training.speed import peak_flops
+from cedd.training.state import TrainingState, derived_seed
+
+TRAIN_FILE = "train.json"
+_DROPOUT, _EVALUATION = 2, 3  # separate uses of the seed
+
+
+class NonFiniteLoss(ValueError):
+    """The loss or its gradient was not a number; the weights were not touched by it."""
+
+
+@dataclass
+class TrainResult:
+    """How a run ended."""
+
+    step: int
+    loss: float
+    bound: float | None
+    finished: bool
+    reason: str
+
+
+@dataclass
+class StepFigures:
+    """What one step leaves to read: loss, gradient norm, whether both are finite, whether a stop was asked for."""
+
+    step: int
+    values: Tensor
+    ready: torch.cuda.Event | None
+
+    def read(self) -> tuple[float, float, bool, bool]:
+        if self.ready is not None:
+            self.ready.synchronize()
+        loss, norm, broken, stop = self.values.tolist()
+        return loss, norm, broken == 0.0, stop > 0.0
+
+
+@contextmanager
+def graceful_signals() -> Iterator[dict[str, bool]]:
+    """SIGTERM and SIGINT ask for a stop at the end of a step; a second SIGINT interrupts at once."""
+    asked = {"stop": False}
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if asked["stop"] and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked["stop"] = True
+
+    try:
+        old = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not in the main thread: signals are somebody else's
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def train(config: TrainConfig, console: Console | None = None) -> TrainResult:
+    """Run, or resume, the training that a configuration describes."""
+    config.check()
+    console = console or Console(stderr=True)
+    with joined_ranks(config.device) as ranks:
+        return Trainer(config, ranks, console if ranks.is_first else Console(quiet=True)).run()
+
+
+@dataclass
+class Trainer:
+    """One rank of one run."""
+
+    config: TrainConfig
+    ranks: Ranks
+    console: Console
+    method: Method = field(init=False)
+    process: TokenProcess = field(init=False)
+    data: TrainingData = field(init=False)
+    state: TrainingState = field(init=False)
+    module: nn.Module = field(init=False)
+    checkpoints: Checkpoints = field(init=False)
+    best: float = field(init=False, default=float("inf"))
+    stale: int = field(init=False, default=0)
+
+    # Set-up
+
+    def __post_init__(self) -> None:
+        config, ranks = self.config, self.ranks
+        self.method = get_method(config.method)
+        self._refuse_other_run()
+        self.data = self._prepare_data()
+        self.process = config.process.build(self.data.tokenizer.vocab_size)
+        self.method.check(self.process)
+        torch.manual_seed(config.seed)
+        network = config.model.build(self.process, config.length, self.method.causal)
+        model = Transformer(network).to(ranks.device).train()
+        mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
+        if mode != "off":
+            # Graphs only without sharding: FSDP's parameters come and go.
+            graphs = mode == "graphs" and choose_strategy(config.strategy, ranks) != "fsdp"
+            model.compile(mode="reduce-overhead" if graphs else "default")
+        self.module = distribute(LossModule(model, self.method), choose_strategy(config.strategy, ranks))
+        ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
+        self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
+        self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
+
+    def _refuse_other_run(self) -> None:
+        """A folder that holds another run is left alone."""
+        path = self.config.out / TRAIN_FILE
+        if not path.is_file():
+            if self.config.resume == "must":
+                raise ValueError(f"there is no run to resume in {self.config.out}")
+            return
+        if self.config.resume == "never":
+            raise ValueError(f"{self.config.out} holds a run already; choose another --out, or --resume auto")
+        different = same_run(read_config(path), self.config)
+        if different:
+            raise ValueError(
+                f"{self.config.out} holds another run ({', '.join(different)} differ); choose another --out"
+            )
+
+    def _prepare_data(self) -> TrainingData:
+        config = self.config
+        with self.ranks.first_goes_first():
+            return prepare_training_data(
+                config.data,
+                length=config.length,
+                tokenizer=config.text.tokenizer,
+                validation=config.text.validation,
+                holdout=config.text.holdout,
+                holdout_by=config.text.holdout_by,
+                field=config.text.field,
+                gpt2_files=config.text.gpt2_files,
+                cache=config.text.cache,
+                workers=config.text.workers,
+            )
+
+    def _say(self, message: str) -> None:
+        self.console.print(message, highlight=False, markup=False)
+
+    def _write_description(self) -> None:
+        config = self.config
+        save_description(
+            config.out,
+            network=self.state.model.config,
+            process=self.process,
+            method=self.method,
+            tokenizer=self.data.tokenizer,
+            length=config.length,
+            extra={"data": {"train": self.data.train.report(), "validation": self.data.validation.report()}},
+        )
+        content = json.dumps(to_json(config), indent=2).encode() + b"\n"
+        atomic_write(config.out / TRAIN_FILE, content)
+
+    # The run
+
+    def run(self) -> TrainResult:
+        """All steps that are left."""
+        config, state = self.config, self.state
+        if self.ranks.is_first:
+            self._write_description()
+        found = self.checkpoints.load_latest(state.tensors())
+        if found is not None:
+            state.restore(*found)
+            self._restore_patience(found[1])
+            self._say(f"resuming {config.out} at step {state.step}")
+        sampler = BatchSampler(
+            self.data.train,
+            config.batch.size,
+            seed=config.seed,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            position=state.step,
+        )
+        noising = NoisingSampler(sampler, self.method, self.process, config.batch)
+        records_folder = config.out if self.ranks.is_first else config.out / f".rank{self.ranks.rank}"
+        with (
+            graceful_signals() as asked,
+            Records(records_folder, config.steps, state.step, self.console, config.tensorboard) as records,
+            Prefetcher(noising, self.ranks.device) as batches,
+        ):
+            result = self._steps(batches, records, asked)
+        if self.ranks.is_first:
+            plot_log(config.out)
+            self._say(f"{result.reason} at step {result.step}; model in {config.out}")
+        return result
+
+    def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
+        config, state = self.config, self.state
+        meter = Meter(self)
+        pending: StepFigures | None = None
+        loss, bound, reason = float("nan"), None, "finished"
+        while state.step < config.steps:
+            batch = next(batches)
+            figures = self._step(batch, asked["stop"])
+            stop = False
+            if pending is not None:
+                loss, stop = self._account(pending, meter, records)
+            pending = figures
+            evaluated = config.evaluation.every > 0 and state.step % config.evaluation.every == 0
+            if evaluated:
+                bound = self._evaluate(records)
+                meter.pause()
+            early = evaluated and config.evaluation.patience > 0 and self.stale >= config.evaluation.patience
+            if stop or early:
+                reason = "stopped" if stop else "stopped early: the bound no longer improves"
+                break
+            if state.step % config.checkpoint_every == 0 and state.step < config.steps:
+                loss, _ = self._account(pending, meter, records)
+                pending = None
+                self._save()
+                meter.pause()
+        if pending is not None:
+            loss, _ = self._account(pending, meter, records)
+        self._save()
+        return TrainResult(state.step, loss, bound, state.step >= config.steps, reason)
+
+    def _step(self, batch: StepBatch, stop: bool) -> StepFigures:
+        """Gradient, clipping, update, average; returns figures that may still be on their way."""
+        config, state, device = self.config, self.state, self.ranks.device
+        torch.manual_seed(derived_seed(config.seed, state.step, _DROPOUT, self.ranks.rank))
+        total = torch.zeros((), device=device)
+        for index, part in enumerate(batch.parts):
+            last = index == len(batch.parts) - 1
+            with without_sync(self.module, last), self._autocast():
+                loss = self.module(part) / len(batch.parts)
+                loss.backward()
+            total += loss.detach()
+        norm = clip_gradients(state.model.parameters(), config.optimizer.clip)
+        broken = (~(torch.isfinite(total) & torch.isfinite(norm))).float()
+        summed = self.ranks.sum(torch.stack([total, broken, torch.tensor(float(stop), device=device)]))
+        finite = summed[1] == 0
+        rate = learning_rate(config.optimizer, state.step, config.steps)
+        if apply_gradients(state.optimizer, rate, finite):
+            state.ema.update(state.model)
+        state.optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        values = torch.stack([summed[0] / self.ranks.world_size, norm.float(), summed[1], summed[2]])
+        return self._later(state.step, values)
+
+    def _later(self, step: int, values: Tensor) -> StepFigures:
+        if values.device.type != "cuda":
+            return StepFigures(step, values.detach().cpu(), None)
+        copy = values.detach().to("cpu", non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return StepFigures(step, copy, event)
+
+    def _autocast(self) -> torch.autocast:
+        device, wanted = self.ranks.device.type, self.config.precision
+        use = wanted == "bf16" or (wanted == "auto" and device == "cuda")
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=use)
+
+    def _account(self, figures: StepFigures, meter: Meter, records: Records) -> tuple[float, bool]:
+        """Read a step's figures: log them, and act on what is not finite or on a wish to stop."""
+        loss, norm, finite, stop = figures.read()
+        step = figures.step
+        if not finite:
+            self._on_nonfinite(step, loss, norm, records)
+        meter.tick(step)
+        if step % self.config.log_every == 0 and self.ranks.is_first:
+            rate = learning_rate(self.config.optimizer, step - 1, self.config.steps)
+            records.write(step, "train", {"loss": loss, "norm": norm, "rate": rate, **meter.figures()})
+        records.advance(step, f"loss {loss:.4f}{meter.bound_text}  {meter.text()}")
+        return loss, stop
+
+    def _on_nonfinite(self, step: int, loss: float, norm: float, records: Records) -> None:
+        whole_steps = self.checkpoints.steps()
+        last = self.checkpoints.path(whole_steps[-1]) if whole_steps else None
+        good = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+        message = f"step {step} (batch {step - 1}): the loss is {loss}, the gradient norm {norm}; {good}"
+        if self.ranks.is_first:
+            records.write(step, "nonfinite", {"loss": str(loss), "norm": str(norm), "batch": step - 1})
+        if self.config.on_nonfinite == "stop":
+            raise NonFiniteLoss(message)
+        records.say(f"{message}; skipped")
+
+    # Now and then
+
+    def _evaluate(self, records: Records) -> float:
+        """The bound on validation blocks, and some samples, by the averaged weights."""
+        from cedd.bounds import estimate_bound
+
+        config, state = self.config, self.state
+        model = state.averaged_model()
+        seed = derived_seed(config.seed, _EVALUATION)
+        count = min(config.evaluation.sequences, len(self.data.validation))
+        blocks = torch.from_numpy(self.data.validation[:count]).to(self.ranks.device)
+        with torch.no_grad(), self._autocast():
+            estimate = estimate_bound(
+                model,
+                self.process,
+                blocks,
+                method=self.method,
+                draws=config.evaluation.draws,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            texts = self._samples(model, seed)
+        improved = estimate.nats_per_token < self.best
+        self.stale = 0 if improved else self.stale + 1
+        self.best = min(self.best, estimate.nats_per_token)
+        if self.ranks.is_first:
+            values: dict[str, Any] = {
+                "nats_per_token": estimate.nats_per_token,
+                "stderr": estimate.stderr,
+                "perplexity": estimate.perplexity,
+            }
+            records.write(state.step, "bound", values)
+            for text in texts:
+                records.write(state.step, "sample", {"text": text})
+            low, high = (round(x, 4) for x in estimate.ci95)
+            records.say(
+                f"step {state.step}: bound {estimate.nats_per_token:.4f} nats per token "
+                f"[{low}, {high}], perplexity {estimate.perplexity:.2f}"
+            )
+        return estimate.nats_per_token
+
+    def _samples(self, model: Transformer, seed: int) -> list[str]:
+        config = self.config
+        if config.evaluation.samples < 1 or not self.ranks.is_first:
+            return []
+        from cedd.samplers import sample
+
+        tokens = sample(
+            model,
+            self.process,
+            (config.evaluation.samples, config.length),
+            method=self.method,
+            steps=config.evaluation.sample_steps,
+            generator=torch.Generator().manual_seed(seed),
+            device=self.ranks.device,
+        )
+        return [self.data.tokenizer.decode(row) for row in tokens.cpu().numpy()]
+
+    def _restore_patience(self, values: dict[str, Any]) -> None:
+        self.best, self.stale = values["best"] if values["best"] is not None else float("inf"), values["stale"]
+
+    def _save(self) -> None:
+        """A checkpoint, then the averaged weights as the run's model."""
+        state = self.state
+        patience = {"best": None if self.best == float("inf") else self.best, "stale": self.stale}
+        self.checkpoints.save(state.step, state.tensors(), {**state.values(), **patience})
+        averages = {name: whole(average) for name, average in state.ema.shadow.items()}
+        if self.ranks.is_first:
+            save_weights(self.config.out / WEIGHTS_FILE, averages)
+        self.ranks.barrier()
+
+
+class Meter:
+    """Speed over the last stretch of steps, without the pauses for evaluations and checkpoints."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        config, model = trainer.config, trainer.state.model
+        self._tokens_per_step = config.batch.size * config.length
+        self._flops_per_token = model.flops_per_token(config.length)
+        self._peak = peak_flops(trainer.ranks.device)
+        self._world = trainer.ranks.world_size
+        self._trainer = trainer
+        self._rate: float | None = None
+        self._since: tuple[int, float] | None = None
+
+    @property
+    def bound_text(self) -> str:
+        best = self._trainer.best
+        return "" if best == float("inf") else f"  bound {best:.4f}"
+
+    def pause(self) -> None:
+        """The time until the next step does not count."""
+        self._since = None
+
+    def tick(self, step: int) -> None:
+        now = time.perf_counter()
+        if self._since is None or step <= self._since[0]:
+            self._since = (step, now)
+            return
+        steps, seconds = step - self._since[0], now - self._since[1]
+        if seconds > 0:
+            self._rate = self._tokens_per_step * steps / seconds
+        if seconds > 10:  # let old speeds go
+            self._since = (step, now)
+
+    def figures(self) -> dict[str, float]:
+        if self._rate is None:
+            return {}
+        figures = {"tokens_per_second": round(self._rate, 1)}
+        if self._peak is not None:
+            share = self._rate * self._flops_per_token / (self._peak * self._world)
+            figures["share_of_peak"] = round(share, 4)
+        return figures
+
+    def text(self) -> str:
+        figures = self.figures()
+        parts = [f"{figures['tokens_per_second']:,.0f} tokens/s"] if figures else []
+        if "share_of_peak" in figures:
+            parts.append(f"{figures['share_of_peak']:.0%} of peak")
+        return "  ".join(parts)

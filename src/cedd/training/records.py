@@ -1,0 +1,126 @@
+"""What a run tells: a live line on the terminal, log.jsonl, TensorBoard on request, and a plot at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from cedd.data.storage import atomic_write
+
+LOG_FILE = "log.jsonl"
+PLOT_FILE = "loss.png"
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a log; a line that was cut off by a kill is passed over."""
+    records: list[dict[str, Any]] = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                continue
+    return records
+
+
+class _Figures(ProgressColumn):
+    """The figures of the last step."""
+
+    def render(self, task: Task) -> Text:
+        return Text(str(task.fields.get("figures", "")))
+
+
+class Records:
+    """The records of one run. On a resume, what was logged after the checkpoint's step is taken back."""
+
+    def __init__(self, folder: Path, steps: int, step: int, console: Console, tensorboard: bool = False) -> None:
+        self.path = folder / LOG_FILE
+        kept = [record for record in read_log(self.path) if record.get("step", 0) <= step]
+        atomic_write(self.path, b"".join(json.dumps(record).encode() + b"\n" for record in kept))
+        self._file = self.path.open("a", encoding="utf-8")
+        self._console = console
+        self._writer = _tensorboard_writer(folder) if tensorboard else None
+        self._progress = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=20),
+            _Figures(),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=4,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("training", total=steps, completed=step)
+        self._last_print = 0.0
+
+    def __enter__(self) -> Records:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        """Append a record, flushed to the file, and pass its numbers to TensorBoard."""
+        self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        self._file.flush()
+        if self._writer is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def advance(self, step: int, figures: str) -> None:
+        """Move the live line; without a terminal, print a line every few seconds."""
+        self._progress.update(self._task, completed=step, figures=figures)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._last_print > 5.0:
+            self._last_print = now
+            self._console.print(f"step {step}  {figures}", highlight=False)
+
+    def say(self, message: str) -> None:
+        self._console.print(message, highlight=False, markup=False)
+
+
+def _tensorboard_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError("TensorBoard is not installed; pip install 'cedd[log]', or leave --tensorboard off") from error
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def plot_log(folder: Path) -> Path | None:
+    """The loss and the bound over steps, as loss.png; None where there is nothing to draw."""
+    records = read_log(folder / LOG_FILE)
+    steps = [r for r in records if r["kind"] == "train"]
+    bounds = [r for r in records if r["kind"] == "bound"]
+    if not steps:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([r["step"] for r in steps], [r["loss"] for r in steps], lw=0.8, color="tab:blue", label="training loss")
+    if bounds:
+        x = [r["step"] for r in bounds]
+        y = [r["nats_per_token"] for r in bounds]
+        band = [1.96 * r["stderr"] for r in bounds]
+        axes.errorbar(x, y, yerr=band, color="tab:orange", marker="o", ms=3, label="validation bound, 95%")
+    axes.set_xlabel("step")
+    axes.set_ylabel("nats per token")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    path = folder / PLOT_FILE
+    temporary = folder / f".{PLOT_FILE}"
+    figure.savefig(temporary, format="png", dpi=120)
+    temporary.replace(path)
+    return path

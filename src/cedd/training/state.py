@@ -1,0 +1,69 @@
+"""What a training run is at one moment: weights, their average, the optimizer's moments, and the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+from cedd.models.ema import EMA
+from cedd.models.transformer import Transformer
+from cedd.training.distributed import whole
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class TrainingState:
+    """All that changes during training; `step` counts the steps taken."""
+
+    model: Transformer
+    ema: EMA
+    optimizer: AdamW
+    step: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name; the very tensors, so that loading fills them in place."""
+        named = dict(self.model.named_parameters())
+        tensors = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
+        tensors |= {f"average/{name}": average for name, average in self.ema.shadow.items()}
+        for moment in _MOMENTS:
+            moments = {name: self.optimizer.state[parameter][moment] for name, parameter in named.items()}
+            tensors |= {f"{moment}/{name}": tensor for name, tensor in moments.items()}
+        return tensors
+
+    def values(self) -> dict[str, Any]:
+        """What is not a tensor."""
+        updates = [int(state["step"]) for state in self.optimizer.state.values()]
+        return {"averaged": self.ema.updates, "updates": max(updates, default=0)}
+
+    def restore(self, step: int, values: dict[str, Any]) -> None:
+        """Set what is not a tensor, after the tensors were filled."""
+        self.step = step
+        self.ema.updates = values["averaged"]
+        for state in self.optimizer.state.values():
+            state["step"].fill_(values["updates"])
+
+    def averaged_model(self) -> Transformer:
+        """The network with the averaged weights, in evaluation mode and never compiled.
+
+        It reads the average itself, not a copy (unless that is sharded): use it before the next step.
+        """
+        with torch.device("meta"):
+            model = Transformer(self.model.config)
+        averages = {name: whole(average) for name, average in self.ema.shadow.items()}
+        model.load_state_dict(averages, assign=True)
+        # Buffers (the rotary tables) are constants that no state holds.
+        for name, buffer in self.model.named_buffers():
+            owner, _, leaf = name.rpartition(".")
+            model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)
+        return model.eval().requires_grad_(False)
+
+
+def derived_seed(*parts: int) -> int:
+    """A seed for one purpose at one step: a pure function of its parts, so that it need not be saved."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
