@@ -17,6 +17,7 @@ from typing import Any
 
 COMMANDS: Mapping[str, str] = {
     "train": "train a network on text, any method on any process",
+    "bench": "time training steps or sampling against a textbook implementation",
     "theory": "check every theorem, proposition and erratum on small chains, and print the table",
 }
 
