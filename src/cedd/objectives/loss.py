@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -47,7 +47,6 @@ class SupportsRowLosses(Protocol):
         ...
 
 
-@runtime_checkable
 class SupportsRows(Protocol):
     """A network whose vocabulary head can be run on chosen rows only."""
 
@@ -57,6 +56,15 @@ class SupportsRows(Protocol):
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
         ...
+
+
+def supports_rows(model: object) -> TypeGuard[SupportsRows]:
+    """Whether a network offers `features` and a head that costs rows.
+
+    Asked of the object itself: since Python 3.12 a run-time protocol does not see a module's submodules.
+    """
+    head = getattr(model, "head", None)
+    return hasattr(model, "features") and hasattr(head, "loss") and hasattr(head, "cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ def row_function(method: Method, vocab_size: int, has_mask: bool) -> Callable[..
 def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
     """The loss in nats per token of the batch: the sum over its rows, divided by B*L."""
     rows, noise = batch.rows, batch.rows.noise
-    if not isinstance(model, SupportsRows):
+    if not supports_rows(model):
         outputs = model(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
         return method.objective.row_loss(method.parameterization, outputs, rows).sum() / batch.tokens
     features = model.features(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)

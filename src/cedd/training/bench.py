@@ -106,6 +106,7 @@ def _fresh(device: torch.device) -> None:
     gc.collect()
     torch.compiler.reset()
     if device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 

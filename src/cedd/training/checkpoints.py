@@ -1,11 +1,13 @@
 """Checkpoints: a step's whole state, written so that a kill at any moment leaves the last whole one.
 
     RUN/checkpoints/step-00001000/   *.safetensors (torch.distributed.checkpoint's safetensors storage: a shard a rank)
-                                     state.json    (step, and the SHA-256 of every other file)
+                                     state.json    (step, the SHA-256 of every other file, and that of itself)
 
 A checkpoint is written under a temporary name, flushed, given its state.json last, and renamed. It holds tensors by
 name (parameters, averages, moments) and JSON, nothing else; it loads on any number of ranks. What has no place in it
 has none because it follows from (seed, step): the data's order, the times, the noise, the dropout.
+
+A damaged checkpoint is renamed to damaged-step-..., so that it is looked at once and never counts as one to keep.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from cedd.data.storage import file_sha256, flush_folder, write_durably
+from cedd.data.storage import file_sha256, flush_folder, json_sha256, write_durably
 from cedd.training.distributed import Ranks
 
 STATE_FILE = "state.json"
@@ -53,7 +55,7 @@ class Checkpoints:
         """Write a checkpoint (all ranks call this) and drop the oldest beyond `keep`."""
         target, temporary = self.path(step), self.folder / f".step-{step:08d}.tmp"
         if self.ranks.is_first:
-            self._sweep()
+            self.sweep()
             temporary.mkdir(parents=True)
         self.ranks.barrier()
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
@@ -63,10 +65,11 @@ class Checkpoints:
         if self.ranks.is_first:
             files = {file.name: file_sha256(file) for file in sorted(temporary.iterdir())}
             state = {"format": FORMAT, "step": step, "files": files, "values": dict(values)}
-            write_durably(temporary / STATE_FILE, json.dumps(state, indent=1).encode())
+            content = json.dumps({**state, "sha256": json_sha256(state)}, indent=1)
+            write_durably(temporary / STATE_FILE, content.encode())
             flush_folder(temporary)
             if target.exists():
-                shutil.rmtree(target)
+                self._drop(target)
             temporary.rename(target)
             flush_folder(self.folder)
             for old in self.steps()[: -self.keep]:
@@ -77,19 +80,30 @@ class Checkpoints:
     def load_latest(self, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Any]] | None:
         """Fill `tensors` from the newest whole checkpoint; (step, values), or None where there is none.
 
-        A torn or damaged checkpoint is named and the one before it is used.
+        A torn or damaged checkpoint is named and the one before it is used. The first rank looks, and tells the others.
         """
+        step = int(self.ranks.from_first(self._newest_whole() if self.ranks.is_first else 0))
+        if step < 0:
+            return None
+        path = self.path(step)
+        values = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))["values"]
+        reader = HuggingFaceStorageReader(str(path))
+        with self._quietly():
+            load_sharded(dict(tensors), storage_reader=reader, no_dist=self.ranks.world_size == 1)
+        return step, values
+
+    def _newest_whole(self) -> int:
+        """The step of the newest whole checkpoint, -1 where there is none; damaged ones are set aside."""
         for step in reversed(self.steps()):
             path = self.path(step)
-            problem, state = inspect_checkpoint(path)
-            if problem is not None:
-                self.say(f"checkpoint {path.name} is not whole ({problem}); using the one before")
-                continue
-            reader = HuggingFaceStorageReader(str(path))
-            with self._quietly():
-                load_sharded(dict(tensors), storage_reader=reader, no_dist=self.ranks.world_size == 1)
-            return step, state["values"]
-        return None
+            problem = inspect_checkpoint(path)
+            if problem is None:
+                return step
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            self.say(f"checkpoint {path} is damaged: {problem}; it is now {aside.name}, and the one before is used")
+        return -1
 
     @staticmethod
     @contextmanager
@@ -99,7 +113,7 @@ class Checkpoints:
             warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process")
             yield
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Remove what a killed writer left behind."""
         if self.folder.is_dir():
             for left in self.folder.glob(".*.tmp"):
@@ -113,18 +127,21 @@ class Checkpoints:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def inspect_checkpoint(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """What is wrong with a checkpoint (None: nothing), and its state.json."""
+def inspect_checkpoint(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if it is whole."""
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"{STATE_FILE} is missing or torn", {}
-    if state.get("format") != FORMAT:
-        return f"it has format {state.get('format')!r}, not {FORMAT}", {}
+        expected = state.pop("sha256")
+    except (OSError, ValueError, AttributeError, KeyError):
+        return f"{STATE_FILE} is missing or torn"
+    if json_sha256(state) != expected:
+        return f"{STATE_FILE} does not match its checksum"
+    if state["format"] != FORMAT:
+        return f"it has format {state['format']!r}, not {FORMAT}"
     for name, expected in state["files"].items():
         file = path / name
         if not file.is_file():
-            return f"{name} is missing", {}
+            return f"{name} is missing"
         if file_sha256(file) != expected:
-            return f"{name} does not match its checksum", {}
-    return None, state
+            return f"{name} does not match its checksum"
+    return None

@@ -207,12 +207,20 @@ class TrainConfig:
             "length": self.length,
             "batch.size": self.batch.size,
             "batch.accumulate": self.batch.accumulate,
+            "checkpoint_every": self.checkpoint_every,
             "keep": self.keep,
             "log_every": self.log_every,
+            "evaluation.sequences": self.evaluation.sequences,
+            "evaluation.draws": self.evaluation.draws,
+            "evaluation.sample_steps": self.evaluation.sample_steps,
         }
         for name, value in positive.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
+        if self.evaluation.patience > 0 and self.evaluation.every < 1:
+            raise ValueError("evaluation.patience needs evaluations: set evaluation.every too")
+        if not 0.0 <= self.batch.lowest_time < 1.0:
+            raise ValueError(f"batch.lowest_time must lie in [0, 1); got {self.batch.lowest_time}")
         if self.optimizer.rate <= 0:
             raise ValueError(f"optimizer.rate must be positive; got {self.optimizer.rate}")
         if not 0.0 <= self.optimizer.ema < 1.0:
@@ -320,15 +328,23 @@ def read_config(path: Path) -> TrainConfig:
     return from_json(TrainConfig, json.loads(path.read_text(encoding="utf-8")))
 
 
-def what_may_differ() -> frozenset[str]:
-    """Settings that a resumed run may change without becoming another run."""
-    return frozenset(
-        {"out", "device", "steps", "evaluation", "checkpoint_every", "keep", "log_every", "resume", "strategy"}
-        | {"compile", "tensorboard", "on_nonfinite"}
-    )
+_MAY_DIFFER = (
+    *("out", "device", "steps", "evaluation", "checkpoint_every", "keep", "log_every", "resume", "strategy", "compile"),
+    *("tensorboard", "on_nonfinite", "text.cache", "text.workers", "text.gpt2_files", "model.checkpoint_blocks"),
+)
+"""Settings that a resumed run may change without becoming another run."""
 
 
 def same_run(first: TrainConfig, second: TrainConfig) -> list[str]:
-    """The names of settings that make two configurations different runs."""
-    a, b = to_json(first), to_json(second)
-    return [name for name in a if name not in what_may_differ() and a[name] != b[name]]
+    """The names of settings, such as optimizer.rate, that make two configurations different runs."""
+    a, b = _flat(to_json(first)), _flat(to_json(second))
+    different = [name for name in a if a[name] != b[name]]
+    return [name for name in different if not any(f"{name}.".startswith(f"{free}.") for free in _MAY_DIFFER)]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested records as one, with dots in the names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

@@ -46,6 +46,14 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
+    def from_first(self, value: float) -> float:
+        """The first rank's number, on all ranks, so that none decides otherwise."""
+        if self.world_size == 1:
+            return value
+        shared = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.broadcast(shared, src=0)
+        return shared.item()
+
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:
         """Rank 0 runs the block before the others do: it fills a cache that they then find."""

@@ -11,7 +11,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ from cedd.models.weights import save_weights
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess
 from cedd.training.checkpoints import Checkpoints
+from cedd.training.claim import claimed
 from cedd.training.config import TrainConfig, read_config, same_run, to_json
 from cedd.training.distributed import (
     LossModule,
@@ -39,7 +40,7 @@ from cedd.training.distributed import (
     whole,
     without_sync,
 )
-from cedd.training.folder import WEIGHTS_FILE, save_description
+from cedd.training.folder import WEIGHTS_FILE, read_description, save_description
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.optimizer import apply_gradients, clip_gradients, learning_rate, make_optimizer
 from cedd.training.records import Records, plot_log
@@ -59,7 +60,8 @@ class TrainResult:
     """How a run ended."""
 
     step: int
-    loss: float
+    loss: float | None
+    """Of the last step, if one was taken."""
     bound: float | None
     finished: bool
     reason: str
@@ -123,8 +125,11 @@ class Trainer:
     state: TrainingState = field(init=False)
     module: nn.Module = field(init=False)
     checkpoints: Checkpoints = field(init=False)
+    saved: int = field(init=False, default=-1)
+    """The step of the newest checkpoint."""
     best: float = field(init=False, default=float("inf"))
     stale: int = field(init=False, default=0)
+    """Evaluations since the best one."""
 
     # Set-up
 
@@ -133,6 +138,7 @@ class Trainer:
         self.method = get_method(config.method)
         self._refuse_other_run()
         self.data = self._prepare_data()
+        self._refuse_other_data()
         self.process = config.process.build(self.data.tokenizer.vocab_size)
         self.method.check(self.process)
         torch.manual_seed(config.seed)
@@ -149,18 +155,31 @@ class Trainer:
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
 
     def _refuse_other_run(self) -> None:
-        """A folder that holds another run is left alone."""
-        path = self.config.out / TRAIN_FILE
+        """A folder that holds another run, or something else, is left alone."""
+        out, path = self.config.out, self.config.out / TRAIN_FILE
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"{out} is a file; choose another --out")
         if not path.is_file():
             if self.config.resume == "must":
-                raise ValueError(f"there is no run to resume in {self.config.out}")
+                raise ValueError(f"there is no run to resume in {out}; check --out, or use --resume auto")
+            if (out / WEIGHTS_FILE).exists():
+                raise ValueError(f"{out} holds a model that is no run of this command; choose another --out")
             return
         if self.config.resume == "never":
-            raise ValueError(f"{self.config.out} holds a run already; choose another --out, or --resume auto")
+            raise ValueError(f"{out} holds a run already; choose another --out, or --resume auto")
         different = same_run(read_config(path), self.config)
         if different:
+            raise ValueError(f"{out} holds another run ({', '.join(different)} differ); choose another --out")
+
+    def _refuse_other_data(self) -> None:
+        """A run goes on with the blocks and the tokenizer that it began with, or not at all."""
+        if not (self.config.out / TRAIN_FILE).is_file():
+            return
+        before, now = read_description(self.config.out)["data"]["train"], self.data.train.report()
+        if any(before[name] != now[name] for name in ("tokens_sha256", "tokenizer_fingerprint", "blocks")):
             raise ValueError(
-                f"{self.config.out} holds another run ({', '.join(different)} differ); choose another --out"
+                f"the data ({self.config.data}) has changed since the run in {self.config.out} began; "
+                "restore it, or choose another --out"
             )
 
     def _prepare_data(self) -> TrainingData:
@@ -180,7 +199,7 @@ class Trainer:
             )
 
     def _say(self, message: str) -> None:
-        self.console.print(message, highlight=False, markup=False)
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     def _write_description(self) -> None:
         config = self.config
@@ -200,54 +219,82 @@ class Trainer:
 
     def run(self) -> TrainResult:
         """All steps that are left."""
+        config = self.config
+        with self._sole_writer():
+            self._begin()
+            with (
+                graceful_signals() as asked,
+                self._records() as records,
+                Prefetcher(self._noising(), self.ranks.device) as batches,
+            ):
+                result = self._steps(batches, records, asked)
+            if self.ranks.is_first:
+                plot_log(config.out)
+        self._say(f"step {result.step}: {result.reason}; model in {config.out}")
+        return result
+
+    def _sole_writer(self) -> AbstractContextManager[None]:
+        if not self.ranks.is_first:
+            return nullcontext()
+        self.config.out.mkdir(parents=True, exist_ok=True)
+        return claimed(self.config.out)
+
+    def _begin(self) -> None:
+        """Describe the run in its folder, sweep what a kill left there, and take over the newest checkpoint."""
         config, state = self.config, self.state
+        going_on = (config.out / TRAIN_FILE).is_file()
         if self.ranks.is_first:
+            for left in config.out.glob(".*.tmp"):
+                left.unlink()
+            self.checkpoints.sweep()
             self._write_description()
         found = self.checkpoints.load_latest(state.tensors())
         if found is not None:
             state.restore(*found)
             self._restore_patience(found[1])
+            self.saved = state.step
             self._say(f"resuming {config.out} at step {state.step}")
+        elif config.resume == "must":
+            raise ValueError(f"{config.out} has no whole checkpoint to resume from; use --resume auto to start again")
+        elif going_on:
+            self._say(f"{config.out} has no whole checkpoint: starting from the first step")
+
+    def _records(self) -> Records:
+        config = self.config
+        folder = config.out if self.ranks.is_first else None
+        return Records(folder, config.steps, self.state.step, self.console, config.tensorboard)
+
+    def _noising(self) -> NoisingSampler:
+        config, ranks = self.config, self.ranks
         sampler = BatchSampler(
             self.data.train,
             config.batch.size,
             seed=config.seed,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            position=state.step,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            position=self.state.step,
         )
-        noising = NoisingSampler(sampler, self.method, self.process, config.batch)
-        records_folder = config.out if self.ranks.is_first else config.out / f".rank{self.ranks.rank}"
-        with (
-            graceful_signals() as asked,
-            Records(records_folder, config.steps, state.step, self.console, config.tensorboard) as records,
-            Prefetcher(noising, self.ranks.device) as batches,
-        ):
-            result = self._steps(batches, records, asked)
-        if self.ranks.is_first:
-            plot_log(config.out)
-            self._say(f"{result.reason} at step {result.step}; model in {config.out}")
-        return result
+        return NoisingSampler(sampler, self.method, self.process, config.batch)
 
     def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
         config, state = self.config, self.state
         meter = Meter(self)
         pending: StepFigures | None = None
-        loss, bound, reason = float("nan"), None, "finished"
+        loss, bound, reason = None, None, "finished"
         while state.step < config.steps:
-            batch = next(batches)
-            figures = self._step(batch, asked["stop"])
+            if self._is_stale():  # also where a run that had stopped early is started again
+                reason = "stopped early: the bound no longer improves"
+                break
+            figures = self._step(next(batches), asked["stop"])
             stop = False
             if pending is not None:
                 loss, stop = self._account(pending, meter, records)
             pending = figures
-            evaluated = config.evaluation.every > 0 and state.step % config.evaluation.every == 0
-            if evaluated:
+            if config.evaluation.every > 0 and state.step % config.evaluation.every == 0:
                 bound = self._evaluate(records)
                 meter.pause()
-            early = evaluated and config.evaluation.patience > 0 and self.stale >= config.evaluation.patience
-            if stop or early:
-                reason = "stopped" if stop else "stopped early: the bound no longer improves"
+            if stop and state.step < config.steps:
+                reason = "stopped"
                 break
             if state.step % config.checkpoint_every == 0 and state.step < config.steps:
                 loss, _ = self._account(pending, meter, records)
@@ -258,6 +305,10 @@ class Trainer:
             loss, _ = self._account(pending, meter, records)
         self._save()
         return TrainResult(state.step, loss, bound, state.step >= config.steps, reason)
+
+    def _is_stale(self) -> bool:
+        patience = self.config.evaluation.patience
+        return patience > 0 and self.stale >= patience
 
     def _step(self, batch: StepBatch, stop: bool) -> StepFigures:
         """Gradient, clipping, update, average; returns figures that may still be on their way."""
@@ -275,8 +326,8 @@ class Trainer:
         summed = self.ranks.sum(torch.stack([total, broken, torch.tensor(float(stop), device=device)]))
         finite = summed[1] == 0
         rate = learning_rate(config.optimizer, state.step, config.steps)
-        if apply_gradients(state.optimizer, rate, finite):
-            state.ema.update(state.model)
+        apply_gradients(state.optimizer, rate, finite)
+        state.ema.update(state.model)
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         values = torch.stack([summed[0] / self.ranks.world_size, norm.float(), summed[1], summed[2]])
@@ -302,7 +353,7 @@ class Trainer:
         if not finite:
             self._on_nonfinite(step, loss, norm, records)
         meter.tick(step)
-        if step % self.config.log_every == 0 and self.ranks.is_first:
+        if finite and step % self.config.log_every == 0:
             rate = learning_rate(self.config.optimizer, step - 1, self.config.steps)
             records.write(step, "train", {"loss": loss, "norm": norm, "rate": rate, **meter.figures()})
         records.advance(step, f"loss {loss:.4f}{meter.bound_text}  {meter.text()}")
@@ -313,8 +364,7 @@ class Trainer:
         last = self.checkpoints.path(whole_steps[-1]) if whole_steps else None
         good = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
         message = f"step {step} (batch {step - 1}): the loss is {loss}, the gradient norm {norm}; {good}"
-        if self.ranks.is_first:
-            records.write(step, "nonfinite", {"loss": str(loss), "norm": str(norm), "batch": step - 1})
+        records.write(step, "nonfinite", {"loss": str(loss), "norm": str(norm), "batch": step - 1})
         if self.config.on_nonfinite == "stop":
             raise NonFiniteLoss(message)
         records.say(f"{message}; skipped")
@@ -322,11 +372,18 @@ class Trainer:
     # Now and then
 
     def _evaluate(self, records: Records) -> float:
-        """The bound on validation blocks, and some samples, by the averaged weights."""
+        """The bound by the averaged weights: measured by the first rank, the same number on all."""
+        model = self.state.averaged_model()  # all ranks are needed to gather a sharded average
+        bound = self.ranks.from_first(self._measure(model, records) if self.ranks.is_first else 0.0)
+        self.stale = 0 if bound < self.best else self.stale + 1
+        self.best = min(self.best, bound)
+        return bound
+
+    def _measure(self, model: Transformer, records: Records) -> float:
+        """The bound on validation blocks, and some samples, written to the records."""
         from cedd.bounds import estimate_bound
 
-        config, state = self.config, self.state
-        model = state.averaged_model()
+        config, step = self.config, self.state.step
         seed = derived_seed(config.seed, _EVALUATION)
         count = min(config.evaluation.sequences, len(self.data.validation))
         blocks = torch.from_numpy(self.data.validation[:count]).to(self.ranks.device)
@@ -340,28 +397,24 @@ class Trainer:
                 generator=torch.Generator().manual_seed(seed),
             )
             texts = self._samples(model, seed)
-        improved = estimate.nats_per_token < self.best
-        self.stale = 0 if improved else self.stale + 1
-        self.best = min(self.best, estimate.nats_per_token)
-        if self.ranks.is_first:
-            values: dict[str, Any] = {
-                "nats_per_token": estimate.nats_per_token,
-                "stderr": estimate.stderr,
-                "perplexity": estimate.perplexity,
-            }
-            records.write(state.step, "bound", values)
-            for text in texts:
-                records.write(state.step, "sample", {"text": text})
-            low, high = (round(x, 4) for x in estimate.ci95)
-            records.say(
-                f"step {state.step}: bound {estimate.nats_per_token:.4f} nats per token "
-                f"[{low}, {high}], perplexity {estimate.perplexity:.2f}"
-            )
+        values: dict[str, Any] = {
+            "nats_per_token": estimate.nats_per_token,
+            "stderr": estimate.stderr,
+            "perplexity": estimate.perplexity,
+        }
+        records.write(step, "bound", values)
+        for text in texts:
+            records.write(step, "sample", {"text": text})
+        low, high = (round(x, 4) for x in estimate.ci95)
+        records.say(
+            f"step {step}: bound {estimate.nats_per_token:.4f} nats per token "
+            f"[{low}, {high}], perplexity {estimate.perplexity:.2f}"
+        )
         return estimate.nats_per_token
 
     def _samples(self, model: Transformer, seed: int) -> list[str]:
         config = self.config
-        if config.evaluation.samples < 1 or not self.ranks.is_first:
+        if config.evaluation.samples < 1:
             return []
         from cedd.samplers import sample
 
@@ -382,8 +435,10 @@ class Trainer:
     def _save(self) -> None:
         """A checkpoint, then the averaged weights as the run's model."""
         state = self.state
-        patience = {"best": None if self.best == float("inf") else self.best, "stale": self.stale}
-        self.checkpoints.save(state.step, state.tensors(), {**state.values(), **patience})
+        if state.step != self.saved:
+            patience = {"best": None if self.best == float("inf") else self.best, "stale": self.stale}
+            self.checkpoints.save(state.step, state.tensors(), {**state.values(), **patience})
+            self.saved = state.step
         averages = {name: whole(average) for name, average in state.ema.shadow.items()}
         if self.ranks.is_first:
             save_weights(self.config.out / WEIGHTS_FILE, averages)

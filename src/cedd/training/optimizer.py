@@ -50,18 +50,16 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     return whole(norm)
 
 
-def apply_gradients(optimizer: AdamW, rate: float, finite: Tensor) -> bool:
-    """One step, unless `finite` [] is false. Returns whether the step may have been taken.
+def apply_gradients(optimizer: AdamW, rate: float, finite: Tensor) -> None:
+    """One step, unless `finite` [] is false: weights and moments then stay as they are.
 
     On CUDA the decision is left to the kernel, which skips its update; nobody waits for the device.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate
-    if finite.is_cuda and not any(hasattr(p, "full_tensor") for p in optimizer.param_groups[0]["params"][:1]):
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in optimizer.param_groups[0]["params"][:1])
+    if finite.is_cuda and not sharded:
         optimizer.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
-        optimizer.step()
-        return True
-    if not bool(finite):
-        return False
+    elif not bool(finite):
+        return
     optimizer.step()
-    return True

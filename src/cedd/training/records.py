@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -38,15 +38,15 @@ class _Figures(ProgressColumn):
 
 
 class Records:
-    """The records of one run. On a resume, what was logged after the checkpoint's step is taken back."""
+    """The records of one run. On a resume, what was logged after the checkpoint's step is taken back.
 
-    def __init__(self, folder: Path, steps: int, step: int, console: Console, tensorboard: bool = False) -> None:
-        self.path = folder / LOG_FILE
-        kept = [record for record in read_log(self.path) if record.get("step", 0) <= step]
-        atomic_write(self.path, b"".join(json.dumps(record).encode() + b"\n" for record in kept))
-        self._file = self.path.open("a", encoding="utf-8")
+    Without a folder nothing is kept: ranks other than the first have none.
+    """
+
+    def __init__(self, folder: Path | None, steps: int, step: int, console: Console, tensorboard: bool = False) -> None:
+        self._file = None if folder is None else _continue_log(folder / LOG_FILE, step)
+        self._writer = _tensorboard_writer(folder, step) if tensorboard and folder is not None else None
         self._console = console
-        self._writer = _tensorboard_writer(folder) if tensorboard else None
         self._progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(bar_width=20),
@@ -65,14 +65,16 @@ class Records:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._writer is not None:
             self._writer.close()
 
     def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """Append a record, flushed to the file, and pass its numbers to TensorBoard."""
-        self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+            self._file.flush()
         if self._writer is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -84,18 +86,25 @@ class Records:
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_print > 5.0:
             self._last_print = now
-            self._console.print(f"step {step}  {figures}", highlight=False)
+            self._console.print(f"step {step}  {figures}", highlight=False, soft_wrap=True)
 
     def say(self, message: str) -> None:
-        self._console.print(message, highlight=False, markup=False)
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
-def _tensorboard_writer(folder: Path) -> Any:
+def _continue_log(path: Path, step: int) -> TextIO:
+    """The log, open for more, without what was written after `step`."""
+    kept = [record for record in read_log(path) if record.get("step", 0) <= step]
+    atomic_write(path, b"".join(json.dumps(record).encode() + b"\n" for record in kept))
+    return path.open("a", encoding="utf-8")
+
+
+def _tensorboard_writer(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError("TensorBoard is not installed; pip install 'cedd[log]', or leave --tensorboard off") from error
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
 
 def plot_log(folder: Path) -> Path | None:
@@ -120,7 +129,7 @@ def plot_log(folder: Path) -> Path | None:
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     path = folder / PLOT_FILE
-    temporary = folder / f".{PLOT_FILE}"
+    temporary = folder / f".{PLOT_FILE}.tmp"
     figure.savefig(temporary, format="png", dpi=120)
     temporary.replace(path)
     return path
