@@ -90,18 +90,22 @@ def test_every_parameter_gets_a_gradient():
             assert parameter.grad.abs().max() > 0, name
 
 
-def test_rotations_depend_on_distance_alone():
+def test_rotations_depend_on_distance_alone_and_leave_values():
     cosine, sine = (table.double() for table in rotary_tables(40, 8))
-    query, key = torch.randn(2, 1, 1, 1, 1, 8, dtype=torch.float64)
+    query, key, value = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    qkv = torch.stack((query, key, value)).view(1, 1, 3, 1, 8)
+
+    def turned(position):
+        here = slice(position, position + 1)
+        return rotate(qkv, cosine[here], sine[here]).view(3, 8)
 
     def product(i, j):
-        return (
-            rotate(query, cosine[i : i + 1], sine[i : i + 1]) * rotate(key, cosine[j : j + 1], sine[j : j + 1])
-        ).sum()
+        return turned(i)[0] @ turned(j)[1]
 
     torch.testing.assert_close(product(3, 7), product(23, 27), rtol=1e-6, atol=1e-6)  # the tables are float32
     assert (product(3, 7) - product(3, 8)).abs() > 1e-4
-    torch.testing.assert_close(rotate(query, cosine[5:6], sine[5:6]).norm(), query.norm(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(turned(5)[:2].norm(dim=1), qkv.view(3, 8)[:2].norm(dim=1), rtol=1e-6, atol=1e-6)
+    assert torch.equal(turned(5)[2], value)
 
 
 def test_positions_matter():
@@ -219,3 +223,29 @@ def test_compiles_as_one_graph(autocast, conditioned):
         gradients.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
     tolerance = 0.03 if autocast else 1e-4
     assert (gradients[0] - gradients[1]).norm() / gradients[0].norm() < tolerance
+
+
+@pytest.mark.slow
+def test_compiled_blocks_keep_few_activations():
+    """Tensors of [B, L, D] in bfloat16 that one more block saves for the backward pass: 22 by default."""
+
+    def saved_bytes(depth):
+        config = config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=True, depth=depth)
+        model = Transformer(config).train()
+        model.compile(backend="aot_eager_decomp_partition")
+        own = {parameter.data_ptr() for parameter in model.parameters()}
+        saved = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with torch.autocast("cpu", dtype=torch.bfloat16), hooks:
+            features = model.features(tokens(64, 32), torch.rand(64))
+        assert features.requires_grad
+        return sum(saved.values())
+
+    assert (saved_bytes(4) - saved_bytes(2)) / 2 < 17 * (64 * 32 * 64 * 2)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -117,9 +118,14 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency, [L, 1, 1, head_width / 2]: broadcast over (q, k) and heads."""
+    """Cosine and sine of position times frequency for (q, k, v), [L, 3, 1, head_width / 2]; v turns by 0.
+
+    Turning v by nothing lets the three go through as one tensor. Taken apart, v would stay a slice of the
+    product that made it, and the backward pass would keep that whole product beside the rotated q and k.
+    """
     frequencies = 10_000.0 ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * frequencies
+    turns = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * turns[:, None, None] * frequencies
     return angles.cos().float(), angles.sin().float()
 
 
@@ -157,8 +163,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [B, L, 3, H, D/H]
-        queries, keys = rotate(qkv[:, :, :2], *rotation).transpose(1, 3).unbind(2)
-        values = qkv[:, :, 2].transpose(1, 2)
+        queries, keys, values = rotate(qkv, *rotation).transpose(1, 3).unbind(2)  # each [B, H, L, D/H]
         mask, causal = None, self.causal
         if cache is not None:
             mask, causal = self._cached_mask(cache.length, queries), cache.length == 0
@@ -345,8 +350,11 @@ class Transformer(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the two costly parts in place: the backbone as one graph, and the losses of the head's rows.
 
-        Takes the options of ``torch.compile``; parameters keep their names.
+        Takes the options of ``torch.compile``; parameters keep their names. The backward pass may then
+        recompute what is cheap but wide: by default the compiler keeps the MLP's activations before *and* after
+        the GELU, 8 of the 20 [B, L, D] tensors a block would hold.
         """
+        torch._functorch.config.ban_recompute_materialized_backward = False  # for the whole process
         self.backbone.compile(*args, **{"fullgraph": True, **options})
         self.head.fused = True
 

@@ -22,6 +22,7 @@ outputs are exactly 0 and stay so, which is also their gradient.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -183,14 +184,17 @@ class _Gradients:
 
 
 def default_chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device_type: str) -> int:
-    """A power of two of rows whose outputs take up to 512 MiB on an accelerator, 64 MiB on a CPU.
+    """Rows of a chunk, all chunks alike, whose outputs take up to 512 MiB on an accelerator, 64 MiB on a CPU.
 
-    Enough rows to keep the matrix units busy and to make the sweeps over ∂total/∂W rare; on a CPU more rows
-    bring nothing and leave the cache.
+    Enough rows to keep the matrix units busy, in whole tiles of 128, and to make the sweeps over ∂total/∂W rare;
+    on a CPU more rows bring nothing and leave the cache.
     """
     budget = 2**26 if device_type == "cpu" else 2**29
-    rows = max(1, budget // (vocab_size * dtype.itemsize))
-    return max(1, min(count, 2 ** (rows.bit_length() - 1)))
+    most = max(1, budget // (vocab_size * dtype.itemsize))
+    tile = min(128, most)
+    most -= most % tile
+    chunks = max(1, math.ceil(count / most))
+    return max(1, min(count, tile * math.ceil(count / chunks / tile)))
 
 
 def _padded(parameter: Tensor, dtype: torch.dtype) -> Tensor:
