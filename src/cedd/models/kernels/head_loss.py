@@ -92,7 +92,6 @@ def linear_cross_entropy(
 # The loop over chunks
 
 
-@torch.compiler.disable()  # type: ignore[misc]
 def _run(
     features: Tensor,
     weight: Tensor,
@@ -278,6 +277,11 @@ def _differentiated(
 
 @functools.cache
 def _compiled_differentiated() -> RowPass:
+    from torch._dynamo import config as dynamo  # seconds to import, for those who compile only
+
+    # One entry for each row loss, with and without gradient, for one and for any number of rows: a process that
+    # compares several methods passes the usual limit of 8, beyond which nothing is compiled any more.
+    dynamo.cache_size_limit = max(dynamo.cache_size_limit, 64)
     return torch.compile(_differentiated)
 
 
