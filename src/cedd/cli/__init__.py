@@ -7,8 +7,10 @@ only when their command is called, so that `cedd --help` is instant.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,11 +72,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
     """The command's arguments, by its own parser if it has one."""
-    if hasattr(module, "parse"):
-        return module.parse(words)
     import tyro
 
-    return tyro.cli(module.Arguments, prog=f"cedd {name}", description=module.Arguments.__doc__, args=words)
+    boxed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(boxed):
+            if hasattr(module, "parse"):
+                return module.parse(words)
+            return tyro.cli(module.Arguments, prog=f"cedd {name}", description=module.Arguments.__doc__, args=words)
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        raise UserError(f"{_unboxed(boxed.getvalue())} (cedd {name} --help tells more)") from None
+
+
+def _unboxed(message: str) -> str:
+    """The parser's complaint, which it frames and explains over many lines, as one: what it says before the first
+    rule, and the first of the options that it says were perhaps meant."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines()][1:]  # the first is the frame's title
+    said = lines[: lines.index("")] if "" in lines else lines
+    near = lines[lines.index("Perhaps you meant:") + 1].split()[:1] if "Perhaps you meant:" in lines[:-1] else []
+    return " ".join(said).rstrip(".") + "".join(f"; did you mean {name}?" for name in near)
 
 
 def _run(name: str, words: list[str]) -> int:

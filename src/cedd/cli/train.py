@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import tyro
 from rich.console import Console
@@ -16,17 +17,27 @@ Train a network on a text file, a folder of them, a jsonl, a hub data set (hf:NA
 Every setting of the preset can be changed: --method cedd --process.name uniform --batch.size 64 --steps 5000.
 A run that was killed goes on with the same command. Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
 """
+_CONFIG = (tyro.conf.FlagConversionOff,)
 
 
 def parse(words: list[str]) -> TrainConfig:
     """The preset's configuration with the command line's changes; unknown keys are refused."""
-    presets = {name: (help_text, config) for name, (help_text, config) in PRESETS.items()}
-    return tyro.extras.overridable_config_cli(
-        presets,
-        prog="cedd train",
-        description=DESCRIPTION,
-        args=words,
-        config=(tyro.conf.FlagConversionOff,),
+    if not words or words[0].startswith("-"):
+        presets = dict(PRESETS)
+        return tyro.extras.overridable_config_cli(
+            presets, prog="cedd train", description=DESCRIPTION, args=words, config=_CONFIG
+        )
+    name, rest = words[0], words[1:]
+    if name not in PRESETS:
+        raise UserError(f"no preset {name!r}; use one of {', '.join(PRESETS)}")
+    summary, config = PRESETS[name]
+    return tyro.cli(
+        TrainConfig,
+        default=config,
+        prog=f"cedd train {name}",
+        description=f"example: cedd train {name} --data {config.data} --out runs/first\n\n{summary}",
+        args=rest,
+        config=_CONFIG,
     )
 
 
@@ -37,5 +48,6 @@ def run(config: TrainConfig) -> int:
     from cedd.training.loop import train
 
     result = train(config, Console(stderr=True))
-    print(json.dumps({"out": str(config.out), **vars(result)}))
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps({"out": str(config.out), **vars(result)}))
     return 0
