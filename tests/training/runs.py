@@ -1,0 +1,124 @@
+"""Small runs for the tests of training, and what they leave behind.
+
+The text is made of a few words in random order, so that there is something to learn within fifty steps.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cedd.training.config import (
+    BatchConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ProcessConfig,
+    TrainConfig,
+    from_json,
+    to_json,
+)
+from cedd.training.distributed import Ranks
+from cedd.training.loop import StepFigures, Trainer, TrainResult
+from cedd.training.noising import StepBatch
+from cedd.training.records import read_log
+
+WORDS = ("one", "two", "three", "tree", "net", "not", "tent", "rotten")
+SPEEDS = ("tokens_per_second", "share_of_peak")
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def write_corpus(path: Path, words: int = 4000, seed: int = 0) -> Path:
+    path.write_text(" ".join(random.Random(seed).choices(WORDS, k=words)), encoding="utf-8")
+    return path
+
+
+def tiny_config(corpus: Path, cache: Path, out: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    """A run of milliseconds a step, with any setting changed by its dotted name."""
+    config = TrainConfig(
+        data=str(corpus),
+        out=out,
+        method="cedd-star",
+        process=ProcessConfig("roulette"),
+        model=ModelConfig(width=16, depth=1, heads=2, conditioning_width=16, dropout=0.1),
+        length=12,
+        text=DataConfig(cache=cache),
+        optimizer=OptimizerConfig(rate=1e-2, warmup=5, ema=0.9),
+        batch=BatchConfig(size=8),
+        evaluation=EvaluationConfig(every=0),
+        steps=12,
+        device="cpu",
+        checkpoint_every=4,
+        log_every=1,
+    )
+    return changed(config, changes or {})
+
+
+def changed(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+    """The configuration with settings such as "optimizer.rate" replaced."""
+    values = to_json(config)
+    for name, value in changes.items():
+        *path, leaf = name.split(".")
+        record = values
+        for part in path:
+            record = record[part]
+        assert leaf in record, name
+        record[leaf] = to_json(value)
+    return from_json(TrainConfig, values)
+
+
+class Crash(Exception):
+    """What a test throws into a run to end it without warning."""
+
+
+class CrashingTrainer(Trainer):
+    """A run that dies before it takes step `crash_at`."""
+
+    crash_at = -1
+
+    def _step(self, batch: StepBatch, stop: bool) -> StepFigures:
+        if self.state.step == self.crash_at:
+            raise Crash
+        return super()._step(batch, stop)
+
+
+def run(config: TrainConfig, crash_at: int = -1, console: Console | None = None) -> TrainResult:
+    """Train in this process, alone."""
+    trainer = CrashingTrainer(config, ALONE, console or Console(quiet=True))
+    trainer.crash_at = crash_at
+    return trainer.run()
+
+
+def checkpoint_steps(out: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
+
+
+def final_state(out: Path) -> dict[str, Tensor]:
+    """All that the newest checkpoint and the model's file hold, by name."""
+    folder = out / "checkpoints" / f"step-{checkpoint_steps(out)[-1]:08d}"
+    tensors = {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
+    tensors |= {f"file/{name}": tensor for name, tensor in load_file(out / "model.safetensors").items()}
+    state = json.loads((folder / "state.json").read_text())
+    assert state["values"]["updates"] == state["step"]
+    return tensors | {"step": torch.tensor(state["step"]), "averaged": torch.tensor(state["values"]["averaged"])}
+
+
+def final_log(out: Path) -> list[dict[str, Any]]:
+    """The log without what depends on the machine's speed."""
+    return [{k: v for k, v in record.items() if k not in SPEEDS} for record in read_log(out / "log.jsonl")]
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Weights, averages, moments and log equal to the last bit."""
+    a, b = final_state(first), final_state(second)
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not different, f"{len(different)} of {len(a)} tensors differ, first {different[0]}"
+    assert final_log(first) == final_log(second)

@@ -1,0 +1,185 @@
+"""A checkpoint is whole or it is not used: torn and damaged ones are found, named and passed over."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cedd.training.checkpoints import STATE_FILE, Checkpoints, inspect_checkpoint
+from tests.training.runs import ALONE
+
+
+def tensors(value: float) -> dict[str, Tensor]:
+    return {"model/weight": torch.full((4, 3), value), "average/weight": torch.full((4, 3), -value)}
+
+
+class Said(list[str]):
+    def __call__(self, message: str) -> None:
+        self.append(message)
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, said: Said) -> Checkpoints:
+    """Steps 1, 2 and 3, with the step's number as every weight."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 3, ALONE, said)
+    for step in (1, 2, 3):
+        checkpoints.save(step, tensors(step), {"updates": step, "best": 0.1 * step})
+    return checkpoints
+
+
+def shard(checkpoints: Checkpoints, step: int) -> Path:
+    (file,) = checkpoints.path(step).glob("*.safetensors")
+    return file
+
+
+def test_the_newest_is_loaded_in_place(checkpoints: Checkpoints, said: Said):
+    into = tensors(0)
+    assert checkpoints.load_latest(into) == (3, {"updates": 3, "best": 0.1 * 3})
+    assert torch.equal(into["model/weight"], tensors(3)["model/weight"])
+    assert torch.equal(into["average/weight"], tensors(3)["average/weight"])
+    assert not said
+
+
+def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path):
+    assert Checkpoints(tmp_path / "none", 3, ALONE).load_latest(tensors(0)) is None
+
+
+def truncate(checkpoints: Checkpoints) -> str:
+    file = shard(checkpoints, 3)
+    file.write_bytes(file.read_bytes()[:-5])
+    return file.name
+
+
+def flip(checkpoints: Checkpoints) -> str:
+    file = shard(checkpoints, 3)
+    content = bytearray(file.read_bytes())
+    content[-7] ^= 1  # inside a weight: the file still parses
+    file.write_bytes(content)
+    return file.name
+
+
+def lose_a_shard(checkpoints: Checkpoints) -> str:
+    file = shard(checkpoints, 3)
+    file.unlink()
+    return f"{file.name} is missing"
+
+
+def lose_state(checkpoints: Checkpoints) -> str:
+    (checkpoints.path(3) / STATE_FILE).unlink()
+    return f"{STATE_FILE} is missing or torn"
+
+
+def tear_state(checkpoints: Checkpoints) -> str:
+    file = checkpoints.path(3) / STATE_FILE
+    file.write_bytes(file.read_bytes()[:40])
+    return f"{STATE_FILE} is missing or torn"
+
+
+def forge_state(checkpoints: Checkpoints) -> str:
+    file = checkpoints.path(3) / STATE_FILE
+    state = json.loads(file.read_text())
+    state["values"]["updates"] += 1
+    file.write_text(json.dumps(state))
+    return f"{STATE_FILE} does not match its checksum"
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, lose_a_shard, lose_state, tear_state, forge_state])
+def test_damage_is_named_and_the_one_before_is_used(checkpoints: Checkpoints, said: Said, damage):
+    problem = damage(checkpoints)
+    into = tensors(0)
+    found = checkpoints.load_latest(into)
+    assert found is not None
+    assert found[0] == 2
+    assert torch.equal(into["model/weight"], tensors(2)["model/weight"])
+    assert len(said) == 1
+    assert "step-00000003" in said[0]
+    assert problem in said[0]
+
+
+def test_two_damaged_ones_are_passed_over(checkpoints: Checkpoints, said: Said):
+    flip(checkpoints)
+    (checkpoints.path(2) / STATE_FILE).unlink()
+    found = checkpoints.load_latest(tensors(0))
+    assert found is not None
+    assert found[0] == 1
+    assert len(said) == 2
+
+
+def test_when_all_are_damaged_there_is_nothing_to_load(checkpoints: Checkpoints, said: Said):
+    for step in (1, 2, 3):
+        shard(checkpoints, step).unlink()
+    assert checkpoints.load_latest(tensors(0)) is None
+    assert len(said) == 3
+
+
+def test_any_flipped_bit_is_found(checkpoints: Checkpoints):
+    """Also in state.json, unless the bit leaves what it says as it was."""
+    chance = random.Random(0)
+    for file in (shard(checkpoints, 3), checkpoints.path(3) / STATE_FILE):
+        content = file.read_bytes()
+        for _ in range(60):
+            place, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
+            changed = bytearray(content)
+            changed[place] ^= bit
+            file.write_bytes(changed)
+            same = file.name == STATE_FILE and parses_to_the_same(bytes(changed), content)
+            assert (inspect_checkpoint(checkpoints.path(3)) is None) == same, (file.name, place, bit)
+        file.write_bytes(content)
+    assert inspect_checkpoint(checkpoints.path(3)) is None
+
+
+def parses_to_the_same(first: bytes, second: bytes) -> bool:
+    try:
+        return json.loads(first) == json.loads(second)
+    except ValueError:
+        return False
+
+
+def test_a_damaged_one_never_pushes_out_a_whole_one(tmp_path: Path, said: Said):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, ALONE, said)
+    checkpoints.save(10, tensors(10), {})
+    checkpoints.keep = 2
+    checkpoints.save(20, tensors(20), {})
+    shard(checkpoints, 20).unlink()
+    checkpoints.keep = 1
+    assert checkpoints.load_latest(tensors(0)) == (10, {})
+    checkpoints.save(15, tensors(15), {})  # another rhythm: before the damaged one's step
+    assert checkpoints.load_latest(tensors(0)) == (15, {})
+
+
+def test_the_last_are_kept(checkpoints: Checkpoints):
+    checkpoints.save(40, tensors(4), {})
+    assert checkpoints.steps() == [2, 3, 40]
+    checkpoints.keep = 1
+    checkpoints.save(41, tensors(4), {})
+    assert checkpoints.steps() == [41]
+    assert [entry.name for entry in checkpoints.folder.iterdir()] == ["step-00000041"]
+
+
+def test_what_a_killed_writer_left_is_swept(checkpoints: Checkpoints):
+    for name in (".step-00000004.tmp", ".step-00000001.0123456789abcdef.tmp"):
+        (checkpoints.folder / name).mkdir()
+        (checkpoints.folder / name / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"torn")
+    assert checkpoints.steps() == [1, 2, 3]
+    checkpoints.save(4, tensors(4), {})
+    assert sorted(entry.name for entry in checkpoints.folder.iterdir()) == [f"step-0000000{step}" for step in (2, 3, 4)]
+
+
+def test_a_checkpoint_is_safetensors_and_json(checkpoints: Checkpoints):
+    for file in checkpoints.path(3).iterdir():
+        assert file.suffix in (".safetensors", ".json")
+
+
+def test_a_checkpoint_can_be_saved_again(checkpoints: Checkpoints):
+    checkpoints.save(3, tensors(7), {})
+    into = tensors(0)
+    assert checkpoints.load_latest(into) == (3, {})
+    assert torch.equal(into["model/weight"], tensors(7)["model/weight"])

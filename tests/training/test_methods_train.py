@@ -1,0 +1,48 @@
+"""Every method learns on every process that it is defined on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from cedd.data.batches import BatchSampler
+from cedd.objectives.loss import batch_loss
+from cedd.training.config import BatchConfig, TrainConfig
+from cedd.training.loop import Trainer
+from cedd.training.noising import NoisingSampler
+from tests.training.runs import ALONE
+
+DIFFUSION = ("sedd", "sedds", "cedd", "cedd-star", "ceddt", "bayes", "bayes-star")
+PROCESSES = ("absorb", "uniform", "roulette", "eroulette")
+PAIRS: list[tuple[str, dict[str, Any]]] = [
+    *((method, {"process.name": process}) for method in DIFFUSION for process in PROCESSES),
+    ("dfm", {"process.name": "absorb"}),
+    ("dfm", {"process.name": "absorb", "process.schedule.name": "polynomial", "process.schedule.power": 2.0}),
+    ("ar", {"process.name": "absorb"}),
+]
+
+
+def fixed_loss(trainer: Trainer) -> float:
+    """The loss of the weights themselves on 512 noisy sequences that are the same at every call."""
+    sampler = BatchSampler(trainer.data.validation, 512, seed=1)
+    noising = NoisingSampler(sampler, trainer.method, trainer.process, BatchConfig(size=512))
+    model = trainer.state.model.eval()
+    with torch.no_grad():
+        loss = sum(float(batch_loss(trainer.method, model, part)) for part in noising.batch(0).parts)
+    model.train()
+    return loss
+
+
+@pytest.mark.parametrize(("method", "process"), PAIRS, ids=[f"{m}-{'-'.join(map(str, p.values()))}" for m, p in PAIRS])
+def test_fifty_steps_lower_the_loss(
+    method: str, process: dict[str, Any], config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)  # takes longer than the steps
+    changes = {"method": method, **process, "steps": 50, "checkpoint_every": 50, "batch.size": 16}
+    trainer = Trainer(config("run", changes), ALONE, Console(quiet=True))
+    before = fixed_loss(trainer)
+    trainer.run()
+    after = fixed_loss(trainer)
+    assert after < before - 0.05

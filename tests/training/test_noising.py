@@ -1,0 +1,90 @@
+"""A step's noisy batch is a function of (seed, step) alone: ranks and micro-batches only cut it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cedd.data import CharTokenizer, PackedDataset, TextCorpus, pack
+from cedd.data.batches import BatchSampler
+from cedd.objectives.methods import get_method
+from cedd.process import TokenProcess, absorb, roulette, uniform
+from cedd.training.config import BatchConfig
+from cedd.training.noising import NoisingSampler
+
+B, L = 16, 8
+TEXT = "the quick brown fox jumps over the lazy dog " * 40
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PackedDataset:
+    corpus = TextCorpus([TEXT])
+    return pack(corpus, CharTokenizer.from_texts(corpus.texts()), L, cache=tmp_path_factory.mktemp("cache"))
+
+
+def cut(
+    dataset: PackedDataset, method: str, process: TokenProcess, step: int, world_size: int, config: BatchConfig
+) -> dict[str, Tensor]:
+    """The global batch, put together again from all ranks and micro-batches."""
+    joined: dict[str, list[Tensor]] = {}
+    tokens = 0
+    for rank in range(world_size):
+        sampler = BatchSampler(dataset, B, seed=3, rank=rank, world_size=world_size)
+        for part in NoisingSampler(sampler, get_method(method), process, config).batch(step).parts:
+            assert part.inputs.shape == (B // world_size // config.accumulate, L)
+            noise = part.rows.noise
+            tensors = {"inputs": part.inputs, "sigma": part.sigma, "places": part.places + tokens}
+            tensors |= {"x0": part.rows.x0, "x_t": part.rows.x_t, "t": noise.t, "alpha": noise.alpha}
+            for name, tensor in tensors.items():
+                joined.setdefault(name, []).append(tensor)
+            tokens += part.tokens
+    return {name: torch.cat(tensors) for name, tensors in joined.items()}
+
+
+@pytest.mark.parametrize("times", ["stratified", "independent"])
+@pytest.mark.parametrize(
+    ("method", "kind"), [("cedd-star", absorb), ("bayes", roulette), ("sedd", uniform), ("ar", absorb)]
+)
+def test_ranks_and_micro_batches_only_cut_the_batch(dataset: PackedDataset, method: str, kind, times):
+    process = kind(dataset.vocab_size)
+    expected = cut(dataset, method, process, 5, 1, BatchConfig(B, 1, times))
+    for world_size in (1, 2, 4):
+        for accumulate in (1, 2, 4):
+            found = cut(dataset, method, process, 5, world_size, BatchConfig(B, accumulate, times))
+            for name, tensor in expected.items():
+                assert torch.equal(found[name], tensor), (name, world_size, accumulate)
+
+
+def times_of(dataset: PackedDataset, step: int, world_size: int, config: BatchConfig) -> Tensor:
+    """The global batch's times, from the noise levels that the network is told: alive = 1 - (1-eps) t."""
+    sigma = cut(dataset, "cedd", absorb(dataset.vocab_size), step, world_size, config)["sigma"].double()
+    return -torch.expm1(-sigma) / (1 - 1e-3)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_each_stratum_of_the_global_batch_has_one_time(dataset: PackedDataset, world_size: int):
+    low = 0.25
+    for step in range(5):
+        t = times_of(dataset, step, world_size, BatchConfig(B, 2, lowest_time=low))
+        strata = ((t - low) / (1 - low) * B).floor().long()
+        assert sorted(strata.tolist()) == list(range(B))
+
+
+def test_independent_times_are_not_stratified(dataset: PackedDataset):
+    # Sixteen independent times fall into sixteen different strata once in a million.
+    t = times_of(dataset, 0, 1, BatchConfig(B, 1, "independent"))
+    assert len(set((t * B).floor().tolist())) < B
+
+
+def test_steps_and_seeds_differ(dataset: PackedDataset):
+    process, config = roulette(dataset.vocab_size), BatchConfig(B)
+    batches = [cut(dataset, "bayes", process, step, 1, config)["sigma"] for step in range(3)]
+    other = NoisingSampler(BatchSampler(dataset, B, seed=4), get_method("bayes"), process, config).batch(0)
+    assert not any(torch.equal(a, b) for a, b in zip(batches, [*batches[1:], other.parts[0].sigma], strict=True))
+
+
+def test_a_share_that_cannot_be_cut_is_refused(dataset: PackedDataset, tmp_path: Path):
+    sampler = BatchSampler(dataset, 12, rank=1, world_size=2)
+    with pytest.raises(ValueError, match=r"share of 6 sequences cannot be cut into 4 .* multiple of 8"):
+        NoisingSampler(sampler, get_method("cedd"), absorb(dataset.vocab_size), BatchConfig(12, 4))

@@ -1,0 +1,93 @@
+"""The rate's course, AdamW with moments from the start, clipping, and the step that a gradient may not spoil."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from cedd.training.config import OptimizerConfig
+from cedd.training.optimizer import apply_gradients, clip_gradients, learning_rate, make_optimizer
+
+
+def test_a_constant_rate_after_a_linear_warm_up():
+    config = OptimizerConfig(rate=0.5, warmup=10)
+    rates = [learning_rate(config, step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
+    assert rates[10:] == [0.5] * 90
+
+
+def test_a_cosine_falls_from_the_rate_to_its_final_share():
+    config = OptimizerConfig(rate=2.0, warmup=20, schedule="cosine", final_share=0.1)
+    rates = [learning_rate(config, step, 120) for step in range(121)]
+    assert rates[0] == pytest.approx(2.0 / 20)
+    assert max(rates) == rates[19] == rates[20] == pytest.approx(2.0)
+    assert rates[70] == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+    assert rates[45] == pytest.approx(2.0 * (0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2))
+    assert rates[120] == pytest.approx(0.2)
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[20:]))
+    assert learning_rate(config, 500, 120) == pytest.approx(0.2)
+
+
+def test_without_warm_up_the_first_step_has_the_whole_rate():
+    assert learning_rate(OptimizerConfig(rate=0.5, warmup=0), 0, 10) == 0.5
+
+
+def small_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def backward(network: nn.Module, step: int) -> None:
+    network.zero_grad()
+    inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+    network(inputs).square().mean().backward()
+
+
+def test_moments_that_exist_from_the_start_change_nothing():
+    config = OptimizerConfig(rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
+    ours, theirs = small_network(), small_network()
+    optimizer = make_optimizer(ours, config)
+    textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
+    for step in range(5):
+        backward(ours, step)
+        backward(theirs, step)
+        apply_gradients(optimizer, 1e-2, torch.tensor(True))
+        textbook.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
+
+
+def test_the_rate_is_the_steps_own():
+    network = small_network()
+    before = [p.detach().clone() for p in network.parameters()]
+    optimizer = make_optimizer(network, OptimizerConfig(rate=1.0))
+    backward(network, 0)
+    apply_gradients(optimizer, 1e-3, torch.tensor(True))
+    # Adam's first step has the length of the rate in every coordinate that has a gradient.
+    moved = torch.cat([(p.detach() - b).abs().flatten() for p, b in zip(network.parameters(), before, strict=True)])
+    assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_touches_nothing():
+    network = small_network()
+    optimizer = make_optimizer(network, OptimizerConfig())
+    backward(network, 0)
+    apply_gradients(optimizer, 1e-2, torch.tensor(True))
+    held = [p.detach().clone() for p in network.parameters()]
+    held += [optimizer.state[p][name].clone() for p in network.parameters() for name in ("exp_avg", "step")]
+    backward(network, 1)
+    next(network.parameters()).grad.fill_(math.nan)  # pyright: ignore[reportOptionalMemberAccess]
+    apply_gradients(optimizer, 1e-2, torch.tensor(False))
+    now = [p.detach() for p in network.parameters()]
+    now += [optimizer.state[p][name] for p in network.parameters() for name in ("exp_avg", "step")]
+    assert all(torch.equal(a, b) for a, b in zip(held, now, strict=True))
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1.0, 1.0), (0.0, 5.0), (10.0, 5.0)])
+def test_clipping_returns_the_norm_before_it(limit: float, expected: float):
+    a, b = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
+    assert clip_gradients([a, b], limit) == pytest.approx(5.0)
+    assert torch.cat([a.grad, b.grad]).norm() == pytest.approx(expected, rel=1e-5)
