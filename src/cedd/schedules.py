@@ -25,7 +25,8 @@ Time = Tensor | float
 
 def double(value: Tensor | float) -> Tensor:
     """The value as a float64 tensor (on the CPU where the device has no float64, as on MPS)."""
-    tensor = torch.as_tensor(value)
+    # A Python float must not pass through torch's default dtype: float32 would keep 7 of its digits.
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
     if tensor.device.type == "mps":
         tensor = tensor.cpu()
     return tensor.to(torch.float64)
