@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cedd.models.head import VocabularyHead
+from cedd.models.kernels.rows import gather_rows
 
 FREQUENCIES = 128
 """Sines, and as many cosines, in the embedding of sigma."""
@@ -335,6 +336,10 @@ class Transformer(nn.Module):
             # Not through __call__, which may be compiled: the filled length changes with every call.
             return self.backbone.forward(x_t, sigma, cache)
         return self.backbone(x_t, sigma)
+
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        """Features [B, L, D] at distinct places [N] of the flattened batch, [N, D]."""
+        return gather_rows(features.flatten(0, 1), places)
 
     def new_cache(self, batch: int, length: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for ``batch`` sequences; ``dtype`` is that of the keys (autocast's, under autocast)."""

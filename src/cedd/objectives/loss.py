@@ -57,6 +57,10 @@ class SupportsRows(Protocol):
         """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
         ...
 
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        """[B, L, D] at distinct places [N] of the flattened batch -> [N, D]."""
+        ...
+
 
 def supports_rows(model: object) -> TypeGuard[SupportsRows]:
     """Whether a network offers `features` and a head that costs rows.
@@ -64,7 +68,7 @@ def supports_rows(model: object) -> TypeGuard[SupportsRows]:
     Asked of the object itself: since Python 3.12 a run-time protocol does not see a module's submodules.
     """
     head = getattr(model, "head", None)
-    return hasattr(model, "features") and hasattr(head, "loss") and hasattr(head, "cross_entropy")
+    return all(hasattr(model, name) for name in ("features", "rows")) and hasattr(head, "cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
     if not supports_rows(model):
         outputs = model(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
         return method.objective.row_loss(method.parameterization, outputs, rows).sum() / batch.tokens
-    features = model.features(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
+    features = model.rows(model.features(batch.inputs, batch.sigma), batch.places)
     simple = method.objective.cross_entropy(method.parameterization, rows)
     if simple is not None:
         shift = (simple.raise_at, simple.raise_by)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-import cedd
 from cedd.data import ByteTokenizer, PackedDataset, Prefetcher, TrainingData
 from cedd.data.batches import BatchSampler
 from cedd.training.config import (
@@ -129,7 +128,7 @@ def time_ours(config: TrainConfig, vocab_size: int, steps: int, warmup: int, lab
 
 def time_textbook(config: TrainConfig, vocab_size: int, steps: int, warmup: int, method: str) -> BenchRow | None:
     """The textbook's step, where the source tree is at hand."""
-    path = Path(cedd.__file__).resolve().parents[2] / "benchmarks" / "textbook_train.py"
+    path = Path(__file__).resolve().parents[3] / "benchmarks" / "textbook_train.py"
     if not path.is_file():
         return None
     spec = importlib.util.spec_from_file_location("textbook_train", path)
