@@ -1,0 +1,89 @@
+"""Choosing a token: inverse CDF in float64, and the two usual ways to sharpen a distribution.
+
+Shapes: R rows, V vocabulary. Everything here works on the few rows where something happens.
+
+Why not argmax of log-probabilities plus Gumbel noise: in float32 the noise is cut off at about 16.6, so that tokens
+less likely than about 6e-8 of the likeliest are drawn too rarely or never; 50,257 of them are a lot. One uniform
+float64 number and a sum have no such tail.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+    """Index drawn from weights [R, V] >= 0 (of any sum > 0) with uniform numbers u [R] in [0, 1): [R] int64.
+
+    In two levels of about sqrt(V): sums of blocks, then one block. An entry of weight 0 is never drawn.
+    """
+    rows, size = weights.shape
+    width = math.isqrt(size - 1) + 1
+    count = -(-size // width)
+    blocks = F.pad(weights.to(torch.float64), (0, count * width - size)).view(rows, count, width)
+    block, rest = _first_beyond(blocks.sum(-1), u.to(weights.device, torch.float64), relative=True)
+    inside = blocks.gather(1, block[:, None, None].expand(rows, 1, width)).squeeze(1)
+    place, _ = _first_beyond(inside, rest, relative=False)
+    return block * width + place
+
+
+def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tensor, Tensor]:
+    """The first index whose cumulated weight exceeds the target (a share of the total if `relative`), and how far
+    the target lies inside that entry."""
+    edges = weights.cumsum(-1)
+    total = edges[:, -1]
+    goal = target * total if relative else target
+    # Rounding may put the goal on the total itself: the last entry with any weight is then meant.
+    goal = torch.minimum(goal, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(edges, goal[:, None], right=True).clamp_max(weights.shape[1] - 1)
+    before = (edges.gather(1, index) - weights.gather(1, index)).squeeze(1)
+    return index.squeeze(1), (goal - before).clamp_min(0.0)
+
+
+@dataclass(frozen=True)
+class Sharpening:
+    """temperature: logits are divided by it (0 takes the likeliest). top_p: only the likeliest tokens that together
+    have this probability remain."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature must be a number >= 0 (1 leaves the model as it is); got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1] (1 leaves the model as it is); got {self.top_p}")
+
+    @property
+    def active(self) -> bool:
+        return self.temperature != 1.0 or self.top_p != 1.0
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        """log softmax of logits [R, V] after sharpening; -inf for what is cut off."""
+        if self.temperature == 0:
+            best = logits.argmax(-1, keepdim=True)
+            return torch.full_like(logits, -math.inf).scatter(-1, best, 0.0)
+        log_probs = torch.log_softmax(logits / self.temperature, -1)
+        return self._nucleus(log_probs) if self.top_p < 1 else log_probs
+
+    def _nucleus(self, log_probs: Tensor) -> Tensor:
+        ordered, places = log_probs.sort(dim=-1, descending=True)
+        before = ordered.exp().cumsum(-1) - ordered.exp()
+        kept = ordered.masked_fill(before >= self.top_p, -math.inf)
+        return torch.log_softmax(torch.empty_like(log_probs).scatter(-1, places, kept), -1)
+
+    def jumps(self, law: Tensor, x_t: Tensor) -> Tensor:
+        """A law [R, n] whose probability of staying at x_t is kept and whose other entries are sharpened.
+
+        For networks that give ratios: there is no belief to sharpen, only where a jump goes to.
+        """
+        stay = law.gather(-1, x_t[:, None])
+        others = law.scatter(-1, x_t[:, None], 0.0)
+        sharp = self.log_probs(torch.log(others)).exp()
+        sharp = torch.where(others.sum(-1, keepdim=True) > 0, sharp * others.sum(-1, keepdim=True), others)
+        return sharp.scatter(-1, x_t[:, None], stay)

@@ -1,0 +1,91 @@
+"""First-hitting: absorb without discretization, one network call for each position that is revealed.
+
+Shapes: B batch, L positions, V vocabulary.
+
+When a mask is revealed does not depend on the network: from t, it is still there at s < t with probability a_s / a_t,
+a = 1 - alive, independently of all others. So draw every reveal time at once, a_s = u a_t, and go through them in
+order: at each the network is called at that very time, and one position is drawn from f (Zheng et al. 2024, there by
+the times between reveals). The law is that of the continuous reverse process; there are at most L calls. The sequences
+of a batch are each at their own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cedd.objectives import Method
+from cedd.parameterization import Affine
+from cedd.process import TokenProcess, uniform_noise
+from cedd.samplers.choice import Sharpening, inverse_cdf
+from cedd.samplers.constraints import Constraint, Fixed
+from cedd.samplers.network import HasHead, Model, Places, chunks, evaluate
+
+
+def check_first_hitting(method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
+    """Refuse what has no reveal times that are known in advance."""
+    if not process.has_mask:
+        raise ValueError("first-hitting reveals masks, and this process has none; use sampler='analytic'")
+    if process.can_shuffle:
+        raise ValueError(
+            "first-hitting needs tokens that never change once revealed (absorb); use sampler='analytic' here"
+        )
+    if method.causal:
+        return
+    if not isinstance(method.parameterization, Affine):
+        raise ValueError(
+            f"first-hitting needs probabilities, but {method.name} gives ratios, whose sum sets the reveal times; "
+            "use sampler='analytic'"
+        )
+    if constraint is not None and not isinstance(constraint, Fixed):
+        raise ValueError("first-hitting fixes its reveal times in advance; give a Fixed constraint or use 'analytic'")
+
+
+def first_hitting(
+    model: Model,
+    process: TokenProcess,
+    x: Tensor,
+    sharpening: Sharpening,
+    constraint: Constraint | None,
+    generator: torch.Generator | None,
+    callback: Callable[[int, float, Tensor], None] | None = None,
+    t_start: float = 1.0,
+) -> Tensor:
+    """Reveal all masks of x [B, L]."""
+    x = constraint(x) if constraint is not None else x.clone()
+    batch, length = x.shape
+    device, host = x.device, torch.device("cpu")
+    masked = (x == process.vocab_size).cpu()
+    start = process.noise(t_start)
+    reached = uniform_noise(x.shape, host, generator).masked_fill_(~masked, -1.0) * start.a  # a at the reveal
+    order = reached.argsort(dim=1, descending=True)
+    alpha = -torch.log1p(-reached.gather(1, order).clamp_min(0.0))
+    chosen = uniform_noise(x.shape, host, generator)
+    calls = int(masked.sum(1).max()) if x.numel() else 0
+    if callback is not None:
+        callback(0, t_start, x)
+
+    flat = x.flatten()
+    here, sigmas, numbers = order.to(device), alpha.to(device), chosen.to(device)
+    counts = masked.sum(1)
+    for k in range(calls):
+        # Sequences with masks left, fixed once the counts are: no number has to come back from the device.
+        left = (counts > k).nonzero().squeeze(1)
+        sequences = left.to(device)
+        position = here[sequences, k]
+        everyone = not isinstance(model, HasHead) or len(left) == batch
+        inside = sequences if everyone else torch.arange(len(left), device=device)
+        rows = sequences * length + position
+        places = Places(rows, None if everyone else sequences, inside * length + position)
+        outputs = evaluate(model, flat.view(batch, length), sigmas[:, k], places)
+        v = numbers[sequences, k]
+        drawn = [
+            inverse_cdf(torch.exp(sharpening.log_probs(outputs.chunk(part))), v[part])
+            for part in chunks(len(rows), process.vocab_size)
+        ]
+        flat = flat.index_copy(0, rows, torch.cat(drawn))
+        if callback is not None:
+            callback(k + 1, float(process.schedule.inverse(alpha[:, k].max())), flat.view(batch, length))
+    return flat.view(batch, length)

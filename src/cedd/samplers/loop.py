@@ -1,0 +1,327 @@
+"""The one loop that every step rule runs in, and `sample`, which chooses what to run.
+
+Shapes: B batch, L positions, V vocabulary, K steps; R candidate rows.
+
+    x ~ prior, constrained
+    for each step from t to s:    x <- a draw from the rule's law of x_s given x_t;    x <- constraint(x)
+
+Jump-first (DESIGN.md 1.5): where the network gives probabilities, whether a position jumps is decided before its row
+of the vocabulary is computed, so the head runs on a handful of rows (see `plan`). Networks that give ratios need all
+their rows to know whether anything jumps: the dense path, a chunk of rows at a time. Both draw from the same law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from cedd.objectives import Method, get_method
+from cedd.objectives.flow_matching import FlowMatching
+from cedd.parameterization import Affine, at_token, can_return, put_at_token
+from cedd.process import Noise, TokenProcess, uniform_noise
+from cedd.samplers.autoregressive import autoregressive
+from cedd.samplers.choice import Sharpening, inverse_cdf
+from cedd.samplers.constraints import Constraint, Fixed
+from cedd.samplers.first_hitting import check_first_hitting, first_hitting
+from cedd.samplers.grids import time_grid
+from cedd.samplers.network import HasHead, Model, Places, chunks, evaluate, model_device
+from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan
+from cedd.samplers.rules import RULES, Corrector, StepRule, chances, flow_rules
+
+Callback = Callable[[int, float, Tensor], None]
+"""Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
+
+SAMPLERS = (*RULES, "first-hitting")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything the loop needs besides x."""
+
+    model: Model
+    process: TokenProcess
+    method: Method
+    rule: StepRule
+    last_rule: StepRule
+    """For the step to t = 0, which denoises whatever the rule."""
+    times: Tensor
+    sharpening: Sharpening
+    constraint: Constraint | None
+    generator: torch.Generator | None
+    callback: Callback | None
+    dense: bool
+
+    def rule_of(self, k: int) -> StepRule:
+        return self.last_rule if float(self.times[k + 1]) == 0 else self.rule
+
+
+def denoise(run: Run, x: Tensor) -> Tensor:
+    """The loop: x [B, L] from the first time of the grid to the last."""
+    device, steps = x.device, len(run.times) - 1
+    noise, earlier = run.process.noise(run.times[:-1]), run.process.noise(run.times[1:])
+    noise_here, earlier_here = noise.to(device), earlier.to(device)
+    sigma = noise.sigma.to(device=device, dtype=torch.float32)
+    held = _held(run.constraint, x)
+    x = run.constraint(x) if run.constraint is not None else x.clone()
+    if run.callback is not None:
+        run.callback(0, float(run.times[0]), x)
+    plan = None if run.dense else _plan(run, x, held, noise, earlier)
+    block = BLOCK_STEPS if run.constraint is None or isinstance(run.constraint, Fixed) else 1
+    for start in range(0, steps, block):
+        stop = min(start + block, steps)
+        planned = list(plan.block(start, stop, device)) if plan is not None else [None] * (stop - start)
+        for k, candidates in zip(range(start, stop), planned, strict=True):
+            now, next_ = noise_here.map(lambda v, k=k: v[k]), earlier_here.map(lambda v, k=k: v[k])
+            if candidates is None:
+                x = _dense_step(run, run.rule_of(k), x, held, now, next_, sigma[k])
+            else:
+                x = _jump_step(run, run.rule_of(k), x, candidates, now, next_, sigma[k])
+            if run.constraint is not None:
+                x = run.constraint(x)
+            if plan is not None and block == 1:
+                plan.observe(x == run.process.vocab_size)
+            if run.callback is not None:
+                run.callback(k + 1, float(run.times[k + 1]), x)
+    return x
+
+
+def _held(constraint: Constraint | None, x: Tensor) -> Tensor:
+    """Which positions never change, [B, L] bool on the host."""
+    if isinstance(constraint, Fixed):
+        return constraint.where.cpu().expand(x.shape)
+    return torch.zeros(x.shape, dtype=torch.bool)
+
+
+def _plan(run: Run, x: Tensor, held: Tensor, noise: Noise, earlier: Noise) -> Plan:
+    parameterization = run.method.parameterization
+    assert isinstance(parameterization, Affine)
+    steps, last = (chances(rule, parameterization, noise, earlier) for rule in (run.rule, run.last_rule))
+    known = steps.where(earlier.t > 0, last)
+    masked = x == run.process.vocab_size
+    return Plan(known, masked, held, run.generator, isinstance(run.model, HasHead))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# One step, jump-first
+
+
+def _jump_step(
+    run: Run, rule: StepRule, x: Tensor, candidates: Candidates, noise: Noise, earlier: Noise, sigma: Tensor
+) -> Tensor:
+    flat = x.flatten()
+    if len(candidates.places):
+        rows = candidates.places.rows
+        outputs = evaluate(run.model, x, sigma, candidates.places)
+        drawn = [
+            jump(
+                rule, run, outputs.chunk(part), flat[rows[part]], noise, earlier, candidates.u[part], candidates.v[part]
+            )
+            for part in chunks(len(rows), run.process.vocab_size)
+        ]
+        flat = flat.index_copy(0, rows, torch.cat(drawn))
+    if len(candidates.masked_again):
+        flat = flat.index_fill(0, candidates.masked_again, run.process.vocab_size)
+    return flat.view(x.shape)
+
+
+def jump(
+    rule: StepRule, run: Run, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, u: Tensor, v: Tensor
+) -> Tensor:
+    """Candidates x [R] with outputs [R, V] (float64): each jumps if u < 1 - stay, to where v says."""
+    parameterization = run.method.parameterization
+    assert isinstance(parameterization, Affine)
+    now, next_ = noise.like(x), earlier.like(x)
+    log_probs = run.sharpening.log_probs(outputs)
+    leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
+    weights = (leap.floor[:, None] + leap.slope[:, None] * torch.exp(log_probs)).clamp_min(0.0)
+    weights = put_at_token(weights, x, 0.0, now.is_mask(x))
+    # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
+    moves = now.is_mask(x) | (u < 1 - leap.stay)
+    return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# One step, dense
+
+
+def _dense_step(
+    run: Run, rule: StepRule, x: Tensor, held: Tensor, noise: Noise, earlier: Noise, sigma: Tensor
+) -> Tensor:
+    """Every position that can move is drawn from its whole law over the n states."""
+    flat = x.flatten()
+    moves = can_return(x, noise.like(x)) | isinstance(run.method.objective, FlowMatching)
+    rows = (moves & ~held.to(x.device)).flatten().nonzero().squeeze(1)
+    if not len(rows):
+        return x
+    outputs = evaluate(run.model, x, sigma, Places(rows, None, rows), full_precision=False)
+    v = uniform_noise(flat.shape, torch.device("cpu"), run.generator).to(x.device)[rows]
+    drawn = [
+        _draw_dense(rule, run, outputs.chunk(part), flat[rows[part]], noise, earlier, v[part])
+        for part in chunks(len(rows), run.process.vocab_size)
+    ]
+    return flat.index_copy(0, rows, torch.cat(drawn)).view(x.shape)
+
+
+def _draw_dense(
+    rule: StepRule, run: Run, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, v: Tensor
+) -> Tensor:
+    law = rule.law(run.method.parameterization, outputs, x, noise.like(x), earlier.like(x))
+    if rule is run.last_rule and noise.has_mask:
+        law[:, -1] = torch.where(earlier.t == 0, 0.0, law[:, -1])  # clean data have no masks
+    if run.sharpening.active:
+        law = run.sharpening.jumps(law, x)
+    return torch.where(law.sum(-1) > 0, inverse_cdf(law, v), x)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The public function
+
+
+def sample(
+    model: Model,
+    process: TokenProcess,
+    shape: tuple[int, int],
+    *,
+    method: str | Method,
+    sampler: str = "analytic",
+    steps: int = 256,
+    constraint: Constraint | None = None,
+    generator: torch.Generator | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    grid: str | Tensor = "uniform",
+    final_denoise: bool = True,
+    t_start: float = 1.0,
+    x_start: Tensor | None = None,
+    corrector: Corrector | None = None,
+    callback: Callback | None = None,
+    device: torch.device | str | None = None,
+    batch: int | None = None,
+) -> Tensor:
+    """Draw sequences [B, L] = `shape` from a model(x_t [B, L], sigma [B]) -> [B, L, V].
+
+    sampler: "analytic", "euler", "tau-leaping", or "first-hitting" (absorb, and flow matching's masks: at most L
+        network calls and no discretization; `steps` and `grid` then say nothing). Autoregressive methods are
+        sampled token by token, whatever it says.
+    constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
+    temperature, top_p: sharpen what the network believes (for networks that give ratios: where jumps go).
+    grid: "uniform", "jumps" (equally many tokens jump in each step), or the times themselves.
+    final_denoise: end with a step to clean data; without it a few masks may be left.
+    t_start, x_start: begin at an earlier time, from given tokens instead of noise.
+    corrector: flow matching's corrector.
+    batch: sequences at once; by default all, and half as many whenever the device's memory does not suffice.
+
+    The same generator state gives the same samples on the same device.
+    """
+    chosen = get_method(method)
+    chosen.check(process)
+    _check(chosen, process, shape, sampler, corrector, constraint, x_start)
+    place = torch.device(device) if device is not None else model_device(model)
+    host = _host_generator(generator)
+    sharpening = Sharpening(temperature, top_p)
+    rules = flow_rules(corrector) if isinstance(chosen.objective, FlowMatching) else RULES
+    plain = flow_rules(None) if isinstance(chosen.objective, FlowMatching) else RULES
+    run = Run(
+        model=model,
+        process=process,
+        method=chosen,
+        rule=rules.get(sampler, rules["analytic"]),
+        last_rule=plain["analytic"],
+        times=time_grid(process, steps, grid, start=t_start, final_denoise=final_denoise),
+        sharpening=sharpening,
+        constraint=constraint,
+        generator=host,
+        callback=callback,
+        dense=not isinstance(chosen.parameterization, Affine),
+    )
+
+    def draw(start: int, stop: int) -> Tensor:
+        part = replace(run, constraint=_part(constraint, start, stop))
+        size = (stop - start, shape[1])
+        if chosen.causal:
+            return autoregressive(model, process, size, sharpening, part.constraint, host, place, callback)
+        x = x_start[start:stop].to(place) if x_start is not None else process.sample_prior(size, host, place)
+        if sampler == "first-hitting":
+            return first_hitting(model, process, x, sharpening, part.constraint, host, callback, t_start)
+        return denoise(part, x)
+
+    with torch.no_grad(), _evaluating(model):
+        return _in_parts(draw, shape[0], batch or shape[0], host)
+
+
+def _check(
+    method: Method,
+    process: TokenProcess,
+    shape: tuple[int, int],
+    sampler: str,
+    corrector: Corrector | None,
+    constraint: Constraint | None,
+    x_start: Tensor | None,
+) -> None:
+    if len(shape) != 2 or min(shape) < 1:
+        raise ValueError(f"samples need a shape (number, length) of at least (1, 1); got {tuple(shape)}")
+    if sampler not in SAMPLERS:
+        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(SAMPLERS)}")
+    if sampler == "first-hitting":
+        check_first_hitting(method, process, constraint)
+    if corrector is not None and not isinstance(method.objective, FlowMatching):
+        raise ValueError(f"the corrector belongs to flow matching; use method='dfm', or leave it out for {method.name}")
+    if corrector is not None and sampler == "first-hitting":
+        raise ValueError("the corrector masks tokens again, which first-hitting cannot; use sampler='analytic'")
+    if isinstance(constraint, Fixed):
+        constraint.check(shape, process.vocab_size)
+    if x_start is not None:
+        if x_start.shape != torch.Size(shape):
+            raise ValueError(f"x_start must have the shape of the samples, {tuple(shape)}; got {tuple(x_start.shape)}")
+        if method.causal:
+            raise ValueError(f"{method.name} is autoregressive and starts from nothing; give a prompt instead")
+
+
+def _host_generator(generator: torch.Generator | None) -> torch.Generator:
+    """Decisions are drawn on the host. A generator elsewhere (or none: the global one) seeds one here."""
+    if generator is not None and generator.device.type == "cpu":
+        return generator
+    place = generator.device if generator is not None else torch.device("cpu")
+    seed = torch.randint(2**62, (1,), generator=generator, device=place)
+    return torch.Generator().manual_seed(int(seed))
+
+
+def _part(constraint: Constraint | None, start: int, stop: int) -> Constraint | None:
+    return constraint.part(start, stop) if isinstance(constraint, Fixed) else constraint
+
+
+@contextmanager
+def _evaluating(model: Model) -> Generator[None]:
+    """Without dropout, whatever mode the model is in."""
+    if not isinstance(model, nn.Module) or not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+def _in_parts(draw: Callable[[int, int], Tensor], total: int, batch: int, generator: torch.Generator) -> Tensor:
+    """Sequences 0..total-1, `batch` at a time; half as many when the device's memory is exhausted."""
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1; got {batch}")
+    done: list[Tensor] = []
+    start = 0
+    while start < total:
+        stop, state = min(start + batch, total), generator.get_state()
+        try:
+            done.append(draw(start, stop))
+            start = stop
+        except torch.OutOfMemoryError:
+            if stop - start == 1:
+                raise
+            generator.set_state(state)
+            batch = (stop - start + 1) // 2
+            torch.cuda.empty_cache()
+    return torch.cat(done)

@@ -1,0 +1,120 @@
+"""Who may jump, decided before the network is asked: on the host, in float64, without waiting for the device.
+
+Shapes: B batch, L positions, N = B*L; R candidates of a step, in S sequences.
+
+For a parameterization by probabilities, when a mask is revealed does not depend on the network, and a token becomes
+another one with at most a known probability (see `rules.Chances`). So the host draws one uniform number u for every
+position and step, knows which positions are masked at every step, and sends the device only the candidates:
+
+    a mask with u < reveal     is revealed, the network says as what
+    a token with u < remask    is masked again
+    a token with u < change    may jump; the network's f_x says whether (thinning), and its row where to
+
+A step without candidates costs nothing, and a network that can runs only on sequences that have some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.process import uniform_noise
+from cedd.samplers.network import Places
+from cedd.samplers.rules import Chances
+
+BLOCK_STEPS = 32
+"""Steps that are planned and sent to the device together."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The positions of one step: those that may jump with their uniform numbers (u: whether, v: where to), and
+    those that are masked again."""
+
+    places: Places
+    u: Tensor
+    v: Tensor
+    masked_again: Tensor
+
+
+class Plan:
+    """Follows which positions are masked, step by step."""
+
+    def __init__(
+        self,
+        chances: Chances,
+        masked: Tensor,
+        held: Tensor,
+        generator: torch.Generator | None,
+        by_sequence: bool,
+    ) -> None:
+        self._chances = chances
+        self._shape = masked.shape
+        self.masked = masked.cpu().flatten()
+        self._free = ~held.flatten()
+        self._generator, self._by_sequence = generator, by_sequence
+
+    def observe(self, masked: Tensor) -> None:
+        """Take the masks as they are: a constraint of which nothing is known may have changed them."""
+        self.masked = masked.cpu().flatten()
+
+    def step(self, k: int) -> Candidates:
+        """Draw the candidates of step k and move the masks."""
+        reveal, remask, change = (
+            float(c[k]) for c in (self._chances.reveal, self._chances.remask, self._chances.change)
+        )
+        u = uniform_noise(self.masked.shape, self.masked.device, self._generator)
+        limit = torch.full_like(u, change).masked_fill_(self.masked, reveal)
+        candidates = ((u < limit) & self._free).nonzero().squeeze(1)
+        was_masked, number = self.masked[candidates], u[candidates]
+        back = ~was_masked & (number < remask)
+        self.masked[candidates[was_masked]] = False
+        self.masked[candidates[back]] = True
+        rows, number = candidates[~back], number[~back]
+        v = uniform_noise(rows.shape, rows.device, self._generator)
+        return Candidates(self._places(rows), number, v, candidates[back])
+
+    def _places(self, rows: Tensor) -> Places:
+        batch, length = self._shape
+        if not self._by_sequence:
+            return Places(rows, None, rows)
+        sequence = rows // length
+        first = torch.ones_like(sequence, dtype=torch.bool)
+        first[1:] = sequence[1:] != sequence[:-1]
+        sequences, order = sequence[first], first.cumsum(0) - 1
+        if len(sequences) == batch:
+            return Places(rows, None, rows)
+        return Places(rows, sequences, order * length + rows % length)
+
+    def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
+        """The candidates of steps start..stop-1, on the device, in one transfer for each kind of number."""
+        steps = [self.step(k) for k in range(start, stop)]
+        if device.type == "cpu":
+            yield from steps
+            return
+        kinds = (
+            [c.places.rows for c in steps],
+            [c.places.local for c in steps],
+            [c.places.sequences if c.places.sequences is not None else c.places.rows[:0] for c in steps],
+            [c.masked_again for c in steps],
+            [c.u for c in steps],
+            [c.v for c in steps],
+        )
+        sent = [_send(kind, device) for kind in kinds]
+        for step, rows, local, sequences, masked_again, u, v in zip(steps, *sent, strict=True):
+            places = Places(rows, None if step.places.sequences is None else sequences, local)
+            yield Candidates(places, u, v, masked_again)
+
+
+def _send(parts: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The parts on the device, in one transfer."""
+    whole = torch.cat(parts).to(device, non_blocking=True)
+    sent: list[Tensor] = []
+    start = 0
+    for part in parts:
+        sent.append(whole[start : start + len(part)])
+        start += len(part)
+    return sent

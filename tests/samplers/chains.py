@@ -1,0 +1,264 @@
+"""Small chains and networks for the samplers' tests, and the exact laws to hold them against.
+
+Shapes: M sequences, L positions, V vocabulary, n states. Laws are written out here once more, from the package's
+ratios (`log_scores`) or probabilities, so that a mistake in a rule cannot hide in its own test.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+import cedd
+from cedd.process import TokenProcess
+from cedd.samplers import Corrector
+
+PROCESSES = {
+    "absorb": lambda v: cedd.absorb(v),
+    "uniform": lambda v: cedd.uniform(v),
+    "roulette": lambda v: cedd.roulette(v, p_m=0.6),
+    "eroulette": lambda v: cedd.eroulette(v, mask_share=cedd.PowerShare(0.2, 0.9)),
+}
+METHODS = ("sedd", "sedds", "cedd", "bayes")
+RULE_NAMES = ("analytic", "euler", "tau-leaping")
+
+ERROR_RATE = 1e-7
+"""False alarms of one chi-square test; some 150 of them run, on fixed seeds."""
+
+
+class Table:
+    """A network without weights: outputs from a table of all n^L sequences, swaying with sigma. A plain callable."""
+
+    def __init__(self, process: TokenProcess, length: int, seed: int = 0, size: float = 1.0) -> None:
+        self.states, self.length = process.num_states, length
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.states**length, length, process.vocab_size)
+        self.level, self.sway = (size * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+        self.calls: list[int] = []
+        """The number of sequences in each call."""
+
+    def outputs(self, x: Tensor, sigma: Tensor) -> Tensor:
+        index = self.index(x)
+        return self.level[index] + self.sway[index] * torch.sin(3 * sigma.double())[:, None, None]
+
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
+        self.calls.append(len(x))
+        return self.outputs(x, sigma)
+
+    def index(self, x: Tensor) -> Tensor:
+        return (x * self.states ** torch.arange(self.length - 1, -1, -1)).sum(-1)
+
+    def counts(self, x: Tensor) -> np.ndarray:
+        return np.bincount(self.index(x).numpy(), minlength=self.states**self.length)
+
+
+class HalvedTable(Table):
+    """The same network in two halves, so that samplers run it on chosen sequences and its head on chosen rows."""
+
+    rows = 0
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        self.calls.append(len(x_t))
+        return self.outputs(x_t, sigma)
+
+    def head(self, features: Tensor) -> Tensor:
+        self.rows += len(features)
+        return features.double()
+
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
+        raise AssertionError("a network in two halves is run by its halves")
+
+
+def all_sequences(process: TokenProcess, length: int) -> Tensor:
+    return torch.tensor(list(itertools.product(range(process.num_states), repeat=length)))
+
+
+# ---- one step -----------------------------------------------------------------------------------------------------
+
+
+def token_law(
+    method: str,
+    rule: str,
+    process: TokenProcess,
+    outputs: Tensor,
+    x: Tensor,
+    t: float,
+    s: float,
+    corrector: Corrector | None = None,
+) -> np.ndarray:
+    """p(x_s | x_t) of every position, [M, L, n]."""
+    if method == "dfm":
+        return _flow_law(rule, process, outputs, x, t, s, corrector)
+    if rule == "analytic":
+        noise, earlier = process.noise(t).like(x), process.noise(s).like(x)
+        law = cedd.get_method(method).parameterization.reverse_step(outputs, x, noise, earlier).numpy()
+    else:
+        law = _law_by_rates(method, rule, process, outputs, x, t, s)
+    return _clean(law, s, process)
+
+
+def _clean(law: np.ndarray, s: float, process: TokenProcess) -> np.ndarray:
+    """At s = 0 there are no masks."""
+    if s == 0 and process.has_mask:
+        law[..., -1] = 0
+        law /= law.sum(-1, keepdims=True)
+    return law
+
+
+def _law_by_rates(
+    method: str, rule: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: float, s: float
+) -> np.ndarray:
+    scores = cedd.log_scores(method, process, outputs, x, t).exp().numpy()
+    rates, V = process.rate_matrix(t).numpy(), process.vocab_size
+    law = np.zeros((*x.shape, process.num_states))
+    for place in np.ndindex(*x.shape):
+        here = int(x[place])
+        jumps = np.array([(t - s) * rates[here, y] * scores[place][y] if y != here else 0.0 for y in range(V)])
+        total = jumps.sum()
+        jumping = min(1.0, total) if rule == "euler" else 1 - math.exp(-total)
+        if total > 0:
+            law[place][:V] = jumps / total * jumping
+        law[place][here] += 1 - jumping
+    return law
+
+
+def _flow_law(
+    rule: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: float, s: float, corrector: Corrector | None
+) -> np.ndarray:
+    """Redrawn from f at the rate alpha kappa'/(1-kappa), masked again at beta kappa'/kappa; kappa = alive."""
+    V, kappa, later = process.vocab_size, *(math.exp(-float(process.alpha(v))) for v in (t, s))
+    beta = corrector.strength * (1 - t) ** corrector.early * t**corrector.late if corrector else 0.0
+    if rule == "analytic":
+        towards, away = math.log((1 - kappa) / (1 - later)) if s > 0 else math.inf, math.log(later / kappa)
+    else:
+        speed = (t - s) * float(process.alpha_rate(t)) * kappa  # h kappa'
+        towards, away = speed / (1 - kappa), speed / kappa
+    probs = torch.softmax(outputs, -1).numpy()
+    law = np.zeros((*x.shape, V + 1))
+    for place in np.ndindex(*x.shape):
+        here = int(x[place])
+        reveal, mask = (1 + beta) * towards, beta * away if here < V else 0.0
+        event = min(1.0, reveal + mask) if rule == "euler" else 1 - math.exp(-(reveal + mask))
+        share = mask / (reveal + mask) if math.isfinite(reveal) else 0.0
+        law[place][:V] = event * (1 - share) * probs[place]
+        law[place][V] += event * share
+        law[place][here] += 1 - event
+    return law
+
+
+def sequence_kernel(
+    model: Table, method: str, rule: str, process: TokenProcess, t: float, s: float, corrector: Corrector | None = None
+) -> np.ndarray:
+    """p(x_s | x_t) of one step on sequences, [n^L, n^L], columns x_t: positions move independently."""
+    x = all_sequences(process, model.length)
+    outputs = model.outputs(x, process.sigma(t).float().expand(len(x)))
+    law = token_law(method, rule, process, outputs, x, t, s, corrector)
+    joint = np.ones((len(x), len(x)))
+    for i in range(model.length):
+        joint *= law[:, i, :][:, x[:, i].numpy()]
+    return joint.T
+
+
+def sampler_law(
+    model: Table,
+    method: str,
+    rule: str,
+    process: TokenProcess,
+    times: Tensor,
+    corrector: Corrector | None = None,
+) -> np.ndarray:
+    """The law over n^L sequences at the end of a grid, from the prior: the product of its steps."""
+    law = process.prior()[all_sequences(process, model.length)].prod(-1).numpy()
+    for t, s in itertools.pairwise(times.tolist()):
+        last = s == 0
+        step = sequence_kernel(model, method, "analytic" if last else rule, process, t, s, None if last else corrector)
+        law = step @ law
+    return law
+
+
+# ---- continuous time ----------------------------------------------------------------------------------------------
+
+
+def continuous_law(model: Table, method: str, process: TokenProcess, until: float) -> np.ndarray:
+    """The law over n^L sequences at `until` of the reverse process with rates Q_t(x, y) s_y, from the prior at t = 1.
+
+    Runge-Kutta in w = logit(t), in which the rates are bounded.
+    """
+    x = all_sequences(process, model.length)
+
+    def slope(w: float, law: np.ndarray) -> np.ndarray:
+        t = 1 / (1 + math.exp(-w))
+        scores = cedd.log_scores(method, process, model.outputs(x, process.sigma(t).float().expand(len(x))), x, t)
+        scores, forward = scores.exp().numpy(), process.rate_matrix(t).numpy()
+        rates = np.zeros((len(x), len(x)))
+        for column, i, y in np.ndindex(*scores.shape):
+            here = int(x[column, i])
+            if y != here:
+                row = int(model.index(x[column].index_fill(0, torch.tensor([i]), y)[None]))
+                rates[row, column] += forward[here, y] * scores[column, i, y]
+        rates -= np.diag(rates.sum(0))
+        return -t * (1 - t) * rates @ law
+
+    start, end, pieces = 16.0, math.log(until / (1 - until)), 80
+    law, step = process.prior()[x].prod(-1).numpy(), (end - start) / pieces
+    for w in np.linspace(start, end, pieces, endpoint=False):
+        k1 = slope(w, law)
+        k2 = slope(w + step / 2, law + step / 2 * k1)
+        k3 = slope(w + step / 2, law + step / 2 * k2)
+        k4 = slope(w + step, law + step * k3)
+        law = law + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return law
+
+
+def reveal_law(model: Table, process: TokenProcess, nodes: int = 40) -> np.ndarray:
+    """The law over V^2 of absorb's reverse process on two positions, whose reveal times are a_i = a_1 u_i.
+
+    Given that both are masked at t = 1, one of them (either, with probability 1/2) is revealed first, at the larger of
+    two uniform numbers, the other at the smaller: a double integral.
+    """
+    V, a = process.vocab_size, float(process.kernel(1.0).a)
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    points, weights = (points + 1) / 2, weights / 2
+
+    def probs(x: tuple[int, int], i: int, u: float) -> np.ndarray:
+        sigma = torch.tensor([-math.log1p(-a * u)]).float()
+        return torch.softmax(model.outputs(torch.tensor([x]), sigma)[0, i], -1).numpy()
+
+    law, alive = np.zeros((V, V)), 1 - a
+    law += alive**2 / V**2
+    for late in (0, 1):  # the other position is a token from the start
+        for token in range(V):
+            for u, weight in zip(points, weights, strict=True):
+                x = (V, token) if late == 0 else (token, V)
+                row = alive / V * a * weight * probs(x, late, u)
+                law[(slice(None), token) if late == 0 else (token, slice(None))] += row
+    for first in (0, 1):
+        for m, outer in zip(points, weights, strict=True):
+            early = probs((V, V), first, m)
+            for share, inner in zip(points, weights, strict=True):
+                # (m, n) ordered uniform numbers have the density 2 on n < m; n = m share
+                weight = a**2 * 0.5 * outer * inner * 2 * m
+                for token in range(V):
+                    x = (token, V) if first == 0 else (V, token)
+                    row = weight * early[token] * probs(x, 1 - first, m * share)
+                    law[(token, slice(None)) if first == 0 else (slice(None), token)] += row
+    return law.flatten()
+
+
+# ---- chi-square ---------------------------------------------------------------------------------------------------
+
+
+def p_value(observed: np.ndarray, law: np.ndarray) -> float:
+    """Of the counts under the law; states of fewer than 8 expected draws are put together."""
+    assert abs(law.sum() - 1) < 1e-9
+    assert observed[law <= 0].sum() == 0, "an impossible state was drawn"
+    expected = law * observed.sum()
+    order = np.argsort(expected)
+    observed, expected = observed[order], expected[order]
+    pooled = max(1, int(np.searchsorted(expected.cumsum(), 8)) + 1)
+    observed = np.append(observed[:pooled].sum(), observed[pooled:])
+    expected = np.append(expected[:pooled].sum(), expected[pooled:])
+    return 1.0 if len(expected) == 1 else float(stats.chisquare(observed, expected).pvalue)

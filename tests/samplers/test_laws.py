@@ -1,0 +1,211 @@
+"""Every sampler draws from the law it says it does: chi-square on enumerable chains, in float64."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import cedd
+from cedd.samplers import Corrector, sample, time_grid
+from cedd.samplers import loop as loop_module
+from tests.samplers.chains import (
+    ERROR_RATE,
+    METHODS,
+    PROCESSES,
+    RULE_NAMES,
+    HalvedTable,
+    Table,
+    all_sequences,
+    continuous_law,
+    p_value,
+    reveal_law,
+    sampler_law,
+    token_law,
+)
+
+GRID = list(itertools.product(PROCESSES, METHODS, RULE_NAMES))
+
+
+def draw_step(model, process, method, rule, x, t, s, seed, **options):
+    """x_s drawn from every row of x, by the public function."""
+    times = torch.tensor([t, s], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    arguments = dict(grid=times, final_denoise=False, x_start=x, generator=generator, **options)
+    return sample(model, process, tuple(x.shape), method=method, sampler=rule, **arguments)
+
+
+def chi_square_of_step(model, process, method, rule, t, s, seed, corrector=None, copies=4000):
+    """The p-value of one step from every state of a chain of one position: each state has its own law."""
+    x = all_sequences(process, 1)
+    outputs = model.outputs(x, process.sigma(t).float().expand(len(x)))
+    law = token_law(method, rule, process, outputs, x, t, s, corrector)[:, 0]
+    drawn = draw_step(model, process, method, rule, x.repeat_interleave(copies, 0), t, s, seed, corrector=corrector)
+    drawn = drawn.view(len(x), copies).numpy()
+    values = [p_value(np.bincount(drawn[i], minlength=law.shape[1]), law[i]) for i in range(len(x))]
+    # Fisher's combination over the states
+    return float(stats.combine_pvalues(np.clip(values, 1e-300, 1)).pvalue)
+
+
+@pytest.mark.parametrize(("process", "method", "rule"), GRID)
+@pytest.mark.parametrize(("t", "s"), [(0.7, 0.5), (0.08, 0.0)])
+def test_one_step(process, method, rule, t, s):
+    made = PROCESSES[process](4)
+    if s == 0.0 and rule != "analytic":
+        s = 0.02  # the step to clean data is the analytic one, whatever the rule
+    assert chi_square_of_step(Table(made, 1, seed=3), made, method, rule, t, s, seed=5) > ERROR_RATE
+
+
+@pytest.mark.parametrize("rule", RULE_NAMES)
+@pytest.mark.parametrize("corrector", [None, Corrector(), Corrector(4.0, 1.0, 0.3)])
+@pytest.mark.parametrize(("t", "s"), [(0.7, 0.5), (0.2, 0.15)])
+def test_one_step_of_flow_matching(rule, corrector, t, s):
+    process = cedd.absorb(4, cedd.Polynomial(power=2.0))
+    model = Table(process, 1, seed=4)
+    assert chi_square_of_step(model, process, "dfm", rule, t, s, seed=6, corrector=corrector) > ERROR_RATE
+
+
+def test_a_wrong_law_is_found():
+    """The grid above can fail: the same draws held against the law of a step a sixth shorter."""
+    process = PROCESSES["roulette"](4)
+    model, x = Table(process, 1, seed=3), all_sequences(PROCESSES["roulette"](4), 1).repeat_interleave(4000, 0)
+    drawn = draw_step(model, process, "bayes", "analytic", x, 0.7, 0.5, seed=5).view(5, 4000).numpy()
+    outputs = model.outputs(x[::4000], process.sigma(0.7).float().expand(5))
+    law = token_law("bayes", "analytic", process, outputs, x[::4000], 0.7, 0.535)[:, 0]
+    values = [p_value(np.bincount(drawn[i], minlength=5), law[i]) for i in range(5)]
+    assert float(stats.combine_pvalues(np.clip(values, 1e-300, 1)).pvalue) < ERROR_RATE
+
+
+# ---- whole trajectories ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Table, HalvedTable])
+@pytest.mark.parametrize(
+    ("process", "method", "rule"),
+    [(p, m, r) for p, m, r in GRID if r != "tau-leaping" and m in ("sedd", "cedd", "bayes")],
+)
+def test_whole_trajectory(process, method, rule, kind):
+    """From the prior through seven steps and the denoising one: against the product of the steps' kernels."""
+    made = PROCESSES[process](3)
+    model = kind(made, 2, seed=1)
+    generator = torch.Generator().manual_seed(11)
+    drawn = sample(model, made, (20000, 2), method=method, sampler=rule, steps=7, generator=generator)
+    law = sampler_law(model, method, rule, made, time_grid(made, 7))
+    assert p_value(model.counts(drawn), law) > ERROR_RATE
+
+
+@pytest.mark.parametrize("corrector", [None, Corrector(2.0)])
+@pytest.mark.parametrize("rule", ["analytic", "euler"])
+@pytest.mark.parametrize("kind", [Table, HalvedTable])
+def test_whole_trajectory_of_flow_matching(rule, corrector, kind):
+    process = cedd.absorb(3, cedd.Polynomial(power=2.0))
+    model = kind(process, 2, seed=2)
+    generator = torch.Generator().manual_seed(12)
+    drawn = sample(
+        model, process, (20000, 2), method="dfm", sampler=rule, steps=7, generator=generator, corrector=corrector
+    )
+    law = sampler_law(model, "dfm", rule, process, time_grid(process, 7), corrector)
+    assert p_value(model.counts(drawn), law) > ERROR_RATE
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_dense_and_jump_first_agree(process, monkeypatch):
+    """The same chain, drawn by whole laws over the n states: two samples of one law (two-sample chi-square)."""
+    made = PROCESSES[process](3)
+    model = Table(made, 2, seed=8)
+    tables = []
+    for dense in (False, True):
+        original = loop_module.Run
+
+        def run(*, dense=dense, original=original, **fields):
+            return original(**{**fields, "dense": dense})
+
+        monkeypatch.setattr(loop_module, "Run", run)
+        monkeypatch.setattr(loop_module, "replace", lambda r, constraint: r)
+        generator = torch.Generator().manual_seed(13 + dense)
+        drawn = sample(model, made, (15000, 2), method="bayes", steps=5, generator=generator)
+        tables.append(model.counts(drawn))
+        monkeypatch.undo()
+    table = np.stack(tables)
+    assert stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue > ERROR_RATE
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("method", METHODS)
+def test_many_steps_reach_the_continuous_process(process, method):
+    """The law of the analytic sampler (no draws: kernels only) comes to that of the learned reverse process.
+
+    Down to t = 0.1: there an arbitrary network's rates are still bounded.
+    """
+    made = PROCESSES[process](2)
+    model = Table(made, 2, seed=7, size=0.5)
+    exact = continuous_law(model, method, made, until=0.1)
+    distance = []
+    for steps in (16, 64):
+        times = torch.linspace(1, 0.1, steps + 1, dtype=torch.float64)
+        distance.append(np.abs(sampler_law(model, method, "analytic", made, times) - exact).sum() / 2)
+    # A random score is not of the size 1/a that masks need, and near t = 1 its rates run away: larger, but falling.
+    assert distance[1] < (0.05 if method == "sedd" else 0.01)
+    assert distance[1] < distance[0] / 2 or distance[0] < 1e-6
+
+
+# ---- first-hitting --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Table, HalvedTable])
+@pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine()])
+def test_first_hitting_is_the_continuous_process(kind, schedule):
+    """Against the integral over reveal times: no discretization, so many draws find nothing."""
+    process = cedd.absorb(3, schedule)
+    model = kind(process, 2, seed=5)
+    exact = reveal_law(model, process)
+    generator = torch.Generator().manual_seed(21)
+    drawn = sample(model, process, (60000, 2), method="cedd", sampler="first-hitting", generator=generator)
+    assert len(model.calls) <= 2
+    observed = np.bincount((drawn[:, 0] * 3 + drawn[:, 1]).numpy(), minlength=9)
+    assert p_value(observed, exact) > ERROR_RATE
+
+
+def test_one_euler_step_is_not_the_continuous_process():
+    """The test above can fail: a coarse sampler on the same chain is far from the integral."""
+    process = cedd.absorb(3)
+    model = Table(process, 2, seed=5)
+    exact = reveal_law(model, process)
+    generator = torch.Generator().manual_seed(21)
+    drawn = sample(model, process, (60000, 2), method="cedd", steps=1, generator=generator)
+    observed = np.bincount((drawn[:, 0] * 3 + drawn[:, 1]).numpy(), minlength=9)
+    assert p_value(observed, exact) < ERROR_RATE
+
+
+def test_first_hitting_from_later_masks():
+    """From t_start < 1 with some tokens known: the masked one follows f of what is there."""
+    process = cedd.absorb(3)
+    model = HalvedTable(process, 2, seed=5)
+    model.sway.zero_()
+    x = torch.tensor([[3, 1]]).repeat(20000, 1)
+    generator = torch.Generator().manual_seed(3)
+    drawn = sample(
+        model, process, (20000, 2), method="cedd", sampler="first-hitting", x_start=x, t_start=0.4, generator=generator
+    )
+    assert (drawn[:, 1] == 1).all()
+    law = torch.softmax(model.outputs(x[:1], torch.zeros(1)), -1)[0, 0].numpy()
+    assert p_value(np.bincount(drawn[:, 0].numpy(), minlength=3), law) > ERROR_RATE
+
+
+# ---- autoregressive -------------------------------------------------------------------------------------------------
+
+
+def test_autoregressive_is_the_product_of_its_conditionals():
+    process = cedd.absorb(3)
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(3, generator=generator).double(), torch.randn(3, 3, generator=generator).double()
+
+    def model(x, sigma):
+        after_start = first.expand(len(x), 3)
+        after_token = second[x[:, 1].clamp_max(2)]
+        return torch.stack([after_start, after_token], 1)
+
+    drawn = sample(model, process, (20000, 2), method="ar", generator=generator)
+    law = (torch.softmax(first, 0)[:, None] * torch.softmax(second, 1)).flatten().numpy()
+    assert p_value(np.bincount((drawn[:, 0] * 3 + drawn[:, 1]).numpy(), minlength=9), law) > ERROR_RATE
