@@ -1,0 +1,259 @@
+"""The exact bound and the exact law of the learned reverse process, against the dense oracle."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import cedd
+from cedd.bounds.exact import BOUNDS, Axis, Space, learned_distribution
+from cedd.process import SigmaFloor, TokenProcess
+from tests import reference
+from tests.networks import as_score, matching_chain, random_data, random_network
+
+V, L = 2, 2
+PROCESSES = {
+    "absorb": cedd.absorb(V),
+    "uniform": cedd.uniform(V),
+    "roulette": cedd.roulette(V, 0.7),
+    "eroulette": cedd.eroulette(V, p_m=lambda t: 0.3 + 0.4 * t),
+    "running share": cedd.eroulette(V, mask_share=lambda t: t),
+}
+METHODS = ("sedd", "sedds", "cedd", "bayes")
+FLOAT64 = torch.float64
+
+
+@pytest.fixture(params=PROCESSES)
+def process(request: pytest.FixtureRequest) -> TokenProcess:
+    return PROCESSES[request.param]
+
+
+def kinks(process: TokenProcess) -> list[float]:
+    """The times at which the paper's rescaled ratios are not smooth."""
+    edges = Axis(process).edges
+    return [float(process.schedule.inverse(edge)) for edge in edges[1:-1]]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bounds_are_the_oracles_integrals(process: TokenProcess, method: str) -> None:
+    model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
+    chain = matching_chain(process, L)
+    score, flat = as_score(method, process, model, L), p0.numpy().ravel()
+    bounds = {b: cedd.exact_bound(model, process, p0, method=method, bound=b, sigma_dtype=FLOAT64) for b in BOUNDS}
+    if method == "sedds" and process.can_shuffle:
+        assert set(bounds.values()) == {math.inf}
+        return
+    j1, j2 = (
+        reference.conditional_loss_integral(chain, flat, score, loss, nodes=96, breaks=[*kinks(process), 0.6]) / L
+        for loss in (reference.bregman, reference.score_entropy)
+    )
+    known = j2 - reference.out_rate_integral(chain, flat) / L
+    end = reference.cross_entropy(reference.marginal(chain, flat, 1.0), reference.prior(chain)) / L
+    assert bounds["j1"] == pytest.approx(j1, abs=1e-8)
+    assert bounds["j2"] == pytest.approx(known + (0 if process.has_mask else math.log(V)), abs=1e-8)
+    assert bounds["tight"] == pytest.approx(known + end, abs=1e-8)
+
+
+def generators(process: TokenProcess, method: str, model, w: np.ndarray) -> np.ndarray:
+    """The learned reverse rates per unit of -w, w = log(exp(sigma) - 1), by loops over states: [K, N, N]."""
+    states = reference.sequences(process.num_states, L)
+    sigma = np.logaddexp(w, 0)
+    t = process.schedule.inverse(torch.from_numpy(sigma))
+    x = torch.tensor(states).repeat(len(w), 1)
+    times = t.repeat_interleave(len(states))
+    scores = cedd.log_scores(method, process, model(x, process.sigma(times)), x, times).exp().numpy()
+    scores = scores.reshape(len(w), len(states), L, V)
+    factor = -np.expm1(-sigma) / process.schedule.rate(t).numpy()
+    masking, shuffling = process.alpha_rate(t).numpy() * factor, process.beta_rate(t).numpy() * factor
+    result = np.zeros((len(w), len(states), len(states)))
+    for column, source in enumerate(states):
+        for i, y in itertools.product(range(L), range(V)):
+            if y != source[i]:
+                forward = masking if source[i] == V else shuffling / V
+                rate = np.where(forward > 0, forward * scores[:, column, i, y], 0.0)
+                row = states.index((*source[:i], y, *source[i + 1 :]))
+                result[:, row, column] += rate
+                result[:, column, column] -= rate
+    return result
+
+
+def runge_kutta(matrices: np.ndarray, law: np.ndarray, h: float) -> np.ndarray:
+    """law' = A law with A at 0, h/2, h, 3h/2, ...: classical fourth-order steps of h."""
+    for first, middle, last in zip(matrices[:-1:2], matrices[1::2], matrices[2::2], strict=True):
+        k1 = first @ law
+        k2 = middle @ (law + h / 2 * k1)
+        k3 = middle @ (law + h / 2 * k2)
+        k4 = last @ (law + h * k3)
+        law = law + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return law
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("absorb", "sedd"), ("absorb", "cedd"), ("uniform", "cedd"), ("roulette", "sedd"), ("roulette", "cedd")]
+    + [("uniform", "sedds"), ("roulette", "bayes"), ("eroulette", "bayes"), ("running share", "bayes")],
+)
+def test_the_learned_law_solves_the_reverse_equation(name: str, method: str) -> None:
+    process = PROCESSES[name]
+    model = random_network(process, L, seed=5, size=0.5)
+    # Cut at the kinks, where the steps would lose their order.
+    marks = [math.log(math.expm1(max(edge, 1e-12))) for edge in Axis(process).edges]
+    law = reference.prior(matching_chain(process, L))
+    for low, high in list(itertools.pairwise(marks))[::-1]:
+        steps = math.ceil((high - low) * 250)
+        law = runge_kutta(
+            generators(process, method, model, np.linspace(high, low, 2 * steps + 1)),
+            law,
+            (high - low) / steps,
+        )
+    # As t -> 0 the posterior at a mask is proportional to its ratios.
+    score, expected = as_score(method, process, model, L), np.zeros((V,) * L)
+    for probability, x in zip(law, reference.sequences(process.num_states, L), strict=True):
+        rows = [s / s.sum() if token == V else np.eye(V)[token] for s, token in zip(score(x, 1e-12), x, strict=True)]
+        expected += probability * np.einsum("a,b->ab", *rows)
+    learned = learned_distribution(model, process, L, method=method, sigma_dtype=FLOAT64)
+    assert learned.sum() == pytest.approx(1.0, abs=1e-9)
+    assert np.abs(learned.numpy() - expected).max() < 1e-8
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tight_is_a_bound(process: TokenProcess, method: str) -> None:
+    for seed in range(3):
+        model, p0 = random_network(process, L, seed=seed), random_data(V, L, seed=seed + 10)
+        entropy = cedd.exact_cross_entropy(model, process, p0, method=method)
+        assert cedd.exact_bound(model, process, p0, method=method) >= entropy
+        assert entropy >= reference.entropy(p0.numpy().ravel()) / L
+
+
+def test_float32_times_cost_few_digits(process: TokenProcess) -> None:
+    model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
+    for function in (cedd.exact_bound, cedd.exact_cross_entropy):
+        rough = function(model, process, p0, method="bayes")
+        assert rough == pytest.approx(function(model, process, p0, method="bayes", sigma_dtype=FLOAT64), abs=1e-6)
+
+
+def perfect(process: TokenProcess, p0: torch.Tensor):
+    """The network that knows the posterior, as logits."""
+    space, flat = Space(process, p0.dim()), p0.reshape(-1)
+    place = process.num_states ** torch.arange(p0.dim() - 1, -1, -1)
+
+    def model(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        times, which = torch.unique(sigma, return_inverse=True)
+        own = times.double() / float(process.sigma(1.0)) * process.schedule.end
+        t = process.schedule.inverse(own).clamp_min(1e-300)  # at 0 itself data are clean
+        return torch.log(space.belief(flat, t).clamp_min(1e-300))[which, (x * place).sum(-1)]
+
+    return model
+
+
+@pytest.mark.parametrize("name", ["absorb", "uniform", "roulette"])
+def test_a_perfect_network_reaches_the_entropy_up_to_its_prior(name: str) -> None:
+    process = PROCESSES[name]
+    p0 = random_data(V, L, seed=2)
+    method = cedd.Method("plain", cedd.Denoiser(rescale=False), cedd.METHODS["cedd"].objective)
+    bound = cedd.exact_bound(perfect(process, p0), process, p0, method=method, sigma_dtype=FLOAT64)
+    chain, flat = matching_chain(process, L), p0.numpy().ravel()
+    missing = reference.kl(reference.marginal(chain, flat, 1.0), reference.prior(chain)) / L
+    assert bound == pytest.approx(reference.entropy(flat) / L + missing, abs=1e-8)
+    learned = cedd.exact_cross_entropy(perfect(process, p0), process, p0, method=method, sigma_dtype=FLOAT64)
+    assert reference.entropy(flat) / L <= learned <= bound + 1e-8
+
+
+# ---- a schedule that does not start at zero ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [cedd.absorb, cedd.uniform, cedd.roulette])
+def test_the_jump_of_a_geometric_schedule_is_part_of_the_bound(make) -> None:
+    p0 = random_data(V, L, seed=6)
+    for sigma_min in (0.02, 0.3):
+        process = make(V, schedule=cedd.Geometric(sigma_min, 9.0))
+        model = random_network(process, L, seed=7)
+        for method in ("cedd", "bayes"):
+            bound = cedd.exact_bound(model, process, p0, method=method, sigma_dtype=FLOAT64)
+            assert bound >= cedd.exact_cross_entropy(model, process, p0, method=method, sigma_dtype=FLOAT64)
+        method = cedd.Method("plain", cedd.Denoiser(rescale=False), cedd.METHODS["cedd"].objective)
+        oracle = perfect(process, p0)
+        bound = cedd.exact_bound(oracle, process, p0, method=method, sigma_dtype=FLOAT64)
+        entropy = reference.entropy(p0.numpy().ravel()) / L
+        # What one step from sigma_min loses is the dependence between positions that x_{0+} does not show.
+        learned = cedd.exact_cross_entropy(oracle, process, p0, method=method, sigma_dtype=FLOAT64)
+        assert entropy - 1e-9 <= learned <= bound + 1e-9
+        assert bound - entropy < 0.6 * sigma_min
+        assert bound - learned < 0.3 * sigma_min
+
+
+def test_the_jump_is_exact_for_one_position() -> None:
+    """With L = 1 a perfect posterior loses nothing: the bound is the entropy, but for the prior."""
+    p0 = random_data(3, 1, seed=8)
+    method = cedd.Method("plain", cedd.Denoiser(rescale=False), cedd.METHODS["cedd"].objective)
+    for make in (cedd.absorb, cedd.uniform, cedd.roulette):
+        process = make(3, schedule=cedd.Geometric(0.2, 20.0))
+        bound = cedd.exact_bound(perfect(process, p0), process, p0, method=method, sigma_dtype=FLOAT64)
+        assert bound == pytest.approx(reference.entropy(p0.numpy()), abs=1e-7)
+
+
+def test_j1_and_j2_of_a_geometric_schedule_differ_by_the_entropy_gained_on_the_way() -> None:
+    process = cedd.roulette(V, 0.7, cedd.Geometric(0.05, 9.0))
+    model, p0 = random_network(process, L, seed=9), random_data(V, L, seed=9)
+    j1, j2 = (cedd.exact_bound(model, process, p0, method="bayes", bound=b, sigma_dtype=FLOAT64) for b in ("j1", "j2"))
+    start = process.transition_matrix(1e-300)[:, 0]
+    gained = process.terminal().conditional_entropy + float(torch.xlogy(start, start).sum())
+    assert j1 - j2 == pytest.approx(gained, abs=1e-8)
+
+
+# ---- autoregressive, and what is refused ------------------------------------------------------------------------
+
+
+def test_autoregressive_is_the_chain_rule() -> None:
+    process, p0 = cedd.absorb(V), random_data(V, L, seed=1)
+    model = random_network(process, L, seed=1)
+    expected = 0.0
+    for x0 in reference.sequences(V, L):
+        shown = torch.tensor([[V, *x0[:-1]]])
+        logits = model(shown, torch.zeros(1))[0]
+        expected -= float(p0[x0]) * sum(float(torch.log_softmax(logits[i], -1)[x0[i]]) for i in range(L))
+    assert cedd.exact_bound(model, process, p0, method="ar") == pytest.approx(expected / L, abs=1e-12)
+    assert cedd.exact_cross_entropy(model, process, p0, method="ar") == pytest.approx(expected / L, abs=1e-12)
+
+
+def refuse(message: str, process=None, p0=None, **arguments) -> None:
+    process = process or cedd.absorb(V)
+    p0 = random_data(V, L, seed=0) if p0 is None else p0
+    with pytest.raises(ValueError, match=message):
+        cedd.exact_bound(random_network(process, L, seed=0), process, p0, **{"method": "cedd", **arguments})
+
+
+def test_refusals() -> None:
+    refuse("unknown bound 'j3'; known: tight, j1, j2", bound="j3")
+    refuse("unknown method", method="nonsense")
+    refuse("ar has an exact likelihood and no j1", method="ar", bound="j1")
+    refuse("dfm .* has a bound of its own", method="dfm")
+    refuse("dfm runs from a mask source", process=cedd.uniform(V), method="dfm")
+    refuse("shape \\[V\\] \\* L", p0=torch.full((3, 3), 1 / 9, dtype=FLOAT64))
+    refuse("sum of one", p0=torch.full((V, V), 0.3, dtype=FLOAT64))
+    refuse("no negative entries", p0=torch.tensor([[1.5, -0.5], [0.0, 0.0]], dtype=FLOAT64))
+    refuse("cannot be enumerated", p0=torch.full((V,) * 8, V**-8.0, dtype=FLOAT64))
+    with pytest.raises(ValueError, match="without a mask column"):
+        cedd.exact_bound(
+            lambda x, sigma: torch.zeros(*x.shape, V + 1), cedd.absorb(V), random_data(V, L, 0), method="cedd"
+        )
+
+
+def test_zero_probability_data_cost_nothing() -> None:
+    process = cedd.roulette(V, 0.7)
+    p0 = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=FLOAT64)
+    model = random_network(process, L, seed=0)
+    bound = cedd.exact_bound(model, process, p0, method="bayes")
+    assert math.isfinite(bound)
+    assert bound >= cedd.exact_cross_entropy(model, process, p0, method="bayes")
+
+
+def test_kinks_are_where_the_rescaling_is_not_smooth() -> None:
+    assert Axis(cedd.uniform(V)).edges == pytest.approx((0.0, 0.0015, -math.log(1e-3)))
+    assert Axis(cedd.uniform(V, sigma_floor=0.003)).edges[1] == pytest.approx(0.003)
+    # Roulette's total sigma is its schedule's divided by p_m.
+    assert Axis(cedd.roulette(V, 0.7)).edges[1] == pytest.approx(0.5 * 0.7)
+    assert SigmaFloor().kinks == (0.0015,)
+    assert len(Axis(cedd.absorb(V)).edges) == 2

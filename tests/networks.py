@@ -1,0 +1,61 @@
+"""Small random networks and data for tests, and what the oracle calls them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import cedd
+from cedd.process import TokenProcess
+from tests import reference
+
+Model = Callable[[Tensor, Tensor], Tensor]
+
+
+def random_data(vocab_size: int, length: int, seed: int) -> Tensor:
+    """A random p0 of shape [V] * L, all entries positive."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(vocab_size**length, generator=generator, dtype=torch.float64)
+    return torch.softmax(logits, 0).reshape((vocab_size,) * length)
+
+
+def random_network(process: TokenProcess, length: int, seed: int, size: float = 1.0) -> Model:
+    """A smooth float64 function of (x_t, sigma), different at every noisy sequence."""
+    n, V = process.num_states, process.vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, n**length, length, V)
+    level, slope, phase = size * torch.randn(shape, generator=generator, dtype=torch.float64)
+    place = n ** torch.arange(length - 1, -1, -1)
+
+    def model(x: Tensor, sigma: Tensor) -> Tensor:
+        index = (x * place).sum(-1)
+        return level[index] + slope[index] * torch.sin(sigma.double()[:, None, None] + phase[index])
+
+    return model
+
+
+def matching_chain(process: TokenProcess, length: int) -> reference.Chain:
+    """The oracle's chain with the process's clocks."""
+    return reference.Chain(
+        process.vocab_size,
+        length,
+        process.has_mask,
+        *(lambda t, f=f: float(f(t)) for f in (process.alpha, process.beta, process.alpha_rate, process.beta_rate)),
+    )
+
+
+def as_score(method: str, process: TokenProcess, model: Model, length: int) -> reference.Score:
+    """A network as the oracle's score: ratios [L, V] at one sequence and time, all sequences at once, remembered."""
+    states = torch.tensor(reference.sequences(process.num_states, length))
+    place = process.num_states ** np.arange(length - 1, -1, -1)
+    known: dict[float, np.ndarray] = {}
+
+    def score(x: tuple[int, ...], t: float) -> np.ndarray:
+        if t not in known:
+            time = torch.full((len(states),), t, dtype=torch.float64)
+            outputs = model(states, process.sigma(time))
+            known[t] = cedd.log_scores(method, process, outputs, states, time).exp().numpy()
+        return known[t][int(np.dot(x, place))]
+
+    return score
