@@ -182,15 +182,14 @@ def sampler_law(
 # ---- continuous time ----------------------------------------------------------------------------------------------
 
 
-def continuous_law(model: Table, method: str, process: TokenProcess, until: float) -> np.ndarray:
-    """The law over n^L sequences at `until` of the reverse process with rates Q_t(x, y) s_y, from the prior at t = 1.
+def continuous_law(model: Table, method: str, process: TokenProcess, start: float, end: float) -> np.ndarray:
+    """The law over n^L sequences at `end` of the reverse process with rates Q_t(x, y) s_y, from the prior at `start`.
 
-    Runge-Kutta in w = logit(t), in which the rates are bounded.
+    By Runge-Kutta.
     """
     x = all_sequences(process, model.length)
 
-    def slope(w: float, law: np.ndarray) -> np.ndarray:
-        t = 1 / (1 + math.exp(-w))
+    def slope(t: float, law: np.ndarray) -> np.ndarray:
         scores = cedd.log_scores(method, process, model.outputs(x, process.sigma(t).float().expand(len(x))), x, t)
         scores, forward = scores.exp().numpy(), process.rate_matrix(t).numpy()
         rates = np.zeros((len(x), len(x)))
@@ -200,15 +199,15 @@ def continuous_law(model: Table, method: str, process: TokenProcess, until: floa
                 row = int(model.index(x[column].index_fill(0, torch.tensor([i]), y)[None]))
                 rates[row, column] += forward[here, y] * scores[column, i, y]
         rates -= np.diag(rates.sum(0))
-        return -t * (1 - t) * rates @ law
+        return -rates @ law
 
-    start, end, pieces = 16.0, math.log(until / (1 - until)), 80
+    pieces = 40
     law, step = process.prior()[x].prod(-1).numpy(), (end - start) / pieces
-    for w in np.linspace(start, end, pieces, endpoint=False):
-        k1 = slope(w, law)
-        k2 = slope(w + step / 2, law + step / 2 * k1)
-        k3 = slope(w + step / 2, law + step / 2 * k2)
-        k4 = slope(w + step, law + step * k3)
+    for t in np.linspace(start, end, pieces, endpoint=False).tolist():
+        k1 = slope(t, law)
+        k2 = slope(t + step / 2, law + step / 2 * k1)
+        k3 = slope(t + step / 2, law + step / 2 * k2)
+        k4 = slope(t + step, law + step * k3)
         law = law + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
     return law
 

@@ -136,18 +136,17 @@ def test_dense_and_jump_first_agree(process, monkeypatch):
 def test_many_steps_reach_the_continuous_process(process, method):
     """The law of the analytic sampler (no draws: kernels only) comes to that of the learned reverse process.
 
-    Down to t = 0.1: there an arbitrary network's rates are still bounded.
+    Between t = 0.9 and 0.1, where an arbitrary network's rates are bounded.
     """
     made = PROCESSES[process](2)
     model = Table(made, 2, seed=7, size=0.5)
-    exact = continuous_law(model, method, made, until=0.1)
+    exact = continuous_law(model, method, made, 0.9, 0.1)
     distance = []
-    for steps in (16, 64):
-        times = torch.linspace(1, 0.1, steps + 1, dtype=torch.float64)
+    for steps in (12, 48):
+        times = torch.linspace(0.9, 0.1, steps + 1, dtype=torch.float64)
         distance.append(np.abs(sampler_law(model, method, "analytic", made, times) - exact).sum() / 2)
-    # A random score is not of the size 1/a that masks need, and near t = 1 its rates run away: larger, but falling.
-    assert distance[1] < (0.05 if method == "sedd" else 0.01)
-    assert distance[1] < distance[0] / 2 or distance[0] < 1e-6
+    assert distance[1] < 0.03
+    assert distance[1] < distance[0] / 2.5 or distance[0] < 1e-6
 
 
 # ---- first-hitting --------------------------------------------------------------------------------------------------

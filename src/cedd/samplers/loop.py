@@ -250,7 +250,7 @@ def sample(
         return denoise(part, x)
 
     with torch.no_grad(), _evaluating(model):
-        return _in_parts(draw, shape[0], batch or shape[0], host)
+        return _in_parts(draw, shape[0], shape[0] if batch is None else batch, host)
 
 
 def _check(

@@ -1,0 +1,358 @@
+"""What samplers promise besides their law: constraints, cost, reproducibility, tails, grids, and clear refusals."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import cedd
+from cedd.models import Transformer, config_from_preset
+from cedd.samplers import Corrector, Fixed, Sharpening, inverse_cdf, prompt, sample, time_grid
+from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value
+
+COMBINATIONS = [
+    (process, method, sampler)
+    for process in PROCESSES
+    for method in ("sedd", "cedd", "bayes")
+    for sampler in ("analytic", "euler")
+] + [("absorb", "cedd", "first-hitting"), ("absorb", "dfm", "first-hitting"), ("absorb", "dfm", "euler")]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- constraints ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    combination=st.sampled_from(COMBINATIONS),
+    where=st.lists(st.booleans(), min_size=3, max_size=3),
+    tokens=st.lists(st.integers(0, 3), min_size=3, max_size=3),
+    halved=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_fixed_positions_hold_at_every_step(combination, where, tokens, halved, seed):
+    process, method, sampler = combination
+    made = PROCESSES[process](4)
+    model = (HalvedTable if halved else Table)(made, 3, seed=seed)
+    fixed = Fixed(torch.tensor(tokens), torch.tensor(where))
+    seen = []
+    options = {"method": method, "sampler": sampler, "steps": 4, "constraint": fixed, "generator": seeded(seed)}
+    x = sample(model, made, (5, 3), callback=lambda k, t, x: seen.append((k, t, x.clone())), **options)
+    assert torch.equal(seen[-1][2], x)
+    assert x.max() < 4
+    for _, _, state in seen:
+        assert torch.equal(state[:, fixed.where], fixed.tokens[fixed.where].expand(5, -1))
+    assert [k for k, _, _ in seen] == list(range(len(seen)))
+    assert all(earlier[1] >= later[1] for earlier, later in itertools.pairwise(seen))
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_any_callable_is_a_constraint(process):
+    """A function that may mask and unmask: applied to the start and after every step, whatever it does."""
+    made = PROCESSES[process](4)
+    model, calls = HalvedTable(made, 3, seed=2), []
+
+    def no_two_alike(x):
+        calls.append(1)
+        return torch.where(x == x[:, :1], torch.where(x == 3, 2, 3), x).index_fill(1, torch.tensor([0]), 1)
+
+    seen = []
+    x = sample(
+        model, made, (40, 3), method="bayes", steps=6, constraint=no_two_alike, generator=seeded(),
+        callback=lambda k, t, x: seen.append(x.clone()),
+    )  # fmt: skip
+    assert len(calls) == len(seen) == 8
+    for state in seen:
+        assert (state[:, 0] == 1).all()
+    assert x.max() < 4
+
+
+def test_a_constraint_that_masks_again_is_followed():
+    """The host's book of masks is put right when an unknown constraint changes them."""
+    process = cedd.absorb(4)
+    model = HalvedTable(process, 2, seed=2)
+    masks = []
+
+    def keep_masked_until_the_end(x):
+        masks.append(1)
+        return torch.full_like(x, 4) if len(masks) < 6 else x
+
+    x = sample(
+        model, process, (2000, 2), method="cedd", steps=5, constraint=keep_masked_until_the_end, generator=seeded()
+    )
+    assert x.max() < 4  # the last step reveals them all
+    assert model.rows > 2000
+
+
+def test_constraints_of_each_sequence_are_split_with_the_batch():
+    process = cedd.roulette(4)
+    tokens = torch.arange(10)[:, None].repeat(1, 3) % 4
+    fixed = Fixed(tokens, torch.tensor([True, False, True]).expand(10, 3))
+    x = sample(
+        Table(process, 3), process, (10, 3), method="bayes", constraint=fixed, steps=3, batch=3, generator=seeded()
+    )
+    assert torch.equal(x[:, [0, 2]], tokens[:, [0, 2]])
+
+
+def test_a_prompt_is_the_beginning():
+    fixed = prompt(torch.tensor([2, 1]), 4)
+    assert torch.equal(fixed(torch.full((1, 4), 3)), torch.tensor([[2, 1, 3, 3]]))
+    with pytest.raises(ValueError, match="prompt has 5 tokens"):
+        prompt(torch.arange(5), 4)
+
+
+# ---- cost -----------------------------------------------------------------------------------------------------------
+
+
+def test_absorb_calls_the_network_no_more_often_than_tokens_are_revealed():
+    """1000 steps on 2 sequences of 3: at most 6 calls, each on the sequence that moves, the head on 6 rows in all."""
+    process = cedd.absorb(4)
+    model = HalvedTable(process, 3)
+    sample(model, process, (2, 3), method="cedd", steps=1000, generator=seeded())
+    assert len(model.calls) <= 6
+    assert model.rows <= 6
+
+
+@pytest.mark.parametrize("process", ["uniform", "roulette"])
+def test_thinning_spares_most_rows(process):
+    """With K steps a token is a candidate about log K times, not K times."""
+    made = PROCESSES[process](4)
+    model = HalvedTable(made, 3)
+    sample(model, made, (200, 3), method="bayes", steps=300, generator=seeded())
+    assert model.rows < 600 * 25
+
+
+def test_first_hitting_needs_at_most_one_call_a_position():
+    process = cedd.absorb(4)
+    model = HalvedTable(process, 3)
+    x = sample(model, process, (50, 3), method="cedd", sampler="first-hitting", generator=seeded())
+    assert len(model.calls) <= 3
+    assert x.max() < 4
+
+
+# ---- reproducibility ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("process", "method", "sampler"), [*COMBINATIONS, ("absorb", "ar", "analytic")])
+def test_the_same_seed_gives_the_same_samples(process, method, sampler):
+    made = PROCESSES[process](4)
+    model = Table(made, 3, seed=1)
+    x, y, z = (
+        sample(model, made, (64, 3), method=method, sampler=sampler, steps=5, generator=seeded(s)) for s in (4, 4, 5)
+    )
+    assert torch.equal(x, y)
+    assert not torch.equal(x, z)
+
+
+def test_the_global_seed_counts_when_no_generator_is_given():
+    process = cedd.uniform(4)
+    model = Table(process, 3)
+    torch.manual_seed(3)
+    x = sample(model, process, (32, 3), method="cedd", steps=4)
+    torch.manual_seed(3)
+    assert torch.equal(x, sample(model, process, (32, 3), method="cedd", steps=4))
+
+
+def test_both_forms_of_a_network_give_the_same_samples():
+    process = cedd.roulette(4)
+    x, y = (
+        sample(kind(process, 3, seed=9), process, (64, 3), method="bayes", steps=9, generator=seeded())
+        for kind in (Table, HalvedTable)
+    )
+    assert torch.equal(x, y)
+
+
+def test_dropout_is_off_while_sampling_and_back_on_after():
+    config = config_from_preset("tiny", vocab_size=5, has_mask=True, dropout=0.5)
+    torch.manual_seed(0)
+    model = Transformer(config).train()
+    torch.nn.init.normal_(model.head.weight)
+    process = cedd.absorb(5)
+    x, y = (sample(model, process, (4, 8), method="cedd", steps=8, generator=seeded()) for _ in range(2))
+    assert torch.equal(x, y)
+    assert model.training
+
+
+def test_the_key_value_cache_changes_nothing():
+    config = config_from_preset("tiny", vocab_size=7, has_mask=True, causal=True, time_conditioning=False)
+    torch.manual_seed(0)
+    model = Transformer(config).double().eval()
+    torch.nn.init.normal_(model.head.weight)
+    process, fixed = cedd.absorb(7), prompt(torch.tensor([3, 1, 4]), 12)
+    options = {"method": "ar", "constraint": fixed}
+    with_cache = sample(model, process, (16, 12), generator=seeded(), **options)
+    without = sample(lambda x, s: model(x), process, (16, 12), generator=seeded(), **options)
+    assert torch.equal(with_cache, without)
+    assert (with_cache[:, :3] == torch.tensor([3, 1, 4])).all()
+
+
+# ---- choosing a token -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e300)), min_size=1, max_size=40),
+    u=st.floats(0, 1, exclude_max=True),
+)
+def test_inverse_cdf_finds_its_place(weights, u):
+    if sum(weights) in (0, float("inf")):
+        return
+    index = int(inverse_cdf(torch.tensor([weights], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)))
+    assert weights[index] > 0
+    shares = np.array(weights) / sum(weights)
+    assert shares[:index].sum() <= u + 1e-12
+    assert shares[: index + 1].sum() >= u - 1e-12
+
+
+class TwoHalves:
+    """A network whose one feature is nothing and whose head says the same everywhere: [.., V] logits."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def features(self, x_t, sigma):
+        return torch.zeros(*x_t.shape, 1)
+
+    def head(self, features):
+        return self.logits.expand(*features.shape[:-1], len(self.logits))
+
+
+def test_tails_of_a_large_vocabulary():
+    """A token that stays with probability 1 - 1e-3, and 50,256 others that share the rest: 2e-8 each.
+
+    Ours jumps as often as it should, to everywhere. The published way, argmax of p / (-log u) in float32, jumps about
+    six times too rarely: -log u has no values between 0 and 6e-8. Error rates below 1e-6 for ours (fixed seed).
+    """
+    V, positions, jump = 50257, 200_000, 1e-3
+    process = cedd.uniform(V)
+    t, s = 0.5, 0.499
+    # bayes: stay = c_step m_s(x) / m_t(x); find the belief g_x for which it is 1 - jump
+    law = process.kernel(t, s)
+    early, late = process.kernel(s), process.kernel(t)
+
+    def stay(g):
+        return float(law.c * (early.b + early.keep * g) / (late.b + late.keep * g))
+
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stay(middle) < 1 - jump else (low, middle)
+    probs = torch.full((V,), (1 - low) / (V - 1), dtype=torch.float64)
+    probs[0] = low
+    x = torch.zeros(100, positions // 100, dtype=torch.int64)
+    drawn = sample(
+        TwoHalves(probs.log()), process, tuple(x.shape), method="bayes", x_start=x, final_denoise=False,
+        grid=torch.tensor([t, s]).double(), generator=seeded(1),
+    )  # fmt: skip
+    jumped = drawn[drawn != 0]
+    assert abs(len(jumped) - jump * positions) < 5 * np.sqrt(jump * positions)
+    parts = np.bincount((jumped.numpy() - 1) * 10 // (V - 1), minlength=10)
+    assert stats.chisquare(parts).pvalue > ERROR_RATE
+
+    # The published draw of the same law. The others are alike, so only the largest of their float32 numbers k / 2^24
+    # matters, and (k + 1) / 2^24 to the power V - 1 is its distribution function.
+    draws, number = 1_000_000, seeded(2)
+    levels = torch.rand(draws, generator=number, dtype=torch.float64) ** (1 / (V - 1)) * 2**24
+    largest = ((levels.ceil() - 1) / 2**24).float()
+    clock = 1e-10 - torch.log(torch.rand(draws, generator=number) + 1e-10)
+    others = 1e-10 - torch.log(largest + 1e-10)
+    published = int((jump / (V - 1) / others > (1 - jump) / clock).sum())
+    assert published < 0.25 * jump * draws
+
+
+def test_sharpening():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64))
+    assert torch.allclose(Sharpening().log_probs(logits).exp(), logits.exp())
+    assert Sharpening(temperature=0).log_probs(logits).exp().tolist() == [[1, 0, 0, 0]]
+    half = Sharpening(temperature=0.5).log_probs(logits).exp()
+    assert torch.allclose(half, (logits.exp() ** 2) / (logits.exp() ** 2).sum())
+    assert torch.allclose(
+        Sharpening(top_p=0.75).log_probs(logits).exp(), torch.tensor([[0.5, 0.3, 0, 0]]).double() / 0.8
+    )
+    assert Sharpening(top_p=0.5).log_probs(logits).exp().tolist() == [[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("method", ["sedd", "cedd", "bayes"])
+@pytest.mark.parametrize("process", ["absorb", "roulette"])
+def test_sharpened_reveals_follow_the_sharpened_belief(process, method):
+    """At top_p = 0.01 every reveal of an absorb chain is the likeliest token."""
+    made = PROCESSES[process](4)
+    logits = torch.tensor([0.0, 1.0, 3.0, 2.0]).double()
+    x = sample(
+        TwoHalves(logits), cedd.absorb(4), (100, 3), method=method, steps=4, top_p=0.01, generator=seeded(),
+        x_start=torch.full((100, 3), 4),
+    )  # fmt: skip
+    assert (x == 2).all()
+    assert sample(TwoHalves(logits), made, (9, 3), method=method, steps=4, temperature=0, generator=seeded()).max() < 4
+
+
+def test_temperature_law():
+    process, logits = cedd.absorb(4), torch.tensor([0.0, 1.0, 3.0, 2.0]).double()
+    x = sample(
+        TwoHalves(logits), process, (4000, 3), method="cedd", steps=3, temperature=2.0, generator=seeded(),
+        x_start=torch.full((4000, 3), 4),
+    )  # fmt: skip
+    law = torch.softmax(logits / 2, 0).numpy()
+    assert p_value(np.bincount(x.flatten().numpy(), minlength=4), law) > ERROR_RATE
+
+
+# ---- grids ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("name", ["uniform", "jumps"])
+@pytest.mark.parametrize("steps", [1, 2, 7, 300])
+def test_grids_fall_from_start_to_data(process, name, steps):
+    times = time_grid(PROCESSES[process](100), steps, name, start=0.9)
+    assert len(times) == steps + 2
+    assert times[0] == 0.9
+    assert times[-1] == 0
+    assert (times.diff() < 0).all()
+
+
+def test_the_jump_grid_spreads_jumps_evenly():
+    """Expected jumps of the forward process between neighbouring times are equal (and are not on the uniform grid)."""
+    process = cedd.uniform(50)
+    times = time_grid(process, 20, "jumps", final_denoise=False)
+    assert torch.allclose(-process.sigma(times).diff(), (process.sigma(1.0) - process.sigma(1e-5)) / 20, rtol=1e-2)
+    absorb = cedd.absorb(50)
+    assert torch.allclose(time_grid(absorb, 20, "jumps"), time_grid(absorb, 20), atol=1e-4)
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"sampler": "ddim"}, "unknown sampler 'ddim'; use one of analytic"),
+        ({"sampler": "first-hitting"}, "first-hitting reveals masks, and this process has none; use sampler='"),
+        ({"sampler": "first-hitting", "process": cedd.roulette(4)}, "use sampler='analytic'"),
+        ({"sampler": "first-hitting", "process": cedd.absorb(4), "method": "sedd"}, "sedd gives ratios"),
+        ({"corrector": Corrector()}, "corrector belongs to flow matching"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"grid": "cosine"}, "unknown time grid"),
+        ({"grid": torch.tensor([0.1, 0.5])}, "from noise down to data"),
+        ({"shape": (0, 3)}, "shape"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"t_start": 1.5}, "starts at a time"),
+        ({"x_start": torch.zeros(1, 3, dtype=torch.int64)}, "x_start must have the shape"),
+        ({"constraint": Fixed(torch.tensor([7, 0, 0]), torch.tensor([True, False, False]))}, "0..3"),
+        ({"constraint": Fixed(torch.tensor([1, 0]), torch.tensor([True, False]))}, "samples are"),
+        ({"method": "ar", "constraint": Fixed(torch.tensor([1, 0, 1]), torch.tensor([True, False, True]))}, "prompt"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused(options, message):
+    arguments = {"process": cedd.uniform(4), "shape": (2, 3), "method": "cedd"} | options
+    process = arguments.pop("process")
+    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+        sample(Table(process, 3), process, arguments.pop("shape"), **arguments)
