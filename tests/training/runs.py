@@ -5,7 +5,8 @@ The text is made of a few words in random order, so that there is something to l
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +79,32 @@ class Crash(Exception):
     """What a test throws into a run to end it without warning."""
 
 
-class CrashingTrainer(Trainer):
-    """A run that dies before it takes step `crash_at`."""
+def crash_at(step: int) -> Callable[[int], None]:
+    def before_step(now: int) -> None:
+        if now == step:
+            raise Crash
 
-    crash_at = -1
+    return before_step
+
+
+@dataclass
+class WatchedTrainer(Trainer):
+    """A trainer that calls `before_step` with the number of steps taken."""
+
+    before_step: Callable[[int], None] | None = None
 
     def _step(self, batch: StepBatch, stop: bool) -> StepFigures:
-        if self.state.step == self.crash_at:
-            raise Crash
+        if self.before_step is not None:
+            self.before_step(self.state.step)
         return super()._step(batch, stop)
 
 
-def run(config: TrainConfig, crash_at: int = -1, console: Console | None = None) -> TrainResult:
+def run(
+    config: TrainConfig, before_step: Callable[[int], None] | None = None, console: Console | None = None
+) -> TrainResult:
     """Train in this process, alone."""
-    trainer = CrashingTrainer(config, ALONE, console or Console(quiet=True))
-    trainer.crash_at = crash_at
-    return trainer.run()
+    config.check()
+    return WatchedTrainer(config, ALONE, console or Console(quiet=True), before_step=before_step).run()
 
 
 def checkpoint_steps(out: Path) -> list[int]:
@@ -106,8 +117,8 @@ def final_state(out: Path) -> dict[str, Tensor]:
     tensors = {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
     tensors |= {f"file/{name}": tensor for name, tensor in load_file(out / "model.safetensors").items()}
     state = json.loads((folder / "state.json").read_text())
-    assert state["values"]["updates"] == state["step"]
-    return tensors | {"step": torch.tensor(state["step"]), "averaged": torch.tensor(state["values"]["averaged"])}
+    counts = {"step": state["step"], **{name: state["values"][name] for name in ("averaged", "updates")}}
+    return tensors | {name: torch.tensor(count) for name, count in counts.items()}
 
 
 def final_log(out: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from typing import Literal
 
 import torch
@@ -115,8 +116,10 @@ def distribute(module: LossModule, strategy: Strategy) -> nn.Module:
     if strategy == "single":
         return module
     if strategy == "ddp":
-        # The loss depends on every parameter at every step; buffers are constants.
-        return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+        # The loss depends on every parameter at every step; buffers are constants, and need not be sent around.
+        options = signature(DistributedDataParallel).parameters
+        sync = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"  # before torch 2.13
+        return DistributedDataParallel(module, gradient_as_bucket_view=True, **{sync: False})
     from torch.distributed.fsdp import fully_shard
 
     for block in module.model.backbone.blocks:

@@ -286,9 +286,10 @@ class Trainer:
                 reason = "stopped early: the bound no longer improves"
                 break
             figures = self._step(next(batches), asked["stop"])
-            stop = False
+            stop = asked["stop"] and self.ranks.world_size == 1  # several ranks agree on it through their figures
             if pending is not None:
-                loss, stop = self._account(pending, meter, records)
+                loss, agreed = self._account(pending, meter, records)
+                stop = stop or agreed
             pending = figures
             if config.evaluation.every > 0 and state.step % config.evaluation.every == 0:
                 bound = self._evaluate(records)

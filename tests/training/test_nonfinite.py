@@ -1,0 +1,158 @@
+"""A loss that is not a number never reaches the weights: the run stops and says where, or skips the step."""
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from cedd.objectives.loss import NoisyBatch
+from cedd.training.config import TrainConfig
+from cedd.training.distributed import LossModule
+from cedd.training.loop import NonFiniteLoss
+from tests.training.runs import (
+    ALONE,
+    WatchedTrainer,
+    assert_same_run,
+    checkpoint_steps,
+    final_log,
+    final_state,
+    run,
+)
+
+Make = Callable[..., TrainConfig]
+
+
+class InfiniteSlope(torch.autograd.Function):
+    """The identity, with a gradient that is not finite: the loss alone does not show it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.full_like(gradient, float("inf"))
+
+
+SPOIL: dict[str, Callable[[Tensor], Tensor]] = {
+    "nan": lambda loss: loss * float("nan"),
+    "infinity": lambda loss: loss * float("inf"),
+    "gradient": lambda loss: InfiniteSlope.apply(loss),  # pyright: ignore[reportReturnType, reportAssignmentType]
+}
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+    """spoil(k, how): the k-th forward pass from now, counted from 0, goes wrong."""
+    healthy = LossModule.forward
+
+    def install(number: int, how: str) -> None:
+        calls = iter(range(10**6))
+
+        def forward(module: LossModule, batch: NoisyBatch) -> Tensor:
+            loss = healthy(module, batch)
+            return SPOIL[how](loss) if next(calls) == number else loss
+
+        monkeypatch.setattr(LossModule, "forward", forward)
+
+    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
+    return install
+
+
+@pytest.mark.parametrize("how", SPOIL)
+def test_the_run_stops_and_names_step_batch_and_checkpoint(config: Make, spoil: Callable[..., None], how: str):
+    spoil(6, how)
+    with pytest.raises(NonFiniteLoss) as caught:
+        run(config())
+    message = str(caught.value)
+    assert message.startswith("step 7 (batch 6)")
+    assert f"the last good checkpoint is {config().out / 'checkpoints' / 'step-00000004'}" in message
+    assert checkpoint_steps(config().out) == [4]
+    (record,) = [record for record in final_log(config().out) if record["kind"] == "nonfinite"]
+    assert (record["step"], record["batch"]) == (7, 6)
+
+
+def test_before_the_first_checkpoint_it_says_that_there_is_none(config: Make, spoil: Callable[..., None]):
+    spoil(1, "nan")
+    with pytest.raises(NonFiniteLoss, match="there is no checkpoint yet"):
+        run(config())
+
+
+def test_at_a_checkpoints_step_nothing_is_saved(config: Make, spoil: Callable[..., None]):
+    spoil(7, "nan")
+    with pytest.raises(NonFiniteLoss, match="step 8 "):
+        run(config())
+    assert checkpoint_steps(config().out) == [4]
+
+
+def test_at_the_last_step_nothing_is_saved(config: Make, spoil: Callable[..., None]):
+    spoil(11, "nan")
+    with pytest.raises(NonFiniteLoss, match="step 12 "):
+        run(config())
+    assert checkpoint_steps(config().out) == [4, 8]
+
+
+def test_the_good_checkpoint_takes_the_run_on(config: Make, spoil: Callable[..., None]):
+    run(config("whole"))
+    spoil(6, "nan")
+    with pytest.raises(NonFiniteLoss):
+        run(config("spoiled"))
+    spoil(-1, "nan")
+    run(config("spoiled"))
+    assert_same_run(config("whole").out, config("spoiled").out)
+
+
+@pytest.mark.parametrize("how", SPOIL)
+def test_a_skipped_step_leaves_weights_and_moments(config: Make, spoil: Callable[..., None], how: str):
+    held: dict[int, dict[str, Tensor]] = {}
+    settings = config("run", {"on_nonfinite": "skip"})
+    said = StringIO()
+    trainer = WatchedTrainer(settings, ALONE, Console(file=said))
+
+    def remember(step: int) -> None:
+        held[step] = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
+
+    trainer.before_step = remember
+    spoil(6, how)
+    assert trainer.run().finished
+    kept = [name for name in held[6] if not name.startswith("average/")]
+    assert all(torch.equal(held[6][name], held[7][name]) for name in kept)
+    assert not all(torch.equal(held[7][name], held[8][name]) for name in kept)
+    assert "step 7 (batch 6)" in said.getvalue()
+    assert "skipped" in said.getvalue()
+
+
+def test_a_run_with_a_skipped_step_has_a_finite_state_and_a_log_that_machines_read(
+    config: Make, spoil: Callable[..., None]
+):
+    spoil(6, "nan")
+    run(config("run", {"on_nonfinite": "skip"}))
+    folder = config().out / "checkpoints" / "step-00000012"
+    state = json.loads((folder / "state.json").read_text())
+    assert (state["step"], state["values"]["updates"]) == (12, 11)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    for line in (config().out / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    trained = [record["step"] for record in final_log(config().out) if record["kind"] == "train"]
+    assert trained == [step for step in range(1, 13) if step != 7]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in final_state(config().out).values())
+
+
+def test_skipping_survives_a_resume(config: Make, spoil: Callable[..., None]):
+    """The moments' own count of updates, one less than the steps, is what the next update needs."""
+    settings = {"on_nonfinite": "skip", "checkpoint_every": 2}
+    spoil(3, "nan")
+    run(config("whole", settings))
+    spoil(3, "nan")
+    run(config("parts", {**settings, "steps": 6}))
+    spoil(-1, "nan")
+    run(config("parts", settings))
+    assert_same_run(config("whole").out, config("parts").out)

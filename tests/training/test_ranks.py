@@ -1,0 +1,197 @@
+"""Two processes (gloo) compute what one does: gradients, weights, checkpoints that either can read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from cedd.training.config import TrainConfig
+from cedd.training.loop import Trainer
+from tests.training.processes import start_server
+from tests.training.ranks import (
+    assert_near,
+    double_precision,
+    free_port,
+    gradients,
+    together,
+    train_and_die,
+    train_together,
+    train_until_signal,
+    train_with_a_bad_rank,
+    train_with_bounds,
+)
+from tests.training.runs import ALONE, checkpoint_steps, tiny_config
+
+Make = Callable[..., TrainConfig]
+# No dropout, whose random numbers are each rank's own. Odd sizes make unequal shards.
+SETTINGS: dict[str, Any] = {"model.dropout": 0.0, "model.width": 20, "model.depth": 2}
+SETTINGS |= {"steps": 6, "checkpoint_every": 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> None:
+    start_server()
+
+
+@pytest.fixture(autouse=True)
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
+
+
+def alone(scenario: Callable[..., None], config: TrainConfig, *arguments: Any) -> None:
+    with double_precision():
+        scenario(ALONE, config, *arguments)
+
+
+@pytest.fixture(scope="module")
+def single(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state after six steps of one process."""
+    folder = tmp_path_factory.mktemp("single")
+    alone(train_together, tiny_config(corpus, cache, folder / "run", SETTINGS), folder / "held")
+    return folder / "held"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("method", "process", "accumulate"), [("bayes-star", "roulette", 1), ("sedd", "absorb", 2), ("ar", "absorb", 2)]
+)
+def test_gradients_are_those_of_one_process(
+    config: Make, tmp_path: Path, strategy: str, method: str, process: str, accumulate: int
+):
+    settings = {**SETTINGS, "method": method, "process.name": process}
+    alone(gradients, config("one", settings), "single", tmp_path / "one.safetensors")
+    together_settings = config("two", {**settings, "batch.accumulate": accumulate})
+    assert together(gradients, together_settings, strategy, tmp_path / "two.safetensors") == [0, 0]
+    assert_near(tmp_path / "one.safetensors", tmp_path / "two.safetensors")
+    gradient_sizes = [float(gradient.abs().max()) for gradient in load_file(tmp_path / "one.safetensors").values()]
+    assert min(gradient_sizes) > 1e-6  # so all of them were compared
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(config: Make, tmp_path: Path):
+    for accumulate in (1, 2, 8):
+        settings = config("run", {**SETTINGS, "batch.accumulate": accumulate})
+        alone(gradients, settings, "single", tmp_path / f"{accumulate}")
+        assert_near(tmp_path / "1", tmp_path / f"{accumulate}")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_weights_after_several_steps_are_those_of_one_process(
+    config: Make, single: Path, tmp_path: Path, strategy: str
+):
+    settings = config("two", {**SETTINGS, "strategy": strategy})
+    assert together(train_together, settings, tmp_path / "held") == [0, 0]
+    assert_near(single, tmp_path / "held")
+    files = sorted(path.name for path in settings.out.iterdir())
+    assert not [name for name in files if name.startswith(".")], "ranks share one folder and leave nothing else in it"
+    suffixes = {path.suffix for path in settings.out.rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".jsonl", ".safetensors"}
+
+
+def loaded_alone(config: TrainConfig) -> dict[str, torch.Tensor]:
+    """The newest checkpoint's tensors, as one process reads them."""
+    with double_precision():
+        trainer = Trainer(config, ALONE, Console(quiet=True))
+        assert trainer.checkpoints.load_latest(trainer.state.tensors()) is not None
+        return {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_two_ranks_wrote_one_rank_reads_and_goes_on(config: Make, single: Path, tmp_path: Path, strategy: str):
+    settings = {**SETTINGS, "strategy": strategy}
+    assert together(train_together, config("run", {**settings, "steps": 3}), tmp_path / "half") == [0, 0]
+    held, loaded = load_file(tmp_path / "half"), loaded_alone(config("run", settings))
+    assert all(torch.equal(held[name], loaded[name]) for name in held)
+    shards = list((config().out / "checkpoints" / "step-00000003").glob("*.safetensors"))
+    assert len(shards) == 2
+    alone(train_together, config("run", settings), tmp_path / "held")
+    assert checkpoint_steps(config().out) == [3, 6]
+    assert_near(single, tmp_path / "held")
+
+
+def test_what_one_rank_wrote_two_ranks_read_and_go_on(config: Make, single: Path, tmp_path: Path):
+    alone(train_together, config("run", {**SETTINGS, "steps": 3}))
+    settings = config("run", {**SETTINGS, "strategy": "fsdp"})
+    assert together(train_together, settings, tmp_path / "held") == [0, 0]
+    assert checkpoint_steps(settings.out) == [3, 6]
+    assert_near(single, tmp_path / "held")
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(config: Make, tmp_path: Path):
+    settings = config("run", {**SETTINGS, "steps": 12})
+    assert together(train_until_signal, settings, tmp_path) == [0, 0]
+    endings = {(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)}
+    assert len(endings) == 1
+    reason, step = endings.pop().split()
+    assert reason == "stopped"
+    assert checkpoint_steps(settings.out)[-1] == int(step) < 8
+
+
+@pytest.mark.parametrize(("reaction", "ending"), [("stop", "step 3 (batch 2): the loss is nan"), ("skip", "6")])
+def test_a_bad_number_on_one_rank_is_one_on_all(config: Make, tmp_path: Path, reaction: str, ending: str):
+    settings = config("run", {**SETTINGS, "on_nonfinite": reaction})
+    assert together(train_with_a_bad_rank, settings, tmp_path) == [0, 0]
+    for rank in (0, 1):
+        assert (tmp_path / f"rank{rank}").read_text().startswith(ending)
+
+
+def test_all_ranks_stop_early_by_the_first_ones_bound(config: Make, tmp_path: Path):
+    changes = {**SETTINGS, "strategy": "fsdp", "steps": 12, "evaluation.every": 2, "evaluation.patience": 2}
+    assert together(train_with_bounds, config("run", changes), tmp_path) == [0, 0]
+    for rank in (0, 1):
+        ending = (tmp_path / f"rank{rank}").read_text()
+        assert ending == "stopped early: the bound no longer improves 8 2.5"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point", ["within the shards", "after the shards", "within state.json", "after it is published"]
+)
+def test_a_rank_killed_inside_a_save_costs_its_steps_only(config: Make, tmp_path: Path, point: str):
+    settings = {**SETTINGS, "strategy": "fsdp", "model.dropout": 0.1}
+    assert together(train_together, config("whole", settings), tmp_path / "whole.tensors") == [0, 0]
+    codes = together(train_and_die, config("killed", settings), point)
+    assert codes[0] == -signal.SIGKILL
+    assert codes[1] != 0
+    assert together(train_together, config("killed", settings), tmp_path / "killed.tensors") == [0, 0]
+    whole, killed = load_file(tmp_path / "whole.tensors"), load_file(tmp_path / "killed.tensors")
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_torchrun(tmp_path: Path, corpus: Path, cache: Path, strategy: str):
+    """The command itself: one line of JSON, not one a rank; a bad setting is one clear line of each."""
+    out = tmp_path / "run"
+    words = ["train", "tiny", "--data", str(corpus), "--text.cache", str(cache), "--out", str(out)]
+    words += ["--steps", "4", "--evaluation.every", "0", "--strategy", strategy, "--device", "cpu"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+
+    def call(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [*torchrun, "-m", "cedd", *words, *more]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+    done = call()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 4
+    assert checkpoint_steps(out) == [4]
+    refused = call("--resume", "never")
+    assert refused.returncode != 0
+    assert f"cedd train: {out} holds a run already" in refused.stderr

@@ -1,0 +1,381 @@
+"""A run that was stopped, in any way, goes on as if it had not been: the same weights to the last bit."""
+
+import json
+import signal
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from cedd.training.claim import claimed
+from cedd.training.config import TrainConfig, read_config, same_run
+from cedd.training.folder import load_folder
+from cedd.training.loop import Trainer
+from tests.training.runs import (
+    Crash,
+    assert_same_run,
+    changed,
+    checkpoint_steps,
+    crash_at,
+    final_log,
+    final_state,
+    run,
+    write_corpus,
+)
+
+Make = Callable[..., TrainConfig]
+
+
+@pytest.fixture(autouse=True)
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer than the steps; test_a_run_leaves_no_pickle has one."""
+    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": "sedd", "process.name": "absorb", "optimizer.schedule": "cosine", "optimizer.ema_warmup": True},
+        {"method": "ar", "process.name": "absorb", "batch.accumulate": 2, "optimizer.weight_decay": 0.1},
+    ],
+    ids=["cedd-star", "sedd", "ar"],
+)
+def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any]):
+    run(config("whole", changes))
+    with pytest.raises(Crash):
+        run(config("crashed", changes), crash_at(6))
+    assert checkpoint_steps(config("crashed").out) == [4]
+    assert run(config("crashed", changes)).finished
+    assert_same_run(config("whole").out, config("crashed").out)
+
+
+def test_crashes_before_the_first_and_at_each_later_step_change_nothing(config: Make):
+    run(config("whole"))
+    for step in (2, 4, 5, 9, 11):
+        with pytest.raises(Crash):
+            run(config("crashed"), crash_at(step))
+    run(config("crashed"))
+    assert_same_run(config("whole").out, config("crashed").out)
+
+
+def test_the_rhythm_of_checkpoints_changes_nothing(config: Make):
+    run(config("whole"))
+    with pytest.raises(Crash):
+        run(config("crashed", {"checkpoint_every": 3}), crash_at(8))
+    run(config("crashed", {"checkpoint_every": 5, "keep": 1}))
+    assert_same_run(config("whole").out, config("crashed").out)
+
+
+def test_another_seed_gives_another_run(config: Make):
+    """So the comparison can fail."""
+    run(config("whole"))
+    run(config("other", {"seed": 1}))
+    with pytest.raises(AssertionError, match="tensors differ"):
+        assert_same_run(config("whole").out, config("other").out)
+
+
+def test_more_steps_continue_a_finished_run(config: Make):
+    run(config("whole", {"steps": 16}))
+    run(config("extended"))
+    assert run(config("extended", {"steps": 16})).step == 16
+    assert_same_run(config("whole").out, config("extended").out)
+
+
+def test_a_finished_run_is_left_as_it_is(config: Make):
+    run(config())
+    files = {path: path.stat().st_mtime_ns for path in (config().out / "checkpoints").rglob("*")}
+    result = run(config())
+    assert (result.step, result.finished, result.loss) == (12, True, None)
+    assert files == {path: path.stat().st_mtime_ns for path in (config().out / "checkpoints").rglob("*")}
+
+
+def test_weights_that_a_kill_kept_from_being_written_are_written_next_time(config: Make):
+    run(config())
+    before = final_state(config().out)
+    (config().out / "model.safetensors").unlink()
+    run(config())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in final_state(config().out).items())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(config: Make, number: signal.Signals):
+    run(config("whole"))
+    said = StringIO()
+
+    def stop(step: int) -> None:
+        if step == 5:
+            signal.raise_signal(number)
+
+    before = signal.getsignal(number)
+    result = run(config("stopped"), stop, Console(file=said))
+    assert signal.getsignal(number) is before
+    assert (result.reason, result.finished) == ("stopped", False)
+    assert result.step == 6  # the step that it came in is finished, and no other
+    assert checkpoint_steps(config("stopped").out)[-1] == result.step
+    assert f"step {result.step}: stopped; model in {config('stopped').out}" in said.getvalue()
+    run(config("stopped"), console=Console(file=said))
+    assert f"resuming {config('stopped').out} at step {result.step}" in said.getvalue()
+    assert_same_run(config("whole").out, config("stopped").out)
+
+
+def test_a_second_interrupt_does_not_wait(config: Make):
+    def stop(step: int) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config(), stop)
+    assert checkpoint_steps(config().out) == []
+
+
+def test_a_signal_at_the_last_step_is_no_stop(config: Make):
+    def stop(step: int) -> None:
+        if step == 11:
+            signal.raise_signal(signal.SIGTERM)
+
+    result = run(config(), stop)
+    assert (result.step, result.reason, result.finished) == (12, "finished", True)
+
+
+def test_a_damaged_checkpoint_costs_its_steps_only(config: Make):
+    run(config("whole"))
+    run(config("damaged", {"steps": 11}))
+    (newest,) = (config().out.parent / "damaged" / "checkpoints" / "step-00000011").glob("*.safetensors")
+    newest.write_bytes(newest.read_bytes()[:-100])
+    said = StringIO()
+    run(config("damaged"), console=Console(file=said))
+    assert "step-00000011 is damaged" in said.getvalue()
+    assert newest.name in said.getvalue()
+    assert "at step 8" in said.getvalue()
+    assert_same_run(config("whole").out, config("damaged").out)
+
+
+def test_when_no_checkpoint_is_whole_the_run_starts_again_and_says_so(config: Make):
+    run(config("whole"))
+    run(config("damaged"))
+    for file in config("damaged").out.rglob("checkpoints/*/state.json"):
+        file.unlink()
+    said = StringIO()
+    with pytest.raises(ValueError, match="no whole checkpoint to resume from"):
+        run(config("damaged", {"resume": "must"}), console=Console(file=said))
+    run(config("damaged"), console=Console(file=said))
+    assert "starting from the first step" in said.getvalue()
+    assert_same_run(config("whole").out, config("damaged").out)
+
+
+def test_a_log_that_was_cut_off_is_mended(config: Make):
+    run(config("whole"))
+    with pytest.raises(Crash):
+        run(config("crashed"), crash_at(7))
+    log = config("crashed").out / "log.jsonl"
+    log.write_text(log.read_text() + '{"step": 7, "kind": "tr')
+    run(config("crashed"))
+    assert_same_run(config("whole").out, config("crashed").out)
+    assert [record["step"] for record in final_log(config("whole").out)] == list(range(1, 13))
+
+
+def test_leftovers_of_a_kill_are_swept(config: Make):
+    out = config().out
+    run(config("run", {"steps": 4}))
+    for name in (".model.safetensors.123.tmp", ".config.json.0123.tmp", ".loss.png.tmp"):
+        (out / name).write_bytes(b"torn")
+    (out / "checkpoints" / ".step-00000008.tmp").mkdir()
+    run(config("run", {"steps": 4}))  # even if nothing is left to do
+    assert not [path.name for path in out.rglob("*") if path.name.startswith(".")]
+
+
+# What is refused
+
+
+def test_another_runs_folder_is_refused_by_the_settings_name(config: Make):
+    run(config("run", {"steps": 4}))
+    for setting, value in {"optimizer.rate": 0.5, "seed": 9, "length": 24, "process.p_m": 0.5}.items():
+        with pytest.raises(ValueError, match=rf"holds another run \({setting} differ\)"):
+            run(config("run", {setting: value}))
+
+
+def test_some_settings_may_change_on_the_way(config: Make, tmp_path: Path):
+    free: dict[str, Any] = {"steps": 99, "keep": 1, "log_every": 7, "evaluation.every": 3, "evaluation.draws": 9}
+    free |= {"text.workers": 2, "text.cache": tmp_path / "elsewhere", "model.checkpoint_blocks": True}
+    assert same_run(config(), changed(config(), free)) == []
+    assert same_run(config(), changed(config(), {"text.tokenizer": "byte", **free})) == ["text.tokenizer"]
+
+
+def test_never_and_must(config: Make):
+    with pytest.raises(ValueError, match="no run to resume"):
+        run(config("run", {"resume": "must", "steps": 4}))
+    assert not config().out.exists()
+    run(config("run", {"resume": "never", "steps": 4}))
+    with pytest.raises(ValueError, match="holds a run already"):
+        run(config("run", {"resume": "never"}))
+    assert run(config("run", {"resume": "must"})).finished
+
+
+def test_a_file_or_a_model_in_the_way_is_refused(config: Make, tmp_path: Path):
+    (tmp_path / "file").write_text("not a run")
+    with pytest.raises(ValueError, match="is a file; choose another"):
+        run(config("file"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"somebody's")
+    with pytest.raises(ValueError, match="choose another"):
+        run(config("model"))
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"somebody's"
+
+
+def test_data_that_changed_meanwhile_is_refused(config: Make, tmp_path: Path):
+    text = write_corpus(tmp_path / "own.txt", 500)
+    run(config("run", {"data": str(text), "steps": 4}))
+    write_corpus(text, 500, seed=1)
+    with pytest.raises(ValueError, match="has changed since the run"):
+        run(config("run", {"data": str(text)}))
+
+
+def test_a_run_that_is_being_trained_is_refused(config: Make):
+    run(config("run", {"steps": 4}))
+    with claimed(config().out), pytest.raises(ValueError, match="another process is training"):
+        run(config())
+    assert run(config()).finished
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "sed"}, "unknown method"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"keep": 0}, "keep must be at least 1"),
+        ({"optimizer.rate": 0.0}, "rate must be positive"),
+        ({"optimizer.ema": 1.0}, "ema must lie in"),
+        ({"batch.lowest_time": 1.0}, "lowest_time must lie in"),
+        ({"evaluation.patience": 3}, "set evaluation.every too"),
+        ({"batch.accumulate": 3}, "multiple of 3"),
+        ({"method": "dfm", "process.name": "uniform"}, "absorb"),
+        ({"model.width": 15}, "multiple of 4"),
+        ({"data": "/nowhere/at/all.txt"}, "there is no folder"),
+        ({"device": "cuda:77"}, "use --device cpu"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_that_could_only_fail_later_are_refused(config: Make, changes: dict[str, Any], message: str):
+    from cedd.training.loop import train
+
+    if "device" in changes and torch.cuda.is_available():
+        pytest.skip("needs a machine without CUDA")
+    with pytest.raises(ValueError, match=message):
+        train(config("run", changes), Console(quiet=True))
+
+
+# What a run leaves behind
+
+
+def test_a_run_leaves_no_pickle(config: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    run(config())
+    kinds = {".json", ".jsonl", ".safetensors", ".png"}
+    files = [path for path in config().out.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == kinds
+    for path in files:
+        content = path.read_bytes()
+        assert not content.startswith((b"\x80", b"PK")), path  # how pickles and torch's zip files begin
+        if path.suffix == ".json":
+            json.loads(content)
+        if path.suffix == ".safetensors":
+            size = int.from_bytes(content[:8], "little")
+            assert set(content[8 : 8 + size].strip()[:1]) == set(b"{")
+
+
+def test_a_runs_folder_is_a_model(config: Make):
+    run(config())
+    folder = load_folder(config().out)
+    averages = {name: t for name, t in final_state(config().out).items() if name.startswith("average/")}
+    assert len(averages) == len(folder.model.state_dict())
+    for name, tensor in folder.model.state_dict().items():
+        assert torch.equal(tensor, averages[f"average/{name}"]), name
+    assert (folder.method.name, folder.length, folder.process.has_mask) == ("cedd-star", 12, True)
+    assert folder.tokenizer.decode(folder.tokenizer.encode("one tree")) == "one tree"
+    assert not folder.model.training
+
+
+def test_the_saved_configuration_is_the_runs(config: Make):
+    chosen = config("run", {"optimizer.schedule": "cosine", "process.schedule.eps": 1e-2, "steps": 4})
+    run(chosen)
+    assert read_config(chosen.out / "train.json") == chosen
+
+
+def test_the_last_k_checkpoints_stay(config: Make):
+    run(config("run", {"keep": 2, "checkpoint_every": 3, "steps": 11}))
+    assert checkpoint_steps(config().out) == [9, 11]
+
+
+def test_the_logged_rates_are_the_schedules(config: Make):
+    run(config("run", {"optimizer.schedule": "cosine", "optimizer.final_share": 0.1}))
+    rates = [record["rate"] for record in final_log(config().out)]
+    assert rates[:5] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01])
+    assert rates[5] == pytest.approx(0.01)
+    assert rates == sorted(rates[:5]) + sorted(rates[5:], reverse=True)
+    assert 0.001 < rates[-1] < 0.0016
+
+
+def test_the_average_warms_up_if_asked(config: Make):
+    """With the warm-up, the first averages follow the weights far more closely."""
+    distance: dict[bool, float] = {}
+    for warm in (False, True):
+        name = f"warm-{warm}"
+        run(config(name, {"steps": 8, "optimizer.ema": 0.9999, "optimizer.ema_warmup": warm}))
+        state = final_state(config(name).out)
+        names = [key.removeprefix("model/") for key in state if key.startswith("model/")]
+        distance[warm] = sum(float((state[f"model/{n}"] - state[f"average/{n}"]).square().sum()) for n in names)
+    assert distance[True] < 0.5 * distance[False]
+
+
+# Evaluations and the early stop
+
+
+@pytest.fixture
+def scripted_bounds(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Bounds by step, in place of measured ones."""
+    bounds: dict[int, float] = {}
+
+    def measure(trainer: Trainer, model: Any, records: Any) -> float:
+        bound = bounds[trainer.state.step]
+        values = {"nats_per_token": bound, "stderr": 0.0}
+        records.write(trainer.state.step, "bound", values)
+        return bound
+
+    monkeypatch.setattr(Trainer, "_measure", measure)
+    return bounds
+
+
+def test_patience_ends_a_run_that_no_longer_improves(config: Make, scripted_bounds: dict[int, float]):
+    scripted_bounds.update({2: 3.0, 4: 2.0, 6: 2.5, 8: 2.1, 10: 1.0, 12: 0.9})
+    changes = {"evaluation.every": 2, "evaluation.patience": 2}
+    result = run(config("run", changes))
+    assert (result.step, result.finished, result.bound) == (8, False, 2.1)
+    assert result.reason == "stopped early: the bound no longer improves"
+    assert checkpoint_steps(config().out)[-1] == 8
+    # Started again it stays stopped, unless it is given more patience.
+    assert run(config("run", changes)).step == 8
+    assert run(config("run", {**changes, "evaluation.patience": 3})).finished
+
+
+def test_patience_survives_a_crash(config: Make, scripted_bounds: dict[int, float]):
+    scripted_bounds.update({2: 2.0, 4: 2.5, 6: 2.6, 8: 2.7, 10: 1.0, 12: 0.9})
+    changes = {"evaluation.every": 2, "evaluation.patience": 3}
+    run(config("whole", changes))
+    with pytest.raises(Crash):
+        run(config("crashed", changes), crash_at(7))
+    result = run(config("crashed", changes))
+    assert result.step == 8
+    assert_same_run(config("whole").out, config("crashed").out)
+    assert [r["step"] for r in final_log(config("crashed").out) if r["kind"] == "bound"] == [2, 4, 6, 8]
+
+
+def test_without_patience_a_run_goes_on(config: Make, scripted_bounds: dict[int, float]):
+    scripted_bounds.update(dict.fromkeys(range(2, 13, 2), 2.0))
+    assert run(config("run", {"evaluation.every": 2})).finished
