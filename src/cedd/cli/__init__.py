@@ -89,10 +89,15 @@ def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
 def _unboxed(message: str) -> str:
     """The parser's complaint, which it frames and explains over many lines, as one: what it says before the first
     rule, and the first of the options that it says were perhaps meant."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in message.splitlines()][1:]  # the first is the frame's title
-    said = lines[: lines.index("")] if "" in lines else lines
-    near = lines[lines.index("Perhaps you meant:") + 1].split()[:1] if "Perhaps you meant:" in lines[:-1] else []
-    return " ".join(said).rstrip(".") + "".join(f"; did you mean {name}?" for name in near)
+    parts: list[list[str]] = [[]]
+    for line in message.splitlines()[1:]:  # the first is a title
+        text = line.strip("│╭╮╰╯ ")
+        if text.strip("─-"):
+            parts[-1].append(text)
+        elif parts[-1]:  # a rule ends a part
+            parts.append([])
+    near = [part[1].split()[0] for part in parts if part[:1] == ["Perhaps you meant:"] and len(part) > 1]
+    return " ".join(parts[0]).rstrip(".") + "".join(f"; did you mean {name}?" for name in near[:1])
 
 
 def _run(name: str, words: list[str]) -> int:

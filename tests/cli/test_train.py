@@ -1,0 +1,156 @@
+"""`cedd train`: what it prints, how it ends, and the one line that bad input gets."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cedd.cli import main
+from cedd.training.config import PRESETS
+from cedd.training.distributed import LossModule
+from tests.training.processes import command, start_server, wait
+from tests.training.runs import checkpoint_steps, write_corpus
+
+Words = list[str]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def words(tmp_path: Path, cache: Path, out: Path) -> Words:
+    """A run of a few steps on a small text."""
+    corpus = write_corpus(tmp_path / "words.txt", 2000)
+    small = "--length 12 --batch.size 8 --model.width 16 --model.depth 1 --steps 4 --evaluation.every 0 --device cpu"
+    return ["train", "tiny", "--data", str(corpus), "--out", str(out), "--text.cache", str(cache), *small.split()]
+
+
+def refusal(words: Words, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a refused command prints."""
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert len(lines) == 1, printed.err
+    assert lines[0].startswith("cedd train: ")
+    return lines[0]
+
+
+def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
+    words += ["--log-every", "1"]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert result["out"] == str(out)
+    assert (result["step"], result["finished"], result["reason"]) == (4, True, "finished")
+    assert result["loss"] > 0
+    assert f"step 4: finished; model in {out}" in printed.err
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    # Once more there is nothing to do, and what has no value is null, as JSON has it.
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] is None
+
+
+def test_settings_reach_the_run(words: Words, out: Path):
+    changes = "--method sedds --process.name uniform --optimizer.schedule cosine --batch.accumulate 2 --keep 1"
+    assert main([*words, *changes.split(), "--checkpoint-every", "1"]) == 0
+    saved = json.loads((out / "train.json").read_text())
+    assert (saved["method"], saved["process"]["name"]) == ("sedds", "uniform")
+    assert (saved["optimizer"]["schedule"], saved["batch"]["accumulate"]) == ("cosine", 2)
+    assert json.loads((out / "config.json").read_text())["method"] == "sedds"
+    assert checkpoint_steps(out) == [4]
+
+
+@pytest.mark.parametrize("preset", ["", *PRESETS])
+def test_help_has_an_example(preset: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *preset.split(), "--help"])
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert f"example: cedd train {preset or 'char'} --data " in printed
+    assert "--out runs/" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--checkpoint-evry", "3"], "--checkpoint-evry, 3; did you mean --checkpoint-every?"),
+        (["--optimizer.momentum", "0.9"], "--optimizer.momentum"),
+        (["--steps", "ten"], "--steps"),
+        (["--process.name", "absorbing"], "'absorb', 'uniform', 'roulette', 'eroulette'"),
+        (["--method", "sed"], "unknown method 'sed'; known: sedd, "),
+        (["--method", "dfm"], "absorb"),
+        (["--data", "/nowhere/words.txt"], "there is no folder /nowhere"),
+        (["--steps", "0"], "steps must be at least 1"),
+        (["--resume", "must"], "no run to resume"),
+        (["--text.tokenizer", "words"], "words"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_settings_get_one_line(
+    words: Words, out: Path, changes: Words, message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert message in refusal([*words, *changes], capsys)
+    assert not out.exists()
+
+
+def test_a_missing_folder_or_preset_gets_one_line(capsys: pytest.CaptureFixture[str]):
+    assert "--out FOLDER" in refusal(["train", "tiny"], capsys)
+    assert "tiny, char, small, medium" in refusal(["train", "tinny"], capsys)
+    assert "tiny, char, small, medium" in refusal(["train"], capsys)
+
+
+def test_another_runs_folder_gets_one_line(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(words) == 0
+    capsys.readouterr()
+    assert f"{out} holds another run (optimizer.rate differ)" in refusal([*words, "--optimizer.rate", "1"], capsys)
+    assert f"{out} holds a run already" in refusal([*words, "--resume", "never"], capsys)
+
+
+def test_a_loss_that_is_no_number_gets_one_line(
+    words: Words, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    healthy, calls = LossModule.forward, iter(range(100))
+
+    def forward(module: LossModule, batch: object) -> torch.Tensor:
+        return healthy(module, batch) * (float("nan") if next(calls) == 2 else 1.0)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(LossModule, "forward", forward)
+    assert main([*words, "--checkpoint-every", "2"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("cedd train: step 3 (batch 2): the loss is nan")
+    assert str(out / "checkpoints" / "step-00000002") in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_well(words: Words, out: Path, tmp_path: Path, number: signal.Signals):
+    """The real thing, from outside: exit code 0, a message, a checkpoint, and the same command goes on."""
+    start_server()
+    long = [*words, "--steps", "100000", "--checkpoint-every", "100000", "--log-every", "1"]
+    child = command(long, tmp_path / "first")
+    log = out / "log.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.is_file() and log.read_text().count("\n") > 3):
+        assert child.exitcode is None, (tmp_path / "first" / "stderr").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert child.pid is not None
+    os.kill(child.pid, number)
+    assert wait(child) == 0
+    result = json.loads((tmp_path / "first" / "stdout").read_text())
+    assert (result["reason"], result["finished"]) == ("stopped", False)
+    assert f"step {result['step']}: stopped; model in {out}" in (tmp_path / "first" / "stderr").read_text()
+    assert checkpoint_steps(out) == [result["step"]]
+    assert main([*words, "--steps", str(result["step"] + 1)]) == 0
+    assert checkpoint_steps(out)[-1] == result["step"] + 1
