@@ -92,8 +92,17 @@ def runge_kutta(matrices: np.ndarray, law: np.ndarray, h: float) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("absorb", "sedd"), ("absorb", "cedd"), ("uniform", "cedd"), ("roulette", "sedd"), ("roulette", "cedd")]
-    + [("uniform", "sedds"), ("roulette", "bayes"), ("eroulette", "bayes"), ("running share", "bayes")],
+    [
+        ("absorb", "sedd"),
+        ("absorb", "cedd"),
+        ("uniform", "cedd"),
+        ("uniform", "sedds"),
+        ("roulette", "sedd"),
+        ("roulette", "cedd"),
+        ("roulette", "bayes"),
+        ("eroulette", "bayes"),
+        ("running share", "bayes"),
+    ],
 )
 def test_the_learned_law_solves_the_reverse_equation(name: str, method: str) -> None:
     process = PROCESSES[name]

@@ -66,7 +66,7 @@ class Axis:
     def _where_sigma_is(self, total: float) -> float:
         """The schedule's sigma at which alpha + beta = total, by bisection."""
         low, high = self.process.schedule.start, self.process.schedule.end
-        for _ in range(200):
+        for _ in range(60):
             middle = (low + high) / 2
             t = self.process.schedule.inverse(middle)
             low, high = (middle, high) if float(self.process.sigma(t)) < total else (low, middle)
@@ -364,12 +364,14 @@ def learned_distribution(
     if chosen.causal:
         return _chain_rule(space, model, device)
     network = _network(model, space, chosen, sigma_dtype, device)
-    steps, previous = 48, _reverse(network, 24)
+    # The error of n steps is of order n^-4, then n^-6: two answers give a third, better one (Richardson).
+    steps, coarse, answer = 24, _reverse(network, 12), torch.zeros(())
     while steps <= 6144:
-        law = _reverse(network, steps)
-        if bool(((law - previous).abs() <= 10 * network.tolerance * (law.abs() + 1e-9)).all()):
-            return law.clamp_min(0.0).reshape((process.vocab_size,) * length)
-        steps, previous = 2 * steps, law
+        fine = _reverse(network, steps)
+        previous, answer = answer, fine + (fine - coarse) / 15
+        if bool(((answer - previous).abs() <= 10 * network.tolerance * (answer.abs() + 1e-9)).all()):
+            return answer.clamp_min(0.0).reshape((process.vocab_size,) * length)
+        steps, coarse = 2 * steps, fine
     raise ValueError("the learned reverse process did not converge: the network's outputs are too rough in time")
 
 

@@ -1,0 +1,107 @@
+"""`cedd theory`: every theorem, proposition and erratum, computed on small chains."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cedd.bounds.claims import CLAIMS, Finding, Setting
+
+SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: cedd theory --vocab 3 --length 2
+
+    Compute both sides of every claim of the paper on a space small enough to enumerate, with random networks. Exit
+    code 1 if a claim fails.
+    """
+
+    vocab: int = 3
+    """tokens V; (V+1)^L must stay below 150"""
+    length: int = 2
+    """positions L"""
+    seed: int = 0
+    """of the random data and networks"""
+    json: bool = False
+    """print one JSON object instead of the table"""
+
+
+def run(arguments: Arguments) -> int:
+    """Check all claims and print them; 1 if one fails."""
+    setting = Setting(vocab_size=arguments.vocab, length=arguments.length, seed=arguments.seed)
+    started, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of tiny tensors: more threads only wait for one another
+    try:
+        findings = _check_all(setting)
+    finally:
+        torch.set_num_threads(threads)
+    seconds = time.perf_counter() - started
+    passed = all(finding.holds for found in findings.values() for finding in found)
+    if arguments.json:
+        print(json.dumps(_record(arguments, findings, passed, seconds)))
+    else:
+        _print_table(findings, seconds)
+    return 0 if passed else 1
+
+
+def _check_all(setting: Setting) -> dict[str, list[Finding]]:
+    """The findings of every claim, with a line on stderr that says which one is being computed."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed}/{task.total}"))
+    findings: dict[str, list[Finding]] = {}
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("claims", total=len(CLAIMS))
+        for name, claim in CLAIMS.items():
+            progress.update(task, description=name)
+            findings[name] = list(claim.check(setting))
+            progress.advance(task)
+    return findings
+
+
+def _record(
+    arguments: Arguments, findings: dict[str, list[Finding]], passed: bool, seconds: float
+) -> dict[str, object]:
+    claims = [
+        {"claim": name, "statement": CLAIMS[name].statement, **asdict(finding), "slack": finding.slack}
+        | {"holds": finding.holds}
+        for name, found in findings.items()
+        for finding in found
+    ]
+    setting = {"vocab": arguments.vocab, "length": arguments.length, "seed": arguments.seed}
+    return {**setting, "passed": passed, "seconds": round(seconds, 3), "claims": claims}
+
+
+def _print_table(findings: dict[str, list[Finding]], seconds: float) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=110)
+    for name, found in findings.items():
+        console.print(f"\n[bold]{name}[/bold]  {escape(CLAIMS[name].statement)}", highlight=False)
+        table = Table(box=None, expand=True, padding=(0, 1), header_style="dim")
+        table.add_column("", ratio=1)
+        erratum = found[0].relation == "erratum"
+        for heading in ("printed" if erratum else "left", "", "ours" if erratum else "right", "slack or error", ""):
+            table.add_column(heading, justify="right", no_wrap=True, min_width=10 if heading else 2)
+        for finding in found:
+            table.add_row(*_cells(finding))
+        console.print(table)
+    total = sum(map(len, findings.values()))
+    failed = [f"{name}: {finding.case}" for name, found in findings.items() for finding in found if not finding.holds]
+    console.print(f"\n{total - len(failed)} of {total} comparisons hold ({seconds:.1f} s)", highlight=False)
+    for line in failed:
+        console.print(f"[red]failed[/red]  {escape(line)}", highlight=False)
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    verdict = "[green]holds[/green]" if finding.holds else "[bold red]FAILS[/bold red]"
+    left, right, slack = (f"{value:.5g}" for value in (finding.left, finding.right, finding.slack))
+    return escape(finding.case), left, SIGNS[finding.relation], right, slack, verdict

@@ -1,0 +1,136 @@
+"""`cedd theory` passes, says so in JSON, and fails as soon as a formula is broken."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cedd.bounds import claims
+from cedd.bounds.claims import CLAIMS, Finding, Setting
+from cedd.cli import main
+from cedd.parameterization import AffineScore
+from cedd.process import Kernel, TokenProcess
+
+SMALL = ["theory", "--vocab", "2", "--length", "1"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
+    code = main([*SMALL, "--json", *words])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_every_claim_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    code, record = run(capsys, "--seed", "3")
+    assert code == 0
+    assert record["passed"]
+    assert (record["vocab"], record["length"], record["seed"]) == (2, 1, 3)
+    assert {row["claim"] for row in record["claims"]} == set(CLAIMS)
+    assert all(row["holds"] and row["statement"] for row in record["claims"])
+    wrong = [row for row in record["claims"] if row["relation"] == "erratum"]
+    assert all(row["left"] > 1e-4 for row in wrong)
+
+
+def test_the_table_names_every_claim(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(SMALL) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in CLAIMS)
+    assert "comparisons hold" in out
+    assert "FAILS" not in out
+
+
+def failing(*names: str) -> list[str]:
+    """The claims among `names` that do not hold now."""
+    setting = Setting(vocab_size=2, length=1)
+    return [name for name in names if not all(f.holds for f in CLAIMS[name].check(setting))]
+
+
+def test_a_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Kernel, "b", property(lambda self: self.shuffled / (self.vocab_size + 1)))
+    code, record = run(capsys)
+    assert code == 1
+    assert not record["passed"]
+    failed = {row["claim"] for row in record["claims"] if not row["holds"]}
+    assert {"Proposition 5", "Proposition 7", "ratios of a posterior"} <= failed
+
+
+def test_a_broken_terminal_term_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = TokenProcess.terminal
+    monkeypatch.setattr(TokenProcess, "terminal", lambda self: replace(terminal(self), cross_entropy=0.0))
+    assert failing("Theorem 4", "Proposition 6", "J1 = J2", "no bound as printed") == [
+        "Theorem 4",
+        "Proposition 6",
+        "J1 = J2",
+        "no bound as printed",
+    ]
+
+
+def test_a_broken_out_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = TokenProcess.integrated_out_rate
+    monkeypatch.setattr(TokenProcess, "integrated_out_rate", lambda self: whole(self) + 1e-6)
+    assert failing("Theorem 4", "Proposition 6", "J1 = J2", "the paper's J1 - J2") == [
+        "Theorem 4",
+        "Proposition 6",
+        "J1 = J2",
+        "the paper's J1 - J2",
+    ]
+
+
+def test_a_broken_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cedd.bounds import exact
+
+    right = exact.score_entropy
+    monkeypatch.setattr(exact, "score_entropy", lambda *arguments: 1.001 * right(*arguments))
+    assert failing("Theorem 4") == ["Theorem 4"]
+
+
+def test_a_broken_denoiser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cedd.parameterization import Denoiser
+
+    right = Denoiser.coefficients
+
+    def wrong(self: Denoiser, *arguments: torch.Tensor) -> AffineScore:
+        score = right(self, *arguments)  # type: ignore[arg-type]
+        return replace(score, log_gain=score.log_gain + 0.01)
+
+    monkeypatch.setattr(Denoiser, "coefficients", wrong)
+    assert failing("ratios of a posterior", "erratum 1") == ["ratios of a posterior", "erratum 1"]
+
+
+def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cedd import clocks
+
+    monkeypatch.setattr(clocks, "first_negative", lambda rate: None)
+    assert failing("erratum 6") == ["erratum 6"]
+
+
+def test_a_broken_corrected_probability_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TokenProcess, "corrected_probability", lambda self: 0.2)
+    assert failing("erratum 8") == ["erratum 8"]
+
+
+def test_a_network_better_than_its_bound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learned law that were too good would break the inequalities."""
+    setting = Setting(vocab_size=2, length=1)
+    monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e6 * setting.data())
+    assert failing("Theorem 1", "Theorem 3", "Theorem 4") == []
+    monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e-30 * setting.data())
+    assert failing("Theorem 1", "Theorem 3", "Theorem 4") == ["Theorem 1", "Theorem 3", "Theorem 4"]
+
+
+def test_verdicts() -> None:
+    assert Finding("", "at most", 1.0, 2.0).holds
+    assert not Finding("", "at most", 2.0, 1.0).holds
+    assert not Finding("", "equals", 1.0, 1.0 + 1e-6).holds
+    assert not Finding("", "equals", float("nan"), 1.0).holds
+    assert Finding("", "erratum", 0.1, 0.0).holds
+    assert not Finding("", "erratum", 0.0, 0.0).holds
+    assert not Finding("", "erratum", 0.1, 0.01).holds
+
+
+@pytest.mark.parametrize("words", [["--vocab", "1"], ["--length", "0"], ["--vocab", "40", "--length", "3"]])
+def test_a_space_that_cannot_be_enumerated_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["theory", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("cedd theory: the claims are checked by enumeration")
+    assert error.count("\n") == 1
