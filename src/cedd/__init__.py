@@ -1,5 +1,7 @@
 """cedd: discrete diffusion language models. Train them, bound their perplexity, sample, infill and correct."""
 
+from cedd.bounds.estimate import BoundEstimate
+from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.exact import exact_bound, exact_cross_entropy
 from cedd.clocks import PowerShare
 from cedd.objectives import METHODS, Method, get_method, log_scores, loss
@@ -21,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "Bayes",
+    "BoundEstimate",
     "Cosine",
     "Denoiser",
     "Geometric",
@@ -37,6 +40,7 @@ __all__ = [
     "TokenProcess",
     "absorb",
     "eroulette",
+    "estimate_bound",
     "exact_bound",
     "exact_cross_entropy",
     "get_method",

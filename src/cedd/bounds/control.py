@@ -1,0 +1,131 @@
+"""Control variates: numbers with mean exactly zero that follow the noise of the integrand, to be subtracted from it.
+
+Shapes: N sequences, D draws each, L positions, C = 3 cases (same, moved, masked), Z variates.
+
+Every draw is made in one of two *halves*, each an independent design over all sequences. What half A subtracts is
+known from half B alone: its coefficients (least squares of B's values on B's variates) and its expectations of
+positions. Given B, the mean over A of what is subtracted is zero, so the estimate is exactly unbiased.
+
+The variates of a draw with level weight dv, time weight dt and proposal odds (see times, proposal):
+
+    time        dv P_k(2v - 1), k = 0..5 (less 1 for k = 0): they integrate to zero over u
+    counts      dt [ 1/odds sum_i Omega_case / L  over the positions in one case  -  magnitude of the case ]
+    positions   the same with each position weighted by e_i, what half B says position i costs beyond its case
+
+Omega_case = magnitude / probability is the scale on which a position in that case costs something. For given t the
+mean over x_t of the second and third is zero by construction. K + out-rate, the difference of J1 and J2, is a function
+of counts and time and lies in the span of the counts, up to a factor of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+TIME_DEGREE = 5
+SHRINK = 4.0
+"""How many sightings of a position the expectation for its whole sequence is worth."""
+SHRINK_SEQUENCE = 20.0
+"""And how many that for all sequences is worth, against a sequence's own."""
+_ROWS_PER_VARIATE = 10
+
+
+@dataclass(frozen=True)
+class HalfDraws:
+    """All draws of one half, on the CPU: [N, D] float64 but where said otherwise."""
+
+    value: Tensor  # the integrand, weighted: its mean over draws is unbiased for the path integral per token
+    v: Tensor
+    dv: Tensor
+    dt: Tensor
+    odds: Tensor
+    probability: Tensor  # [N, D, C]
+    magnitude: Tensor  # [N, D, C]
+    case: Tensor  # [N, D, L] int8
+    cost: Tensor  # [N, D, L] float32
+
+    @property
+    def omega(self) -> Tensor:
+        """magnitude / probability, [N, D, C]; 0 for a case that does not occur."""
+        return torch.where(self.magnitude > 0, self.magnitude / self.probability.clamp_min(1e-300), 0.0)
+
+
+def legendre(x: Tensor, degree: int) -> Tensor:
+    """P_0(x) .. P_degree(x) in the last dimension."""
+    terms = [torch.ones_like(x), x]
+    for k in range(1, degree):
+        terms.append(((2 * k + 1) * x * terms[k] - k * terms[k - 1]) / (k + 1))
+    return torch.stack(terms[: degree + 1], -1)
+
+
+def expectations(half: HalfDraws) -> Tensor:
+    """e [N, L, C]: the cost of each position in each case, in units of Omega, beyond a parabola in v that is fitted to
+    all sequences; shrunk to the sequence's own excess, and that to zero."""
+    n, _, length = half.case.shape
+    result = torch.zeros(n, length, 3, dtype=torch.float64)
+    omega = half.omega
+    for case in range(3):
+        here = half.case == case
+        scale = omega[..., case]
+        seen = here.sum(-1).double()  # [N, D]
+        weight = torch.where(scale > 0, seen, 0.0).reshape(-1)
+        if float(weight.sum()) == 0:
+            continue
+        cost = torch.where(here, half.cost.double() / torch.where(scale > 0, scale, 1.0)[..., None], 0.0)
+        design = legendre(2 * half.v.reshape(-1) - 1, 2)
+        mean = cost.sum(-1).reshape(-1) / seen.reshape(-1).clamp_min(1)
+        curve = (design @ _least_squares(design, mean, weight)).reshape(half.v.shape)
+        excess = torch.where(here, cost - curve[..., None], 0.0)
+        sightings = here.double().sum(1)  # [N, L]
+        of_sequence = excess.sum((1, 2)) / (sightings.sum(1) + SHRINK_SEQUENCE)
+        result[..., case] = (excess.sum(1) + SHRINK * of_sequence[:, None]) / (sightings + SHRINK)
+    return result
+
+
+def variates(half: HalfDraws, expected: Tensor) -> Tensor:
+    """[N, D, Z], for expectations [N, L, C] that half's own draws had no part in."""
+    time = half.dv[..., None] * legendre(2 * half.v - 1, TIME_DEGREE)
+    time[..., 0] -= 1
+    counts = _centred(half, torch.ones(1, half.case.shape[-1], 3, dtype=torch.float64))
+    tilt = (2 * half.v - 1)[..., None]
+    return torch.cat([time, counts, counts * tilt, _centred(half, expected)], -1)
+
+
+def _centred(half: HalfDraws, expected: Tensor) -> Tensor:
+    """dt [ 1/odds sum_i Omega e_i / L - magnitude mean(e) ] for each case: [N, D, C]."""
+    length = half.case.shape[-1]
+    sums = [
+        torch.where(half.case == case, expected[:, None, :, case], 0.0).sum(-1) / length  # [N, D]
+        for case in range(3)
+    ]
+    found = half.omega * torch.stack(sums, -1) / half.odds[..., None]
+    return half.dt[..., None] * (found - half.magnitude * expected.mean(1)[:, None])
+
+
+def _least_squares(design: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Coefficients [Z] of target [M] on design [M, Z]; a trace of ridge settles columns that coincide."""
+    scale = design.std(0).clamp_min(1e-300) if weight is None else torch.ones(design.shape[1], dtype=torch.float64)
+    scaled = design / scale
+    left = scaled if weight is None else scaled * weight[:, None]
+    ridge = 1e-6 * float((left * scaled).sum(0).mean()) + 1e-300
+    gram = left.T @ scaled + ridge * torch.eye(design.shape[1], dtype=torch.float64)
+    solution = cast(Tensor, torch.linalg.solve(gram, left.T @ target))  # pyright: ignore[reportUnknownMemberType]
+    return solution / scale
+
+
+def coefficients(value: Tensor, variate: Tensor) -> Tensor:
+    """Least squares of values [M] on variates [M, Z], about their sample means: [Z], 0 for columns that are left out.
+
+    Columns beyond a tenth of the number of values are left out (the last first), as are those that do not vary.
+    """
+    result = torch.zeros(variate.shape[1], dtype=torch.float64)
+    if not bool(torch.isfinite(value).all()):
+        return result
+    chosen = (variate.std(0) > 0).nonzero().squeeze(-1)[: len(value) // _ROWS_PER_VARIATE]
+    if len(chosen):
+        columns = variate[:, chosen]
+        result[chosen] = _least_squares(columns - columns.mean(0), value - value.mean())
+    return result

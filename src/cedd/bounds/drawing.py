@@ -1,0 +1,254 @@
+"""Draws of the path: times and noisy sequences, what the network says of them, and one value for each sequence.
+
+Shapes: N sequences, L positions, D draws per sequence (a draw is a time and a noisy sequence at it).
+
+Errors. The Monte Carlo error comes from the two halves, which are independent designs on the same sequences: a quarter
+of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
+a round. With fewer than 16 such differences, successive differences of a sequence's draws in the order of their strata
+are used, which counts the trend from one stratum to the next as noise: pessimistic, never optimistic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.bounds.control import HalfDraws, coefficients, expectations, variates
+from cedd.bounds.proposal import (
+    Cases,
+    case_codes,
+    case_probabilities,
+    directed_draw,
+    number_of_uniforms,
+    plain_draw,
+)
+from cedd.bounds.rows import PathCost, position_costs
+from cedd.bounds.target import JUST_AFTER_ZERO, Target
+from cedd.bounds.times import PathTimes, stratified_levels
+from cedd.objectives import Model
+from cedd.process import Noise, TokenProcess, uniform_noise
+
+_BLOCK = 1 << 24  # positions whose costs are held at once, for the control variates
+_DRAWS_PER_READING = 8
+_FEW_DIFFERENCES = 16
+_PROBE = 1e-10  # a time at which nothing but 1/t is left
+
+
+def parts_of(count: int, size: int) -> Iterator[Tensor]:
+    """0..count-1 in order, `size` at a time."""
+    for start in range(0, count, size):
+        yield torch.arange(start, min(start + size, count))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A network on a data set, ready to be drawn from: data [N, L] on the CPU."""
+
+    model: Model
+    process: TokenProcess
+    data: Tensor
+    target: Target
+    batch: int
+    device: torch.device
+    report: Callable[[int], None]
+
+    def half(self, draws: int, which: Tensor, generator: torch.Generator) -> HalfDraws:
+        """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
+        times = PathTimes(self.process, self.data.shape[1], self.target.low)
+        drawn = times.at(stratified_levels(len(which), draws, generator).reshape(-1))
+        magnitude = self.target.path.magnitude(drawn.noise)
+        share = magnitude.normalised()
+        parts = [
+            self._directed(x0, noise, Cases(*self._on_device(part, share.same, share.moved, share.masked)), generator)
+            for part, x0, noise in self._batches(which.repeat_interleave(draws), drawn.noise)
+        ]
+        cost, case, odds = (torch.cat(column) for column in zip(*parts, strict=True))
+        value = self.target.scale * cost.mean(-1) * drawn.dt / odds
+
+        def by_sequence(x: Tensor) -> Tensor:
+            return x.reshape(len(which), draws, *x.shape[1:])
+
+        return HalfDraws(
+            value=by_sequence(value),
+            v=by_sequence(drawn.v),
+            dv=by_sequence(drawn.dv),
+            dt=by_sequence(drawn.dt),
+            odds=by_sequence(odds),
+            probability=by_sequence(case_probabilities(drawn.noise).stack()),
+            magnitude=by_sequence(magnitude.stack()),
+            case=by_sequence(case),
+            cost=by_sequence(cost.float()),
+        )
+
+    def _directed(
+        self, x0: Tensor, noise: Noise, share: Cases, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """cost [B, L] float64, case [B, L] int8 and odds [B] of one directed draw of each sequence, on the CPU."""
+        draw = directed_draw(x0, noise, share, self._uniforms(x0, generator))
+        cost = position_costs(self.model, self.target.path, x0, draw.x_t, noise)
+        self.report(len(x0))
+        return cost.cpu(), case_codes(draw.x_t, x0, noise).cpu(), draw.odds.cpu()
+
+    def plain(self, which: Tensor, t: Tensor, cost: PathCost, generator: torch.Generator) -> Tensor:
+        """The cost per token of one plain draw at time t [M] for each entry of `which` [M]: [M]."""
+        values: list[Tensor] = []
+        for _, x0, noise in self._batches(which, self.process.noise(t)):
+            x_t = plain_draw(x0, noise, self._uniforms(x0, generator)).x_t
+            values.append(position_costs(self.model, cost, x0, x_t, noise).mean(1).cpu())
+            self.report(len(x0))
+        return torch.cat(values)
+
+    def reading(self, draws: int, which: Tensor, generator: torch.Generator) -> Tensor:
+        """The cost of reading each sequence off the end of its path, [n, some] (0 where the path ends in the data)."""
+        if self.target.reading is None:
+            return torch.zeros(len(which), 1, dtype=torch.float64)
+        count = -(-draws // _DRAWS_PER_READING)
+        t = torch.full((len(which) * count,), max(self.target.low, JUST_AFTER_ZERO), dtype=torch.float64)
+        values = self.plain(which.repeat_interleave(count), t, self.target.reading, generator)
+        return values.reshape(len(which), count)
+
+    def grows_like_inverse_time(self) -> bool:
+        """Whether clean sequences cost more than a thousandth of 1/t as t -> 0, which makes the integral infinite.
+
+        (Smaller shares diverge too, but add a thousandth of a nat only once the earliest time is divided by e.)
+        """
+        if self.target.low > 0 or self.process.schedule.start > 0:
+            return False
+        x0 = self.data[: self.batch].to(self.device)
+        noise = self.process.noise(torch.full((len(x0),), _PROBE, dtype=torch.float64)).to(self.device)
+        cost = position_costs(self.model, self.target.path, x0, x0, noise)
+        self.report(len(x0))
+        return float(cost.mean()) * _PROBE > 1e-3
+
+    def _batches(self, which: Tensor, noise: Noise) -> Iterator[tuple[Tensor, Tensor, Noise]]:
+        """Which rows, their clean sequences and their noise, on the device, a batch at a time."""
+        for part in parts_of(len(which), self.batch):
+            yield part, self.data[which[part]].to(self.device), noise.rows(part).to(self.device)
+
+    def _on_device(self, part: Tensor, *fields: Tensor) -> list[Tensor]:
+        return [field[part].to(self.device) for field in fields]
+
+    def _uniforms(self, x0: Tensor, generator: torch.Generator) -> Tensor:
+        return uniform_noise((len(x0), number_of_uniforms(x0.shape[1])), self.device, generator)
+
+
+def child_generators(count: int, generator: torch.Generator | None) -> list[torch.Generator]:
+    """Generators on the CPU, seeded from `generator` (or torch's own): one for each purpose, so that what one of them
+    is asked for does not change what another gives. Two models are so shown the same times and noise."""
+    device = generator.device if generator is not None else torch.device("cpu")
+    seeds = torch.randint(2**62, (count,), generator=generator, device=device)
+    return [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# From draws to values
+
+
+@dataclass(frozen=True)
+class Settled:
+    """One value for each sequence [N], without `terminal`, and the Monte Carlo variance of their mean."""
+
+    per_sequence: Tensor
+    variance: float
+    freedom: int
+
+
+class StratifiedDraws:
+    """Rounds of two halves each; what one half subtracts is learnt from the other."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self.evaluation = evaluation
+        self.values: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2]
+        self.variates: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2, Z]
+        self.readings: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N]
+
+    def add(self, draws: int, generator: torch.Generator | None) -> None:
+        """One more round: `draws` of each sequence, made even."""
+        count, length = self.evaluation.data.shape
+        each = (draws + 1) // 2
+        size = max(1, _BLOCK // (each * length))
+        blocks = [self._block(each, which, generator) for which in parts_of(count, size)]
+        for half in range(2):
+            values, columns, readings = (torch.cat(parts) for parts in zip(*(b[half] for b in blocks), strict=True))
+            self.values[half].append(values)
+            self.variates[half].append(columns)
+            self.readings[half].append(readings)
+
+    def _block(
+        self, draws: int, which: Tensor, generator: torch.Generator | None
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Values, variates and readings of both halves for some of the sequences."""
+        first, second, first_end, second_end = child_generators(4, generator)
+        halves = [self.evaluation.half(draws, which, g) for g in (first, second)]
+        ends = [self.evaluation.reading(draws, which, g).mean(1) for g in (first_end, second_end)]
+        learnt = [expectations(half) for half in halves]
+        return [(halves[h].value, variates(halves[h], learnt[1 - h]), ends[h]) for h in range(2)]
+
+    def settle(self) -> Settled:
+        """Subtract the control variates, and see how far the halves are apart."""
+        residuals = [self._residuals(half) for half in range(2)]  # rounds of [N, D/2]
+        means = torch.stack(
+            [
+                torch.stack([r.mean(1) + end for r, end in zip(residuals[half], self.readings[half], strict=True)])
+                for half in range(2)
+            ]
+        )  # [2, rounds, N]
+        rounds, count = means.shape[1:]
+        if rounds * count >= _FEW_DIFFERENCES:
+            squares = (means[0] - means[1]).square().sum() / 4
+            return Settled(means.mean((0, 1)), float(squares) / (rounds * count) ** 2, rounds * count)
+        variance, freedom = successive_variance([r for half in residuals for r in half])
+        return Settled(means.mean((0, 1)), variance, freedom)
+
+    def _residuals(self, half: int) -> list[Tensor]:
+        other = 1 - half
+        values = torch.cat([v.reshape(-1) for v in self.values[other]])
+        columns = torch.cat([z.flatten(0, 1) for z in self.variates[other]])
+        subtract = coefficients(values, columns)
+        return [v - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
+
+
+def successive_variance(parts: list[Tensor]) -> tuple[float, int]:
+    """The variance of the mean over all draws of all sequences, from differences of neighbouring strata [N, D].
+
+    Half the squared difference of two neighbours is the mean of their variances plus a quarter of their trend.
+    """
+    differences = torch.cat([part.diff(dim=1).reshape(-1) for part in parts])
+    if differences.numel() == 0:
+        return math.nan, 0
+    draws = sum(part.numel() for part in parts)
+    # Neighbouring differences share a draw, which leaves about two thirds of their number as degrees of freedom.
+    return float(differences.square().mean()) / 2 / draws, max(1, differences.numel() * 2 // 3)
+
+
+class IndependentDraws:
+    """Independent uniform times and plain noise."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self.evaluation = evaluation
+        self.values: list[Tensor] = []  # a round: [N, D]
+        self.readings: list[Tensor] = []  # a round: [N, some]
+
+    def add(self, draws: int, generator: torch.Generator | None) -> None:
+        """One more round: `draws` of each sequence."""
+        here, low = self.evaluation, self.evaluation.target.low
+        path, end = child_generators(2, generator)
+        every = torch.arange(len(here.data))
+        t = low + (1 - low) * torch.rand(len(every) * draws, generator=path, dtype=torch.float64)
+        values = here.plain(every.repeat_interleave(draws), t, here.target.path, path)
+        self.values.append(here.target.scale * (1 - low) * values.reshape(-1, draws))
+        self.readings.append(here.reading(draws, every, end))
+
+    def settle(self) -> Settled:
+        """Plain means, and the scatter of a sequence's draws about its own."""
+        values, readings = torch.cat(self.values, 1), torch.cat(self.readings, 1)
+        per_sequence = values.mean(1) + readings.mean(1)
+        variances = [
+            float(part.var(1).mean()) / part.numel() if part.shape[1] > 1 else math.nan
+            for part in (values, *([readings] if self.evaluation.target.reading is not None else []))
+        ]
+        return Settled(per_sequence, sum(variances), len(values) * (values.shape[1] - 1))

@@ -1,0 +1,137 @@
+"""What an estimate of a bound is: a number, its error in two senses, and the interval of each.
+
+Shapes: N sequences.
+
+Two questions have two errors. How far is this number from the bound of the *population* the sequences are drawn from?
+Its standard error is that of a mean of N independent values, one for each sequence (clustered by sequence: the draws of
+one sequence are never counted as independent data). How far is it from the bound on *these very* sequences, which an
+endless evaluation would give? That is the Monte Carlo error of times and noise alone, smaller, and the one that more
+draws reduce.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Interval = tuple[float, float]
+
+_NORMAL_975 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class BoundEstimate:
+    """An estimate of a bound in nats per token.
+
+    nats_per_token: the mean of `per_sequence` [N], float64.
+    sequence_stderr: standard error for the population of sequences; monte_carlo_stderr: for these sequences (0 where
+        the value is exact, NaN where it cannot be told).
+    fixed_set: which of the two `stderr` and `ci95` are; both are always here by name.
+    terminal: what is added to the integral over the path, known without a network (nats per token).
+    evaluations: noisy sequences shown to the network. reached: whether a requested tolerance was.
+    """
+
+    bound: str
+    nats_per_token: float
+    per_sequence: Tensor
+    sequence_stderr: float
+    monte_carlo_stderr: float
+    monte_carlo_freedom: int
+    fixed_set: bool
+    terminal: float
+    evaluations: int
+    draws: int
+    length: int
+    reached: bool = True
+
+    @property
+    def stderr(self) -> float:
+        """The standard error of nats_per_token: clustered by sequence, or Monte Carlo only for a fixed set."""
+        return self.monte_carlo_stderr if self.fixed_set else self.sequence_stderr
+
+    @property
+    def ci95(self) -> Interval:
+        """The 95% interval of nats_per_token, by Student's t."""
+        return self.monte_carlo_ci95 if self.fixed_set else self.sequence_ci95
+
+    @property
+    def sequence_ci95(self) -> Interval:
+        return _interval(self.nats_per_token, self.sequence_stderr, len(self.per_sequence) - 1)
+
+    @property
+    def monte_carlo_ci95(self) -> Interval:
+        return _interval(self.nats_per_token, self.monte_carlo_stderr, self.monte_carlo_freedom)
+
+    @property
+    def perplexity(self) -> float:
+        return _exp(self.nats_per_token)
+
+    @property
+    def perplexity_ci95(self) -> Interval:
+        low, high = self.ci95
+        return _exp(low), _exp(high)
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.nats_per_token / math.log(2)
+
+    def running(self) -> tuple[Tensor, Tensor]:
+        """The estimate after 2, 3, ... N sequences, in their order, and the half-width of its 95% band: [N-1] each."""
+        return running_mean(self.per_sequence)
+
+
+def running_mean(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of the first 2, 3, ... N values and the half-widths of their 95% intervals."""
+    count = torch.arange(1, len(values) + 1, dtype=torch.float64)
+    shifted = values - values[0]  # so that the difference of squares below keeps its digits
+    mean = torch.cumsum(shifted, 0) / count
+    variance = (torch.cumsum(shifted**2, 0) - count * mean**2).clamp_min(0) / (count - 1).clamp_min(1)
+    quantile = torch.tensor([student_quantile(n) for n in range(1, len(values))], dtype=torch.float64)
+    return (values[0] + mean)[1:], quantile * (variance / count).sqrt()[1:]
+
+
+def mean_and_stderr(values: Tensor) -> tuple[float, float]:
+    """The mean of independent values and its standard error (NaN for a single value)."""
+    error = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    return float(values.mean()), error
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
+
+
+def _interval(centre: float, error: float, freedom: int) -> Interval:
+    if freedom < 1 or math.isnan(error):
+        return (math.nan, math.nan)
+    half = student_quantile(freedom) * error if error > 0 else 0.0
+    return centre - half, centre + half
+
+
+def student_quantile(freedom: int) -> float:
+    """The t with P(|T| <= t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
+    if freedom < 1:
+        raise ValueError(f"Student's t needs at least one degree of freedom; got {freedom}")
+    if freedom > 200:  # Cornish and Fisher's expansion: the next term is below 1e-8
+        z, n = _NORMAL_975, freedom
+        first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        return z + first / n + second / n**2 + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / n**3
+    low, high = 0.0, 13.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_within(middle, freedom) < 0.95 else (low, middle)
+    return (low + high) / 2
+
+
+def _student_within(t: float, freedom: int) -> float:
+    """P(|T| <= t) for a whole number of degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -1,0 +1,106 @@
+"""Noisy sequences with one position chosen on purpose: what keeps the variance finite as t -> 0.
+
+Shapes: B sequences, L positions, V vocabulary. A position is in one of three cases: `same` (x_t = x0), `moved` (another
+token), `masked`, with probabilities p = (c, (V-1) b, a) at time t.
+
+At a small t almost every noisy sequence is clean and says nothing, and the rare one that is not counts for 1/t: with
+x_t drawn from the process alone, the second moment of the integrand over t diverges (like the integral of 1/t). So a
+position drawn uniformly is given its case by other probabilities q; the rest is drawn from the process. A sequence is
+then more probable than under the process by the factor
+
+    odds(x_t) = 1/L sum_i q(case_i) / p(case_i),
+
+a function of the numbers of moved and masked positions only, and the integrand divided by it has the same mean. For
+absorb with q all mask, odds = k / (L a) with k masked positions, and the integrand divided by it is the *mean* of
+-log f over them: k, not t, sets its scale. q(same) may be 0 only where a sequence without any other case costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.process import Kernel, Noise
+
+EXTRA_UNIFORMS = 3
+
+
+def number_of_uniforms(length: int) -> int:
+    """How many uniform numbers one noisy sequence takes, whatever the process."""
+    return 2 * length + EXTRA_UNIFORMS
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Three numbers, one for each case of a position; tensors of one shape."""
+
+    same: Tensor
+    moved: Tensor
+    masked: Tensor
+
+    def pick(self, x_t: Tensor, x0: Tensor, noise: Noise) -> Tensor:
+        """The number of each position's case, for fields that broadcast with x_t."""
+        return torch.where(noise.is_mask(x_t), self.masked, torch.where(x_t == x0, self.same, self.moved))
+
+    def stack(self) -> Tensor:
+        """The three in a last dimension, in the order same, moved, masked (the codes 0, 1, 2)."""
+        return torch.stack([self.same, self.moved, self.masked], -1)
+
+    def normalised(self) -> Cases:
+        total = self.same + self.moved + self.masked
+        return Cases(self.same / total, self.moved / total, self.masked / total)
+
+
+def case_probabilities(kernel: Kernel) -> Cases:
+    """p: c, (V-1) b and a."""
+    return Cases(kernel.c, (kernel.vocab_size - 1) * kernel.b, kernel.a)
+
+
+@dataclass(frozen=True)
+class NoisyDraw:
+    """x_t [B, L] and how much likelier than under the process it was drawn, odds [B]."""
+
+    x_t: Tensor
+    odds: Tensor
+
+
+def case_codes(x_t: Tensor, x0: Tensor, noise: Noise) -> Tensor:
+    """0 where a position is the same, 1 where it has moved, 2 where it is masked: int8."""
+    return torch.where(noise.is_mask(x_t), 2, torch.where(x_t == x0, 0, 1)).to(torch.int8)
+
+
+def _token(u: Tensor, count: int) -> Tensor:
+    """0..count-1, uniformly, from u in [0, 1]."""
+    return (u * count).long().clamp_max(count - 1)
+
+
+def plain_draw(x0: Tensor, noise: Noise, uniforms: Tensor) -> NoisyDraw:
+    """x_t from the process itself, noise with fields [B]."""
+    length, V = x0.shape[1], noise.vocab_size
+    u, redraw = uniforms[:, :length], _token(uniforms[:, length : 2 * length], V)
+    moved = torch.where(u < noise.alive[:, None], redraw, torch.full_like(x0, V))
+    return NoisyDraw(torch.where(u < noise.keep[:, None], x0, moved), torch.ones_like(noise.t))
+
+
+def directed_draw(x0: Tensor, noise: Noise, share: Cases, uniforms: Tensor) -> NoisyDraw:
+    """x_t with one position's case drawn from `share` (q, fields [B], summing to one)."""
+    length, V = x0.shape[1], noise.vocab_size
+    x_t = plain_draw(x0, noise, uniforms).x_t
+    token_u, case_u, place_u = uniforms[:, -3], uniforms[:, -2], uniforms[:, -1]
+    place = _token(place_u, length)[:, None]
+    clean = x0.gather(1, place).squeeze(1)
+    other = _token(token_u, V - 1)
+    other = other + (other >= clean)
+    chosen = torch.where(
+        case_u < share.masked,
+        torch.full_like(clean, V),
+        torch.where(case_u < share.masked + share.moved, other, clean),
+    )
+    x_t = x_t.scatter(1, place, chosen[:, None])
+    p = case_probabilities(noise)
+    tiny = torch.finfo(torch.float64).tiny
+    gain = Cases(share.same / p.same, share.moved / p.moved.clamp_min(tiny), share.masked / p.masked.clamp_min(tiny))
+    wide = Cases(gain.same[:, None], gain.moved[:, None], gain.masked[:, None])
+    return NoisyDraw(x_t, wide.pick(x_t, x0, noise).mean(1))

@@ -1,0 +1,110 @@
+"""The times at which a bound is measured: a change of variable that covers (0, 1] without truncation.
+
+Two changes of variable, both made of the two clocks alone:
+
+1. The path integrand is of the order of the rate at which untouched tokens are touched for the first time,
+   keep (alpha' + beta') with keep = exp(-alpha-beta). In the variable that grows at this rate it is bounded, but for a
+   logarithm at t = 0. A quarter is spread evenly over t, which covers clocks and networks on which that guess is poor:
+
+       v(t) = 3/4 (keep(low) - keep(t)) / (keep(low) - keep(1)) + 1/4 (t - low) / (1 - low)
+
+2. With about L v touched positions, the cost of a sequence scatters like 1/sqrt(1 + L v) around its mean at v. Draws go
+   where the scatter is: v has the density rho(v) proportional to 1/5 + 1/sqrt(1 + L v), piecewise constant, so that
+   its inverse is exact. The draws' own coordinate is the level u in [0, 1], which stratification cuts evenly:
+
+       int f(t) dt = int f(t(v(u))) dt/dv / rho(v) du
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from cedd.process import Noise, TokenProcess
+
+EVEN_SHARE = 0.25
+"""The share of draws that is even in t."""
+FLOOR = 0.2
+"""The part of the density of v that does not depend on v."""
+_JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
+_SMALLEST = 1e-9  # in v: what lies below counts for less than that
+_HALVINGS = 48
+_PANELS = 512
+
+
+@dataclass(frozen=True)
+class DrawnTimes:
+    """Times with their weights, all of one shape: noise, v, dv/du, and dt/du (what the integrand is multiplied by)."""
+
+    noise: Noise
+    v: Tensor
+    dv: Tensor
+    dt: Tensor
+
+
+@dataclass(frozen=True)
+class PathTimes:
+    """Levels u in [0, 1] <-> times t in (low, 1], for sequences of a given length."""
+
+    process: TokenProcess
+    length: int
+    low: float = 0.0
+
+    def at(self, u: Tensor) -> DrawnTimes:
+        """The times of the levels u, which are uniform in [0, 1]."""
+        edges, density, cumulative = self._density
+        panel = (torch.searchsorted(cumulative, u, right=True) - 1).clamp(0, len(density) - 1)
+        v = edges[panel] + (u - cumulative[panel]) / density[panel]
+        noise = self.process.noise(self.time(v))
+        dv = 1 / density[panel]
+        return DrawnTimes(noise, v, dv, dv * self.time_per_v(noise))
+
+    @cached_property
+    def _density(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Edges [K+1] of panels in v, the density rho on each [K], and its integral up to each edge [K+1]."""
+        edges = (torch.arange(_PANELS + 1, dtype=torch.float64) / _PANELS) ** 2
+        middle, width = (edges[1:] + edges[:-1]) / 2, edges[1:] - edges[:-1]
+        density = FLOOR + (1 + self.length * middle).rsqrt()
+        density = density / (density * width).sum()
+        return edges, density, torch.cat([torch.zeros(1, dtype=torch.float64), torch.cumsum(density * width, 0)])
+
+    @cached_property
+    def _keep_at_ends(self) -> tuple[float, float]:
+        ends = torch.tensor([max(self.low, _JUST_AFTER_ZERO), 1.0], dtype=torch.float64)
+        keep = torch.exp(-self.process.sigma(ends))
+        return float(keep[0]), float(keep[1])
+
+    def v(self, t: Tensor) -> Tensor:
+        """v(t) of the module's head."""
+        start, end = self._keep_at_ends
+        # keep(low) - keep(t), without the cancellation at small t
+        touched = -start * torch.expm1(-(self.process.sigma(t) + math.log(start)))
+        return (1 - EVEN_SHARE) * touched / (start - end) + EVEN_SHARE * (t - self.low) / (1 - self.low)
+
+    def time(self, v: Tensor) -> Tensor:
+        """t(v), by bisection."""
+        v = v.clamp(_SMALLEST, 1.0)
+        low, high = torch.full_like(v, self.low), torch.ones_like(v)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            below = self.v(middle) < v
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high
+
+    def time_per_v(self, noise: Noise) -> Tensor:
+        """dt/dv at the noise's times."""
+        start, end = self._keep_at_ends
+        touching = noise.keep * (noise.alpha_rate + noise.beta_rate)
+        return 1 / ((1 - EVEN_SHARE) * touching / (start - end) + EVEN_SHARE / (1 - self.low))
+
+
+def stratified_levels(sequences: int, draws: int, generator: torch.Generator) -> Tensor:
+    """u [N, D]: each sequence has one level in each of D equal strata, and all sequences together have one in each of
+    N*D. Each entry is uniform in its stratum, whatever the others of its sequence are."""
+    order = torch.stack([torch.randperm(sequences, generator=generator) for _ in range(draws)], 1)
+    jitter = torch.rand(sequences, draws, generator=generator, dtype=torch.float64)
+    return (torch.arange(draws) + (order + jitter) / sequences) / draws
