@@ -26,7 +26,7 @@ class Arguments:
     """
 
     vocab: int = 3
-    """tokens V; (V+1)^L must stay below 150"""
+    """tokens V; (V+1)^L must not exceed 64"""
     length: int = 2
     """positions L"""
     seed: int = 0
