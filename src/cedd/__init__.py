@@ -1,5 +1,10 @@
 """cedd: discrete diffusion language models. Train them, bound their perplexity, sample, infill and correct."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from cedd.bounds.estimate import BoundEstimate
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.exact import exact_bound, exact_cross_entropy
@@ -16,7 +21,11 @@ from cedd.process import (
     roulette,
     uniform,
 )
+from cedd.samplers import Corrector, Fixed, sample
 from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
+
+if TYPE_CHECKING:
+    from cedd.tasks import LanguageModel, load
 
 __version__ = "0.1.0"
 
@@ -24,10 +33,13 @@ __all__ = [
     "METHODS",
     "Bayes",
     "BoundEstimate",
+    "Corrector",
     "Cosine",
     "Denoiser",
+    "Fixed",
     "Geometric",
     "Kernel",
+    "LanguageModel",
     "LogLinear",
     "Method",
     "Noise",
@@ -44,9 +56,18 @@ __all__ = [
     "exact_bound",
     "exact_cross_entropy",
     "get_method",
+    "load",
     "log_scores",
     "loss",
     "process_from_config",
     "roulette",
+    "sample",
     "uniform",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The verbs need data and training, which the mathematics does not: they are imported when first asked for."""
+    if name in ("LanguageModel", "load"):
+        return getattr(importlib.import_module("cedd.tasks"), name)
+    raise AttributeError(f"module 'cedd' has no attribute {name!r}")

@@ -19,6 +19,10 @@ from typing import Any
 
 COMMANDS: Mapping[str, str] = {
     "train": "train a network on text, any method on any process",
+    "sample": "draw texts from a trained model, and watch them being denoised",
+    "infill": "fill the blanks of a text",
+    "correct": "put a text's mistakes right",
+    "genppl": "judge a model's samples by another language model",
     "bench": "time training steps or sampling against a textbook implementation",
     "theory": "check every theorem, proposition and erratum on small chains, and print the table",
 }

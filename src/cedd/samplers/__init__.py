@@ -4,7 +4,7 @@ from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed, prompt
 from cedd.samplers.grids import GRIDS, time_grid
 from cedd.samplers.loop import SAMPLERS, sample
-from cedd.samplers.network import GraphedNetwork
+from cedd.samplers.network import GraphedNetwork, Network
 from cedd.samplers.rules import RULES, Chances, Corrector, Leap, StepRule, chances, flow_rules
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Fixed",
     "GraphedNetwork",
     "Leap",
+    "Network",
     "Sharpening",
     "StepRule",
     "chances",

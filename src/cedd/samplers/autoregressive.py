@@ -15,7 +15,7 @@ from cedd.objectives.autoregressive import start_symbol
 from cedd.process import TokenProcess, uniform_noise
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.network import Model
+from cedd.samplers.network import HasHead, Network
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class HasCache(Protocol):
 
 
 def autoregressive(
-    model: Model,
+    model: Network,
     process: TokenProcess,
     shape: tuple[int, int],
     sharpening: Sharpening,
@@ -61,6 +61,9 @@ def autoregressive(
                 weight = getattr(model.head, "weight", None)
                 outputs = model.head(hidden.to(weight.dtype) if isinstance(weight, Tensor) else hidden.float())
             seen = i + 1
+        elif isinstance(model, HasHead):
+            hidden = model.features(inputs[:, :length], torch.zeros(batch, device=device))[:, i]
+            outputs = model.head(hidden)
         else:
             # The network is causal, so what stands to the right of i cannot matter.
             outputs = model(inputs[:, :length], torch.zeros(batch, device=device))[:, i]

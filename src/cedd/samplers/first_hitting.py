@@ -21,7 +21,7 @@ from cedd.parameterization import Affine
 from cedd.process import TokenProcess, uniform_noise
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.network import HasHead, Model, Places, chunks, evaluate
+from cedd.samplers.network import HasHead, Network, Places, chunks, evaluate
 
 
 def check_first_hitting(method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
@@ -44,7 +44,7 @@ def check_first_hitting(method: Method, process: TokenProcess, constraint: Const
 
 
 def first_hitting(
-    model: Model,
+    model: Network,
     process: TokenProcess,
     x: Tensor,
     sharpening: Sharpening,

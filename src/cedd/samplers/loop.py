@@ -28,7 +28,7 @@ from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import check_first_hitting, first_hitting
 from cedd.samplers.grids import time_grid
-from cedd.samplers.network import HasHead, Model, Places, chunks, evaluate, model_device
+from cedd.samplers.network import HasHead, HostNetwork, Network, Places, chunks, evaluate, model_device
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan
 from cedd.samplers.rules import RULES, Corrector, StepRule, chances, flow_rules
 
@@ -42,7 +42,7 @@ SAMPLERS = (*RULES, "first-hitting")
 class Run:
     """Everything the loop needs besides x."""
 
-    model: Model
+    model: Network
     process: TokenProcess
     method: Method
     rule: StepRule
@@ -182,7 +182,7 @@ def _draw_dense(
 
 
 def sample(
-    model: Model,
+    model: Network,
     process: TokenProcess,
     shape: tuple[int, int],
     *,
@@ -221,6 +221,8 @@ def sample(
     chosen.check(process)
     _check(chosen, process, shape, sampler, corrector, constraint, x_start)
     place = torch.device(device) if device is not None else model_device(model)
+    if place.type == "mps" and isinstance(model, HasHead):
+        model, place = HostNetwork(model, place), torch.device("cpu")
     host = _host_generator(generator)
     sharpening = Sharpening(temperature, top_p)
     rules = flow_rules(corrector) if isinstance(chosen.objective, FlowMatching) else RULES
@@ -295,7 +297,7 @@ def _part(constraint: Constraint | None, start: int, stop: int) -> Constraint | 
 
 
 @contextmanager
-def _evaluating(model: Model) -> Generator[None]:
+def _evaluating(model: Network) -> Generator[None]:
     """Without dropout, whatever mode the model is in."""
     if not isinstance(model, nn.Module) or not model.training:
         yield

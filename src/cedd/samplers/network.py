@@ -33,6 +33,10 @@ class HasHead(Protocol):
         ...
 
 
+Network = Model | HasHead
+"""What samplers take: any callable model(x_t [B, L], sigma [B]) -> [B, L, V], or a network in two halves."""
+
+
 @dataclass(frozen=True)
 class Places:
     """Where outputs are wanted: flat positions [R] in the batch, and the same inside the `sequences` [S] alone."""
@@ -73,7 +77,7 @@ class Rows:
             return self._head(rows.to(weight.dtype) if isinstance(weight, Tensor) else rows.float()).double()
 
 
-def evaluate(model: Model | HasHead, x: Tensor, sigma: Tensor, places: Places, *, full_precision: bool = True) -> Rows:
+def evaluate(model: Network, x: Tensor, sigma: Tensor, places: Places, *, full_precision: bool = True) -> Rows:
     """The network on x [B, L] at sigma [B] (or one for all), ready to give its outputs at `places`."""
     if isinstance(model, HasHead):
         part = x if places.sequences is None else x.index_select(0, places.sequences)
@@ -88,6 +92,21 @@ def chunks(rows: int, vocab_size: int) -> list[slice]:
     """Slices of rows whose outputs fit CHUNK_ENTRIES."""
     size = max(1, CHUNK_ENTRIES // vocab_size)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+class HostNetwork:
+    """A network on a device without float64 (MPS): the sampler's own arithmetic is done on the host."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model: HasHead, device: torch.device) -> None:
+        self._model, self._device = model, device
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return self._model.features(x_t.to(self._device), sigma.to(self._device)).cpu()
+
+    def head(self, features: Tensor) -> Tensor:
+        return self._model.head(features.to(self._device)).cpu()
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""The analytic sampler as textbooks and published code write it: the yardstick for `cedd bench sample`.
+
+Every step runs the network on the whole batch, forms the law of every position over all V + 1 states, and draws from
+it by Gumbel noise (an exponential race) over the whole vocabulary. Absorb and uniform with the log-linear schedule, for
+a network that gives p(x_0 | x_t). Nothing here is shared with the library; nothing is made slow on purpose.
+
+    python benchmarks/textbook_sampler.py --batch 8 --length 128 --vocab 1000 --steps 64
+
+draws from a small random network, ours and this, and prints the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+EPS = 1e-3
+
+
+def sigma_of(t: Tensor) -> Tensor:
+    """The log-linear schedule."""
+    return -torch.log1p(-(1 - EPS) * t)
+
+
+def draw(probs: Tensor) -> Tensor:
+    """argmax of p / Exp(1), the published draw, in the precision of `probs`."""
+    return (probs / (1e-10 - torch.log(torch.rand_like(probs) + 1e-10))).argmax(-1)
+
+
+def absorb_step(f: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """Masks stay with a_s / a_t, else they become a token by f; tokens stay. All [B, L, V + 1]."""
+    V = f.shape[-1]
+    a_t, a_s = -torch.expm1(-sigma_of(t)), -torch.expm1(-sigma_of(s))
+    revealed = torch.cat([f * (a_t - a_s) / a_t, (a_s / a_t).expand(f[..., :1].shape)], -1)
+    kept = torch.nn.functional.one_hot(x, V + 1).to(f)
+    return draw(torch.where((x == V)[..., None], revealed, kept))
+
+
+def uniform_step(f: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """P(x|z) (e^{-dQ} r)(z) with ratios r_y = sum_h f_h p(y|h) / p(x|h). All [B, L, V]."""
+    V = f.shape[-1]
+    sigma, step = sigma_of(t), sigma_of(t) - sigma_of(s)
+    gap = torch.expm1(sigma)
+    f_x = f.gather(-1, x[..., None])
+    ratios = 1 + f * V / gap - f_x * V / (gap + V)
+    ratios.scatter_(-1, x[..., None], 1.0)
+    total = ratios.sum(-1, keepdim=True)
+    back = torch.exp(step) * ratios - torch.expm1(step) / V * total
+    likelihood = (-torch.expm1(-step) / V).expand_as(f).clone()
+    likelihood.scatter_add_(-1, x[..., None], torch.exp(-step).expand(x.shape)[..., None].to(f))
+    return draw((likelihood * back).clamp_min(0.0))
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {"absorb": absorb_step, "uniform": uniform_step}
+
+
+@torch.no_grad()
+def textbook_sample(
+    model: Callable[[Tensor, Tensor], Tensor],
+    process: str,
+    vocab_size: int,
+    shape: tuple[int, int],
+    times: Tensor,
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+    after_step: Callable[[], object] | None = None,
+) -> Tensor:
+    """Samples [B, L] by the steps between `times` (falling); probabilities and noise in `dtype`."""
+    times = times.to(device, dtype)
+    if process == "absorb":
+        x = torch.full(shape, vocab_size, device=device)
+    else:
+        x = torch.randint(vocab_size, shape, device=device)
+    for k in range(len(times) - 1):
+        sigma = sigma_of(times[k]).float().expand(shape[0])
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            outputs = model(x, sigma)
+        x = STEPS[process](torch.softmax(outputs.to(dtype), -1), x, times[k], times[k + 1])
+        if after_step is not None:
+            after_step()
+    return x
+
+
+def main() -> None:
+    """Time both on a small random network."""
+    import cedd
+    from cedd.models import Transformer, config_from_preset
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--vocab", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=64)
+    arguments = parser.parse_args()
+    shape = (arguments.batch, arguments.length)
+    for name in STEPS:
+        process = getattr(cedd, name)(arguments.vocab)
+        config = config_from_preset(
+            "char", vocab_size=arguments.vocab, has_mask=process.has_mask, length=arguments.length
+        )
+        model = Transformer(config).eval()
+        torch.nn.init.normal_(model.head.weight, std=0.02)
+        times = torch.linspace(1, 1e-5, arguments.steps + 1)
+        start = time.perf_counter()
+        textbook_sample(model, name, arguments.vocab, shape, times, torch.device("cpu"))
+        middle = time.perf_counter()
+        cedd.sample(model, process, shape, method="cedd", steps=arguments.steps)
+        end = time.perf_counter()
+        print(f"{name}: textbook {middle - start:.2f} s, ours {end - middle:.2f} s for {arguments.steps} steps")
+
+
+if __name__ == "__main__":
+    main()

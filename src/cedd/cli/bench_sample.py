@@ -1,0 +1,197 @@
+"""The sampling half of `cedd bench`: what a step costs, ours and a textbook's, on one random network in one run."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cedd.models import Transformer, config_from_preset
+from cedd.objectives import get_method
+from cedd.process import PROCESSES, TokenProcess
+from cedd.samplers import GraphedNetwork, sample, time_grid
+
+TEXTBOOK_PROCESSES = ("absorb", "uniform")
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One timed sampler: the whole grid was run for ours, `timed_steps` of it for the textbook."""
+
+    what: str
+    sampler: str
+    batch: int
+    length: int
+    steps: int
+    timed_steps: int
+    network_calls: int
+    milliseconds_per_step: float
+    seconds_per_batch: float
+    gibibytes: float | None
+    speedup: float | None = None
+    """Against the textbook sampler with the same number of steps (first-hitting: against all of its steps)."""
+
+
+class _Counting:
+    """Counts the calls of a network in two halves."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.head, self.calls = model, model.head, 0
+        self.device = next(model.parameters()).device if isinstance(model, nn.Module) else model.device
+
+    def features(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self._model.features(x_t, sigma)
+
+
+def _textbook() -> Any | None:
+    """The yardstick, where the source tree is at hand."""
+    path = Path(__file__).resolve().parents[3] / "benchmarks" / "textbook_sampler.py"
+    if not path.is_file():
+        return None
+    spec = importlib.util.spec_from_file_location("textbook_sampler", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _network(preset: str, process: TokenProcess, length: int, device: torch.device, seed: int) -> Transformer:
+    """A network with random weights everywhere, so that its outputs are as uneven as a trained one's."""
+    torch.manual_seed(seed)
+    config = config_from_preset(
+        preset, vocab_size=process.vocab_size, has_mask=process.has_mask, length=length, dropout=0.0
+    )
+    model = Transformer(config).eval().requires_grad_(False)
+    nn.init.normal_(model.head.weight, std=3 / config.width**0.5)
+    if model.backbone.conditioning is not None:
+        nn.init.normal_(model.backbone.conditioning.modulation.weight, std=0.02)
+    return model.to(device)
+
+
+class _Clock:
+    """Seconds of device work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._wait()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self._start = time.perf_counter()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def seconds(self) -> float:
+        self._wait()
+        return time.perf_counter() - self._start
+
+    def gibibytes(self) -> float | None:
+        return torch.cuda.max_memory_allocated(self._device) / 2**30 if self._device.type == "cuda" else None
+
+
+def _time_textbook(
+    textbook: Any, model: Transformer, process: str, shape: tuple[int, int], steps: int, timed: int
+) -> SampleRow:
+    device = model.head.weight.device
+    times = torch.linspace(1, 1e-5, steps + 1, dtype=torch.float64)
+    vocab_size = model.config.vocab_size
+    textbook.textbook_sample(model, process, vocab_size, shape, times[:3], device)
+    clock = _Clock(device)
+    textbook.textbook_sample(model, process, vocab_size, shape, times[: timed + 1], device)
+    each = clock.seconds() / timed
+    return SampleRow(
+        f"textbook {process}", "analytic", *shape, steps, timed, timed, 1000 * each, each * steps, clock.gibibytes()
+    )
+
+
+def _time_ours(
+    model: Transformer,
+    process: TokenProcess,
+    pair: str,
+    sampler: str,
+    shape: tuple[int, int],
+    steps: int,
+    compiled: bool,
+    seed: int,
+) -> SampleRow:
+    device = model.head.weight.device
+    network: Any = GraphedNetwork(model, *shape, compiled=compiled) if device.type == "cuda" else model
+    method = pair.partition("/")[0]
+
+    def draw() -> int:
+        counting = _Counting(network)
+        generator = torch.Generator().manual_seed(seed)
+        sample(
+            counting, process, shape, method=method, sampler=sampler, steps=steps, generator=generator, device=device
+        )
+        return counting.calls
+
+    if device.type == "cuda":
+        draw()  # records the graphs
+    clock = _Clock(device)
+    calls = draw()
+    whole = clock.seconds()
+    count = calls if sampler == "first-hitting" else len(time_grid(process, steps)) - 1
+    return SampleRow(pair, sampler, *shape, count, count, calls, 1000 * whole / count, whole, clock.gibibytes())
+
+
+def bench_sample(
+    *,
+    preset: str = "small",
+    shapes: Sequence[tuple[int, int]] = ((64, 128),),
+    methods: Sequence[str] = ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"),
+    samplers: Sequence[str] = ("analytic", "first-hitting"),
+    vocab_size: int = 50257,
+    textbook: bool = True,
+    steps: int = 1024,
+    textbook_steps: int = 20,
+    compiled: bool = False,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    say: Callable[[str], object] = lambda _: None,
+) -> list[SampleRow]:
+    """A row for each shape, METHOD/PROCESS and sampler that can be combined, and one for the textbook of each shape.
+
+    The textbook's law of every position is formed and drawn in float64, as ours is. It is timed over `textbook_steps`
+    of the same grid, whose cost does not vary; ours over all of it.
+    """
+    yardstick = _textbook() if textbook else None
+    place, rows = torch.device(device), list[SampleRow]()
+    for shape in shapes:
+        reference: dict[str, SampleRow] = {}
+        for pair in methods:
+            name = pair.partition("/")[2] or "absorb"
+            process = PROCESSES[name](vocab_size)
+            get_method(pair.partition("/")[0]).check(process)
+            model = _network(preset, process, shape[1], place, seed)
+            if yardstick is not None and name in TEXTBOOK_PROCESSES and name not in reference:
+                reference[name] = _time_textbook(yardstick, model, name, shape, steps, min(textbook_steps, steps))
+                rows.append(reference[name])
+                say(_line(rows[-1]))
+            for sampler in samplers:
+                if sampler == "first-hitting" and (process.can_shuffle or not process.has_mask):
+                    continue
+                row = _time_ours(model, process, pair, sampler, shape, steps, compiled, seed)
+                against = reference.get(name, reference.get("absorb"))
+                if against is not None:
+                    row = replace(row, speedup=against.seconds_per_batch / row.seconds_per_batch)
+                rows.append(row)
+                say(_line(row))
+    return rows
+
+
+def _line(row: SampleRow) -> str:
+    speed = "" if row.speedup is None else f", {row.speedup:.1f}x"
+    return (
+        f"{row.what} {row.sampler} {row.batch}x{row.length}: {row.milliseconds_per_step:.2f} ms a step, "
+        f"{row.seconds_per_batch:.2f} s in all, {row.network_calls} network calls{speed}"
+    )

@@ -1,0 +1,109 @@
+"""`cedd genppl`: generative perplexity under a judge."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from cedd.cli import UserError
+from cedd.cli.sampling import SamplerOptions, check_writable
+from cedd.evaluation.generative import (
+    DEFAULT_JUDGE,
+    GenerativePerplexity,
+    HubJudge,
+    Interval,
+    Samples,
+    generative_perplexity,
+    load_samples,
+    save_samples,
+)
+from cedd.tasks import load
+from cedd.tasks.generate import generate_ids
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: cedd genppl runs/first --n 256 --out samples.jsonl
+
+    Judge a model's samples by another language model, both ways the literature defines it.
+    Judge the same samples again: cedd genppl --samples samples.jsonl --judge path/to/another
+    """
+
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """Not needed with --samples."""
+    judge: str = DEFAULT_JUDGE
+    """A causal model: a name on the hub, a folder, or a .gguf file. Needs pip install 'cedd[hub]'."""
+    gguf_file: str | None = None
+    """The file inside the judge's folder or repository, where that holds GGUF files."""
+    n: int = 256
+    """Number of samples (the paper: 3840)."""
+    length: int | None = None
+    options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: SamplerOptions(steps=1024)
+    )
+    samples: Path | None = None
+    """Judge these samples instead of drawing new ones."""
+    out: Path | None = None
+    """Where the samples are saved; by default samples.jsonl in the run's folder."""
+    judge_batch: int = 8
+    seed: int = 0
+    device: str = "auto"
+    json: bool = False
+
+
+def run(arguments: Arguments) -> int:
+    """Draw or read samples, judge them, print the table or JSON."""
+    check_writable(arguments.out)
+    if (arguments.model is None) == (arguments.samples is None):
+        raise UserError("give either a RUN to sample from or --samples FILE to judge again")
+    from cedd.training.distributed import pick_device
+
+    device = str(pick_device(arguments.device))
+    # The judge first: it is what fails, and samples take long.
+    judge = HubJudge(arguments.judge, device, arguments.judge_batch, arguments.gguf_file)
+    samples = load_samples(arguments.samples) if arguments.samples is not None else draw(arguments)
+    report = generative_perplexity(samples, judge, seed=arguments.seed)
+    if arguments.json:
+        print(json.dumps(report.as_dict() | {"made_by": dict(samples.made_by)}))
+    else:
+        Console().print(table(report))
+    return 0
+
+
+def draw(arguments: Arguments) -> Samples:
+    """Samples of the model, saved."""
+    assert arguments.model is not None
+    model = load(arguments.model, arguments.device)
+    settings = arguments.options.settings(arguments.seed)
+    ids = generate_ids(model.setting, arguments.n, arguments.length, settings=settings)
+    texts = [model.tokenizer.decode(row.numpy()) for row in ids]
+    made_by = {"model": arguments.model, "length": ids.shape[1], **asdict(settings)}
+    samples = Samples(texts, ids.tolist(), made_by)
+    out = arguments.out or model.folder.path / "samples.jsonl"
+    save_samples(out, samples)
+    Console(stderr=True).print(f"samples: {out}")
+    return samples
+
+
+def table(report: GenerativePerplexity) -> Table:
+    """The report to read."""
+
+    def shown(interval: Interval) -> str:
+        return f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"
+
+    made = Table(title=f"{report.samples} samples judged by {report.judge} ({report.judge_precision})")
+    made.add_column("measure")
+    made.add_column("value  [95% interval]", justify="right")
+    made.add_row("mean of the samples' perplexities (the paper's)", shown(report.mean_of_sample_perplexities))
+    made.add_row("perplexity of the corpus of samples", shown(report.corpus_perplexity))
+    made.add_row("token entropy of a sample, nats", f"{report.token_entropy:.3f}")
+    for n, share in report.distinct.items():
+        made.add_row(f"distinct {n}-grams", f"{share:.3f}")
+    made.add_row("judged tokens", f"{report.judged_tokens:,}")
+    return made

@@ -1,0 +1,1 @@
+"""Evaluation: perplexity, generative perplexity, spelling."""

@@ -1,0 +1,237 @@
+"""Generative perplexity: how likely another language model, the judge, finds the samples.
+
+Two definitions are in use and differ; both are reported by name. With c_i tokens of sample i and l_i their summed
+negative log-likelihood under the judge:
+
+    mean_of_sample_perplexities = mean_i exp(l_i / c_i)              (the paper's)
+    corpus_perplexity           = exp(sum_i l_i / sum_i c_i)         (most others')
+
+A low value alone says little: repeating one word is cheap. So the samples' token entropy and their share of distinct
+n-grams stand beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cedd.data.storage import atomic_write
+
+DEFAULT_JUDGE = "openai-community/gpt2-large"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts with their token ids, and how they were made."""
+
+    texts: list[str]
+    ids: list[list[int]]
+    made_by: Mapping[str, Any]
+
+
+def save_samples(path: str | Path, samples: Samples) -> None:
+    """One JSON object a line: first how the samples were made, then each sample."""
+    lines = [json.dumps({"made_by": dict(samples.made_by)})]
+    lines += [json.dumps({"text": t, "ids": i}) for t, i in zip(samples.texts, samples.ids, strict=True)]
+    atomic_write(Path(path), ("\n".join(lines) + "\n").encode())
+
+
+def load_samples(path: str | Path) -> Samples:
+    """Samples written by `save_samples`, or any file with one {"text": ...} a line."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"there are no samples at {file}")
+    made_by: Mapping[str, Any] = {}
+    texts: list[str] = []
+    ids: list[list[int]] = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry: Any = json.loads(line) if line.strip() else {"made_by": made_by}
+        except ValueError:
+            raise ValueError(f"line {number} of {file} is not JSON") from None
+        if not isinstance(entry, dict) or not ({"text", "made_by"} & entry.keys()):
+            raise ValueError(f'line {number} of {file} is not a sample, {{"text": ...}}')
+        if "text" in entry:
+            texts.append(entry["text"])
+            ids.append(list(entry.get("ids", [])))
+        else:
+            made_by = entry["made_by"]
+    if not texts:
+        raise ValueError(f"{file} holds no samples")
+    return Samples(texts, ids, made_by)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The judge
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Summed negative log-likelihood of a text and the number of tokens it is over."""
+
+    nats: float
+    tokens: int
+
+
+class Judge(Protocol):
+    """A language model that scores texts in its own tokens."""
+
+    name: str
+    precision: str
+
+    def judge(self, texts: Sequence[str]) -> list[Judged]:
+        """The first token of a text, which has no context, is not counted."""
+        ...
+
+
+class HubJudge:
+    """A causal model of the `transformers` library: a name on the hub, a folder, or a GGUF file."""
+
+    def __init__(self, name: str, device: str = "cpu", batch: int = 8, gguf_file: str | None = None) -> None:
+        try:
+            import torch
+            import transformers  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ValueError("a judge needs the transformers library: pip install 'cedd[hub]'") from None
+        path = Path(name).expanduser()
+        if path.suffix == ".gguf" and gguf_file is None:
+            name, gguf_file = str(path.parent), path.name
+        options: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name, **options)
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(f"the judge {name!r} could not be loaded: {error}") from None
+        self._torch: Any = torch
+        self._model: Any = model.eval().to(device)
+        self._device, self._batch = device, batch
+        self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
+        self.name = name if gguf_file is None else f"{name}/{gguf_file}"
+        self.precision = "float32"
+
+    def judge(self, texts: Sequence[str]) -> list[Judged]:
+        """Each text is tokenised anew; what exceeds the judge's context is cut off."""
+        results: list[Judged] = []
+        for start in range(0, len(texts), self._batch):
+            results += self._judge_batch(texts[start : start + self._batch])
+        return results
+
+    def _judge_batch(self, texts: Sequence[str]) -> list[Judged]:
+        torch = self._torch
+        rows = [self._tokenizer(text, add_special_tokens=False)["input_ids"][: self._limit] for text in texts]
+        longest = max(2, *map(len, rows))
+        ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+        for row, tokens in zip(ids, rows, strict=True):
+            row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        lengths = torch.tensor([len(tokens) for tokens in rows])
+        mask = torch.arange(longest) < lengths[:, None]
+        with torch.no_grad():
+            logits = self._model(
+                input_ids=ids.to(self._device), attention_mask=mask.to(self._device, torch.int64)
+            ).logits
+        nats = torch.nn.functional.cross_entropy(
+            logits[:, :-1].transpose(1, 2).float(), ids[:, 1:].to(self._device), reduction="none"
+        )
+        totals = (nats.double() * mask[:, 1:].to(self._device)).sum(1)
+        return [Judged(float(total), max(0, len(row) - 1)) for total, row in zip(totals, rows, strict=True)]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The measure
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its 95% interval, by resampling the samples."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class GenerativePerplexity:
+    """The report."""
+
+    judge: str
+    judge_precision: str
+    samples: int
+    judged_tokens: int
+    mean_of_sample_perplexities: Interval
+    corpus_perplexity: Interval
+    token_entropy: float
+    """Mean over samples of the entropy of the sample's own token frequencies, in nats."""
+    distinct: Mapping[str, float]
+    """Distinct n-grams as a share of all n-grams, over all samples."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def generative_perplexity(
+    samples: Samples, judge: Judge, *, resamples: int = 1000, seed: int = 0
+) -> GenerativePerplexity:
+    """Judge the samples. Those of fewer than two of the judge's tokens have no likelihood and are not counted."""
+    judged = [result for result in judge.judge(samples.texts) if result.tokens > 0]
+    if not judged:
+        raise ValueError("no sample has two tokens of the judge; there is nothing to judge")
+    nats = np.array([result.nats for result in judged])
+    tokens = np.array([result.tokens for result in judged], dtype=np.float64)
+    units = [ids or list(text.encode()) for ids, text in zip(samples.ids, samples.texts, strict=True)]
+    return GenerativePerplexity(
+        judge=judge.name,
+        judge_precision=judge.precision,
+        samples=len(judged),
+        judged_tokens=int(tokens.sum()),
+        mean_of_sample_perplexities=_interval(_sample_mean, nats, tokens, resamples, seed),
+        corpus_perplexity=_interval(_corpus, nats, tokens, resamples, seed),
+        token_entropy=float(np.mean([token_entropy(unit) for unit in units])),
+        distinct={str(n): distinct(units, n) for n in (1, 2, 3)},
+    )
+
+
+Statistic = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
+
+
+def _sample_mean(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
+    return float(np.exp(nats / tokens).mean())
+
+
+def _corpus(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
+    return float(math.exp(nats.sum() / tokens.sum()))
+
+
+def _interval(
+    statistic: Statistic, nats: NDArray[np.float64], tokens: NDArray[np.float64], resamples: int, seed: int
+) -> Interval:
+    generator = np.random.default_rng(seed)
+    picks = (generator.integers(len(nats), size=len(nats)) for _ in range(resamples))
+    values = [statistic(nats[pick], tokens[pick]) for pick in picks]
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Interval(statistic(nats, tokens), float(low), float(high))
+
+
+def token_entropy(ids: Sequence[int]) -> float:
+    """Entropy of the token frequencies within one sample, in nats: 0 for one token repeated."""
+    if not ids:
+        return 0.0
+    shares = np.array(list(Counter(ids).values())) / len(ids)
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _ngrams(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
+    return zip(*(ids[i:] for i in range(n)), strict=False)
+
+
+def distinct(samples: Sequence[Sequence[int]], n: int) -> float:
+    """Distinct n-grams as a share of all n-grams."""
+    counted = Counter(gram for ids in samples for gram in _ngrams(ids, n))
+    return len(counted) / max(1, counted.total())

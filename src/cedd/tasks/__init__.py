@@ -1,0 +1,21 @@
+"""The verbs a user calls: generate, infill, correct, and the language model that has them as methods."""
+
+from cedd.tasks.correct import Change, Corrected, correct
+from cedd.tasks.generate import generate
+from cedd.tasks.infill import Template, infill, parse_template
+from cedd.tasks.language_model import LanguageModel, Perplexity, load
+from cedd.tasks.trajectory import Trajectory
+
+__all__ = [
+    "Change",
+    "Corrected",
+    "LanguageModel",
+    "Perplexity",
+    "Template",
+    "Trajectory",
+    "correct",
+    "generate",
+    "infill",
+    "load",
+    "parse_template",
+]

@@ -1,0 +1,129 @@
+"""`cedd.load(path_or_name)`: a trained model as an object with verbs."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cedd.objectives import Method
+from cedd.process import TokenProcess
+from cedd.tasks.correct import Corrected, correct
+from cedd.tasks.generate import generate
+from cedd.tasks.infill import infill
+from cedd.tasks.setting import Setting, Settings
+from cedd.training.distributed import pick_device
+from cedd.training.folder import CONFIG_FILE, ModelFolder, load_folder
+
+
+class Perplexity(float):
+    """A perplexity with what is known of its error: exp of nats_per_token, the estimate of an upper bound (exact for
+    autoregressive models)."""
+
+    nats_per_token: float
+    stderr: float
+    ci95: tuple[float, float]
+    tokens: int
+
+    def __new__(cls, nats: float, stderr: float, ci95: tuple[float, float], tokens: int) -> Perplexity:
+        made = super().__new__(cls, float(torch.exp(torch.tensor(nats, dtype=torch.float64))))
+        made.nats_per_token, made.stderr, made.ci95, made.tokens = nats, stderr, ci95, tokens
+        return made
+
+
+class LanguageModel:
+    """A trained network with its process, method and tokenizer."""
+
+    def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
+        self.setting = Setting(folder, torch.device(device))
+
+    @property
+    def folder(self) -> ModelFolder:
+        return self.setting.folder
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.folder.model
+
+    @property
+    def process(self) -> TokenProcess:
+        return self.folder.process
+
+    @property
+    def method(self) -> Method:
+        return self.folder.method
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.folder.tokenizer
+
+    @property
+    def length(self) -> int:
+        return self.folder.length
+
+    def generate(self, n: int = 1, *, length: int | None = None, prompt: str = "", **settings: Any) -> list[str]:
+        """n texts; settings are those of `Settings`: sampler, steps, temperature, top_p, seed, ..."""
+        return generate(self.setting, n, length=length, prompt=prompt, settings=Settings(**settings))
+
+    def infill(self, text: str, **settings: Any) -> str:
+        """The text with its blanks (____ or ____{12}) filled."""
+        return infill(self.setting, text, 1, settings=Settings(**settings))[0]
+
+    def correct(
+        self, text: str, *, t: float = 0.05, threshold: float = 1.0, steps: int = 1, **settings: Any
+    ) -> Corrected:
+        """The text with its mistakes put right; `.changes` says which."""
+        return correct(self.setting, text, t=t, threshold=threshold, steps=steps, settings=Settings(**settings))
+
+    def perplexity(self, text: str, *, draws: int | None = None, seed: int = 0) -> Perplexity:
+        """The perplexity of a text in tokens: the tight bound's estimate, with its standard error."""
+        ids = torch.from_numpy(self.tokenizer.encode(text))
+        if not len(ids):
+            raise ValueError("an empty text has no perplexity")
+        estimate_bound = importlib.import_module("cedd.bounds").estimate_bound
+        whole = len(ids) // self.length * self.length
+        pieces = [part for part in (ids[:whole].view(-1, self.length), ids[whole:][None]) if part.numel()]
+        nats = variance = 0.0
+        for part in pieces:
+            options: dict[str, Any] = {} if draws is None else {"draws": draws}
+            generator = torch.Generator().manual_seed(seed)
+            estimate = estimate_bound(
+                self.model,
+                self.process,
+                part.to(self.setting.device),
+                method=self.method,
+                generator=generator,
+                **options,
+            )
+            share = part.numel() / len(ids)
+            nats += share * float(estimate.nats_per_token)
+            variance += (share * float(estimate.stderr)) ** 2
+        error = variance**0.5
+        low, high = (float(torch.exp(torch.tensor(nats + sign * 1.96 * error))) for sign in (-1, 1))
+        return Perplexity(nats, error, (low, high), len(ids))
+
+    def __repr__(self) -> str:
+        name = (self.process.spec or {}).get("name", "a process")
+        return f"LanguageModel({self.method.name} on {name}, V={self.process.vocab_size}, length={self.length})"
+
+
+def load(path_or_name: str | Path, device: str = "auto") -> LanguageModel:
+    """A model from a run's folder, or by its name on the hub (owner/name)."""
+    place = pick_device(device)
+    return LanguageModel(load_folder(model_path(path_or_name), place), place)
+
+
+def model_path(path_or_name: str | Path) -> Path:
+    """The folder meant: a local one, or a copy of the hub's."""
+    path = Path(path_or_name).expanduser()
+    name = str(path_or_name)
+    if path.exists() or name.count("/") != 1 or name.startswith((".", "~", "/")) or path.parent.exists():
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, allow_patterns=[CONFIG_FILE, "*.safetensors", "*.json", "merges.txt"]))
+    except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
+        raise ValueError(f"there is no folder {name}, and the hub does not have it ({type(error).__name__})") from None

@@ -1,0 +1,88 @@
+"""What a task needs of a model, and how one is sampled: the settings every verb shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, sample
+from cedd.samplers.loop import Callback
+from cedd.training.folder import ModelFolder
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to sample; see `cedd.sample`."""
+
+    sampler: str = "analytic"
+    steps: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    grid: str = "uniform"
+    corrector: Corrector | None = None
+    batch: int | None = None
+    seed: int | None = None
+
+
+@dataclass
+class Setting:
+    """A loaded model on its device. On CUDA its network is recorded as graphs, in bfloat16 but for the head."""
+
+    folder: ModelFolder
+    device: torch.device
+    _graphs: dict[tuple[int, int], GraphedNetwork] = field(default_factory=dict[tuple[int, int], GraphedNetwork])
+
+    @property
+    def vocab_size(self) -> int:
+        return self.folder.process.vocab_size
+
+    def check_length(self, length: int) -> None:
+        """Refuse what the network cannot read."""
+        if not 1 <= length <= self.folder.length:
+            raise ValueError(f"the model reads 1 to {self.folder.length} tokens; got a length of {length}")
+
+    def network(self, batch: int, length: int) -> Network:
+        """The network in the form that is fastest to sample from."""
+        model = self.folder.model
+        if self.device.type != "cuda" or self.folder.method.causal:
+            return model
+        if (batch, length) not in self._graphs:
+            self._graphs.clear()  # graphs hold memory: one shape at a time
+            self._graphs[batch, length] = GraphedNetwork(model, batch, length)
+        return self._graphs[batch, length]
+
+    def draw(
+        self,
+        shape: tuple[int, int],
+        settings: Settings,
+        constraint: Fixed | None = None,
+        callback: Callback | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Samples [B, L] on the host."""
+        generator = torch.Generator()
+        generator.manual_seed(settings.seed) if settings.seed is not None else generator.seed()
+        autocast = self.device.type == "cuda" and self.folder.method.causal
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
+            drawn = sample(
+                self.network(min(shape[0], settings.batch or shape[0]), shape[1]),
+                self.folder.process,
+                shape,
+                method=self.folder.method,
+                sampler=settings.sampler,
+                steps=settings.steps,
+                constraint=constraint,
+                generator=generator,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                grid=settings.grid,
+                corrector=settings.corrector,
+                callback=callback,
+                device=self.device,
+                batch=settings.batch,
+                **options,
+            )
+        return drawn.cpu()
