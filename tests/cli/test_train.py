@@ -62,6 +62,15 @@ def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: 
     assert json.loads(capsys.readouterr().out)["loss"] is None
 
 
+def test_an_infinite_bound_is_null_in_json(words: Words, capsys: pytest.CaptureFixture[str]):
+    quick = "--evaluation.every 4 --evaluation.sequences 4 --evaluation.draws 2 --evaluation.samples 0"
+    assert main([*words, *quick.split(), "--method", "sedds", "--process.name", "uniform"]) == 0
+    printed = capsys.readouterr()
+    assert "Infinity" not in printed.out
+    assert json.loads(printed.out)["bound"] is None
+    assert "bound inf nats per token" in printed.err
+
+
 def test_settings_reach_the_run(words: Words, out: Path):
     changes = "--method sedds --process.name uniform --optimizer.schedule cosine --batch.accumulate 2 --keep 1"
     assert main([*words, *changes.split(), "--checkpoint-every", "1"]) == 0

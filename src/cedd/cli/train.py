@@ -46,8 +46,9 @@ def run(config: TrainConfig) -> int:
     if str(config.out).startswith("("):
         raise UserError("say where the run goes: --out FOLDER")
     from cedd.training.loop import train
+    from cedd.training.records import in_json
 
     result = train(config, Console(stderr=True))
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"out": str(config.out), **vars(result)}))
+        print(json.dumps({"out": str(config.out), **in_json(vars(result))}))
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -117,9 +117,10 @@ def distribute(module: LossModule, strategy: Strategy) -> nn.Module:
         return module
     if strategy == "ddp":
         # The loss depends on every parameter at every step; buffers are constants, and need not be sent around.
-        options = signature(DistributedDataParallel).parameters
-        sync = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"  # before torch 2.13
-        return DistributedDataParallel(module, gradient_as_bucket_view=True, **{sync: False})
+        known = signature(DistributedDataParallel).parameters
+        sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
+        options: dict[str, Any] = {sync: False}
+        return DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
     from torch.distributed.fsdp import fully_shard
 
     for block in module.model.backbone.blocks:

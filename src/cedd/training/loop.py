@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from cedd.bounds.estimator import estimate_bound
 from cedd.data import Prefetcher, TrainingData, prepare_training_data
 from cedd.data.batches import BatchSampler
 from cedd.data.storage import atomic_write
@@ -28,6 +29,7 @@ from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess
+from cedd.samplers.loop import sample
 from cedd.training.checkpoints import Checkpoints
 from cedd.training.claim import claimed
 from cedd.training.config import TrainConfig, read_config, same_run, to_json
@@ -382,8 +384,6 @@ class Trainer:
 
     def _measure(self, model: Transformer, records: Records) -> float:
         """The bound on validation blocks, and some samples, written to the records."""
-        from cedd.bounds import estimate_bound
-
         config, step = self.config, self.state.step
         seed = derived_seed(config.seed, _EVALUATION)
         count = min(config.evaluation.sequences, len(self.data.validation))
@@ -417,8 +417,6 @@ class Trainer:
         config = self.config
         if config.evaluation.samples < 1:
             return []
-        from cedd.samplers import sample
-
         tokens = sample(
             model,
             self.process,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,12 @@ from cedd.data.storage import atomic_write
 
 LOG_FILE = "log.jsonl"
 PLOT_FILE = "loss.png"
+
+
+def in_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with null for what JSON has no number for: infinity, which the bound of some networks is, and NaN."""
+    infinite = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    return {**values, **dict.fromkeys(infinite)}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -73,7 +80,7 @@ class Records:
     def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """Append a record, flushed to the file, and pass its numbers to TensorBoard."""
         if self._file is not None:
-            self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+            self._file.write(json.dumps({"step": step, "kind": kind, **in_json(values)}) + "\n")
             self._file.flush()
         if self._writer is not None:
             for name, value in values.items():
@@ -111,7 +118,7 @@ def plot_log(folder: Path) -> Path | None:
     """The loss and the bound over steps, as loss.png; None where there is nothing to draw."""
     records = read_log(folder / LOG_FILE)
     steps = [r for r in records if r["kind"] == "train"]
-    bounds = [r for r in records if r["kind"] == "bound"]
+    bounds = [r for r in records if r["kind"] == "bound" and r["nats_per_token"] is not None]
     if not steps:
         return None
     from matplotlib.figure import Figure
@@ -122,7 +129,7 @@ def plot_log(folder: Path) -> Path | None:
     if bounds:
         x = [r["step"] for r in bounds]
         y = [r["nats_per_token"] for r in bounds]
-        band = [1.96 * r["stderr"] for r in bounds]
+        band = [1.96 * (r["stderr"] or 0.0) for r in bounds]
         axes.errorbar(x, y, yerr=band, color="tab:orange", marker="o", ms=3, label="validation bound, 95%")
     axes.set_xlabel("step")
     axes.set_ylabel("nats per token")

@@ -1,0 +1,113 @@
+"""Bounds and samples while training: by the averaged weights, for every method, and without a trace in the weights."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cedd.bounds.estimator import estimate_bound
+from cedd.data import prepare_training_data
+from cedd.training.config import TrainConfig
+from cedd.training.folder import load_folder
+from cedd.training.loop import _EVALUATION
+from cedd.training.records import plot_log
+from cedd.training.state import derived_seed
+from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
+
+Make = Callable[..., TrainConfig]
+SMALL: dict[str, Any] = {"evaluation.every": 6, "evaluation.sequences": 16, "evaluation.draws": 4}
+SMALL |= {"evaluation.samples": 2, "evaluation.sample_steps": 4, "log_every": 4}
+
+
+@pytest.fixture(autouse=True)
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
+
+
+def records(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in final_log(out) if record["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("method", "process"),
+    [
+        ("cedd-star", "roulette"),
+        ("sedd", "absorb"),
+        ("sedds", "uniform"),
+        ("bayes", "eroulette"),
+        ("dfm", "absorb"),
+        ("ar", "absorb"),
+    ],
+)
+def test_every_kind_of_method_is_evaluated(config: Make, method: str, process: str):
+    result = run(config("run", {**SMALL, "method": method, "process.name": process}))
+    bounds, samples = records(config().out, "bound"), records(config().out, "sample")
+    assert [record["step"] for record in bounds] == [6, 12]
+    assert [record["step"] for record in samples] == [6, 6, 12, 12]
+    assert all(len(record["text"]) == 12 for record in samples)
+    assert result.bound is not None
+    if method == "sedds":  # whose cost of clean tokens grows like 1/t where a process shuffles: no finite bound
+        assert all(record["nats_per_token"] is None for record in bounds)
+    else:
+        assert result.bound == bounds[-1]["nats_per_token"]
+        assert 0.5 < result.bound < 20
+
+
+def test_the_log_is_json_even_where_the_bound_is_infinite(config: Make):
+    run(config("run", {**SMALL, "method": "sedds", "process.name": "uniform"}))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    for line in (config().out / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert plot_log(config().out) is not None
+
+
+def test_the_bound_is_that_of_the_averaged_weights(config: Make):
+    """What the run logs last is what anyone finds who loads its folder."""
+    settings = config("run", {**SMALL, "optimizer.ema": 0.95})
+    result = run(settings)
+    folder = load_folder(settings.out)
+    blocks = prepare_training_data(settings.data, length=12, cache=settings.text.cache).validation[:16]
+    generator = torch.Generator().manual_seed(derived_seed(settings.seed, _EVALUATION))
+    again = estimate_bound(
+        folder.model, folder.process, torch.from_numpy(blocks), method=folder.method, draws=4, generator=generator
+    )
+    assert again.nats_per_token == result.bound
+    (record,) = [r for r in records(settings.out, "bound") if r["step"] == 12]
+    assert (record["nats_per_token"], record["stderr"]) == (again.nats_per_token, again.stderr)
+    assert record["perplexity"] == pytest.approx(math.exp(record["nats_per_token"]))
+
+
+def test_evaluations_leave_no_trace_in_the_training(config: Make):
+    run(config("evaluated", {**SMALL, "evaluation.every": 2}))
+    run(config("plain", {"log_every": 4}))
+    evaluated, plain = final_state(config("evaluated").out), final_state(config("plain").out)
+    assert all(torch.equal(evaluated[name], plain[name]) for name in plain)
+
+
+def test_a_resumed_run_logs_the_same_bounds_and_samples(config: Make):
+    run(config("whole", SMALL))
+    with pytest.raises(Crash):
+        run(config("crashed", SMALL), crash_at(7))
+    run(config("crashed", SMALL))
+    assert_same_run(config("whole").out, config("crashed").out)
+    assert len(records(config("crashed").out, "bound")) == 2
+
+
+def test_samples_can_be_left_out(config: Make):
+    run(config("run", {**SMALL, "evaluation.samples": 0}))
+    assert len(records(config().out, "bound")) == 2
+    assert not records(config().out, "sample")
+
+
+def test_a_bound_falls_while_training(config: Make):
+    settings = {**SMALL, "evaluation.every": 20, "steps": 40, "checkpoint_every": 40, "evaluation.sequences": 64}
+    run(config("run", {**settings, "batch.size": 16, "optimizer.ema": 0.5}))
+    first, last = records(config().out, "bound")
+    assert last["nats_per_token"] < first["nats_per_token"]
