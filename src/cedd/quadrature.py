@@ -1,7 +1,8 @@
 """Integrals over one variable to a stated tolerance: adaptive Gauss-Legendre panels, all of them at once.
 
-Each panel is integrated with 8 and with 16 nodes; a panel whose two answers agree is accepted, the others are
-halved. A kink or a jump costs a few dozen tiny panels around it and nothing elsewhere.
+Each panel is integrated with 7 and with 16 nodes; a panel whose two answers agree, and whose ends are where its 16
+nodes say they are, is accepted, the others are halved. A kink or a jump costs a few dozen tiny panels around it and
+nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights on [0, 1]."""
     x, w = np.polynomial.legendre.leggauss(nodes)
     return torch.from_numpy((x + 1) / 2), torch.from_numpy(w / 2)
+
+
+@cache
+def _to_the_ends(nodes: int) -> Tensor:
+    """[2, nodes]: what the polynomial through the nodes' values is at 0 and at 1 (Lagrange)."""
+    x, _ = gauss_legendre(nodes)
+    rows = [[math.prod((end - float(o)) / float(n - o) for o in x if o != n) for n in x] for end in (0.0, 1.0)]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def integrate_panels(f: Integrand, lo: Tensor, hi: Tensor, nodes: int = 16) -> Tensor:
@@ -59,13 +68,20 @@ def adaptive_panels(f: Integrand, lo: float, hi: float, tolerance: float = 1e-12
     left, right = edges[:-1], edges[1:]
     accepted: list[tuple[Tensor, Tensor, Tensor]] = []
     for _ in range(_MAX_HALVINGS):
-        coarse = integrate_panels(f, left, right, nodes=8)
-        fine = integrate_panels(f, left, right, nodes=16)
+        width = right - left
+        # 7 and not 8: two even rules both cut a jump near the middle of the panel in half, and agree on it.
+        coarse = integrate_panels(f, left, right, nodes=7)
+        x, w = gauss_legendre(16)
+        values = f(left[:, None] + width[:, None] * x)
+        fine = (values * w).sum(-1) * width
         if not bool(torch.isfinite(fine).all()):
             raise ValueError("the integrand is not finite on the interval")
+        # A jump between the last node and the end is seen by no rule: ask the integrand there.
+        ends = f(torch.stack([left + 1e-9 * width, right - 1e-9 * width], -1))
+        unseen = (ends - values @ _to_the_ends(16).T).abs().sum(-1) * x[0] * width
         # A panel's share of the tolerance is its share of the interval, but never below rounding.
-        share = tolerance * (1 + fine.abs()) * ((right - left) / (hi - lo)).clamp_min(1e-4)
-        done = ((coarse - fine).abs() <= share) | ((right - left) <= 1e-15 * (hi - lo))
+        share = tolerance * (1 + fine.abs()) * (width / (hi - lo)).clamp_min(1e-4)
+        done = ((coarse - fine).abs() + unseen <= share) | (width <= 1e-15 * (hi - lo))
         accepted.append((left[done], right[done], fine[done]))
         left, right = left[~done], right[~done]
         if left.numel() == 0:

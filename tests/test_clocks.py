@@ -1,0 +1,219 @@
+"""The two clocks: closed forms against quadrature, and which shares are refused, and where."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.optimize import brentq
+
+from cedd import Cosine, Geometric, LogLinear, Polynomial, PowerShare, Schedule, eroulette
+from cedd.clocks import Clocks, EvolvingShare, Proportional, RunningShare, first_negative, value_and_slope
+from cedd.quadrature import adaptive_panels, integrate
+
+SCHEDULES = (LogLinear(), LogLinear(0.3), Polynomial(2.0, 0.01), Cosine(0.05))
+SCHEDULE = st.sampled_from(SCHEDULES)
+SHARE = st.builds(PowerShare, st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.5, 3.0))
+
+
+def over_time(f, low: float = 0.0, high: float = 1.0) -> float:
+    """The integral of f(t) by scipy, in the variable log((t+d)/(1-t+d)) where both ends are tame."""
+
+    def inner(u: float) -> float:
+        t = 1 / (1 + math.exp(-u))
+        return f(t) * t * (1 - t) if low < t < high else 0.0
+
+    logit = [math.log(max(t, 1e-17) / max(1 - t, 1e-17)) for t in (low, high)]
+    return quad(inner, *logit, epsabs=1e-13, epsrel=1e-12, limit=400)[0]
+
+
+@settings(max_examples=15, deadline=None)
+@given(SCHEDULE, SHARE, st.floats(0.05, 1.0))
+def test_a_running_share_is_the_integral_of_its_rates(schedule: Schedule, share: PowerShare, t: float) -> None:
+    clocks = RunningShare(schedule, share)
+    assert float(clocks.alpha(t)) == pytest.approx(over_time(lambda s: float(clocks.alpha_rate(s)), 0.0, t), abs=1e-9)
+    assert float(clocks.beta(t)) == pytest.approx(over_time(lambda s: float(clocks.beta_rate(s)), 0.0, t), abs=1e-9)
+    total = schedule.sigma(t)
+    assert float(clocks.alpha(t) + clocks.beta(t)) == pytest.approx(float(total), rel=1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(SCHEDULE, SHARE)
+def test_the_integrals_over_the_whole_time(schedule: Schedule, share: PowerShare) -> None:
+    clocks = RunningShare(schedule, share)
+    alive = over_time(lambda t: float(torch.exp(-clocks.alpha(t)) * clocks.beta_rate(t)))
+    kept = over_time(lambda t: float(torch.exp(-clocks.alpha(t) - clocks.beta(t)) * clocks.alpha_rate(t)))
+    assert clocks.shuffling_while_alive() == pytest.approx(alive, abs=1e-10)
+    assert clocks.masking_while_kept() == pytest.approx(kept, abs=1e-10)
+
+
+@given(SCHEDULE, st.floats(0.0, 2.0), st.floats(0.0, 2.0))
+@settings(max_examples=15, deadline=None)
+def test_proportional_clocks_in_closed_form(schedule: Schedule, mask: float, shuffle: float) -> None:
+    clocks = Proportional(schedule, mask, shuffle)
+    alive = over_time(lambda t: float(torch.exp(-clocks.alpha(t)) * clocks.beta_rate(t)))
+    kept = over_time(lambda t: float(torch.exp(-clocks.alpha(t) - clocks.beta(t)) * clocks.alpha_rate(t)))
+    assert clocks.shuffling_while_alive() == pytest.approx(alive, abs=1e-10)
+    assert clocks.masking_while_kept() == pytest.approx(kept, abs=1e-10)
+
+
+def test_a_constant_running_share_is_proportional() -> None:
+    running, fixed = RunningShare(LogLinear(), lambda t: 0.7), Proportional(LogLinear(), 0.7, 0.3)
+    t = torch.tensor([0.0, 1e-9, 0.3, 1.0], dtype=torch.float64)
+    for name in ("alpha", "beta", "alpha_rate", "beta_rate"):
+        torch.testing.assert_close(getattr(running, name)(t), getattr(fixed, name)(t), rtol=1e-12, atol=1e-15)
+    assert running.shuffling_while_alive() == pytest.approx(fixed.shuffling_while_alive(), abs=1e-11)
+    assert running.masking_while_kept() == pytest.approx(fixed.masking_while_kept(), abs=1e-11)
+
+
+@given(st.floats(0.001, 0.999))
+@settings(max_examples=30, deadline=None)
+@example(1 / 3)  # near the middle of a panel
+@example(float(LogLinear().inverse(LogLinear().end / 8 * 1.002)))  # just behind an edge
+def test_a_share_with_a_jump_is_integrated(jump: float) -> None:
+    clocks = RunningShare(LogLinear(), lambda t: (t > jump).double())
+    before, end = float(LogLinear().sigma(jump)), LogLinear().end
+    assert float(clocks.beta(1.0)) == pytest.approx(before, abs=1e-10)
+    assert float(clocks.alpha(1.0)) == pytest.approx(end - before, abs=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SCHEDULE, st.floats(0.2, 0.5), st.floats(0.5, 0.7), st.floats(0.01, 0.99))
+def test_an_evolving_share_has_the_slopes_of_its_clocks(schedule: Schedule, a: float, b: float, t: float) -> None:
+    try:
+        clocks = EvolvingShare(schedule, PowerShare(a, b))
+    except ValueError:
+        return
+    h = 1e-5 * t * (1 - t)
+    for clock, rate in ((clocks.alpha, clocks.alpha_rate), (clocks.beta, clocks.beta_rate)):
+        assert float((clock(t + h) - clock(t - h)) / (2 * h)) == pytest.approx(float(rate(t)), rel=1e-5, abs=1e-6)
+
+
+# ---- what is refused --------------------------------------------------------------------------------------------
+
+
+def named_time(error: ValueError) -> float:
+    return float(str(error).split("t = ")[1].split(";")[0])
+
+
+@pytest.mark.parametrize(
+    ("share", "slope"),
+    [
+        (lambda t: t, lambda t: 1.0),
+        (lambda t: t**2, lambda t: 2 * t),
+        (lambda t: t ** (1 / t), lambda t: t ** (1 / t) * (1 - math.log(t)) / t**2),
+        (lambda t: 0.3 + 0.7 * t**3, lambda t: 2.1 * t**2),
+    ],
+)
+def test_the_first_bad_time_is_named(share, slope) -> None:
+    def shuffle_rate(t: float) -> float:
+        sigma, rate = float(LogLinear().sigma(t)), float(LogLinear().rate(t))
+        return (1 - share(t)) * rate - slope(t) * sigma
+
+    root = brentq(shuffle_rate, 0.2, 0.999, xtol=1e-13)
+    with pytest.raises(ValueError, match="the shuffle clock runs backwards: its rate turns negative at t = ") as error:
+        eroulette(5, p_m=share)
+    assert named_time(error.value) == pytest.approx(root, abs=1e-6)
+
+
+def test_a_falling_mask_clock_is_named_too() -> None:
+    # p_m sigma = t (1 - t) turns back at one half.
+    with pytest.raises(ValueError, match="the mask clock runs backwards") as error:
+        eroulette(5, p_m=lambda t: t * (1 - t) / LogLinear().sigma(t).clamp_min(1e-300))
+    assert named_time(error.value) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_no_share_from_zero_to_one_is_accepted() -> None:
+    """(1 - p_m) sigma is 0 at both ends, so it has to come back, whatever the schedule."""
+    for schedule in SCHEDULES:
+        for power in (0.2, 1.0, 7.0):
+            with pytest.raises(ValueError, match="shuffle clock runs backwards"):
+                eroulette(4, p_m=PowerShare(0.0, 1.0, power), schedule=schedule)
+
+
+@given(st.floats(0.02, 60.0))
+@settings(max_examples=12, deadline=None)
+def test_the_papers_suggestion_is_never_valid(a: float) -> None:
+    with pytest.raises(ValueError, match="shuffle clock runs backwards"):
+        eroulette(4, p_m=lambda t: t ** (1 / (a * t)))
+
+
+@pytest.mark.parametrize(("share", "name"), [(lambda t: 2 * t, "shuffle"), (lambda t: t - 0.5, "mask")])
+def test_an_instantaneous_share_outside_0_1_is_refused_at_its_time(share, name: str) -> None:
+    with pytest.raises(ValueError, match=f"the {name} clock runs backwards") as error:
+        eroulette(5, mask_share=share)
+    assert named_time(error.value) == pytest.approx(0.5 if name == "shuffle" else 0.0, abs=1e-6)
+
+
+def test_any_share_in_0_1_is_accepted() -> None:
+    for share in (PowerShare(), PowerShare(1.0, 0.0), lambda t: torch.sin(20 * t) ** 2, 0.0, 1.0):
+        process = eroulette(5, mask_share=share)
+        t = torch.linspace(0, 1, 101, dtype=torch.float64)
+        assert bool((process.alpha_rate(t) >= 0).all())
+        assert bool((process.beta_rate(t) >= 0).all())
+
+
+def test_a_nan_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="runs backwards"):
+        eroulette(5, mask_share=lambda t: t * math.nan)
+
+
+def test_eroulette_needs_a_schedule_from_zero() -> None:
+    for form in ("p_m", "mask_share"):
+        with pytest.raises(ValueError, match=r"sigma\(0\) = 0"):
+            eroulette(5, schedule=Geometric(0.1, 5.0), **{form: 0.5})
+
+
+def test_a_share_without_torch_operations_is_refused() -> None:
+    with pytest.raises(ValueError, match="written with torch operations"):
+        value_and_slope(lambda t: torch.tensor(t.detach().numpy() ** 2), torch.linspace(0.1, 0.9, 5).double())
+
+
+def test_first_negative_of_a_good_rate_is_none() -> None:
+    assert first_negative(lambda t: t) is None
+    assert first_negative(lambda t: 0.123456789 - t) == pytest.approx(0.123456789, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((-0.1, 1.0), "start"), ((0.0, 1.1), "stop"), ((0.0, 1.0, 0.0), "power"), ((0.0, 1.0, math.nan), "power")],
+)
+def test_power_share_limits(arguments: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PowerShare(*arguments)
+
+
+def test_power_share_values() -> None:
+    t = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+    assert PowerShare(0.2, 0.8, 0.5)(t).tolist() == pytest.approx([0.2, 0.5, 0.8])
+
+
+# ---- quadrature -------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.05, 5.0), st.floats(-3.0, 3.0), st.floats(0.1, 4.0))
+@settings(max_examples=20, deadline=None)
+def test_smooth_integrals(rate: float, low: float, width: float) -> None:
+    exact = (math.exp(-rate * low) - math.exp(-rate * (low + width))) / rate
+    assert integrate(lambda x: torch.exp(-rate * x), low, low + width) == pytest.approx(exact, rel=1e-11)
+
+
+def test_rough_and_impossible_integrals() -> None:
+    assert integrate(lambda x: (x > 0.3).double(), 0.0, 1.0) == pytest.approx(0.7, abs=1e-12)
+    assert integrate(lambda x: x.log(), 0.0, 1.0, 1e-10) == pytest.approx(-1.0, abs=1e-9)
+    assert integrate(lambda x: x, 1.0, 1.0) == 0.0
+    with pytest.raises(ValueError, match="not finite"):
+        integrate(lambda x: x * math.nan, 0.0, 1.0)
+
+
+def test_panels_know_every_partial_integral() -> None:
+    panels = adaptive_panels(torch.cos, 0.0, 3.0)
+    x = torch.linspace(0, 3, 50, dtype=torch.float64)
+    torch.testing.assert_close(panels.up_to(torch.cos, x), torch.sin(x), rtol=0, atol=1e-13)
+
+
+def test_clocks_are_abstract() -> None:
+    with pytest.raises(TypeError):
+        Clocks()  # type: ignore[abstract]
