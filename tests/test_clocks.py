@@ -26,7 +26,7 @@ def over_time(f, low: float = 0.0, high: float = 1.0) -> float:
         return f(t) * t * (1 - t) if low < t < high else 0.0
 
     logit = [math.log(max(t, 1e-17) / max(1 - t, 1e-17)) for t in (low, high)]
-    return quad(inner, *logit, epsabs=1e-13, epsrel=1e-12, limit=400)[0]
+    return quad(inner, logit[0], logit[1], epsabs=1e-13, epsrel=1e-12, limit=400)[0]
 
 
 @settings(max_examples=15, deadline=None)
