@@ -179,7 +179,7 @@ def test_counts():
     config = config_from_preset("small", vocab_size=50257, has_mask=True)
     with torch.device("meta"):
         model = Transformer(config)
-    blocks = 12 * (4 * 768**2 + 8 * 768**2 + 5 * 768)
+    blocks = 12 * (4 * 768**2 + 8 * 768**2)
     conditioning = 257 * 128 + 129 * 128 + 129 * (12 * 6 + 2) * 768
     assert model.num_parameters() == blocks + conditioning + 50258 * 768 + 50257 * 769
     # 6 x parameters, the usual estimate, misses the attention's own products and counts the embedding.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cedd.training.config import OptimizerConfig
-from cedd.training.optimizer import apply_gradients, clip_gradients, learning_rate, make_optimizer
+from cedd.training.optimizer import apply_gradients, gradient_norm, learning_rate, make_optimizer
 
 
 def test_a_constant_rate_after_a_linear_warm_up():
@@ -53,7 +53,7 @@ def test_moments_that_exist_from_the_start_change_nothing():
     for step in range(5):
         backward(ours, step)
         backward(theirs, step)
-        apply_gradients(optimizer, 1e-2, torch.tensor(True))
+        apply_gradients(optimizer, 1e-2, torch.tensor(1.0), 0.0, torch.tensor(True))
         textbook.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
@@ -64,7 +64,7 @@ def test_the_rate_is_the_steps_own():
     before = [p.detach().clone() for p in network.parameters()]
     optimizer = make_optimizer(network, OptimizerConfig(rate=1.0))
     backward(network, 0)
-    apply_gradients(optimizer, 1e-3, torch.tensor(True))
+    apply_gradients(optimizer, 1e-3, torch.tensor(1.0), 0.0, torch.tensor(True))
     # Adam's first step has the length of the rate in every coordinate that has a gradient.
     moved = torch.cat([(p.detach() - b).abs().flatten() for p, b in zip(network.parameters(), before, strict=True)])
     assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
@@ -74,20 +74,35 @@ def test_a_gradient_that_is_not_finite_touches_nothing():
     network = small_network()
     optimizer = make_optimizer(network, OptimizerConfig())
     backward(network, 0)
-    apply_gradients(optimizer, 1e-2, torch.tensor(True))
+    apply_gradients(optimizer, 1e-2, torch.tensor(1.0), 0.0, torch.tensor(True))
     held = [p.detach().clone() for p in network.parameters()]
     held += [optimizer.state[p][name].clone() for p in network.parameters() for name in ("exp_avg", "step")]
     backward(network, 1)
     next(network.parameters()).grad.fill_(math.nan)  # pyright: ignore[reportOptionalMemberAccess]
-    apply_gradients(optimizer, 1e-2, torch.tensor(False))
+    apply_gradients(optimizer, 1e-2, torch.tensor(1.0), 0.0, torch.tensor(False))
     now = [p.detach() for p in network.parameters()]
     now += [optimizer.state[p][name] for p in network.parameters() for name in ("exp_avg", "step")]
     assert all(torch.equal(a, b) for a, b in zip(held, now, strict=True))
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(1.0, 1.0), (0.0, 5.0), (10.0, 5.0)])
-def test_clipping_returns_the_norm_before_it(limit: float, expected: float):
-    a, b = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+def test_the_norm_is_of_all_gradients():
+    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
     a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
-    assert clip_gradients([a, b], limit) == pytest.approx(5.0)
-    assert torch.cat([a.grad, b.grad]).norm() == pytest.approx(expected, rel=1e-5)
+    assert gradient_norm([a, b]) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("limit", [1e-3, 0.5, 0.0, 1e3])
+def test_clipping_is_the_textbooks(limit: float):
+    ours, theirs = small_network(), small_network()
+    optimizer = make_optimizer(ours, OptimizerConfig())
+    textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
+    for step in range(3):
+        for network in (ours, theirs):
+            network.zero_grad()
+            backward(network, step)
+        apply_gradients(optimizer, 1e-2, gradient_norm(ours.parameters()), limit, torch.tensor(True))
+        if limit:
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit)
+        textbook.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

@@ -22,6 +22,9 @@ from torch import Tensor
 from cedd.data.packing import PackedDataset
 from cedd.data.permutation import derive_key, permute
 
+_AHEAD = 32
+"""Batches whose blocks are drawn in one go."""
+
 
 class BatchSampler:
     """Infinite iterator over this rank's share [B/W, L] (int64, CPU) of each global batch.
@@ -52,6 +55,7 @@ class BatchSampler:
         self.seed = seed
         self.rank, self.world_size = rank, world_size
         self.position = position
+        self._drawn: tuple[int, NDArray[np.int64]] | None = None
 
     @property
     def epoch(self) -> float:
@@ -60,9 +64,13 @@ class BatchSampler:
 
     def global_indices(self, step: int) -> NDArray[np.int64]:
         """The blocks [B] of global batch `step`, in order."""
+        return self._blocks(step, 1)
+
+    def _blocks(self, step: int, steps: int) -> NDArray[np.int64]:
+        """The blocks of several global batches at once: the permutation costs by the call, not by the number."""
         size = len(self.dataset)
-        epochs, slots = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), size)
-        blocks = np.empty(self.batch_size, dtype=np.int64)
+        epochs, slots = np.divmod(np.arange(step * self.batch_size, (step + steps) * self.batch_size), size)
+        blocks = np.empty(steps * self.batch_size, dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             blocks[here] = permute(slots[here], size, derive_key(self.seed, int(epoch)))
@@ -71,7 +79,10 @@ class BatchSampler:
     def indices(self, step: int) -> NDArray[np.int64]:
         """This rank's rows [B/W] of global batch `step`."""
         share = self.batch_size // self.world_size
-        return self.global_indices(step)[self.rank * share : (self.rank + 1) * share]
+        ahead, offset = divmod(step, _AHEAD)
+        if self._drawn is None or self._drawn[0] != ahead:
+            self._drawn = (ahead, self._blocks(ahead * _AHEAD, _AHEAD).reshape(_AHEAD, -1))
+        return self._drawn[1][offset, self.rank * share : (self.rank + 1) * share]
 
     def batch(self, step: int) -> Tensor:
         """This rank's share [B/W, L] of global batch `step`; draws nothing."""
@@ -129,6 +140,8 @@ class Prefetcher(Generic[B]):
     def _run(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # threads start on GPU 0, and pinning would open a context there
+            # One core is enough for a batch, and leaves the others to the thread that feeds the device.
+            torch.set_num_threads(1)
         step = self.position
         item: B | Exception
         while not self._stop.is_set():

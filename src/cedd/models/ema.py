@@ -23,6 +23,7 @@ class EMA:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"the decay of an average must lie in [0, 1), but is {decay}")
         self.decay, self.warmup, self.updates = decay, warmup, 0
+        self._known: tuple[nn.Module, list[nn.Parameter]] | None = None
         self.shadow: dict[str, Tensor] = {
             name: parameter.detach().to(torch.float32, copy=True) for name, parameter in model.named_parameters()
         }
@@ -78,7 +79,10 @@ class EMA:
         self.updates = int(state[UPDATES])
 
     def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        return [model.get_parameter(name) for name in self.shadow]
+        """The model's parameters in the shadow's order, looked up once a model: a step has no time for names."""
+        if self._known is None or self._known[0] is not model:
+            self._known = (model, [model.get_parameter(name) for name in self.shadow])
+        return self._known[1]
 
 
 def _shape(tensor: Tensor) -> str:

@@ -122,7 +122,8 @@ def noisy_batch(method: Method, process: TokenProcess, x0: Tensor, t: Tensor, dr
     x_t = noise.move(x0, draws.u, draws.redraw)
     wide = noise.like(x_t)
     places = method.objective.positions(x_t, wide).reshape(-1).nonzero().squeeze(-1)
-    rows = Rows(x0.reshape(-1)[places], x_t.reshape(-1)[places], wide.rows(places))
+    sequences = places // x0.shape[1]
+    rows = Rows(x0.reshape(-1)[places], x_t.reshape(-1)[places], noise.map(lambda v: v[sequences]))
     inputs = method.objective.network_input(x0, x_t, process)
     return NoisyBatch(inputs, noise.sigma.to(device=x0.device, dtype=torch.float32), places, rows)
 

@@ -25,7 +25,7 @@ from cedd.training.config import (
     TrainConfig,
 )
 from cedd.training.distributed import Ranks, pick_device
-from cedd.training.loop import Trainer
+from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.noising import NoisingSampler
 
 
@@ -166,6 +166,7 @@ def bench_train(
 ) -> list[BenchRow]:
     """A row for every shape and method, and one for the textbook step of each shape."""
     rows: list[BenchRow] = []
+    share_the_interpreter()
     base = PRESETS[preset][1]
     for batch, length in shapes:
         config = replace(

@@ -44,22 +44,31 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
     return optimizer
 
 
-def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale the gradients to a norm of at most `limit` (0: leave them) and return the norm they had, on the device."""
-    norm = nn.utils.clip_grad_norm_(parameters, limit if limit > 0 else math.inf, foreach=True)
-    return whole(norm)
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of all gradients, on the device."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return whole(nn.utils.get_total_norm(gradients, foreach=True))
 
 
-def apply_gradients(optimizer: AdamW, rate: float, finite: Tensor) -> None:
-    """One step, unless `finite` [] is false: weights and moments then stay as they are.
+def apply_gradients(optimizer: AdamW, rate: float, norm: Tensor, clip: float, finite: Tensor) -> bool:
+    """One step with the gradients scaled to a norm of at most `clip` (0: as they are), unless `finite` [] is false.
 
-    On CUDA the decision is left to the kernel, which skips its update; nobody waits for the device.
+    Returns whether the step may have been taken. On CUDA both are left to the optimizer's kernel, which divides by the
+    scale and skips its update: no sweep over the gradients for clipping, and nobody waits for the device.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate
-    sharded = any(hasattr(parameter, "full_tensor") for parameter in optimizer.param_groups[0]["params"][:1])
-    if finite.is_cuda and not sharded:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # The same as clip_grad_norm_: gradients are multiplied by min(1, clip / (norm + 1e-6)).
+    excess = ((norm.float() + 1e-6) / clip).clamp_min(1.0) if clip > 0 else torch.ones_like(norm, dtype=torch.float32)
+    if finite.is_cuda and not hasattr(parameters[0], "full_tensor"):
+        optimizer.grad_scale = excess  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
-    elif not bool(finite):
-        return
+        optimizer.step()
+        return True
+    if not bool(finite):
+        return False
+    if clip > 0:
+        nn.utils.clip_grads_with_norm_(parameters, clip, norm, foreach=True)
     optimizer.step()
+    return True

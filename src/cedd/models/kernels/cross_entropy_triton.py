@@ -2,9 +2,10 @@
 
 Shapes: R rows, V vocabulary. Imported only where there is a CUDA device.
 
-The first sweep keeps a running maximum m and Σ exp(o - m), rescaled whenever m grows; the second overwrites
-each output by its gradient. A row of 50,257 bfloat16 outputs is 100 kB, so the second sweep reads from the cache
-what the first one fetched.
+The first sweep keeps, in every lane, a running maximum m and the sum of exp(o - m), rescaled whenever m grows; lanes
+are joined once, at its end, so that no step of it waits for another warp. The second overwrites each output by its
+gradient. A row of 50,257 bfloat16 outputs is 100 kB, so the second sweep reads from the cache what the first one
+fetched.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-BLOCK = 8192
-"""Outputs a program holds at once: 16 for each of its threads."""
+BLOCK = 2048
+"""Outputs a program holds at once: 8 for each of its threads, a load of 16 bytes in bfloat16."""
+
+WARPS = 8
 
 
 @triton.jit
@@ -52,22 +55,27 @@ def _cross_entropy_kernel(  # noqa: ANN202
         shift_token = tl.load(shift_tokens + row).to(tl.int32)
         shift = tl.load(shifts + row)
 
-    maximum = float("-inf")
-    total = 0.0
-    target_output = 0.0
+    at_target = tl.load(outputs + target).to(tl.float32)
+    if HAS_SHIFT:
+        at_target += tl.where(target == shift_token, shift, 0.0)
+
+    # One maximum and one sum a lane; a large negative number, not -inf, so that the first difference is no NaN.
+    maxima = tl.full([BLOCK], -1e30, tl.float32)
+    totals = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab_size, BLOCK):
         columns = start + offsets
-        inside = columns < vocab_size
-        values = tl.load(outputs + columns, mask=inside, other=float("-inf")).to(tl.float32)
+        values = tl.load(outputs + columns, mask=columns < vocab_size, other=float("-inf")).to(tl.float32)
         if HAS_SHIFT:
             values += tl.where(columns == shift_token, shift, 0.0)
-        new_maximum = tl.maximum(maximum, tl.max(values, 0))
-        total = total * tl.exp(maximum - new_maximum) + tl.sum(tl.exp(values - new_maximum), 0)
-        # Picked up here, not loaded alone: a lone load would race with another warp's write below.
-        target_output += tl.sum(tl.where(columns == target, values, 0.0), 0)
-        maximum = new_maximum
+        # One exponential for both cases: the new value beyond the old maximum, or the old maximum beyond it.
+        apart = tl.exp(-tl.abs(values - maxima))
+        totals = tl.where(values > maxima, totals * apart + 1.0, totals + apart)
+        maxima = tl.maximum(maxima, values)
+    maximum = tl.max(maxima, 0)
+    total = tl.sum(totals * tl.exp(maxima - maximum), 0)
     log_normalizer = maximum + tl.log(total)
-    tl.store(losses + row, log_normalizer - target_output)
+    tl.store(losses + row, log_normalizer - at_target)
+    tl.debug_barrier()  # every warp has read the target's output before any warp overwrites it
 
     if WANT_GRADIENT:
         for start in range(0, vocab_size, BLOCK):
@@ -106,6 +114,6 @@ def cross_entropy_in_place(
             HAS_SHIFT=has_shift,
             WANT_GRADIENT=want_gradient,
             BLOCK=block,
-            num_warps=16 if block >= 8192 else 4,
+            num_warps=min(WARPS, max(1, block // 512)),
         )
     return losses

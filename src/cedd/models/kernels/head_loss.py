@@ -183,12 +183,12 @@ class _Gradients:
 
 
 def default_chunk_rows(count: int, vocab_size: int, dtype: torch.dtype, device_type: str) -> int:
-    """Rows of a chunk, all chunks alike, whose outputs take up to 512 MiB on an accelerator, 64 MiB on a CPU.
+    """Rows of a chunk, all chunks alike, whose outputs take up to 1 GiB on an accelerator, 64 MiB on a CPU.
 
     Enough rows to keep the matrix units busy, in whole tiles of 128, and to make the sweeps over ∂total/∂W rare;
     on a CPU more rows bring nothing and leave the cache.
     """
-    budget = 2**26 if device_type == "cpu" else 2**29
+    budget = 2**26 if device_type == "cpu" else 2**30
     most = max(1, budget // (vocab_size * dtype.itemsize))
     tile = min(128, most)
     most -= most % tile
