@@ -1,0 +1,264 @@
+"""What outputs mean, against explicit sums over the clean token, at the truth, and at the ends of floating point."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cedd
+from cedd import Bayes, Denoiser, Parameterization, PowerShare, ScaledScore, Score, TokenProcess
+from cedd.parameterization import Affine, can_return, settle_step
+from tests import reference
+from tests.networks import matching_chain
+
+PROCESSES = {
+    "absorb": cedd.absorb,
+    "uniform": cedd.uniform,
+    "roulette": lambda V: cedd.roulette(V, 0.6),
+    "eroulette": lambda V: cedd.eroulette(V, mask_share=PowerShare(0.1, 0.9)),
+}
+PARAMETERIZATIONS: dict[str, Parameterization] = {
+    "score": Score(),
+    "scaled": ScaledScore(),
+    "denoiser": Denoiser(),
+    "plain denoiser": Denoiser(rescale=False),
+    "bayes": Bayes(),
+}
+quick = settings(max_examples=25, deadline=None)
+NAME, VOCAB, SEED = st.sampled_from(list(PROCESSES)), st.integers(2, 5), st.integers(0, 10_000)
+TIME = st.floats(1e-4, 1.0)
+
+
+def one_of_each(process: TokenProcess, t: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, cedd.Noise]:
+    """Random outputs [n, V] at every state x = 0..n-1, at time t."""
+    n, V = process.num_states, process.vocab_size
+    outputs = torch.randn(n, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return outputs, torch.arange(n), process.noise(torch.full((n,), t, dtype=torch.float64))
+
+
+def expected_ratios(kind: str, matrix: np.ndarray, outputs: np.ndarray, x: int) -> np.ndarray:
+    """s_y by explicit sums over h."""
+    probabilities = np.exp(outputs) / np.exp(outputs).sum()
+    if kind == "score":
+        return np.exp(outputs)
+    if kind == "scaled":
+        return np.exp(outputs + reference.scaled_shift(matrix, len(outputs), x))
+    if kind == "bayes":
+        return reference.bayes_scores(matrix, probabilities, x)
+    return reference.denoiser_scores(matrix, probabilities, x)
+
+
+EXACT = ("score", "scaled", "plain denoiser", "bayes")
+
+
+@quick
+@given(st.sampled_from(EXACT), NAME, VOCAB, TIME, SEED)
+def test_ratios_and_rates_are_sums_over_the_clean_token(kind: str, name: str, V: int, t: float, seed: int) -> None:
+    process = PROCESSES[name](V)
+    outputs, x_t, noise = one_of_each(process, t, seed)
+    scores = PARAMETERIZATIONS[kind].log_scores(outputs, x_t, noise)
+    rates = PARAMETERIZATIONS[kind].jump_rates(outputs, x_t, noise)
+    chain = matching_chain(process, 1)
+    matrix, forward = reference.transition(chain, t), reference.rate_matrix(chain, t)
+    for x in range(process.num_states):
+        if x < V:
+            assert scores[x, x] == 0
+            assert rates[x, x] == 0
+        others = [y for y in range(V) if y != x]
+        if not process.can_shuffle and x < V:
+            assert bool((scores[x, others] == -math.inf).all())
+            assert bool((rates[x] == 0).all())
+            continue
+        expected = expected_ratios(kind, matrix, outputs[x].numpy(), x)[others]
+        np.testing.assert_allclose(scores[x, others].exp().numpy(), expected, rtol=1e-8)
+        np.testing.assert_allclose(rates[x, others].numpy(), forward[x, others] * expected, rtol=1e-8, atol=1e-12)
+
+
+@quick
+@given(NAME, VOCAB, TIME, TIME, SEED)
+def test_reverse_steps_of_beliefs_are_bayes_rule(name: str, V: int, s: float, t: float, seed: int) -> None:
+    s, t = sorted((s, t))
+    process = PROCESSES[name](V)
+    outputs, x_t, noise = one_of_each(process, t, seed)
+    earlier = process.noise(torch.full_like(noise.t, s))
+    chain = matching_chain(process, 1)
+    matrix = reference.transition(chain, t)
+    for x in range(process.num_states):
+        belief = torch.softmax(outputs[x], -1).numpy()
+        by_bayes = Bayes().reverse_step(outputs, x_t, noise, earlier)[x].numpy()
+        expected = reference.token_reverse_from_belief(chain, belief, x, t, s)
+        np.testing.assert_allclose(by_bayes, expected, atol=1e-8)
+        by_posterior = Denoiser(rescale=False).reverse_step(outputs, x_t, noise, earlier)[x].numpy()
+        if process.can_shuffle or x == V:
+            expected = reference.token_reverse_from_posterior(chain, belief, x, t, s)
+            np.testing.assert_allclose(by_posterior, expected, atol=1e-8)
+        else:
+            np.testing.assert_allclose(by_posterior, np.eye(process.num_states)[x], atol=1e-12)
+        posterior = Bayes().log_posterior(outputs, x_t, noise)[x].exp().numpy()
+        np.testing.assert_allclose(posterior, reference.bayes_posterior(matrix, belief, x), atol=1e-8)
+        certain = belief if process.can_shuffle or x == V else np.eye(V)[x]
+        np.testing.assert_allclose(Denoiser().log_posterior(outputs, x_t, noise)[x].exp().numpy(), certain, atol=1e-12)
+
+
+# ---- at the truth -----------------------------------------------------------------------------------------------
+
+
+def truth(process: TokenProcess, seed: int, t: float, L: int = 2):
+    """Random data with their marginal ratios, posteriors and leave-one-out beliefs at every noisy sequence."""
+    chain = matching_chain(process, L)
+    p0 = reference.random_data(chain, np.random.default_rng(seed))
+    marginal = reference.marginal(chain, p0, t)
+    x = [x for x in chain.states if marginal[chain.states.index(x)] > 0]
+    tables = [
+        torch.from_numpy(np.stack([f(state) for state in x]))
+        for f in (
+            lambda state: reference.ratios(chain, marginal, state),
+            lambda state: reference.posterior(chain, p0, state, t),
+            lambda state: reference.leave_one_out(chain, p0, state, t),
+        )
+    ]
+    x_t = torch.tensor(x)
+    noise = process.noise(torch.full((len(x),), t, dtype=torch.float64)).like(x_t)
+    return chain, p0, x_t, noise, *tables
+
+
+@settings(max_examples=12, deadline=None)
+@given(NAME, st.integers(2, 3), st.floats(0.01, 1.0), st.floats(0.0, 0.99), SEED)
+def test_all_agree_at_the_truth(name: str, V: int, t: float, fraction: float, seed: int) -> None:
+    """Given what they are meant to be given, all four yield the true ratios and Bayes' reverse step."""
+    process, s = PROCESSES[name](V), fraction * t
+    chain, p0, x_t, noise, ratios, posterior, belief = truth(process, seed, t)
+    log_ratios = ratios.clamp_min(1e-300).log()
+    outputs = {
+        "score": log_ratios,
+        "scaled": log_ratios - ScaledScore().shift(x_t, noise)[..., None],
+        "plain denoiser": posterior.clamp_min(1e-300).log(),
+        "bayes": belief.clamp_min(1e-300).log(),
+    }
+    earlier = process.noise(torch.full((len(x_t),), s, dtype=torch.float64)).like(x_t)
+    reverse = reference.reverse_transition(chain, p0, t, s)
+    places = [chain.states.index(tuple(row)) for row in x_t.tolist()]
+    by_state = reverse[:, places].T.reshape(len(x_t), *(process.num_states,) * 2)
+    expected = torch.from_numpy(np.stack([by_state.sum(2), by_state.sum(1)], 1))  # each position's own law
+    possible = can_return(x_t, noise)[..., None].expand(ratios.shape)
+    for kind, given_outputs in outputs.items():
+        parameterization = PARAMETERIZATIONS[kind]
+        scores = parameterization.log_scores(given_outputs, x_t, noise).exp()
+        torch.testing.assert_close(scores[possible], ratios[possible], rtol=1e-8, atol=1e-9)
+        step = parameterization.reverse_step(given_outputs, x_t, noise, earlier)
+        torch.testing.assert_close(step, expected, rtol=0, atol=1e-7)
+        read = parameterization.log_posterior(given_outputs, x_t, noise).exp()
+        torch.testing.assert_close(read, posterior, rtol=0, atol=1e-7)
+
+
+# ---- the fast path ----------------------------------------------------------------------------------------------
+
+
+@quick
+@given(st.sampled_from(["denoiser", "plain denoiser", "bayes"]), NAME, VOCAB, TIME, st.floats(0.0, 1.0), SEED)
+def test_the_affine_path_is_the_dense_path(kind: str, name: str, V: int, t: float, fraction: float, seed: int) -> None:
+    process, parameterization = PROCESSES[name](V), PARAMETERIZATIONS[kind]
+    assert isinstance(parameterization, Affine)
+    outputs, x_t, noise = one_of_each(process, t, seed)
+    earlier = process.noise(torch.full_like(noise.t, fraction * t))
+    fast = parameterization.reverse_step(outputs, x_t, noise, earlier)
+    dense = Parameterization.reverse_step(parameterization, outputs, x_t, noise, earlier)
+    torch.testing.assert_close(fast, dense, rtol=0, atol=1e-8)
+    score = parameterization.score(torch.log_softmax(outputs, -1), x_t, noise)
+    others = parameterization.log_scores(outputs, x_t, noise).exp().sum(-1) - (x_t < V).double()
+    possible = can_return(x_t, noise)
+    torch.testing.assert_close(score.others()[possible], others[possible], rtol=1e-9, atol=1e-9)
+
+
+def test_rescaling_touches_unmasked_ratios_only() -> None:
+    process = cedd.roulette(5, 0.6)
+    outputs, x_t, noise = one_of_each(process, 0.01, 0)
+    scaled, plain = (Denoiser(rescale).log_scores(outputs, x_t, noise) for rescale in (True, False))
+    assert torch.equal(scaled[5], plain[5])
+    assert float((scaled[:5] - plain[:5]).abs().max()) > 0.5
+    beta = float(noise.ratio_beta[0])
+    assert beta == pytest.approx(0.4 * math.log(1.1 * float(noise.sigma[0]) + 1.1))
+    matrix = reference.transition_at_clocks(5, True, 0.0, beta)
+    f = torch.softmax(outputs[2], -1).numpy()
+    np.testing.assert_allclose(scaled[2].exp().numpy(), reference.denoiser_scores(matrix, f, 2) ** (np.arange(5) != 2))
+
+
+# ---- ends of floating point -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("kind", PARAMETERIZATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_everything_is_finite_at_a_real_vocabulary(name: str, kind: str, dtype: torch.dtype) -> None:
+    V = 50257
+    process, parameterization = PROCESSES[name](V), PARAMETERIZATIONS[kind]
+    times = [1e-9, 1e-6, 1e-3, 0.1, 0.9, 1.0]
+    outputs = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
+    outputs[1, 7] = 60.0  # sure, and right
+    outputs[2, 11] = 60.0  # sure, and wrong
+    outputs = outputs.to(dtype)
+    x_t = torch.tensor([7, 7, 7, V if process.has_mask else 3])
+    for t in times:
+        noise = process.noise(torch.full((4,), t))
+        earlier = process.noise(torch.full((4,), t / 2))
+        ratios = parameterization.log_ratios(outputs, x_t, noise)
+        assert ratios.dtype == torch.float32
+        possible = can_return(x_t, noise)
+        assert bool(torch.isfinite(ratios[possible]).all()), t
+        scores = parameterization.log_scores(outputs, x_t, noise)
+        assert not bool(scores.isnan().any())
+        assert not bool((scores == math.inf).any())
+        rates = parameterization.jump_rates(outputs, x_t, noise)
+        assert bool(torch.isfinite(rates).all())
+        assert bool((rates >= 0).all())
+        law = parameterization.reverse_step(outputs, x_t, noise, earlier)
+        assert bool((law >= 0).all())
+        torch.testing.assert_close(law.double().sum(-1), torch.ones(4).double(), rtol=0, atol=2e-4)
+        posterior = parameterization.log_posterior(outputs, x_t, noise)
+        assert not bool(posterior.isnan().any())
+        torch.testing.assert_close(posterior.double().exp().sum(-1), torch.ones(4).double(), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", PARAMETERIZATIONS)
+def test_at_time_zero_nothing_is_nan(kind: str) -> None:
+    for make in PROCESSES.values():
+        process = make(4)
+        outputs, x_t, noise = one_of_each(process, 0.0, 1)
+        tokens = slice(0, 4)  # a mask has probability 0 at t = 0
+        scores = PARAMETERIZATIONS[kind].log_scores(outputs, x_t, noise)
+        assert not bool(scores.isnan().any())
+        posterior = PARAMETERIZATIONS[kind].log_posterior(outputs, x_t, noise)[tokens]
+        assert not bool(posterior.isnan().any())
+
+
+def test_gradients_are_finite_near_zero() -> None:
+    for kind, parameterization in PARAMETERIZATIONS.items():
+        for make in PROCESSES.values():
+            process = make(50)
+            outputs = torch.randn(51, 50, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+            x_t = torch.arange(51) % process.num_states
+            noise = process.noise(torch.full((51,), 1e-9))
+            ratios = parameterization.log_ratios(outputs, x_t, noise)
+            (gradient,) = torch.autograd.grad(ratios[can_return(x_t, noise)].sum(), outputs)
+            assert bool(torch.isfinite(gradient).all()), kind
+
+
+def test_settling_cuts_negative_jumps_and_keeps_the_total() -> None:
+    stay = torch.tensor([0.6, 1.0])
+    jumps = torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.0, 0.0]])
+    settled = settle_step(stay, jumps)
+    torch.testing.assert_close(settled, torch.tensor([[0.3, 0.0, 0.1], [0.0, 0.0, 0.0]]))
+
+
+@quick
+@given(NAME, VOCAB, TIME, st.floats(0.0, 1.0), SEED)
+def test_an_arbitrary_score_still_steps_by_a_law(name: str, V: int, t: float, fraction: float, seed: int) -> None:
+    process = PROCESSES[name](V)
+    outputs, x_t, noise = one_of_each(process, t, seed)
+    for size in (1, 30):
+        law = Score().reverse_step(size * outputs, x_t, noise, process.noise(torch.full_like(noise.t, fraction * t)))
+        assert bool((law >= 0).all())
+        torch.testing.assert_close(law.sum(-1), torch.ones(process.num_states).double(), rtol=0, atol=1e-9)
