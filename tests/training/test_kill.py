@@ -5,12 +5,13 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from cedd.training.config import TrainConfig
-from tests.training.processes import POINTS, start_server, start_training, wait
+from tests.training.processes import PATIENCE, POINTS, start_server, start_training, wait
 from tests.training.runs import assert_same_run, changed, checkpoint_steps, run, tiny_config
 
 Make = Callable[..., TrainConfig]
@@ -48,22 +49,29 @@ def test_killed_inside_a_save(config: Make, never_killed: Path, point: str):
     assert not hidden
 
 
-def kill_at_random(settings: TrainConfig, kills: int, longest: float, chance: random.Random) -> int:
-    """Start the run and kill it after a random delay, `kills` times; how many times it was still running."""
-    landed = 0
-    for _ in range(kills):
-        child = start_training(settings)
-        time.sleep(chance.uniform(0.0, longest))
-        assert child.pid is not None
-        if child.exitcode is None:
-            os.kill(child.pid, signal.SIGKILL)
-        landed += wait(child) == -signal.SIGKILL
-    return landed
+def kill(child: BaseProcess) -> bool:
+    """Kill -9; whether the child was still running."""
+    assert child.pid is not None
+    if child.exitcode is None:
+        os.kill(child.pid, signal.SIGKILL)
+    return wait(child) == -signal.SIGKILL
 
 
 def test_killed_at_random_moments(config: Make, never_killed: Path):
-    settings = config("killed", SETTINGS)
-    assert kill_at_random(settings, 3, 0.5, random.Random(0)) > 0
+    """Somewhere after the steps 2, 5 and 8 were logged: mostly in a step, or in the save after 3, 6 or 9."""
+    settings, chance = config("killed", SETTINGS), random.Random(0)
+    log = settings.out / "log.jsonl"
+    landed = 0
+    for step in (2, 5, 8):
+        child = start_training(settings)
+        deadline = time.monotonic() + PATIENCE
+        while not (log.is_file() and f'{{"step": {step},' in log.read_text()):
+            assert child.exitcode is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.03))
+        landed += kill(child)
+    assert landed > 0
     run(settings)
     assert_same_run(never_killed, settings.out)
 
@@ -71,10 +79,15 @@ def test_killed_at_random_moments(config: Make, never_killed: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_again_and_again(config: Make, seed: int):
-    """Sixty steps with a checkpoint after every other one: most of the time is spent in saves."""
-    often = {"steps": 60, "checkpoint_every": 2, "keep": 1 + seed}
-    run(config("whole", {**often, "checkpoint_every": 60}))
-    settings = config("killed", often)
-    assert kill_at_random(settings, 12, 1.5, random.Random(seed)) > 3
-    run(changed(settings, {"checkpoint_every": 7}))
+    """A checkpoint after every other step: most of the time is spent in saves."""
+    often = {"steps": 300, "checkpoint_every": 2, "keep": 1 + seed, "log_every": 10}
+    run(config("whole", {**often, "checkpoint_every": 300}))
+    settings, chance = config("killed", often), random.Random(seed)
+    landed = 0
+    for _ in range(12):
+        child = start_training(settings)
+        time.sleep(chance.uniform(0.0, 1.5))
+        landed += kill(child)
+    assert landed > 3
+    run(changed(settings, {"checkpoint_every": 70}))
     assert_same_run(config("whole").out, settings.out)

@@ -51,8 +51,8 @@ class Records:
     """
 
     def __init__(self, folder: Path | None, steps: int, step: int, console: Console, tensorboard: bool = False) -> None:
-        self._file = None if folder is None else _continue_log(folder / LOG_FILE, step)
         self._writer = _tensorboard_writer(folder, step) if tensorboard and folder is not None else None
+        self._file = None if folder is None else _continue_log(folder / LOG_FILE, step)
         self._console = console
         self._progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
