@@ -1,0 +1,289 @@
+"""Every loss and its gradient against a naive dense formula; weights, rows, times, refusals."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import cedd
+from cedd import METHODS, Bayes, Denoiser, Method, PowerShare, ScaledScore, Score, TokenProcess
+from cedd.objectives import Draws, batch_loss, draw_times, get_method, noisy_batch
+from cedd.objectives.autoregressive import start_symbol
+from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
+from cedd.objectives.score_entropy import ScoreEntropy, true_ratios
+from cedd.objectives.times import shift_right
+from tests import reference
+from tests.networks import matching_chain
+
+V, B, L = 4, 3, 5
+PROCESSES = {
+    "absorb": cedd.absorb(V),
+    "uniform": cedd.uniform(V),
+    "roulette": cedd.roulette(V, 0.6),
+    "eroulette": cedd.eroulette(V, mask_share=PowerShare(0.1, 0.9)),
+    "cosine": cedd.absorb(V, cedd.Cosine()),
+}
+# Score entropy is defined for every parameterization, not only for those of the table.
+MORE = {
+    "bayes by score entropy": Method("bayes by score entropy", Bayes(), ScoreEntropy()),
+    "denoiser by score entropy": Method("denoiser by score entropy", Denoiser(rescale=False), ScoreEntropy()),
+}
+ALL = {**METHODS, **MORE}
+
+
+def pairs() -> list[tuple[str, str]]:
+    return [(m, p) for m in ALL for p in PROCESSES if m != "dfm" or p in ("absorb", "cosine")]
+
+
+# ---- naive formulas ---------------------------------------------------------------------------------------------
+
+
+def dense(process: TokenProcess, t: float) -> tuple[Tensor, Tensor]:
+    """P_t and Q_t of one token, from the oracle."""
+    chain = matching_chain(process, 1)
+    return torch.tensor(reference.transition(chain, t)), torch.tensor(reference.rate_matrix(chain, t))
+
+
+def naive_scores(method: Method, outputs: Tensor, x: int, matrix: Tensor) -> Tensor:
+    """s_y [V] by sums over h."""
+    tokens = matrix[:V, :V]
+    if isinstance(method.parameterization, ScaledScore):
+        return outputs.exp() * (tokens / matrix[x, :V]).mean(-1)
+    if isinstance(method.parameterization, Score):
+        return outputs.exp()
+    f = torch.softmax(outputs, -1)
+    if isinstance(method.parameterization, Bayes):
+        return tokens @ f / (matrix[x, :V] @ f)
+    return (tokens / matrix[x, :V]) @ f
+
+
+def naive_row(method: Method, process: TokenProcess, outputs: Tensor, x: int, x0: int, t: float) -> Tensor:
+    """The loss of one position, from its definition."""
+    matrix, rates = dense(process, t)
+    nothing = outputs.sum() * 0
+    if isinstance(method.objective, ScoreEntropy):
+        total = nothing
+        for y in range(V):
+            if y != x and rates[x, y] > 0:
+                s = naive_scores(method, outputs, x, matrix)[y]
+                total = total + rates[x, y] * (s - matrix[y, x0] / matrix[x, x0] * s.log())
+        return total
+    everywhere = method.name in ("dfm", "ar")
+    if not everywhere and not process.can_shuffle and x < V:
+        return nothing
+    f = torch.softmax(outputs, -1)
+    if isinstance(method.parameterization, Bayes):
+        f = f * matrix[x, :V] / (f * matrix[x, :V]).sum()
+    sigma, rate = float(process.sigma(t)), float(process.alpha_rate(t) + process.beta_rate(t))
+    weight = {"cedd-star": math.log(math.e + 0.3 / t), "bayes-star": math.log(math.e + 0.3 / t)}
+    weight["ceddt"] = rate / math.expm1(sigma)
+    return -weight.get(method.name, 1.0) * f[x0].log()
+
+
+@pytest.mark.parametrize(("name", "kind"), pairs())
+def test_value_and_gradient_are_those_of_the_naive_formula(name: str, kind: str) -> None:
+    method, process = ALL[name], PROCESSES[kind]
+    generator = torch.Generator().manual_seed(7)
+    x0 = torch.randint(V, (B, L), generator=generator)
+    t = torch.tensor([0.02, 0.4, 0.95], dtype=torch.float64)
+    outputs = torch.randn(B, L, V, generator=generator, dtype=torch.float64, requires_grad=True)
+    draws = Draws.make((B, L), V, x0.device, generator)
+    batch = noisy_batch(method, process, x0, t, draws)
+    x_t = process.noise(t).move(x0, draws.u, draws.redraw)
+    loss = batch_loss(method, lambda x, sigma: outputs, batch)
+    naive = sum(
+        (
+            naive_row(method, process, outputs[i, j], int(x_t[i, j]), int(x0[i, j]), float(t[i]))
+            for i in range(B)
+            for j in range(L)
+        ),
+        start=torch.zeros((), dtype=torch.float64),
+    )
+    naive = naive / (B * L)
+    torch.testing.assert_close(loss, naive, rtol=1e-9, atol=1e-12)
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    (expected,) = torch.autograd.grad(naive, outputs)
+    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-11)
+    assert float(gradient.abs().max()) > 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_float32_and_half_outputs_give_nearly_the_same(name: str) -> None:
+    method = METHODS[name]
+    process = PROCESSES["absorb"] if name == "dfm" else PROCESSES["roulette"]
+    generator = torch.Generator().manual_seed(3)
+    x0, outputs = torch.randint(V, (B, L), generator=generator), torch.randn(B, L, V, generator=generator)
+    batch = noisy_batch(method, process, x0, torch.tensor([0.1, 0.5, 0.9]), Draws.make((B, L), V, x0.device, generator))
+    exact = float(batch_loss(method, lambda x, s: outputs.double(), batch))
+    assert float(batch_loss(method, lambda x, s: outputs, batch)) == pytest.approx(exact, rel=1e-5)
+    assert float(batch_loss(method, lambda x, s: outputs.bfloat16(), batch)) == pytest.approx(exact, rel=0.05)
+
+
+# ---- the ratios behind them -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(list(PROCESSES)), st.floats(1e-4, 1.0))
+def test_true_ratios(kind: str, t: float) -> None:
+    process = PROCESSES[kind]
+    matrix, rates = dense(process, t)
+    for x in range(process.num_states):
+        for x0 in range(V):
+            if matrix[x, x0] == 0 or (x < V and not process.can_shuffle):
+                continue
+            ratios = true_ratios(torch.tensor(x), torch.tensor(x0), process.noise(t))
+            for y in set(range(V)) - {x}:
+                assert float(ratios.rate) == pytest.approx(float(rates[x, y]), rel=1e-9, abs=1e-12)
+                r = float(ratios.common) + (float(ratios.extra) if y == x0 else 0.0)
+                assert r == pytest.approx(float(matrix[y, x0] / matrix[x, x0]), rel=1e-8)
+
+
+# ---- weights ----------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-6, 1.0))
+def test_weights(t: float) -> None:
+    noise = cedd.absorb(V).noise(t)
+    sigma, rate = float(noise.sigma), float(cedd.LogLinear().rate(t))
+    assert float(constant(noise)) == 1.0
+    assert float(star(noise)) == pytest.approx(math.log(math.e + 0.3 / t), rel=1e-12)
+    assert float(likelihood(noise)) == pytest.approx(rate / math.expm1(sigma), rel=1e-12)
+    # On the log-linear schedule this is 1/t: alive falls linearly.
+    assert float(likelihood(noise)) == pytest.approx(1 / t, rel=1e-9)
+
+
+def test_weights_are_finite_at_zero() -> None:
+    for weight in (constant, star, likelihood):
+        assert bool(torch.isfinite(weight(cedd.absorb(V).noise(0.0))))
+
+
+# ---- which rows count -------------------------------------------------------------------------------------------
+
+
+def test_absorb_counts_masked_positions_only() -> None:
+    x0 = torch.zeros(2, 4, dtype=torch.int64)
+    draws = Draws(torch.tensor([[0.1, 0.9, 0.2, 0.8]] * 2).double(), x0)
+    for name in ("sedd", "cedd", "ceddt", "bayes"):
+        batch = noisy_batch(METHODS[name], cedd.absorb(V), x0, torch.tensor([0.5, 0.5]), draws)
+        assert batch.places.tolist() == [1, 3, 5, 7]
+        assert batch.rows.x_t.tolist() == [V] * 4
+        assert batch.tokens == 8
+    for name in ("dfm", "ar"):
+        assert len(noisy_batch(METHODS[name], cedd.absorb(V), x0, torch.tensor([0.5, 0.5]), draws).places) == 8
+    assert len(noisy_batch(METHODS["cedd"], cedd.uniform(V), x0, torch.tensor([0.5, 0.5]), draws).places) == 8
+
+
+def test_a_batch_without_noise_costs_nothing() -> None:
+    x0 = torch.zeros(2, 4, dtype=torch.int64)
+    model = torch.nn.Embedding(V + 1, V)
+    loss = cedd.loss("cedd", cedd.absorb(V), lambda x, s: model(x), x0, t=0.0)
+    assert float(loss.detach()) == 0.0
+    loss.backward()  # and can be differentiated all the same
+
+
+def test_the_network_sees_noise_and_float32_sigma() -> None:
+    seen = {}
+
+    def model(x: Tensor, sigma: Tensor) -> Tensor:
+        seen.update(x=x, sigma=sigma)
+        return torch.zeros(*x.shape, V)
+
+    x0 = torch.randint(V, (6, 50), generator=torch.Generator().manual_seed(0))
+    t = torch.linspace(0.1, 0.9, 6)
+    cedd.loss("cedd", cedd.absorb(V), model, x0, t, torch.Generator().manual_seed(1))
+    assert seen["sigma"].dtype == torch.float32
+    torch.testing.assert_close(seen["sigma"], cedd.absorb(V).sigma(t).float())
+    assert bool(((seen["x"] == x0) | (seen["x"] == V)).all())
+    cedd.loss("ar", cedd.absorb(V), model, x0, t)
+    assert torch.equal(seen["x"], torch.cat([torch.full((6, 1), V), x0[:, :-1]], 1))
+
+
+def test_start_symbol_and_shift() -> None:
+    assert start_symbol(cedd.absorb(V)) == V
+    assert start_symbol(cedd.uniform(V)) == 0
+    assert shift_right(torch.tensor([[1, 2, 3]]), 9).tolist() == [[9, 1, 2]]
+
+
+def test_the_same_seed_gives_the_same_loss() -> None:
+    x0 = torch.randint(V, (8, 20), generator=torch.Generator().manual_seed(0))
+    model = torch.nn.Embedding(V + 1, V).double()
+    first, second = (
+        float(cedd.loss("sedd", cedd.roulette(V), lambda x, s: model(x), x0, generator=g).detach())
+        for g in (torch.Generator().manual_seed(4), torch.Generator().manual_seed(4))
+    )
+    assert first == second
+
+
+# ---- times ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200), st.integers(0, 100), st.floats(0.0, 0.9))
+def test_stratified_times_have_one_in_each_stratum(count: int, seed: int, low: float) -> None:
+    t = draw_times(count, torch.Generator().manual_seed(seed), low=low)
+    assert t.dtype == torch.float64
+    places = ((t - low) / (1 - low) * count).clamp(0, count - 1e-9)
+    # A rounding may carry a time over the edge of its stratum, never further.
+    assert np.abs(np.sort(places.numpy()) - np.arange(count) - 0.5).max() <= 0.5 + 1e-9
+
+
+def test_independent_times_and_limits() -> None:
+    t = draw_times(10_000, torch.Generator().manual_seed(0), stratified=False)
+    assert 1e-3 <= float(t.min()) < 2e-3
+    assert float(t.max()) <= 1.0
+    assert abs(float(t.mean()) - 0.5005) < 4 * 0.2887 / 100  # 4 standard errors
+    for count, low, message in ((0, 0.0, "at least one sequence"), (1, 1.0, r"lie in \[0, 1\)"), (1, -0.1, "lie in")):
+        with pytest.raises(ValueError, match=message):
+            draw_times(count, low=low)
+
+
+# ---- names and refusals -----------------------------------------------------------------------------------------
+
+
+def test_names() -> None:
+    assert set(METHODS) == {"sedd", "sedds", "cedd", "cedd-star", "ceddt", "bayes", "bayes-star", "dfm", "ar"}
+    assert get_method("CEDD*") is METHODS["cedd-star"]
+    assert get_method(METHODS["dfm"]) is METHODS["dfm"]
+
+
+MODEL = torch.nn.Embedding(V + 1, V)
+TOKENS = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: get_method("gpt"), "unknown method 'gpt'; known: sedd, sedds"),
+        (lambda: cedd.loss("dfm", cedd.uniform(V), MODEL, TOKENS), r"use absorb\(V, Polynomial\(power=k\)\)"),
+        (lambda: cedd.loss("dfm", cedd.roulette(V), MODEL, TOKENS), "dfm runs from a mask source"),
+        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS[0]), r"a batch of sequences \[B, L\]"),
+        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS[:0]), r"a batch of sequences \[B, L\]"),
+        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS + V), "token ids must lie in 0..3"),
+        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS, t=1.5), "time t must lie in"),
+        (
+            lambda: cedd.loss(
+                Method("wrong", Score(), CrossEntropy()), cedd.uniform(V), lambda x, s: torch.zeros(2, 3, V), TOKENS
+            ),
+            "Score gives ratios; use Denoiser or Bayes",
+        ),
+        (
+            lambda: cedd.log_scores("ar", cedd.absorb(V), torch.zeros(1, 1, V), torch.zeros(1, 1).long(), 0.5),
+            "ar is autoregressive and has no noise process",
+        ),
+    ],
+)
+def test_refusals(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_log_scores_by_name() -> None:
+    x_t, outputs = torch.tensor([[0, V], [1, 2]]), torch.randn(2, 2, V)
+    scores = cedd.log_scores("cedd*", cedd.absorb(V), outputs, x_t, torch.tensor([0.5, 0.9]))
+    assert scores[0, 0].tolist() == [0.0] + [-math.inf] * 3
+    alpha = cedd.absorb(V).alpha(0.5)
+    expected = torch.log_softmax(outputs[0, 1], -1) - torch.log(torch.expm1(alpha)).float()
+    torch.testing.assert_close(scores[0, 1], expected)
