@@ -130,7 +130,7 @@ def _flow_law(
 ) -> np.ndarray:
     """Redrawn from f at the rate alpha kappa'/(1-kappa), masked again at beta kappa'/kappa; kappa = alive."""
     V, kappa, later = process.vocab_size, *(math.exp(-float(process.alpha(v))) for v in (t, s))
-    beta = corrector.strength * (1 - t) ** corrector.early * t**corrector.late if corrector else 0.0
+    beta = corrector.strength * (1 - t) ** corrector.start * t**corrector.stop if corrector else 0.0
     if rule == "analytic":
         towards, away = math.log((1 - kappa) / (1 - later)) if s > 0 else math.inf, math.log(later / kappa)
     else:
@@ -261,3 +261,17 @@ def p_value(observed: np.ndarray, law: np.ndarray) -> float:
     observed = np.append(observed[:pooled].sum(), observed[pooled:])
     expected = np.append(expected[:pooled].sum(), expected[pooled:])
     return 1.0 if len(expected) == 1 else float(stats.chisquare(observed, expected).pvalue)
+
+
+def combined(values: list[float]) -> float:
+    """Fisher's combination of independent p-values."""
+    statistic = -2 * float(np.log(np.clip(values, 1e-300, 1)).sum())
+    return float(stats.chi2.sf(statistic, 2 * len(values)))
+
+
+def same_law_p_value(first: np.ndarray, second: np.ndarray) -> float:
+    """Two-sample chi-square of two tables of counts."""
+    table = np.stack([first, second])
+    table = table[:, table.sum(0) > 0]
+    expected = table.sum(1, keepdims=True) * table.sum(0) / table.sum()
+    return float(stats.chi2.sf(float(((table - expected) ** 2 / expected).sum()), table.shape[1] - 1))

@@ -248,7 +248,7 @@ def test_tails_of_a_large_vocabulary():
     probs[0] = low
     x = torch.zeros(100, positions // 100, dtype=torch.int64)
     drawn = sample(
-        TwoHalves(probs.log()), process, tuple(x.shape), method="bayes", x_start=x, final_denoise=False,
+        TwoHalves(probs.log()), process, (100, positions // 100), method="bayes", x_start=x, final_denoise=False,
         grid=torch.tensor([t, s]).double(), generator=seeded(1),
     )  # fmt: skip
     jumped = drawn[drawn != 0]

@@ -29,6 +29,8 @@ class Arguments:
     """A token the model gives at least this probability is never touched."""
     steps: int = 1
     """1: the likeliest token everywhere. More: sample the reverse process from t."""
+    temperature: float = 0.0
+    """Of several steps: 0 writes the likeliest token wherever it writes."""
     seed: int | None = None
     device: str = "auto"
     json: bool = False
@@ -39,7 +41,12 @@ def run(arguments: Arguments) -> int:
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     model = load(arguments.model, arguments.device)
     corrected = model.correct(
-        text, t=arguments.t, threshold=arguments.threshold, steps=arguments.steps, seed=arguments.seed
+        text,
+        t=arguments.t,
+        threshold=arguments.threshold,
+        steps=arguments.steps,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
     )
     if arguments.json:
         changes = [asdict(change) for change in corrected.changes]

@@ -70,11 +70,12 @@ def watching(trajectory: Trajectory, live: bool) -> Generator[Callback]:
         yield trajectory
         return
     console = Console()
-    with Live(_View(trajectory), console=console, auto_refresh=console.is_terminal, refresh_per_second=20) as view:
+    # Transient: what is left on the screen is the text itself, which the command prints.
+    with Live(_View(trajectory), console=console, auto_refresh=False, transient=True) as view:
 
         def callback(step: int, t: float, x: Tensor) -> None:
             trajectory(step, t, x)
-            if console.is_terminal and step % 8 == 0:
+            if console.is_terminal:
                 view.refresh()
 
         yield callback

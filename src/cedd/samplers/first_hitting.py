@@ -67,20 +67,21 @@ def first_hitting(
     if callback is not None:
         callback(0, t_start, x)
 
-    flat = x.flatten()
+    flat, counts = x.flatten(), masked.sum(1)
     here, sigmas, numbers = order.to(device), alpha.to(device), chosen.to(device)
-    counts = masked.sum(1)
+    all_sequences = torch.arange(batch, device=device)
     for k in range(calls):
-        # Sequences with masks left, fixed once the counts are: no number has to come back from the device.
+        # Which sequences have masks left was settled with the counts: nothing has to come back from the device.
         left = (counts > k).nonzero().squeeze(1)
-        sequences = left.to(device)
-        position = here[sequences, k]
-        everyone = not isinstance(model, HasHead) or len(left) == batch
-        inside = sequences if everyone else torch.arange(len(left), device=device)
+        everyone = len(left) == batch
+        sequences = all_sequences if everyone else left.to(device)
+        position, v = here[sequences, k], numbers[sequences, k]
         rows = sequences * length + position
-        places = Places(rows, None if everyone else sequences, inside * length + position)
+        if everyone or not isinstance(model, HasHead):
+            places = Places(rows, None, rows)
+        else:
+            places = Places(rows, sequences, all_sequences[: len(left)] * length + position)
         outputs = evaluate(model, flat.view(batch, length), sigmas[:, k], places)
-        v = numbers[sequences, k]
         drawn = [
             inverse_cdf(torch.exp(sharpening.log_probs(outputs.chunk(part))), v[part])
             for part in chunks(len(rows), process.vocab_size)

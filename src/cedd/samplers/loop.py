@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from cedd.bounds.flow_matching import Corrector
 from cedd.objectives import Method, get_method
 from cedd.objectives.flow_matching import FlowMatching
 from cedd.parameterization import Affine, at_token, can_return, put_at_token
@@ -30,7 +31,7 @@ from cedd.samplers.first_hitting import check_first_hitting, first_hitting
 from cedd.samplers.grids import time_grid
 from cedd.samplers.network import HasHead, HostNetwork, Network, Places, chunks, evaluate, model_device
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan
-from cedd.samplers.rules import RULES, Corrector, StepRule, chances, flow_rules
+from cedd.samplers.rules import RULES, StepRule, chances, flow_rules
 
 Callback = Callable[[int, float, Tensor], None]
 """Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""

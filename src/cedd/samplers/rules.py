@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cedd.bounds.flow_matching import Corrector
 from cedd.parameterization import Affine, AffineScore, Parameterization, put_at_token, settle_step
 from cedd.process import Kernel, Noise
 
@@ -186,31 +187,6 @@ RULES: Mapping[str, StepRule] = {
 # Discrete flow matching
 
 
-@dataclass(frozen=True)
-class Corrector:
-    """The corrector of discrete flow matching: velocity alpha u_hat - beta u_check with beta = alpha - 1 and
-
-        alpha(flow time) = 1 + strength time^early (1 - time)^late.
-
-    It masks tokens again, at the rate beta kappa'/kappa, and reveals faster to make up for it. The paper's figures
-    are for strength 1 and both powers 1/2 (end of its appendix B).
-    """
-
-    strength: float = 1.0
-    early: float = 0.5
-    late: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.strength < 0 or self.early <= 0 or self.late <= 0:
-            raise ValueError(
-                f"a corrector needs strength >= 0 and positive powers; got {self.strength}, {self.early}, {self.late}"
-            )
-
-    def excess(self, t: Tensor) -> Tensor:
-        """beta = alpha - 1 at our time t, whose flow time is 1 - t."""
-        return self.strength * (1 - t).clamp_min(0.0) ** self.early * t**self.late
-
-
 def _integrated_hazards(noise: Noise, earlier: Noise) -> tuple[Tensor, Tensor]:
     """The integrals over the step of kappa'/(1-kappa) and of kappa'/kappa, kappa = alive."""
     return torch.log(noise.a) - torch.log(earlier.a), noise.alpha - earlier.alpha
@@ -253,7 +229,8 @@ def _flow_rule(
 def flow_rules(corrector: Corrector | None = None) -> Mapping[str, StepRule]:
     """The rules of discrete flow matching from a mask source, with or without its corrector.
 
-    The velocity kappa'/(1-kappa) (f - [x]) redraws every position from f, masked or not. `analytic` integrates the
+    The velocity kappa'/(1-kappa) (f - [x]) redraws every position from f, masked or not; a corrector multiplies it by
+    1 + b and masks tokens again at the rate b kappa'/kappa (paper, end of appendix B). `analytic` integrates the
     hazards over the step (without a corrector a mask is revealed with exactly 1 - a_s/a_t), `euler` takes them at t.
     """
 

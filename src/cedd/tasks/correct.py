@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.data.tokenizers import Tokenizer
+from cedd.parameterization import Denoiser
 from cedd.samplers import Fixed
 from cedd.samplers.grids import LAST_TIME
 from cedd.samplers.network import chunks
@@ -82,24 +83,27 @@ def correct(
     t: float = 0.05,
     threshold: float = 1.0,
     steps: int = 1,
-    settings: Settings | None = None,
+    temperature: float = 0.0,
+    seed: int | None = None,
 ) -> Corrected:
     """The text with its mistakes put right.
 
     t: how noisy the text is taken to be (the share of wrong tokens, for log-linear uniform).
     threshold: a token whose own probability is at least this is never touched; 1 leaves all to the argmax.
-    steps: 1 takes the likeliest token everywhere; more sample the reverse process from t.
+    steps: 1 takes the likeliest token everywhere; more sample the reverse process from t, in which corrections see
+        each other; temperature 0 then still writes the likeliest token wherever it writes.
 
     Text of any length is read in overlapping windows. Characters the tokenizer does not know are left as they are.
     """
     check_correction(setting, t, threshold, steps)
+    settings = Settings(steps=steps, temperature=temperature, seed=seed)
     parts = _SURROGATE.split(text)
     lone = _SURROGATE.findall(text)
     done: list[str] = []
     changes: list[Change] = []
     offset = 0
     for part, mark in zip(parts, [*lone, ""], strict=True):
-        fixed, changed = _correct_part(setting, part, t, threshold, steps, settings or Settings())
+        fixed, changed = _correct_part(setting, part, t, threshold, settings)
         done += [fixed, mark]
         changes += [replace(change, position=change.position + offset) for change in changed]
         offset += len(part) + len(mark)
@@ -125,7 +129,7 @@ def check_correction(setting: Setting, t: float, threshold: float, steps: int) -
 
 
 def _correct_part(
-    setting: Setting, text: str, t: float, threshold: float, steps: int, settings: Settings
+    setting: Setting, text: str, t: float, threshold: float, settings: Settings
 ) -> tuple[str, list[Change]]:
     tokenizer = setting.folder.tokenizer
     reading = read_text(tokenizer, text)
@@ -133,12 +137,13 @@ def _correct_part(
         return text, []
     opinion = ask(setting, reading.ids, t)
     held = reading.protected | (opinion.own >= threshold)
-    new = opinion.best if steps == 1 else _denoise(setting, reading.ids, held, t, replace(settings, steps=steps))
+    one_step = settings.steps == 1
+    new = opinion.best if one_step else _denoise(setting, reading.ids, held, t, settings)
     new = np.where(held | ~_has_text(tokenizer)[new], reading.ids, new)
     places = np.flatnonzero(new != reading.ids)
     if not len(places):
         return text, []
-    confidence = opinion.confidence if steps == 1 else ask(setting, new, t).own
+    confidence = opinion.confidence if one_step else ask(setting, new, t).own
     changes = [
         Change(
             position=_offset(tokenizer, reading.ids, i),
@@ -256,21 +261,28 @@ def _posterior(setting: Setting, x: Tensor, t: float, usable: Tensor) -> tuple[T
         here = noise.like(flat[rows]) if noise.alpha.device == flat.device else noise.like(flat[rows].cpu())
         log_probs = folder.method.parameterization.log_posterior(outputs, flat[rows], here)
         probs = torch.exp(log_probs)
+        own = probs.gather(-1, flat[rows][:, None]).squeeze(-1)
         value, best = torch.where(usable, probs, -1.0).max(-1)
-        parts.append((best, value, probs.gather(-1, flat[rows][:, None]).squeeze(-1)))
+        parts.append((torch.where(value > own, best, flat[rows]), torch.maximum(value, own), own))
     best, value, own = (torch.cat(column).view(x.shape) for column in zip(*parts, strict=True))
     return best, value, own
 
 
 def _denoise(setting: Setting, ids: Ids, held: NDArray[np.bool_], t: float, settings: Settings) -> Ids:
-    """The reverse process from t, with what is held fixed."""
+    """The reverse process from t, with what is held fixed.
+
+    The denoiser is taken at its word: its rescaling of sigma, which tames the bound, would keep mistakes in place.
+    """
+    method = setting.folder.method
+    if isinstance(method.parameterization, Denoiser):
+        method = replace(method, parameterization=Denoiser(rescale=False))
     result = ids.copy()
     cuts = windows(len(ids), setting.folder.length)
     for begin in range(0, len(cuts), _BATCH):
         group = cuts[begin : begin + _BATCH]
         x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group]))
         where = torch.from_numpy(np.stack([held[w.start : w.stop] for w in group]))
-        drawn = setting.draw((len(group), x.shape[1]), settings, Fixed(x, where), x_start=x, t_start=t).numpy()
+        drawn = setting.draw((len(group), x.shape[1]), settings, Fixed(x, where), method=method, x_start=x, t_start=t)
         for row, w in enumerate(group):
-            result[w.first : w.last] = drawn[row, w.first - w.start : w.last - w.start]
+            result[w.first : w.last] = drawn[row, w.first - w.start : w.last - w.start].numpy()
     return result

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cedd.bounds.estimator import estimate_bound
 from cedd.objectives import Method
 from cedd.process import TokenProcess
 from cedd.tasks.correct import Corrected, correct
@@ -72,17 +72,26 @@ class LanguageModel:
         return infill(self.setting, text, 1, settings=Settings(**settings))[0]
 
     def correct(
-        self, text: str, *, t: float = 0.05, threshold: float = 1.0, steps: int = 1, **settings: Any
+        self,
+        text: str,
+        *,
+        t: float = 0.05,
+        threshold: float = 1.0,
+        steps: int = 1,
+        temperature: float = 0.0,
+        seed: int | None = None,
     ) -> Corrected:
         """The text with its mistakes put right; `.changes` says which."""
-        return correct(self.setting, text, t=t, threshold=threshold, steps=steps, settings=Settings(**settings))
+        return correct(self.setting, text, t=t, threshold=threshold, steps=steps, temperature=temperature, seed=seed)
 
-    def perplexity(self, text: str, *, draws: int | None = None, seed: int = 0) -> Perplexity:
-        """The perplexity of a text in tokens: the tight bound's estimate, with its standard error."""
+    def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
+        """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error.
+
+        draws: noisy versions of each block of the text that the network is shown.
+        """
         ids = torch.from_numpy(self.tokenizer.encode(text))
         if not len(ids):
             raise ValueError("an empty text has no perplexity")
-        estimate_bound = importlib.import_module("cedd.bounds").estimate_bound
         whole = len(ids) // self.length * self.length
         pieces = [part for part in (ids[:whole].view(-1, self.length), ids[whole:][None]) if part.numel()]
         nats = variance = 0.0

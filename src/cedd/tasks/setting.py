@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cedd.objectives import Method
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, sample
 from cedd.samplers.loop import Callback
 from cedd.training.folder import ModelFolder
@@ -60,6 +61,7 @@ class Setting:
         settings: Settings,
         constraint: Fixed | None = None,
         callback: Callback | None = None,
+        method: Method | None = None,
         **options: Any,
     ) -> Tensor:
         """Samples [B, L] on the host."""
@@ -71,7 +73,7 @@ class Setting:
                 self.network(min(shape[0], settings.batch or shape[0]), shape[1]),
                 self.folder.process,
                 shape,
-                method=self.folder.method,
+                method=method or self.folder.method,
                 sampler=settings.sampler,
                 steps=settings.steps,
                 constraint=constraint,

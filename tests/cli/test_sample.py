@@ -1,0 +1,123 @@
+"""The commands that sample: what they print, and one clear line for bad input."""
+
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from cedd.cli import main
+from cedd.cli.correct import coloured
+from cedd.evaluation.generative import Judged
+from cedd.tasks import correct
+from tests.tasks.models import mending, save_random
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return str(save_random(tmp_path_factory.mktemp("run") / "roulette"))
+
+
+@pytest.fixture(scope="module")
+def absorb(tmp_path_factory):
+    return str(save_random(tmp_path_factory.mktemp("run") / "absorb", "absorb", "cedd"))
+
+
+def test_sample_prints_texts(run, capsys):
+    words = ["sample", run, "--n", "2", "--prompt", "The cat", "--steps", "6", "--seed", "1", "--device", "cpu"]
+    assert main(words) == 0
+    first, second = capsys.readouterr().out.rstrip("\n").split(f"\n{'=' * 72}\n")
+    assert first.startswith("The cat")
+    assert second.startswith("The cat")
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == [first, second]
+
+
+def test_sample_can_be_watched(absorb, capsys, tmp_path):
+    page, picture = tmp_path / "x.html", tmp_path / "x.gif"
+    words = ["sample", absorb, "--watch", "--sampler", "first-hitting", "--seed", "1", "--length", "12"]
+    assert main([*words, "--html", str(page), "--gif", str(picture), "--device", "cpu"]) == 0
+    assert len(capsys.readouterr().out.strip("\n")) >= 12
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert picture.read_bytes().startswith(b"GIF89a")
+
+
+def test_infill_keeps_the_text(run, capsys):
+    words = ["infill", run, "a ____{3} cat ____.", "--n", "2", "--steps", "5", "--json", "--device", "cpu"]
+    assert main(words) == 0
+    for text in json.loads(capsys.readouterr().out)["texts"]:
+        assert text[:2] + text[5:10] + text[14:] == "a  cat ."
+
+
+def test_correct_says_what_it_changed(run, capsys):
+    assert main(["correct", run, "teh cat ü", "--t", "0.6", "--json", "--device", "cpu"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    text = list(result["original"])
+    for change in result["changes"]:
+        assert text[change["position"]] == change["before"]
+        text[change["position"]] = change["after"]
+        assert 0 <= change["confidence"] <= 1
+    assert "".join(text) == result["text"]
+    assert result["text"].endswith("ü")
+    assert main(["correct", run, "teh cat", "--device", "cpu"]) == 0
+    assert len(capsys.readouterr().out.rstrip("\n")) == 7
+
+
+def test_a_correction_in_colours():
+    console = Console(force_terminal=True, color_system="truecolor", width=80)
+    with console.capture() as captured:
+        console.print(coloured(correct(mending(), "the cqt")))
+    assert "\x1b[9;31mq\x1b[0m\x1b[1;32ma\x1b[0m" in captured.get()
+
+
+def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch):
+    class Judge:
+        precision = "float32"
+
+        def __init__(self, name, device, batch, gguf_file):
+            self.name = name
+
+        def judge(self, texts):
+            return [Judged(2.0 * len(text), len(text)) for text in texts]
+
+    monkeypatch.setattr("cedd.cli.genppl.HubJudge", Judge)
+    out = tmp_path / "s.jsonl"
+    words = ["--judge", "j", "--json", "--device", "cpu"]
+    assert main(["genppl", run, "--n", "3", "--steps", "4", "--out", str(out), *words]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["samples"] == 3
+    assert report["corpus_perplexity"]["value"] == pytest.approx(7.389, abs=1e-3)
+    assert report["made_by"]["steps"] == 4
+    assert main(["genppl", "--samples", str(out), *words]) == 0
+    assert json.loads(capsys.readouterr().out) == report
+    assert main(["genppl", "--samples", str(out), "--judge", "j", "--device", "cpu"]) == 0
+    assert "the paper's" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "RUN", "--prompt", "a" * 50], "the prompt has 50 tokens"),
+        (["sample", "RUN", "--prompt", "☃"], "character '☃'"),
+        (["sample", "RUN", "--steps", "0"], "steps must be at least 1"),
+        (["sample", "RUN", "--steps", "few"], "few"),
+        (["sample", "RUN", "--sampler", "first-hitting"], "use sampler='analytic'"),
+        (["sample", "RUN", "--corrector", "1"], "corrector belongs to flow matching"),
+        (["sample", "RUN", "--html", "/nowhere/x.html"], "no folder"),
+        (["sample", "/no/such/run"], "no run at"),
+        (["infill", "RUN", "a cat"], "no blank"),
+        (["infill", "RUN", "a ____{99}"], "model reads 32"),
+        (["infill", "RUN", "☃ ____"], "character '☃'"),
+        (["correct", "ABSORB", "teh"], "only masks (absorb)"),
+        (["correct", "RUN", "teh", "--threshold", "3"], "threshold"),
+        (["genppl"], "give either a RUN"),
+        (["genppl", "RUN"], "pip install 'cedd[hub]'"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, run, absorb, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    named = [{"RUN": run, "ABSORB": absorb}.get(word, word) for word in words]
+    assert main([*named, "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said

@@ -1,0 +1,80 @@
+"""On a CUDA device: recorded graphs say what the network says, and samples follow the same laws."""
+
+import numpy as np
+import pytest
+import torch
+
+import cedd
+from cedd.models import Transformer, config_from_preset
+from cedd.samplers import Fixed, GraphedNetwork, sample
+from tests.samplers.chains import ERROR_RATE, p_value
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def network(process: cedd.TokenProcess, length: int) -> Transformer:
+    torch.manual_seed(0)
+    config = config_from_preset("tiny", vocab_size=process.vocab_size, has_mask=process.has_mask, length=length)
+    model = Transformer(config).cuda().eval()
+    torch.nn.init.normal_(model.head.weight, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5, 8, 11])
+def test_graphs_say_what_the_network_says(batch):
+    """Within bfloat16's rounding; batches between two recorded sizes, and one beyond them all."""
+    process = cedd.roulette(50)
+    model = network(process, 16)
+    graphed = GraphedNetwork(model, 8, 16)
+    for seed in range(3):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x = torch.randint(51, (batch, 16), device="cuda", generator=generator)
+        sigma = torch.rand(batch, device="cuda", generator=generator) * 5
+        expected, got = model.features(x, sigma), graphed.features(x, sigma).clone()
+        assert (expected - got).abs().max() < 0.05 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("process", "sampler"), [("absorb", "first-hitting"), ("absorb", "analytic"), ("roulette", "analytic")]
+)
+def test_samples_on_the_device(process, sampler):
+    made = getattr(cedd, process)(50)
+    graphed = GraphedNetwork(network(made, 16), 8, 16)
+    held = Fixed(torch.arange(16), torch.arange(16) % 3 == 0)
+    options = {"method": "cedd", "sampler": sampler, "steps": 40, "constraint": held}
+    x, y = (sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options) for _ in range(2))
+    assert x.is_cuda
+    assert torch.equal(x, y)
+    assert x.max() < 50
+    assert torch.equal(x.cpu()[:, held.where], held.tokens[held.where].expand(8, -1))
+
+
+@pytest.mark.parametrize("method", ["sedd", "bayes"])
+def test_the_law_of_a_step_on_the_device(method):
+    process = cedd.roulette(4)
+    logits = torch.tensor([0.1, 1.0, -0.5, 0.3], dtype=torch.float64, device="cuda")
+
+    class Same:
+        device = torch.device("cuda")
+
+        def features(self, x_t, sigma):
+            return torch.zeros(*x_t.shape, 1, device="cuda")
+
+        def head(self, features):
+            return logits.expand(*features.shape[:-1], 4)
+
+    times = torch.tensor([0.7, 0.5], dtype=torch.float64)
+    x = torch.arange(5).repeat_interleave(4000)[:, None]
+    drawn = sample(
+        Same(), process, (20000, 1), method=method, grid=times, final_denoise=False, x_start=x,
+        generator=torch.Generator("cuda").manual_seed(1),
+    ).view(5, 4000).cpu().numpy()  # fmt: skip
+    states = torch.arange(5)
+    noise, earlier = process.noise(0.7).like(states), process.noise(0.5).like(states)
+    parameterization = cedd.get_method(method).parameterization
+    law = parameterization.reverse_step(logits.cpu().expand(5, 4), states, noise, earlier).numpy()
+    for state in range(5):
+        assert p_value(np.bincount(drawn[state], minlength=5), law[state]) > ERROR_RATE

@@ -1,0 +1,69 @@
+"""Models without training for the tests of tasks: one that mends known letters, and small random transformers."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import cedd
+from cedd.data.tokenizers import CharTokenizer, Tokenizer
+from cedd.models import Transformer, config_from_preset
+from cedd.tasks.setting import Setting
+from cedd.training.folder import ModelFolder, save_folder
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz .,T"
+
+
+class Mender(nn.Module):
+    """Believes that q was meant as a (0.9), that z was meant as y (0.6, or else z), and all else as it stands."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        V = tokenizer.vocab_size
+        table = torch.eye(V) * 0.98 + 0.02 / V
+
+        def believe(token: str, beliefs: dict[str, float]) -> None:
+            row = int(tokenizer.encode(token)[0])
+            table[row] = (1 - sum(beliefs.values())) / V
+            for letter, probability in beliefs.items():
+                table[row, int(tokenizer.encode(letter)[0])] += probability
+
+        believe("q", {"a": 0.9})
+        believe("z", {"y": 0.6, "z": 0.39})
+        self.register_buffer("table", table.log())
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return x_t[..., None].float()
+
+    def head(self, features: Tensor) -> Tensor:
+        return self.get_buffer("table")[features[..., 0].long().clamp_max(len(self.get_buffer("table")) - 1)]
+
+
+def mending(process: str = "uniform", length: int = 16, tokenizer: Tokenizer | None = None) -> Setting:
+    chosen = tokenizer or CharTokenizer(ALPHABET)
+    made = getattr(cedd, process)(chosen.vocab_size)
+    model = Mender(chosen)
+    folder = ModelFolder(model, made, cedd.get_method("cedd"), chosen, length, {}, Path())  # pyright: ignore
+    return Setting(folder, torch.device("cpu"))
+
+
+def save_random(
+    path: Path, process: str = "roulette", method: str = "bayes", tokenizer: Tokenizer | None = None
+) -> Path:
+    """A folder with a small transformer whose outputs are random but not uniform."""
+    chosen = CharTokenizer(ALPHABET)
+    causal = method == "ar"
+    torch.manual_seed(0)
+    made = getattr(cedd, process)(chosen.vocab_size)
+    config = config_from_preset(
+        "tiny",
+        vocab_size=chosen.vocab_size,
+        has_mask=made.has_mask,
+        dropout=0.0,
+        causal=causal,
+        time_conditioning=not causal,
+    )
+    model = Transformer(config)
+    nn.init.normal_(model.head.weight, std=0.3)
+    save_folder(path, model=model, process=made, method=cedd.get_method(method), tokenizer=chosen, length=config.length)
+    return path

@@ -1,0 +1,228 @@
+"""Generate, infill and correct: what is given stays, what is wrong is said, nothing is lost."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import cedd
+from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2
+from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
+from cedd.tasks.correct import windows
+from cedd.tasks.setting import Settings
+from tests.tasks.models import ALPHABET, mending, save_random
+
+FAST = Settings(steps=8, seed=0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        (process, method): save_random(folder / f"{process}-{method}", process, method)
+        for process, method in [
+            ("roulette", "bayes"), ("absorb", "cedd"), ("absorb", "dfm"), ("uniform", "sedd"), ("absorb", "ar"),
+        ]
+    }  # fmt: skip
+
+
+# ---- generate -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [("roulette", "bayes"), ("absorb", "cedd"), ("uniform", "sedd"), ("absorb", "ar")])
+def test_texts_begin_with_the_prompt(runs, kind):
+    model = cedd.load(runs[kind], device="cpu")
+    texts = model.generate(3, prompt="The cat", steps=8, seed=1)
+    assert len(texts) == 3
+    assert len(set(texts)) == 3
+    for text in texts:
+        assert text.startswith("The cat")
+        assert len(text) == model.length
+        assert set(text) <= set(ALPHABET)
+    assert texts == model.generate(3, prompt="The cat", steps=8, seed=1)
+    assert texts != model.generate(3, prompt="The cat", steps=8, seed=2)
+
+
+def test_batches_are_split(runs):
+    model = load(runs["absorb", "cedd"], device="cpu")
+    assert len(model.generate(7, steps=4, batch=3, length=5)) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": "a" * 40}, "the prompt has 40 tokens, but the model writes 32"),
+        ({"prompt": "ü"}, "character 'ü'"),
+        ({"length": 33}, "reads 1 to 32 tokens"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"n": 0}, "at least one sample"),
+        ({"sampler": "first-hitting"}, "use sampler='analytic'"),
+    ],
+)
+def test_bad_wishes_are_refused(runs, options, message):
+    model = load(runs["roulette", "bayes"], device="cpu")
+    with pytest.raises(ValueError, match=message):
+        model.generate(**options)
+
+
+def test_a_folder_that_is_none_is_said_so(tmp_path):
+    with pytest.raises(ValueError, match="no run at"):
+        load(tmp_path / "nothing")
+
+
+# ---- infill ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pieces=st.lists(st.text("abc T.", max_size=5), min_size=2, max_size=4),
+    widths=st.lists(st.integers(1, 6), min_size=3, max_size=3),
+)
+def test_what_is_given_stays(pieces, widths):
+    setting = mending("roulette", length=64)
+    text, pattern = pieces[0], []
+    for piece, width in zip(pieces[1:], widths, strict=False):
+        text += f"____{{{width}}}" + piece
+        pattern.append(width)
+    filled = infill(setting, text, 1, settings=FAST)[0]
+    place = 0
+    for piece, width in zip(pieces, [*pattern, 0], strict=True):
+        assert filled[place : place + len(piece)] == piece
+        place += len(piece) + width
+    assert place == len(filled)
+
+
+def test_blanks():
+    tokenizer = mending().folder.tokenizer
+    template = parse_template("a ____ b___{2}", tokenizer)
+    assert template.given.tolist() == [True] * 2 + [False] * 4 + [True] * 2 + [False] * 2
+    assert parse_template("______", tokenizer).given.tolist() == [False] * 6
+    with pytest.raises(ValueError, match="no blank"):
+        parse_template("a cat", tokenizer)
+    with pytest.raises(ValueError, match="no width"):
+        parse_template("a ____{0}", tokenizer)
+    with pytest.raises(ValueError, match="with its blanks"):
+        infill(mending(length=8), "a cat ____")
+
+
+def test_autoregressive_models_do_not_infill(runs):
+    with pytest.raises(ValueError, match="prompt, not text after a blank"):
+        load(runs["absorb", "ar"], device="cpu").infill("a ____ b")
+
+
+# ---- correct --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=st.text(st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃\n🙂\ud800\udfff")), max_size=90))
+@example("q" * 100)
+@example("")
+def test_correction_mends_what_is_wrong_and_loses_nothing(text):
+    """Any text, far longer than the model too: exactly the q and z are mended."""
+    result = correct(mending(), text)
+    assert result == text.replace("q", "a").replace("z", "y")
+    assert result.original == text
+    assert [change.position for change in result.changes] == [i for i, c in enumerate(text) if c in "qz"]
+    for change in result.changes:
+        assert change.before == text[change.position]
+        assert change.after == result[change.position]
+        assert change.confidence == pytest.approx(0.9 if change.before == "q" else 0.6, abs=0.02)
+        assert change.doubt == pytest.approx(1.0 if change.before == "q" else 0.61, abs=0.02)
+
+
+def test_the_threshold_protects_what_the_model_believes():
+    assert correct(mending(), "qz", threshold=0.3) == "az"
+    assert correct(mending(), "qz", threshold=0.5) == "ay"
+    assert correct(mending(), "qz", threshold=0.0) == "qz"
+
+
+@pytest.mark.parametrize("process", ["uniform", "roulette"])
+def test_many_steps_mend_too(process):
+    result = correct(mending(process), "T cqt sqt on q mqt ü", steps=16, threshold=0.3, seed=0)
+    assert result == "T cat sat on a mat ü"
+    assert [change.before for change in result.changes] == ["q"] * 4
+    assert all(math.isfinite(change.confidence) for change in result.changes)
+
+
+def test_bytes_and_partial_vocabularies():
+    """Tokens that are no characters are passed through; a token that has no text is never written."""
+    assert correct(mending(tokenizer=ByteTokenizer()), "qü\ud800z") == "aü\ud800y"
+    table = CharAsGPT2({c: 7 * i + 1 for i, c in enumerate(ALPHABET)}, vocab_size=400)
+    setting = mending(tokenizer=table)
+    believed = setting.folder.model.get_buffer("table")
+    believed[int(table.encode("b")[0])] = 0.0
+    believed[int(table.encode("b")[0]), 399] = 9.0  # certain of a token that is no character
+    assert correct(setting, "qbz") == "aby"
+
+
+@settings(deadline=None)
+@given(count=st.integers(1, 400), length=st.integers(1, 64))
+def test_windows_decide_every_token_once(count, length):
+    cuts = windows(count, length)
+    decided = np.concatenate([np.arange(w.first, w.last) for w in cuts])
+    assert np.array_equal(decided, np.arange(count))
+    for w in cuts:
+        assert 0 <= w.start <= w.first <= w.last <= w.stop <= count
+        assert w.stop - w.start == min(length, count)
+
+
+def test_correction_is_refused_where_it_cannot_be(runs):
+    with pytest.raises(ValueError, match="only masks"):
+        load(runs["absorb", "cedd"], device="cpu").correct("teh")
+    with pytest.raises(ValueError, match="autoregressive"):
+        load(runs["absorb", "ar"], device="cpu").correct("teh")
+    for options, message in [({"t": 0.0}, "t says"), ({"threshold": 2.0}, "threshold"), ({"steps": 0}, "steps")]:
+        with pytest.raises(ValueError, match=message):
+            correct(mending(), "teh", **options)
+
+
+# ---- perplexity and the rest --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [("roulette", "bayes"), ("absorb", "ar")])
+def test_perplexity_of_a_text(runs, kind):
+    model = load(runs[kind], device="cpu")
+    result = model.perplexity("the cat sat on the mat and the dog sat on the cat. then all of them sat on the hat.")
+    assert result == pytest.approx(math.exp(result.nats_per_token))
+    assert result.ci95[0] <= result <= result.ci95[1]
+    assert 5 < result < 5000
+    with pytest.raises(ValueError, match="empty"):
+        model.perplexity("")
+
+
+def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
+    setting = mending("absorb")
+    trajectory = Trajectory(setting.folder.tokenizer)
+    text = generate(setting, 2, settings=Settings(steps=40, seed=1), callback=trajectory)[0]
+    last = trajectory.frames[-1]
+    assert setting.folder.tokenizer.decode(last) == text
+    assert (trajectory.frames[0] == setting.vocab_size).mean() > 0.9
+    assert all(trajectory.changed(k).any() for k in range(1, len(trajectory.frames)))
+    page = trajectory.page("</script><b>")
+    assert "</script><b>" not in page
+    assert "http" not in page
+    assert page.count("<script") == 2
+    trajectory.save_html(tmp_path / "run.html", "a run")
+    assert "a run" in (tmp_path / "run.html").read_text("utf-8")
+    trajectory.save_gif(tmp_path / "run.gif", most=5)
+    from PIL import Image
+
+    with Image.open(tmp_path / "run.gif") as picture:
+        assert getattr(picture, "n_frames", 1) in range(2, 6)
+    assert len(trajectory.thinned(3).frames) == 3
+
+
+def test_first_hitting_needs_no_more_calls_than_masks(monkeypatch):
+    setting = mending("absorb")
+    calls, original = [], setting.folder.model.features
+    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: calls.append(len(x)) or original(x, s))
+    generate(setting, 2, prompt="T cat", settings=Settings(sampler="first-hitting", seed=0))
+    assert len(calls) <= 16 - 5
+
+
+def test_a_model_says_what_it_is(runs):
+    assert repr(load(runs["roulette", "bayes"], device="cpu")) == (
+        f"LanguageModel(bayes on roulette, V={len(ALPHABET)}, length=32)"
+    )
