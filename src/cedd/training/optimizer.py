@@ -50,25 +50,22 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
 
 
-def apply_gradients(optimizer: AdamW, rate: float, norm: Tensor, clip: float, finite: Tensor) -> bool:
+def apply_gradients(optimizer: AdamW, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
     """One step with the gradients scaled to a norm of at most `clip` (0: as they are), unless `finite` [] is false.
 
-    Returns whether the step may have been taken. On CUDA both are left to the optimizer's kernel, which divides by the
-    scale and skips its update: no sweep over the gradients for clipping, and nobody waits for the device.
+    On CUDA both are left to the optimizer's kernel, which divides by the scale and skips its update: no sweep over the
+    gradients for clipping, and nobody waits for the device.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # The same as clip_grad_norm_: gradients are multiplied by min(1, clip / (norm + 1e-6)).
-    excess = ((norm.float() + 1e-6) / clip).clamp_min(1.0) if clip > 0 else torch.ones_like(norm, dtype=torch.float32)
     if finite.is_cuda and not hasattr(parameters[0], "full_tensor"):
-        optimizer.grad_scale = excess  # pyright: ignore[reportAttributeAccessIssue]
+        # The same as clip_grad_norm_: gradients are multiplied by min(1, clip / (norm + 1e-6)).
+        excess = (norm.float() + 1e-6) / clip if clip > 0 else torch.zeros_like(norm, dtype=torch.float32)
+        optimizer.grad_scale = excess.clamp_min(1.0)  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.step()
-        return True
-    if not bool(finite):
-        return False
-    if clip > 0:
-        nn.utils.clip_grads_with_norm_(parameters, clip, norm, foreach=True)
-    optimizer.step()
-    return True
+    elif bool(finite):
+        if clip > 0:
+            nn.utils.clip_grads_with_norm_(parameters, clip, norm, foreach=True)
+        optimizer.step()

@@ -1,0 +1,102 @@
+"""On a GPU: clipping and skipping inside the optimizer's kernel, a compiled run, and checkpoints that change device."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from cedd.objectives.loss import NoisyBatch
+from cedd.training.config import OptimizerConfig, TrainConfig
+from cedd.training.distributed import LossModule, Ranks
+from cedd.training.optimizer import apply_gradients, gradient_norm, make_optimizer
+from tests.training.runs import Crash, WatchedTrainer, changed, checkpoint_steps, crash_at, final_log, final_state, run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+Make = Callable[..., TrainConfig]
+# An eps that keeps AdamW from blowing up the last bits of gradients that are almost zero.
+STEADY: dict[str, Any] = {"model.dropout": 0.0, "precision": "float32", "optimizer.eps": 1e-3}
+
+
+def train_on_cuda(config: TrainConfig, before_step: Callable[[int], None] | None = None) -> WatchedTrainer:
+    ranks = Ranks(0, 1, torch.device("cuda", 0))
+    trainer = WatchedTrainer(changed(config, {"device": "cuda"}), ranks, Console(quiet=True), before_step=before_step)
+    trainer.run()
+    return trainer
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.5, 0.0, 1e3])
+def test_clipping_inside_the_kernel_is_the_textbooks(clip: float):
+    networks = [nn.Linear(5, 3).cuda(), nn.Linear(5, 3).cuda()]
+    ours, theirs = networks
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = make_optimizer(ours, OptimizerConfig())
+    textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
+    for step in range(3):
+        inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step)).cuda()
+        for network in networks:
+            network.zero_grad()
+            network(inputs).square().mean().backward()
+        norm = gradient_norm(ours.parameters())
+        apply_gradients(optimizer, 1e-2, norm, clip, torch.tensor(True, device="cuda"))
+        if clip > 0:
+            nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+        textbook.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_a_skipped_step_leaves_weights_and_moments(config: Make, monkeypatch: pytest.MonkeyPatch):
+    held: dict[int, dict[str, Tensor]] = {}
+    healthy, calls = LossModule.forward, iter(range(1000))
+
+    def forward(module: LossModule, batch: NoisyBatch) -> Tensor:
+        return healthy(module, batch) * (float("nan") if next(calls) == 6 else 1.0)
+
+    monkeypatch.setattr(LossModule, "forward", forward)
+    settings = config("run", {"on_nonfinite": "skip", "compile": "off", "device": "cuda"})
+    trainer = WatchedTrainer(settings, Ranks(0, 1, torch.device("cuda", 0)), Console(quiet=True))
+
+    def remember(step: int) -> None:
+        held[step] = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
+
+    trainer.before_step = remember
+    trainer.run()
+    kept = [name for name in held[6] if not name.startswith("average/")]
+    assert all(torch.equal(held[6][name], held[7][name]) for name in kept)
+    assert not all(torch.equal(held[7][name], held[8][name]) for name in kept)
+    assert trainer.state.values()["updates"] == 11
+
+
+@pytest.mark.parametrize("mode", ["off", "graphs"])
+def test_a_run_with_evaluations_learns_and_goes_on_after_a_crash(config: Make, mode: str):
+    changes = {**STEADY, "compile": mode, "evaluation.every": 6}
+    changes |= {"evaluation.sequences": 16, "evaluation.sample_steps": 4}
+    train_on_cuda(config("whole", changes))
+    with pytest.raises(Crash):
+        train_on_cuda(config("crashed", changes), crash_at(6))
+    train_on_cuda(config("crashed", changes))
+    whole, crashed = final_state(config("whole").out), final_state(config("crashed").out)
+    for name in whole:
+        torch.testing.assert_close(whole[name], crashed[name], rtol=0, atol=1e-4, msg=name)
+    kinds = [record["kind"] for record in final_log(config("whole").out)]
+    assert kinds.count("bound") == 2
+
+
+def test_a_checkpoint_changes_device(config: Make, tmp_path: Path):
+    changes = {**STEADY, "compile": "off"}
+    run(config("cpu", changes))
+    run(config("mixed", {**changes, "steps": 4}))
+    train_on_cuda(config("mixed", {**changes, "steps": 8}))
+    run(config("mixed", changes))
+    assert checkpoint_steps(config("mixed").out) == [4, 8, 12]
+    alone, mixed = final_state(config("cpu").out), final_state(config("mixed").out)
+    for name in alone:
+        torch.testing.assert_close(alone[name], mixed[name], rtol=0, atol=1e-3, msg=name)
