@@ -93,7 +93,7 @@ def test_wrong_files_are_refused(tmp_path):
     [
         ({"depth": 3}, "lacks"),
         ({"depth": 1}, "that the model has not"),
-        ({"mlp_ratio": 2}, r"blocks.0.mlp.hidden.bias is \[256\], but the model's is \[128\]"),
+        ({"mlp_ratio": 2}, r"blocks.0.mlp.hidden.weight is \[256, 64\], but the model's is \[128, 64\]"),
     ],
 )
 def test_another_shape_is_refused_in_one_line(tmp_path, changes, message):
