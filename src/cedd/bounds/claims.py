@@ -201,7 +201,7 @@ class Chain:
     def __init__(self, network: Network, p0: Tensor) -> None:
         self.network, self.p0, self.space = network, p0, network.space
         self.process = network.process
-        self.grid = Grid.of(network.space.axis)
+        self.grid = Grid.of(network.axis)
         self.log_s = network.log_ratios(self.grid.t)
         self._bounds: dict[Bound, float] = {}
 

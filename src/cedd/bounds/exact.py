@@ -9,7 +9,7 @@ order of itertools.product (so that a vector over M reshapes to [V] * L); K time
 
 each divided by L. The last two terms of `tight` are the jump of a schedule with sigma(0) > 0: data are clean at t = 0
 and have seen sigma(0) of noise right after it, so the path ends at x_{0+} and x_0 is read off by the posterior. They
-are zero for every other schedule.
+are zero for every other schedule. Discrete flow matching has a path of its own, which stops short of t = 0.
 
 The learned reverse process has the rates Q_t(x_t, y) s_y. Its law at t = 0 is found by fourth-order Magnus steps in
 log(exp(sigma) - 1), the variable in which rates of order 1/t are of order one.
@@ -27,12 +27,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from cedd.bounds.flow_matching import FLOW_LOW, FlowPath
 from cedd.bounds.integrand import known_terms
 from cedd.objectives import Method, Model, get_method
 from cedd.objectives.autoregressive import start_symbol
 from cedd.objectives.flow_matching import FlowMatching
+from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy
 from cedd.objectives.times import shift_right
+from cedd.parameterization import put_at_token
 from cedd.process import Noise, TokenProcess
 from cedd.quadrature import integrate
 
@@ -51,17 +54,19 @@ _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class Axis:
-    """(0, 1] by the schedule's own sigma, cut where the network's ratios have a kink in it."""
+    """(stop, 1] by the schedule's own sigma, cut where the network's ratios have a kink in it."""
 
     process: TokenProcess
+    stop: float = 0.0
 
     @cached_property
     def edges(self) -> tuple[float, ...]:
         """Ends and kinks, in units of the schedule's sigma, in increasing order."""
         schedule = self.process.schedule
+        start = float(schedule.sigma(self.stop))
         kinks: tuple[float, ...] = getattr(self.process.rescaling, "kinks", ())
-        inner = [k for kink in kinks if schedule.start < (k := self._where_sigma_is(kink)) < schedule.end]
-        return (schedule.start, *sorted(inner), schedule.end)
+        inner = [k for kink in kinks if start < (k := self._where_sigma_is(kink)) < schedule.end]
+        return (start, *sorted(inner), schedule.end)
 
     def _where_sigma_is(self, total: float) -> float:
         """The schedule's sigma at which alpha + beta = total, by bisection."""
@@ -78,7 +83,7 @@ class Axis:
         return t, 1 / self.process.schedule.rate(t)
 
     def integrate(self, f: Callable[[Tensor], Tensor], tolerance: float) -> float:
-        """The integral over (0, 1] of f(t [K]) -> [K]; infinity where f grows like 1/t at 0.
+        """The integral over (stop, 1] of f(t [K]) -> [K]; infinity where f grows like 1/t at 0.
 
         sigma = start + (end - start) u^4, so that the logarithms at t = 0 are harmless.
         """
@@ -143,10 +148,6 @@ class Space:
         """The clean sequences as indicators [M, L, V], float64."""
         return torch.nn.functional.one_hot(self.clean, self.process.vocab_size).double()
 
-    @cached_property
-    def axis(self) -> Axis:
-        return Axis(self.process)
-
     def in_chunks(self, f: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
         """f(t) for t [K], as many times at once as fit."""
         V = self.process.vocab_size
@@ -209,6 +210,15 @@ class Network:
         return self.space.process
 
     @property
+    def stop(self) -> float:
+        """The time at which the reverse process ends."""
+        return 0.0
+
+    @cached_property
+    def axis(self) -> Axis:
+        return Axis(self.process, self.stop)
+
+    @property
     def tolerance(self) -> float:
         """What quadrature and steps can ask for: the rounding of sigma shows in the outputs."""
         return 1e-9 if self.sigma_dtype == torch.float64 else 1e-6
@@ -237,9 +247,25 @@ class Network:
         """p(x_0^i | x_t) at every state, [K, N, L, V]."""
         return self.method.require_scores().log_posterior(*self.at(t)).exp()
 
+    def losses(self, t: Tensor, with_entropy: bool) -> Tensor:
+        """lbar, or l `with_entropy`, at every state for each clean token at the position: [K, N, L, V]."""
+        log_ratios = self.log_ratios(t)
+        x_t, x0, noise = self._for_each_token(t, log_ratios.shape)
+        loss = score_entropy(log_ratios[..., None, :].expand(*x0.shape, x0.shape[-1]), x0, x_t, noise)
+        return loss + known_terms(x_t, x0, noise).entropy if with_entropy else loss
+
+    def _for_each_token(self, t: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor, Noise]:
+        """x_t, x0 and the noise in the shape [K, N, L, V(x0)]."""
+        x_t = self.space.states[..., None].expand(shape)
+        return x_t, torch.arange(shape[-1]).expand(shape), self.process.noise(t).like(x_t)
+
+    def jump_rates(self, t: Tensor) -> Tensor:
+        """The rates of the reverse process from every state to each token at each position: [K, N, L, V]."""
+        return self.method.require_scores().jump_rates(*self.at(t))
+
     def reverse_rates(self, t: Tensor) -> Tensor:
         """The generator of the reverse process, [K, N, N]; columns are sources and sum to zero."""
-        rates = self.method.require_scores().jump_rates(*self.at(t))
+        rates = self.jump_rates(t)
         times, count = rates.shape[:2]
         by_source = torch.zeros(times, count, count, dtype=torch.float64)
         by_source.scatter_add_(2, self.space.neighbours.flatten(1).expand(times, -1, -1), rates.flatten(2))
@@ -247,15 +273,31 @@ class Network:
         return by_source.mT
 
 
+@dataclass(frozen=True)
+class FlowNetwork(Network):
+    """Discrete flow matching: its velocity moves every position towards the prediction (bounds/flow_matching.py)."""
+
+    @property
+    def stop(self) -> float:
+        return FLOW_LOW
+
+    def losses(self, t: Tensor, with_entropy: bool) -> Tensor:
+        outputs, _, _ = self.at(t)
+        x_t, x0, noise = self._for_each_token(t, outputs.shape)
+        return FlowPath().rows(outputs[..., None, :].expand(*x0.shape, x0.shape[-1]), Rows(x0, x_t, noise))
+
+    def jump_rates(self, t: Tensor) -> Tensor:
+        """kappa'/(1-kappa) f_y with kappa = alive: alpha' / (exp(alpha) - 1) f_y, masked or not."""
+        outputs, x_t, noise = self.at(t)
+        rates = (noise.alpha_rate / noise.expm1_alpha)[..., None] * torch.softmax(outputs, -1)
+        return put_at_token(rates, x_t, 0.0, noise.is_mask(x_t))
+
+
 def _network(
     model: Model, space: Space, method: Method, sigma_dtype: torch.dtype, device: torch.device | None
 ) -> Network:
-    if isinstance(method.objective, FlowMatching):
-        raise ValueError(
-            f"{method.name} moves unmasked tokens too and has a bound of its own; "
-            "use ceddt for the same network on absorb"
-        )
-    return Network(space, method, model, sigma_dtype, device or torch.device("cpu"))
+    kind = FlowNetwork if isinstance(method.objective, FlowMatching) else Network
+    return kind(space, method, model, sigma_dtype, device or torch.device("cpu"))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -282,9 +324,10 @@ def exact_bound(
     chosen.check(process)
     if bound not in BOUNDS:
         raise ValueError(f"unknown bound {bound!r}; known: {', '.join(BOUNDS)}")
+    own = chosen.causal or isinstance(chosen.objective, FlowMatching)
+    if own and bound != "tight":
+        raise ValueError(f"{chosen.name} has a bound of its own and no {bound}; ask for bound='tight'")
     if chosen.causal:
-        if bound != "tight":
-            raise ValueError(f"{chosen.name} has an exact likelihood and no {bound}; ask for bound='tight'")
         return exact_cross_entropy(model, process, p0, method=chosen)
     network, flat = _network(model, space, chosen, sigma_dtype, p0.device), p0.double().cpu().reshape(-1)
     path = path_integral(network, flat, with_entropy=bound == "j1") / space.length
@@ -293,36 +336,35 @@ def exact_bound(
         return path
     if bound == "j2":
         return path - process.integrated_out_rate() + terminal.paper_prior_entropy
-    return path - process.integrated_out_rate() + terminal.cross_entropy + _jump_at_zero(network, flat)
+    if isinstance(network, FlowNetwork):  # its path is a divergence already
+        return path + terminal.kl + _reading(network, flat)
+    known = terminal.cross_entropy - process.integrated_out_rate()
+    return path + known + _jump_at_zero(network, flat)
 
 
 def path_integral(network: Network, p0: Tensor, *, with_entropy: bool) -> float:
     """E int lbar dt, or E int l dt `with_entropy`, summed over positions; p0 [M]."""
-    space, V = network.space, network.process.vocab_size
+    space = network.space
 
     def at(t: Tensor) -> Tensor:
-        log_ratios = network.log_ratios(t)
-        # One more axis, for the clean token at the position: [K, N, L, V(x0)].
-        x_t = space.states[..., None].expand(log_ratios.shape)
-        x0 = torch.arange(V).expand(log_ratios.shape)
-        noise = network.process.noise(t).like(x_t)
-        loss = score_entropy(log_ratios[..., None, :].expand(*x0.shape, V), x0, x_t, noise)
-        if with_entropy:
-            loss = loss + known_terms(x_t, x0, noise).entropy
         weight = space.belief(p0, t)
-        return torch.where(weight > 0, weight * loss, 0.0).sum((1, 2, 3))
+        return torch.where(weight > 0, weight * network.losses(t, with_entropy), 0.0).sum((1, 2, 3))
 
-    return space.axis.integrate(lambda t: space.in_chunks(at, t), network.tolerance)
+    return network.axis.integrate(lambda t: space.in_chunks(at, t), network.tolerance)
+
+
+def _reading(network: Network, p0: Tensor) -> float:
+    """E[-log p(x_0 | x_t)] per token at the end of the path."""
+    t = torch.tensor([max(network.stop, _JUST_AFTER_ZERO)], dtype=torch.float64)
+    return float(-torch.xlogy(network.space.belief(p0, t), network.readings(t)).sum() / network.space.length)
 
 
 def _jump_at_zero(network: Network, p0: Tensor) -> float:
-    """E[-log p(x_0 | x_{0+})] / L - H(p_{0+|0}) per token: what a schedule with sigma(0) > 0 adds."""
+    """E[-log p(x_0 | x_{0+})] - H(p_{0+|0}) per token: what a schedule with sigma(0) > 0 adds."""
     if network.process.schedule.start == 0.0:
         return 0.0
-    t = torch.tensor([_JUST_AFTER_ZERO], dtype=torch.float64)
-    lost = -torch.xlogy(network.space.belief(p0, t), network.readings(t)).sum() / network.space.length
-    column = network.process.kernel(t).column(torch.zeros(1, dtype=torch.int64))
-    return float(lost + torch.xlogy(column, column).sum())
+    column = network.process.kernel(_JUST_AFTER_ZERO).column(torch.tensor(0))
+    return _reading(network, p0) + float(torch.xlogy(column, column).sum())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -387,13 +429,13 @@ def _chain_rule(space: Space, model: Model, device: torch.device | None) -> Tens
 def _reverse(network: Network, steps: int) -> Tensor:
     """The learned law at t = 0 over the clean sequences [M], with about `steps` Magnus steps."""
     space, process = network.space, network.process
-    edges = [max(edge, _SMALLEST_SIGMA) for edge in space.axis.edges]
+    edges = [max(edge, _SMALLEST_SIGMA) for edge in network.axis.edges]
     marks = [edge + math.log(-math.expm1(-edge)) for edge in reversed(edges)]  # log(exp(sigma) - 1)
     law = process.prior()[space.states].prod(-1)
     for high, low in itertools.pairwise(marks):
         share = max(2, math.ceil(steps * (high - low) / (marks[0] - marks[-1])))
         law = _magnus(network, law, high, low, share)
-    read = network.readings(space.axis.time(torch.tensor([edges[0]], dtype=torch.float64))[0])[0]
+    read = network.readings(network.axis.time(torch.tensor([edges[0]], dtype=torch.float64))[0])[0]
     if process.schedule.start == 0.0:  # the path is at its end: only masks are still to be read
         tokens = torch.nn.functional.one_hot(space.states.clamp_max(process.vocab_size - 1), process.vocab_size)
         read = torch.where((space.states == process.vocab_size)[..., None], read, tokens.double())
@@ -419,5 +461,5 @@ def _magnus(network: Network, law: Tensor, high: float, low: float, steps: int) 
 def _generator(network: Network, w: Tensor) -> Tensor:
     """The reverse rates per unit of -w at w [K]: [K, N, N]."""
     sigma = torch.logaddexp(w, torch.zeros_like(w))
-    t, slope = network.space.axis.time(sigma)
+    t, slope = network.axis.time(sigma)
     return network.reverse_rates(t) * (slope * -torch.expm1(-sigma))[:, None, None]
