@@ -35,7 +35,11 @@ def never_killed(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFac
     return out
 
 
-@pytest.mark.parametrize("point", POINTS)
+QUICK = ("within the shards", "within state.json", "before it is published", "while an old one is dropped")
+QUICK += ("before the model's file",)
+
+
+@pytest.mark.parametrize("point", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in POINTS])
 def test_killed_inside_a_save(config: Make, never_killed: Path, point: str):
     settings = config("killed", SETTINGS)
     at_save = 1 if "old one" in point else 3

@@ -40,7 +40,7 @@ def test_fifty_steps_lower_the_loss(
     method: str, process: dict[str, Any], config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)  # takes longer than the steps
-    changes = {"method": method, **process, "steps": 50, "checkpoint_every": 50, "batch.size": 16}
+    changes = {"method": method, **process, "steps": 50, "checkpoint_every": 50, "log_every": 50, "batch.size": 16}
     trainer = Trainer(config("run", changes), ALONE, Console(quiet=True))
     before = fixed_loss(trainer)
     trainer.run()

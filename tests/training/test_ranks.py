@@ -62,7 +62,8 @@ def single(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    ("method", "process", "accumulate"), [("bayes-star", "roulette", 1), ("sedd", "absorb", 2), ("ar", "absorb", 2)]
+    ("method", "process", "accumulate"),
+    [("bayes-star", "roulette", 1), ("sedd", "absorb", 2), pytest.param("ar", "absorb", 2, marks=pytest.mark.slow)],
 )
 def test_gradients_are_those_of_one_process(
     config: Make, tmp_path: Path, strategy: str, method: str, process: str, accumulate: int
