@@ -68,7 +68,7 @@ class Sharpening:
         if self.temperature == 0:
             best = logits.argmax(-1, keepdim=True)
             return torch.full_like(logits, -math.inf).scatter(-1, best, 0.0)
-        log_probs = torch.log_softmax(logits / self.temperature, -1)
+        log_probs = torch.log_softmax(logits if self.temperature == 1 else logits / self.temperature, -1)
         return self._nucleus(log_probs) if self.top_p < 1 else log_probs
 
     def _nucleus(self, log_probs: Tensor) -> Tensor:

@@ -55,6 +55,8 @@ class Run:
     generator: torch.Generator | None
     callback: Callback | None
     dense: bool
+    reveals_only: bool
+    """Whether tokens never change once revealed, so that every candidate is a mask and goes where f says."""
 
     def rule_of(self, k: int) -> StepRule:
         return self.last_rule if float(self.times[k + 1]) == 0 else self.rule
@@ -135,8 +137,10 @@ def jump(
     """Candidates x [R] with outputs [R, V] (float64): each jumps if u < 1 - stay, to where v says."""
     parameterization = run.method.parameterization
     assert isinstance(parameterization, Affine)
-    now, next_ = noise.like(x), earlier.like(x)
     log_probs = run.sharpening.log_probs(outputs)
+    if run.reveals_only:
+        return inverse_cdf(torch.exp(log_probs), v)
+    now, next_ = noise.like(x), earlier.like(x)
     leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
     weights = (leap.floor[:, None] + leap.slope[:, None] * torch.exp(log_probs)).clamp_min(0.0)
     weights = put_at_token(weights, x, 0.0, now.is_mask(x))
@@ -240,6 +244,7 @@ def sample(
         generator=host,
         callback=callback,
         dense=not isinstance(chosen.parameterization, Affine),
+        reveals_only=not (process.can_shuffle or isinstance(chosen.objective, FlowMatching)),
     )
 
     def draw(start: int, stop: int) -> Tensor:
