@@ -15,6 +15,7 @@ ORDER = (
     "clocks",
     "process",
     "parameterization",
+    "network",
     "objectives",
     "bounds",
     "samplers",

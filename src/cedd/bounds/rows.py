@@ -12,14 +12,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from cedd.bounds.integrand import known_terms
 from cedd.bounds.proposal import Cases
-from cedd.objectives.loss import Model
+from cedd.network import Model, has_head
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy, true_ratios
 from cedd.parameterization import Affine, Parameterization, at_token, can_return
@@ -27,19 +26,6 @@ from cedd.process import Noise
 
 _CHUNK = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Outputs held at once, in numbers: a quarter of a gigabyte on a GPU, a part of the cache's size on a CPU."""
-
-
-@runtime_checkable
-class SupportsRows(Protocol):
-    """A network whose vocabulary head can be run on chosen rows."""
-
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
-        ...
-
-    def head(self, features: Tensor) -> Tensor:
-        """[N, D] -> [N, V]."""
-        ...
 
 
 class PathCost(ABC):
@@ -164,7 +150,7 @@ def run_rows(
 
 def _network(model: Model, inputs: Tensor, sigma: Tensor, vocab_size: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """One row a position, [B*L, D] or [B*L, V], and what turns chosen rows into outputs."""
-    if isinstance(model, SupportsRows):
+    if has_head(model):
         return model.features(inputs, sigma).flatten(0, 1), model.head
     outputs = model(inputs, sigma)
     expected = (*inputs.shape, vocab_size)

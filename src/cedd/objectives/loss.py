@@ -17,13 +17,12 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from cedd.network import Model, has_head
 from cedd.objectives.methods import Method, get_method
 from cedd.objectives.objective import Rows
 from cedd.objectives.times import draw_times
 from cedd.process import Noise, TokenProcess, uniform_noise, uniform_tokens
 from cedd.schedules import Time, check_time
-
-Model = Callable[[Tensor, Tensor], Tensor]
 
 
 class RowTotal(Protocol):
@@ -63,12 +62,8 @@ class SupportsRows(Protocol):
 
 
 def supports_rows(model: object) -> TypeGuard[SupportsRows]:
-    """Whether a network offers `features` and a head that costs rows.
-
-    Asked of the object itself: since Python 3.12 a run-time protocol does not see a module's submodules.
-    """
-    head = getattr(model, "head", None)
-    return all(hasattr(model, name) for name in ("features", "rows")) and hasattr(head, "cross_entropy")
+    """Whether a network has two halves, and a head that costs rows."""
+    return has_head(model) and hasattr(model, "rows") and hasattr(model.head, "cross_entropy")
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,24 @@ Shapes: B batch, L positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
+from cedd.network import has_head
 from cedd.objectives.autoregressive import start_symbol
 from cedd.process import TokenProcess, uniform_noise
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.network import HasHead, Network
+from cedd.samplers.network import Network
 
 
-@runtime_checkable
 class HasCache(Protocol):
     """A causal network that can continue from the keys and values it has already computed."""
 
-    head: Callable[[Tensor], Tensor]
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]: ...
 
     def new_cache(self, batch: int, length: int | None = None) -> Any:
         """An empty cache."""
@@ -31,6 +32,11 @@ class HasCache(Protocol):
     def features(self, x_t: Tensor, sigma: Tensor | None = None, cache: Any = None) -> Tensor:
         """[B, n] new tokens -> [B, n, D]."""
         ...
+
+
+def has_cache(model: object) -> TypeGuard[HasCache]:
+    """Whether a network can continue from what it has computed."""
+    return has_head(model) and hasattr(model, "new_cache")
 
 
 def autoregressive(
@@ -52,16 +58,16 @@ def autoregressive(
     if callback is not None:
         callback(0, 1.0, x)
     inputs = torch.cat([torch.full_like(x[:, :1], start), x], 1)  # inputs[:, i] precedes token i
-    cache = model.new_cache(batch, length) if isinstance(model, HasCache) else None
+    cache = model.new_cache(batch, length) if has_cache(model) else None
     seen = 0
     for i in range(known, length):
-        if isinstance(model, HasCache):
+        if has_cache(model):
             hidden = model.features(inputs[:, seen : i + 1], cache=cache)[:, -1]
             with torch.autocast(device.type, enabled=False):
                 weight = getattr(model.head, "weight", None)
                 outputs = model.head(hidden.to(weight.dtype) if isinstance(weight, Tensor) else hidden.float())
             seen = i + 1
-        elif isinstance(model, HasHead):
+        elif has_head(model):
             hidden = model.features(inputs[:, :length], torch.zeros(batch, device=device))[:, i]
             outputs = model.head(hidden)
         else:

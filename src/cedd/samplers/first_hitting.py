@@ -16,12 +16,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cedd.network import has_head
 from cedd.objectives import Method
 from cedd.parameterization import Affine
 from cedd.process import TokenProcess, uniform_noise
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.network import HasHead, Network, Places, chunks, evaluate
+from cedd.samplers.network import Network, Places, chunks, evaluate
 
 
 def check_first_hitting(method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
@@ -77,7 +78,7 @@ def first_hitting(
         sequences = all_sequences if everyone else left.to(device)
         position, v = here[sequences, k], numbers[sequences, k]
         rows = sequences * length + position
-        if everyone or not isinstance(model, HasHead):
+        if everyone or not has_head(model):
             places = Places(rows, None, rows)
         else:
             places = Places(rows, sequences, all_sequences[: len(left)] * length + position)

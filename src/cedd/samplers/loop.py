@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from cedd.bounds.flow_matching import Corrector
+from cedd.network import has_head
 from cedd.objectives import Method, get_method
 from cedd.objectives.flow_matching import FlowMatching
 from cedd.parameterization import Affine, at_token, can_return, put_at_token
@@ -29,7 +30,7 @@ from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import check_first_hitting, first_hitting
 from cedd.samplers.grids import time_grid
-from cedd.samplers.network import HasHead, HostNetwork, Network, Places, chunks, evaluate, model_device
+from cedd.samplers.network import HostNetwork, Network, Places, chunks, evaluate, model_device
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan
 from cedd.samplers.rules import RULES, StepRule, chances, flow_rules
 
@@ -105,7 +106,7 @@ def _plan(run: Run, x: Tensor, held: Tensor, noise: Noise, earlier: Noise) -> Pl
     steps, last = (chances(rule, parameterization, noise, earlier) for rule in (run.rule, run.last_rule))
     known = steps.where(earlier.t > 0, last)
     masked = x == run.process.vocab_size
-    return Plan(known, masked, held, run.generator, isinstance(run.model, HasHead))
+    return Plan(known, masked, held, run.generator, has_head(run.model))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def sample(
     chosen.check(process)
     _check(chosen, process, shape, sampler, corrector, constraint, x_start)
     place = torch.device(device) if device is not None else model_device(model)
-    if place.type == "mps" and isinstance(model, HasHead):
+    if place.type == "mps" and has_head(model):
         model, place = HostNetwork(model, place), torch.device("cpu")
     host = _host_generator(generator)
     sharpening = Sharpening(temperature, top_p)

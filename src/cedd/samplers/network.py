@@ -11,26 +11,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-Model = Callable[[Tensor, Tensor], Tensor]
+from cedd.network import HasHead, Model, has_head
 
 CHUNK_ENTRIES = 1 << 24
 """Entries of [R, V] that are handled at once, in float64: 128 MiB."""
-
-
-@runtime_checkable
-class HasHead(Protocol):
-    """A network in two halves."""
-
-    head: Callable[[Tensor], Tensor]
-
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
-        ...
 
 
 Network = Model | HasHead
@@ -79,7 +68,7 @@ class Rows:
 
 def evaluate(model: Network, x: Tensor, sigma: Tensor, places: Places, *, full_precision: bool = True) -> Rows:
     """The network on x [B, L] at sigma [B] (or one for all), ready to give its outputs at `places`."""
-    if isinstance(model, HasHead):
+    if has_head(model):
         part = x if places.sequences is None else x.index_select(0, places.sequences)
         sigma = sigma if sigma.dim() == 0 or places.sequences is None else sigma.index_select(0, places.sequences)
         hidden = model.features(part, sigma.to(torch.float32).expand(len(part)))

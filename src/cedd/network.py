@@ -1,0 +1,38 @@
+"""What the mathematics asks of a network: to be called; and, if it can, to be run in two halves.
+
+    model(x_t [B, L] int64, sigma [B] float32) -> outputs [B, L, V]              any callable will do
+    model.features(x_t, sigma) -> [B, L, D],   model.head([N, D]) -> [N, V]      a network in two halves
+
+With two halves the vocabulary head runs on the rows that matter only. Whether a model has them is asked of the object
+itself: since Python 3.12 `isinstance` with a run-time protocol looks at the class and misses a module's submodules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Model = Callable[[Tensor, Tensor], Tensor]
+
+
+class HasHead(Protocol):
+    """A network in two halves."""
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """[N, D] -> [N, V]."""
+        ...
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
+        ...
+
+
+def has_head(model: object) -> TypeIs[HasHead]:
+    """Whether a network can be run in two halves."""
+    return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
