@@ -30,7 +30,7 @@ SHRINK = 4.0
 """How many sightings of a position the expectation for its whole sequence is worth."""
 SHRINK_SEQUENCE = 20.0
 """And how many that for all sequences is worth, against a sequence's own."""
-_ROWS_PER_VARIATE = 10
+_ROWS_PER_VARIATE = 12
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def variates(half: HalfDraws, expected: Tensor) -> Tensor:
     time[..., 0] -= 1
     counts = _centred(half, torch.ones(1, half.case.shape[-1], 3, dtype=torch.float64))
     tilt = (2 * half.v - 1)[..., None]
-    return torch.cat([time, counts, counts * tilt, _centred(half, expected)], -1)
+    # The most useful first: those at the end are left out where draws are few.
+    return torch.cat([time[..., :3], _centred(half, expected), counts, time[..., 3:], counts * tilt], -1)
 
 
 def _centred(half: HalfDraws, expected: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def _least_squares(design: Tensor, target: Tensor, weight: Tensor | None = None)
 def coefficients(value: Tensor, variate: Tensor) -> Tensor:
     """Least squares of values [M] on variates [M, Z], about their sample means: [Z], 0 for columns that are left out.
 
-    Columns beyond a tenth of the number of values are left out (the last first), as are those that do not vary.
+    Columns beyond a twelfth of the number of values are left out (the last first), as are those that do not vary.
     """
     result = torch.zeros(variate.shape[1], dtype=torch.float64)
     if not bool(torch.isfinite(value).all()):

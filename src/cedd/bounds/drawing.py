@@ -150,11 +150,15 @@ def child_generators(count: int, generator: torch.Generator | None) -> list[torc
 
 @dataclass(frozen=True)
 class Settled:
-    """One value for each sequence [N], without `terminal`, and the Monte Carlo variance of their mean."""
+    """One value for each sequence [N], without `terminal`, and the Monte Carlo variance of their mean.
+
+    shared: the part of that variance which all values have in common, so that their scatter does not show it.
+    """
 
     per_sequence: Tensor
     variance: float
     freedom: int
+    shared: float = 0.0
 
 
 class StratifiedDraws:
@@ -190,7 +194,7 @@ class StratifiedDraws:
 
     def settle(self) -> Settled:
         """Subtract the control variates, and see how far the halves are apart."""
-        residuals = [self._residuals(half) for half in range(2)]  # rounds of [N, D/2]
+        residuals, freedom_lost = zip(*(self._residuals(half) for half in range(2)), strict=True)
         means = torch.stack(
             [
                 torch.stack([r.mean(1) + end for r, end in zip(residuals[half], self.readings[half], strict=True)])
@@ -199,17 +203,22 @@ class StratifiedDraws:
         )  # [2, rounds, N]
         rounds, count = means.shape[1:]
         if rounds * count >= _FEW_DIFFERENCES:
-            squares = (means[0] - means[1]).square().sum() / 4
-            return Settled(means.mean((0, 1)), float(squares) / (rounds * count) ** 2, rounds * count)
-        variance, freedom = successive_variance([r for half in residuals for r in half])
-        return Settled(means.mean((0, 1)), variance, freedom)
+            variance = float((means[0] - means[1]).square().sum()) / 4 / (rounds * count) ** 2
+            freedom = rounds * count
+        else:
+            variance, freedom = successive_variance([r for half in residuals for r in half])
+        # Coefficients have a noise of their own, the same for all sequences: Z of them from M values add Z/M.
+        shared = variance * max(freedom_lost)
+        return Settled(means.mean((0, 1)), variance + shared, freedom, shared)
 
-    def _residuals(self, half: int) -> list[Tensor]:
+    def _residuals(self, half: int) -> tuple[list[Tensor], float]:
+        """The values of a half less their variates, round by round, and Z/M of the coefficients."""
         other = 1 - half
         values = torch.cat([v.reshape(-1) for v in self.values[other]])
         columns = torch.cat([z.flatten(0, 1) for z in self.variates[other]])
         subtract = coefficients(values, columns)
-        return [v - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
+        left = [v - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
+        return left, int((subtract != 0).sum()) / len(values)
 
 
 def successive_variance(parts: list[Tensor]) -> tuple[float, int]:

@@ -132,7 +132,7 @@ def _estimate(
         bound=bound,
         nats_per_token=mean,
         per_sequence=values,
-        sequence_stderr=error,
+        sequence_stderr=math.sqrt(error**2 + settled.shared),
         monte_carlo_stderr=math.sqrt(settled.variance),
         monte_carlo_freedom=settled.freedom,
         fixed_set=fixed_set or len(values) < 2,

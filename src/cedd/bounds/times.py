@@ -2,15 +2,18 @@
 
 Two changes of variable, both made of the two clocks alone:
 
-1. The path integrand is of the order of the rate at which untouched tokens are touched for the first time,
-   keep (alpha' + beta') with keep = exp(-alpha-beta). In the variable that grows at this rate it is bounded, but for a
-   logarithm at t = 0. A quarter is spread evenly over t, which covers clocks and networks on which that guess is poor:
+1. The path integrand of a good network is of the order of the rate at which untouched tokens are touched for the first
+   time, keep (alpha' + beta') with keep = exp(-alpha-beta). In the variable that grows at this rate it is bounded, but
+   for a logarithm at t = 0. A bad network may cost as much as alpha' + beta' even where keep is nothing. So a part of
+   the draws is even in sigma = alpha + beta, and a part is even in t:
 
-       v(t) = 3/4 (keep(low) - keep(t)) / (keep(low) - keep(1)) + 1/4 (t - low) / (1 - low)
+       v(t) = 0.7 (keep(low) - keep(t)) / (keep(low) - keep(1)) + 0.15 (sigma(t) - sigma(low)) / (sigma(1) - sigma(low))
+              + 0.15 (t - low) / (1 - low)
 
-2. With about L v touched positions, the cost of a sequence scatters like 1/sqrt(1 + L v) around its mean at v. Draws go
-   where the scatter is: v has the density rho(v) proportional to 1/5 + 1/sqrt(1 + L v), piecewise constant, so that
-   its inverse is exact. The draws' own coordinate is the level u in [0, 1], which stratification cuts evenly:
+2. With about L v touched positions, the cost of a sequence scatters like 1/sqrt(v) around its mean at v, down to where
+   the proposal (bounds/proposal.py) sees to it that one is touched. Draws go where the scatter is: v has a density
+   rho(v) proportional to 1 + 1/sqrt(v + 1/(8 L)), piecewise constant, so that its inverse is exact. The draws' own
+   coordinate is the level u in [0, 1], which stratification cuts evenly:
 
        int f(t) dt = int f(t(v(u))) dt/dv / rho(v) du
 """
@@ -26,10 +29,8 @@ from torch import Tensor
 
 from cedd.process import Noise, TokenProcess
 
-EVEN_SHARE = 0.25
-"""The share of draws that is even in t."""
-FLOOR = 0.2
-"""The part of the density of v that does not depend on v."""
+BY_KEEP, BY_SIGMA, BY_TIME = 0.7, 0.15, 0.15
+"""The shares of draws that are even in keep, in sigma and in t."""
 _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _SMALLEST = 1e-9  # in v: what lies below counts for less than that
 _HALVINGS = 48
@@ -68,22 +69,21 @@ class PathTimes:
         """Edges [K+1] of panels in v, the density rho on each [K], and its integral up to each edge [K+1]."""
         edges = (torch.arange(_PANELS + 1, dtype=torch.float64) / _PANELS) ** 2
         middle, width = (edges[1:] + edges[:-1]) / 2, edges[1:] - edges[:-1]
-        density = FLOOR + (1 + self.length * middle).rsqrt()
+        density = 1 + (middle + 1 / (8 * self.length)).rsqrt()
         density = density / (density * width).sum()
         return edges, density, torch.cat([torch.zeros(1, dtype=torch.float64), torch.cumsum(density * width, 0)])
 
     @cached_property
-    def _keep_at_ends(self) -> tuple[float, float]:
-        ends = torch.tensor([max(self.low, _JUST_AFTER_ZERO), 1.0], dtype=torch.float64)
-        keep = torch.exp(-self.process.sigma(ends))
-        return float(keep[0]), float(keep[1])
+    def _sigma_at_ends(self) -> tuple[float, float]:
+        sigma = self.process.sigma(torch.tensor([max(self.low, _JUST_AFTER_ZERO), 1.0], dtype=torch.float64))
+        return float(sigma[0]), float(sigma[1])
 
     def v(self, t: Tensor) -> Tensor:
         """v(t) of the module's head."""
-        start, end = self._keep_at_ends
-        # keep(low) - keep(t), without the cancellation at small t
-        touched = -start * torch.expm1(-(self.process.sigma(t) + math.log(start)))
-        return (1 - EVEN_SHARE) * touched / (start - end) + EVEN_SHARE * (t - self.low) / (1 - self.low)
+        start, end = self._sigma_at_ends
+        since = self.process.sigma(t) - start
+        touched = torch.expm1(-since) / math.expm1(start - end)  # of keep, without the cancellation at small t
+        return BY_KEEP * touched + BY_SIGMA * since / (end - start) + BY_TIME * (t - self.low) / (1 - self.low)
 
     def time(self, v: Tensor) -> Tensor:
         """t(v), by bisection."""
@@ -97,9 +97,10 @@ class PathTimes:
 
     def time_per_v(self, noise: Noise) -> Tensor:
         """dt/dv at the noise's times."""
-        start, end = self._keep_at_ends
-        touching = noise.keep * (noise.alpha_rate + noise.beta_rate)
-        return 1 / ((1 - EVEN_SHARE) * touching / (start - end) + EVEN_SHARE / (1 - self.low))
+        start, end = self._sigma_at_ends
+        rate = noise.alpha_rate + noise.beta_rate
+        touching = torch.exp(start - noise.sigma) * rate / -math.expm1(start - end)
+        return 1 / (BY_KEEP * touching + BY_SIGMA * rate / (end - start) + BY_TIME / (1 - self.low))
 
 
 def stratified_levels(sequences: int, draws: int, generator: torch.Generator) -> Tensor:
