@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -12,27 +13,27 @@ from rich.table import Table
 
 from cedd.cli import UserError
 
-Suite = Literal["train", "sample"]
-
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd bench train --preset char --shapes 16x128 --steps 5
+    """example: cedd bench train --preset char --vocab 100 --shapes 16x128 --steps 5
 
     Time training steps or sampling against a plain textbook implementation (benchmarks/ of the source tree).
     """
 
-    suite: tyro.conf.Positional[Suite]
+    suite: tyro.conf.Positional[Literal["train", "sample"]]
     preset: Literal["tiny", "char", "small", "medium"] = "small"
-    shapes: tuple[str, ...] = ("512x128", "64x1024", "32x128")
-    """Sequences x positions, each a row of the table."""
+    shapes: tuple[str, ...] = ()
+    """Sequences x positions, each a row (train: 512x128 64x1024 32x128, sample: 64x128)."""
     vocab_size: Annotated[int, tyro.conf.arg(name="vocab")] = 50257
-    methods: tuple[str, ...] = ("cedd-star/absorb",)
+    methods: tuple[str, ...] = ()
     """METHOD/PROCESS, each a row for every shape."""
     textbook: bool = True
-    """Time the textbook step too."""
-    steps: int = 20
+    """Time the textbook's too."""
+    steps: int | None = None
+    """Steps timed (train: 20), or the sampler's steps (sample: 1024)."""
     warmup: int = 8
+    """Training steps before the clock starts."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
     device: str = "auto"
     seed: int = 0
@@ -49,44 +50,93 @@ def _shape(text: str) -> tuple[int, int]:
     return batch, length
 
 
-def run(arguments: Arguments) -> int:
-    """Print the table, or JSON."""
-    if arguments.steps < 1 or arguments.warmup < 0:
-        raise UserError("--steps must be at least 1 and --warmup at least 0")
-    from cedd.training.bench import bench_train, machine
+def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
+    from cedd.cli.bench_train import bench_train
 
-    console = Console()
-    rows = bench_train(
+    return bench_train(
         preset=arguments.preset,
-        shapes=[_shape(text) for text in arguments.shapes],
-        methods=arguments.methods,
+        shapes=[_shape(text) for text in arguments.shapes or ("512x128", "64x1024", "32x128")],
+        methods=arguments.methods or ("cedd-star/absorb",),
         vocab_size=arguments.vocab_size,
         textbook=arguments.textbook,
-        steps=arguments.steps,
+        steps=arguments.steps or 20,
         warmup=arguments.warmup,
         compile_mode=arguments.compile,
         device=arguments.device,
         seed=arguments.seed,
-        say=(lambda _: None) if arguments.json else console.print,
+        say=say,
     )
+
+
+def _sample_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
+    from cedd.cli.bench_sample import bench_sample
+    from cedd.training.distributed import pick_device
+
+    return bench_sample(
+        preset=arguments.preset,
+        shapes=[_shape(text) for text in arguments.shapes or ("64x128",)],
+        methods=arguments.methods or ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"),
+        vocab_size=arguments.vocab_size,
+        textbook=arguments.textbook,
+        steps=arguments.steps or 1024,
+        compiled=arguments.compile in ("on", "graphs"),
+        device=pick_device(arguments.device),
+        seed=arguments.seed,
+        say=say,
+    )
+
+
+COLUMNS = {
+    "train": {
+        "what": "what",
+        "batch": "B",
+        "length": "L",
+        "milliseconds": "ms/step",
+        "spread": "±",
+        "tokens_per_second": "tokens/s",
+        "gibibytes": "GiB",
+        "speedup": "against textbook",
+    },
+    "sample": {
+        "what": "what",
+        "sampler": "sampler",
+        "steps": "steps",
+        "network_calls": "calls",
+        "milliseconds_per_step": "ms/step",
+        "seconds_per_batch": "s/batch",
+        "gibibytes": "GiB",
+        "speedup": "against textbook",
+    },
+}
+"""What the table shows of a row, and under which head; --json has all of it."""
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+    return str(value)
+
+
+def run(arguments: Arguments) -> int:
+    """Print the table, or JSON."""
+    if (arguments.steps is not None and arguments.steps < 1) or arguments.warmup < 0:
+        raise UserError("--steps must be at least 1 and --warmup at least 0")
+    from cedd.cli.bench_train import machine
+
+    console = Console()
+    say = (lambda _: None) if arguments.json else lambda line: console.print(line, highlight=False)
+    rows = [asdict(row) for row in {"train": _train_rows, "sample": _sample_rows}[arguments.suite](arguments, say)]
     about = machine(arguments.device)
     if arguments.json:
-        print(json.dumps({"machine": about, "rows": [vars(row) for row in rows]}))
+        print(json.dumps({"machine": about, "preset": arguments.preset, "vocab": arguments.vocab_size, "rows": rows}))
         return 0
-    table = Table(title=f"training step, {arguments.preset} network, V = {arguments.vocab_size}; {about}")
-    for name in ("what", "batch", "length", "ms/step", "tokens/s", "GiB", "against textbook"):
-        table.add_column(name, justify="left" if name == "what" else "right")
+    table = Table(title=f"{arguments.suite}, {arguments.preset} network, V = {arguments.vocab_size}; {about}")
+    columns = COLUMNS[arguments.suite]
+    for head in columns.values():
+        table.add_column(head, justify="left" if head == "what" else "right", no_wrap=head in ("what", "sampler"))
     for row in rows:
-        ratio = "" if row.speedup is None else f"{row.speedup:.2f}x"
-        memory = "" if row.gibibytes is None else f"{row.gibibytes:.1f}"
-        table.add_row(
-            row.what,
-            str(row.batch),
-            str(row.length),
-            f"{row.milliseconds:.1f}",
-            f"{row.tokens_per_second:,.0f}",
-            memory,
-            ratio,
-        )
+        table.add_row(*(_cell(row[name]) for name in columns))
     console.print(table)
     return 0

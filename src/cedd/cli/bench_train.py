@@ -1,4 +1,4 @@
-"""Timing of training steps: the loop's own step on random tokens, and the textbook's in the same process."""
+"""The training half of `cedd bench`: the loop's own step on random tokens, and a textbook's in one run."""
 
 from __future__ import annotations
 
