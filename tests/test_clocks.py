@@ -15,6 +15,7 @@ from cedd.quadrature import adaptive_panels, integrate
 
 SCHEDULES = (LogLinear(), LogLinear(0.3), Polynomial(2.0, 0.01), Cosine(0.05))
 SCHEDULE = st.sampled_from(SCHEDULES)
+SCALE = st.integers(0, 200).map(lambda percent: percent / 100)
 SHARE = st.builds(PowerShare, st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(0.5, 3.0))
 
 
@@ -49,7 +50,7 @@ def test_the_integrals_over_the_whole_time(schedule: Schedule, share: PowerShare
     assert clocks.masking_while_kept() == pytest.approx(kept, abs=1e-10)
 
 
-@given(SCHEDULE, st.floats(0.0, 2.0), st.floats(0.0, 2.0))
+@given(SCHEDULE, SCALE, SCALE)
 @settings(max_examples=15, deadline=None)
 def test_proportional_clocks_in_closed_form(schedule: Schedule, mask: float, shuffle: float) -> None:
     clocks = Proportional(schedule, mask, shuffle)
