@@ -9,6 +9,7 @@ import torch
 from cedd.bounds import claims
 from cedd.bounds.claims import CLAIMS, Finding, Setting
 from cedd.cli import main
+from cedd.cli.theory import _plain
 from cedd.parameterization import AffineScore
 from cedd.process import Kernel, TokenProcess
 
@@ -102,6 +103,8 @@ def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(clocks, "first_negative", lambda rate: None)
     assert failing("erratum 6") == ["erratum 6"]
+    finding = next(f for f in CLAIMS["erratum 6"].check(Setting(2, 1)) if not f.holds)
+    assert '"left": null' in json.dumps(_plain(finding), allow_nan=False)
 
 
 def test_a_broken_corrected_probability_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

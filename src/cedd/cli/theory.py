@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict, dataclass
 
@@ -71,13 +72,18 @@ def _record(
     arguments: Arguments, findings: dict[str, list[Finding]], passed: bool, seconds: float
 ) -> dict[str, object]:
     claims = [
-        {"claim": name, "statement": CLAIMS[name].statement, **asdict(finding), "slack": finding.slack}
-        | {"holds": finding.holds}
+        {"claim": name, "statement": CLAIMS[name].statement, **_plain(finding)}
         for name, found in findings.items()
         for finding in found
     ]
     setting = {"vocab": arguments.vocab, "length": arguments.length, "seed": arguments.seed}
     return {**setting, "passed": passed, "seconds": round(seconds, 3), "claims": claims}
+
+
+def _plain(finding: Finding) -> dict[str, object]:
+    """A finding as JSON, in which a number that is not finite is null."""
+    record = {**asdict(finding), "slack": finding.slack, "holds": finding.holds}
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
 
 
 def _print_table(findings: dict[str, list[Finding]], seconds: float) -> None:
