@@ -71,7 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(_unknown(name), file=sys.stderr)
         return 2
-    return _run(name, rest)
+    try:
+        return _run(name, rest)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _parse(module: ModuleType, name: str, words: list[str]) -> Any:

@@ -23,6 +23,7 @@ most bfloat16 training accepts; ``float32_residual=True`` avoids it.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -394,6 +395,8 @@ class Transformer(nn.Module):
         the GELU, 8 of the 20 [B, L, D] tensors a block would hold.
         """
         torch._functorch.config.ban_recompute_materialized_backward = False  # for the whole process
+        # The only float32 products are those of the noise level's embedding, which are small and want their digits.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         self.backbone.compile(*args, **{"fullgraph": True, **options})
         self.head.fused = True
 

@@ -29,6 +29,7 @@ def save_weights(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(ready, temporary, metadata=dict(metadata or {}))
+        temporary.chmod(0o666 & ~_umask())  # the library makes private files; a run may be shared
         _flush(temporary)
         temporary.replace(path)
     finally:
@@ -69,6 +70,13 @@ def _storable(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)
     return tensor.contiguous()
+
+
+def _umask() -> int:
+    """What the user takes from a new file's mode; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _flush(path: Path) -> None:
