@@ -93,10 +93,10 @@ class WatchedTrainer(Trainer):
 
     before_step: Callable[[int], None] | None = None
 
-    def _step(self, batch: StepBatch, stop: bool) -> StepFigures:
+    def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
         if self.before_step is not None:
             self.before_step(self.state.step)
-        return super()._step(batch, stop)
+        return super().step(batch, stop)
 
 
 def run(

@@ -110,16 +110,21 @@ def _fresh(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def synthetic_trainer(config: TrainConfig, vocab_size: int) -> tuple[Trainer, NoisingSampler]:
+    """The loop's own trainer on random tokens, and its batches."""
+    kind = type("_Synthetic", (_SyntheticTrainer,), {"vocab_size": vocab_size})
+    trainer: Trainer = kind(config, Ranks(0, 1, pick_device(config.device)), Console(quiet=True))
+    sampler = BatchSampler(trainer.data.train, config.batch.size, seed=config.seed)
+    return trainer, NoisingSampler(sampler, trainer.method, trainer.process, config.batch)
+
+
 def time_ours(config: TrainConfig, vocab_size: int, steps: int, warmup: int, label: str) -> BenchRow:
     """The loop's own step, with its prefetcher."""
     device = pick_device(config.device)
     _fresh(device)
-    kind = type("_Synthetic", (_SyntheticTrainer,), {"vocab_size": vocab_size})
-    trainer = kind(config, Ranks(0, 1, device), Console(quiet=True))
-    sampler = BatchSampler(trainer.data.train, config.batch.size, seed=config.seed)
-    noising = NoisingSampler(sampler, trainer.method, trainer.process, config.batch)
+    trainer, noising = synthetic_trainer(config, vocab_size)
     with Prefetcher(noising, device) as batches:
-        milliseconds, spread = timed(lambda: trainer._step(next(batches), False), steps, warmup, device)
+        milliseconds, spread = timed(lambda: trainer.step(next(batches)), steps, warmup, device)
     tokens = config.batch.size * config.length
     return BenchRow(
         label, config.batch.size, config.length, milliseconds, spread, 1000 * tokens / milliseconds, _peak(device)

@@ -294,7 +294,7 @@ class Trainer:
             if self._is_stale():  # also where a run that had stopped early is started again
                 reason = "stopped early: the bound no longer improves"
                 break
-            figures = self._step(next(batches), asked["stop"])
+            figures = self.step(next(batches), asked["stop"])
             stop = asked["stop"] and self.ranks.world_size == 1  # several ranks agree on it through their figures
             if pending is not None:
                 loss, agreed = self._account(pending, meter, records)
@@ -320,7 +320,7 @@ class Trainer:
         patience = self.config.evaluation.patience
         return patience > 0 and self.stale >= patience
 
-    def _step(self, batch: StepBatch, stop: bool) -> StepFigures:
+    def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
         """Gradient, clipping, update, average; returns figures that may still be on their way."""
         config, state, device = self.config, self.state, self.ranks.device
         torch.manual_seed(derived_seed(config.seed, state.step, _DROPOUT, self.ranks.rank))

@@ -1,0 +1,108 @@
+"""Where a training step's time goes: host, device, and the kernels, on random tokens.
+
+    python benchmarks/profile_training.py --shape 512x128
+
+Prints the time of a step on a fixed batch, the time the host takes to enqueue it, the peak memory, and the device's
+kernels by the time they take. It also times the attention backends alone, forward and backward, at that shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import tyro
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from cedd.cli.bench_train import synthetic_trainer
+from cedd.training.config import PRESETS, BatchConfig, ProcessConfig
+
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Profile one training step on a CUDA device."""
+
+    shape: str = "512x128"
+    method: str = "cedd-star"
+    process: str = "absorb"
+    vocab: int = 50257
+    steps: int = 10
+    kernels: int = 30
+
+
+def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:
+    """(all done, enqueued) a step."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        run()
+    enqueued = time.perf_counter()
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start) / steps, 1000 * (enqueued - start) / steps
+
+
+def profile_step(arguments: Arguments) -> None:
+    """The step itself."""
+    batch, length = (int(part) for part in arguments.shape.split("x"))
+    base = PRESETS["small"][1]
+    process: Any = arguments.process
+    config = replace(
+        base,
+        length=length,
+        batch=BatchConfig(size=batch),
+        method=arguments.method,
+        process=ProcessConfig(process),
+        device="cuda",
+        out=Path("profile"),
+    )
+    trainer, noising = synthetic_trainer(config, arguments.vocab)
+    start = time.perf_counter()
+    ready = noising.batch(0)
+    print(f"noising on the CPU: {1000 * (time.perf_counter() - start):.1f} ms")
+    ready = ready.pin_memory().to(torch.device("cuda"))
+    for _ in range(6):
+        trainer.step(ready)
+    done, enqueued = milliseconds(lambda: trainer.step(ready), arguments.steps)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    print(f"{arguments.shape}: {done:.2f} ms a step, {enqueued:.2f} ms to enqueue, peak {peak:.1f} GiB")
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            trainer.step(ready)
+        torch.cuda.synchronize()
+    kernels = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
+    for event in kernels[: arguments.kernels]:
+        print(f"{event.self_device_time_total / 3000:9.2f} ms {event.count / 3:6.0f} x  {event.key[:100]}")
+
+
+def time_attention(arguments: Arguments) -> None:
+    """Each backend alone."""
+    batch, length = (int(part) for part in arguments.shape.split("x"))
+    qkv = torch.randn(batch, length, 3, 12, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(batch, 12, length, 64, device="cuda", dtype=torch.bfloat16)
+
+    def run() -> None:
+        queries, keys, values = qkv.transpose(1, 3).unbind(2)
+        F.scaled_dot_product_attention(queries, keys, values).backward(gradient)
+
+    for name, backend in BACKENDS.items():
+        with sdpa_kernel(backend):
+            milliseconds(run, 5)
+            print(f"attention by {name}: {milliseconds(run, 20)[0]:.3f} ms forward and backward")
+
+
+if __name__ == "__main__":
+    chosen = tyro.cli(Arguments)
+    time_attention(chosen)
+    profile_step(chosen)
