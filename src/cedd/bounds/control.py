@@ -125,7 +125,9 @@ def coefficients(value: Tensor, variate: Tensor) -> Tensor:
     result = torch.zeros(variate.shape[1], dtype=torch.float64)
     if not bool(torch.isfinite(value).all()):
         return result
-    chosen = (variate.std(0) > 0).nonzero().squeeze(-1)[: len(value) // _ROWS_PER_VARIATE]
+    # For absorb the counts' variates vanish but for rounding: its odds are the count itself.
+    varies = variate.std(0) > 1e-6 * value.std()
+    chosen = varies.nonzero().squeeze(-1)[: len(value) // _ROWS_PER_VARIATE]
     if len(chosen):
         columns = variate[:, chosen]
         result[chosen] = _least_squares(columns - columns.mean(0), value - value.mean())

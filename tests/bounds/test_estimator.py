@@ -1,0 +1,408 @@
+"""The estimate of a bound against its exact value, and the honesty of its error."""
+
+import itertools
+import math
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+import cedd
+from cedd.bounds import rows
+from cedd.bounds.estimator import estimate_bound
+from cedd.bounds.exact import BOUNDS
+from cedd.models import Transformer, TransformerConfig
+from cedd.process import TokenProcess
+from tests.networks import Model, random_data, random_network
+
+V, L = 3, 2
+PROCESSES = {
+    "absorb": cedd.absorb(V),
+    "uniform": cedd.uniform(V),
+    "roulette": cedd.roulette(V, 0.7),
+    "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
+    "absorb, polynomial": cedd.absorb(V, cedd.Polynomial(2.0)),
+    "uniform, geometric": cedd.uniform(V, cedd.Geometric(0.05, 6.0)),
+    "roulette, geometric": cedd.roulette(V, 0.7, cedd.Geometric(0.02, 5.0)),
+}
+SAMPLINGS: tuple[Literal["stratified", "independent"], ...] = ("stratified", "independent")
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def sequences(p0: Tensor, count: int, source: torch.Generator) -> Tensor:
+    """Sequences [count, L] drawn from p0 of shape [V] * L."""
+    index = torch.multinomial(p0.reshape(-1), count, replacement=True, generator=source)
+    return torch.stack(torch.unravel_index(index, p0.shape), 1)
+
+
+def empirical(data: Tensor, vocab_size: int) -> Tensor:
+    """The distribution of which data is the whole population."""
+    p0 = torch.zeros((vocab_size,) * data.shape[1], dtype=torch.float64)
+    p0.index_put_(tuple(data.T), torch.ones(len(data), dtype=torch.float64), accumulate=True)
+    return p0 / len(data)
+
+
+# ---- the right number ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), itertools.product(PROCESSES, ("sedd", "sedds", "cedd", "bayes")), ids=lambda x: str(x)
+)
+def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
+    """Within 4 standard errors: at 7 x 4 x 3 x 2 comparisons, a chance of 1% that one of them fails on other seeds."""
+    process = PROCESSES[name]
+    model = random_network(process, L, seed=5, size=0.5)
+    data = sequences(random_data(V, L, seed=6), 120, generator(7))
+    p0 = empirical(data, V)
+    for bound, sampling in itertools.product(BOUNDS, SAMPLINGS):
+        exact = cedd.exact_bound(model, process, p0, method=method, bound=bound)
+        found = estimate_bound(
+            model,
+            process,
+            data,
+            method=method,
+            bound=bound,
+            sampling=sampling,
+            draws=24,
+            fixed_set=True,
+            generator=generator(8),
+            batch=4096,
+        )
+        if math.isinf(exact):  # scaled scores of clean tokens grow like 1/t
+            assert found.nats_per_token == math.inf
+            continue
+        assert abs(found.nats_per_token - exact) < 4 * found.stderr, (bound, sampling)
+        assert found.stderr < 0.6 * max(1.0, exact), (bound, sampling)  # or the comparison says nothing
+
+
+@pytest.mark.parametrize("method", ["cedd-star", "ceddt", "bayes-star", "cedd*"])
+def test_methods_with_one_parameterization_have_one_bound(method: str) -> None:
+    process = PROCESSES["roulette"]
+    model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 10, generator(3))
+    plain = "bayes" if "bayes" in method else "cedd"
+    values = [
+        estimate_bound(model, process, data, method=m, draws=4, generator=generator(4)).nats_per_token
+        for m in (method, plain)
+    ]
+    assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("name", ["absorb", "uniform", "roulette", "eroulette"])
+def test_the_three_bounds_differ_by_what_no_model_influences(name: str) -> None:
+    process = PROCESSES[name]
+    model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 20, generator(3))
+
+    def value(bound: Literal["tight", "j1", "j2"]) -> float:
+        return estimate_bound(
+            model,
+            process,
+            data,
+            method="cedd",
+            bound=bound,
+            sampling="stratified",
+            draws=4,
+            generator=generator(4),
+        ).nats_per_token
+
+    end = process.terminal()
+    assert value("tight") - value("j1") == pytest.approx(end.kl, abs=1e-10)
+    assert value("j1") - value("j2") == pytest.approx(end.conditional_entropy - end.paper_prior_entropy, abs=1e-10)
+
+
+def test_the_papers_constants() -> None:
+    """J1 - J2 of the paper, at its own vocabulary and schedules: 0.0079 (absorb), 0.0118 (roulette), -0.0030."""
+    size = 50257
+    for process, constant in (
+        (cedd.absorb(size), 0.0079),
+        (cedd.roulette(size, 0.95), 0.0118),
+        (cedd.uniform(size), -0.0030),
+    ):
+        end = process.terminal()
+        assert end.conditional_entropy - end.paper_prior_entropy == pytest.approx(constant, abs=5e-5)
+
+
+def test_the_time_floor_leaves_out_what_lies_below_it() -> None:
+    """SEDDs on uniform has an infinite bound; above 1e-4 it is finite, and both ways of drawing agree on it."""
+    process = PROCESSES["uniform"]
+    model, data = random_network(process, L, seed=1, size=0.5), sequences(random_data(V, L, seed=2), 200, generator(3))
+    found = [
+        estimate_bound(
+            model,
+            process,
+            data,
+            method="sedds",
+            bound="j1",
+            sampling=sampling,
+            time_floor=1e-2,
+            draws=32,
+            fixed_set=True,
+            generator=generator(4),
+            batch=4096,
+        )
+        for sampling in SAMPLINGS
+    ]
+    assert all(math.isfinite(x.nats_per_token) for x in found)
+    error = math.hypot(found[0].stderr, found[1].stderr)
+    assert abs(found[0].nats_per_token - found[1].nats_per_token) < 4 * error
+
+
+# ---- an honest error ----------------------------------------------------------------------------------------
+
+
+def coverage(process: TokenProcess, method: str, repetitions: int, seed: int) -> tuple[float, float, float]:
+    """The share of 95% intervals that hold the exact value, for data drawn anew each time; the bias in standard
+    errors of the mean over repetitions; and the ratio of the reported error to the true one."""
+    model, p0 = random_network(process, L, seed=11, size=0.5), random_data(V, L, seed=12)
+    exact = cedd.exact_bound(model, process, p0, method=method)
+    source = generator(seed)
+    inside, values, errors = 0, [], []
+    for _ in range(repetitions):
+        data = sequences(p0, 80, source)
+        found = estimate_bound(model, process, data, method=method, draws=8, generator=source, batch=4096)
+        inside += found.ci95[0] <= exact <= found.ci95[1]
+        values.append(found.nats_per_token)
+        errors.append(found.stderr**2)
+    spread = torch.tensor(values).std().item()
+    bias = (sum(values) / repetitions - exact) / (spread / math.sqrt(repetitions))
+    return inside / repetitions, bias, math.sqrt(sum(errors) / repetitions) / spread
+
+
+@pytest.mark.parametrize(("name", "method"), [("absorb", "cedd"), ("roulette", "bayes")])
+def test_coverage_roughly(name: str, method: str) -> None:
+    """100 repetitions: a right 95% interval falls below 0.87 once in 1,000 times, a bias is of 4 once in 16,000."""
+    share, bias, ratio = coverage(PROCESSES[name], method, 100, seed=1)
+    assert share >= 0.87
+    assert abs(bias) < 4
+    assert 0.8 < ratio < 1.25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "method"), [("absorb", "cedd"), ("uniform", "bayes"), ("roulette", "cedd"), ("uniform", "sedd")]
+)
+def test_coverage(name: str, method: str) -> None:
+    """1,000 repetitions: a right 95% interval falls outside of [0.93, 0.97] once in 270 times."""
+    share, bias, _ = coverage(PROCESSES[name], method, 1000, seed=2)
+    assert 0.93 <= share <= 0.97
+    assert abs(bias) < 4
+
+
+def test_the_monte_carlo_error_is_that_of_repetition() -> None:
+    """On fixed data: reported against observed over 100 repetitions, whose own error is 7%."""
+    process = PROCESSES["roulette"]
+    model = random_network(process, L, seed=1, size=0.5)
+    data = sequences(random_data(V, L, seed=2), 60, generator(3))
+    source = generator(4)
+    found = [
+        estimate_bound(model, process, data, method="cedd", draws=8, fixed_set=True, generator=source, batch=4096)
+        for _ in range(100)
+    ]
+    observed = torch.tensor([x.nats_per_token for x in found]).std().item()
+    reported = math.sqrt(sum(x.stderr**2 for x in found) / len(found))
+    assert 0.75 < reported / observed < 1.35
+
+
+def test_one_sequence_has_a_monte_carlo_error_only() -> None:
+    process = PROCESSES["absorb"]
+    model, data = random_network(process, L, seed=1), torch.tensor([[0, 2]])
+    found = estimate_bound(model, process, data, method="cedd", draws=64, generator=generator(1))
+    assert found.fixed_set
+    assert math.isnan(found.sequence_stderr)
+    assert 0 < found.stderr < 0.5
+    assert found.ci95[0] < found.nats_per_token < found.ci95[1]
+
+
+def bigram_text(count: int, length: int, vocab_size: int) -> tuple[Tensor, Model]:
+    """Sequences of a Markov chain, and a denoiser that knows the chain and looks one token to the left."""
+    source = generator(0)
+    logits = 2.5 * torch.randn(vocab_size, vocab_size, generator=source, dtype=torch.float64)
+    rows = torch.softmax(logits, -1)
+    stationary = torch.linalg.matrix_power(rows, 200)[0]
+    x = torch.multinomial(stationary, count, replacement=True, generator=source)[:, None]
+    for _ in range(length - 1):
+        x = torch.cat([x, torch.multinomial(rows[x[:, -1]], 1, generator=source)], 1)
+    table = torch.log(torch.cat([rows, stationary[None]]))
+
+    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
+        left = torch.cat([torch.full_like(x_t[:, :1], vocab_size), x_t[:, :-1]], 1)
+        return table[left]
+
+    return x, model
+
+
+def test_tight_needs_a_fraction_of_the_evaluations() -> None:
+    """A regression test on a toy; benchmarks/bound_variance.py measures it on trained networks."""
+    size = 12
+    data, model = bigram_text(100, 64, size)
+    process = cedd.absorb(size)
+
+    def error(bound: Literal["tight", "j1"]) -> float:
+        found = estimate_bound(
+            model, process, data, method="cedd", bound=bound, draws=16, fixed_set=True, generator=generator(1)
+        )
+        assert found.evaluations == 1600 + 32  # and one batch that looks for a divergence
+        return found.stderr
+
+    assert (error("j1") / error("tight")) ** 2 > 4
+
+
+# ---- what it promises ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformer() -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(11, True, 12, 16, 1, 2, conditioning_width=8))
+    torch.nn.init.normal_(model.head.weight, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("method", ["sedd", "cedd", "bayes", "dfm", "ar"])
+def test_chunks_of_rows_give_what_dense_outputs_give(
+    transformer: Transformer, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = cedd.absorb(11) if method in ("dfm", "ar") else cedd.roulette(11, 0.6)
+    data = torch.randint(11, (5, 12), generator=generator(1))
+
+    def value(model: Model, batch: int = 32) -> float:
+        return estimate_bound(
+            model, process, data, method=method, draws=6, generator=generator(2), batch=batch
+        ).nats_per_token
+
+    transformer.eval()
+    whole = value(lambda x, sigma: transformer(x, sigma))
+    monkeypatch.setitem(rows._CHUNK, "cpu", 11 * 7)
+    assert value(transformer) == pytest.approx(whole, rel=1e-6)
+    assert value(transformer, batch=3) == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_network_in_training_is_measured_without_its_dropout(transformer: Transformer) -> None:
+    process, data = cedd.roulette(11, 0.6), torch.randint(11, (4, 12), generator=generator(1))
+    transformer.train()
+    values = {
+        estimate_bound(transformer, process, data, method="cedd", draws=4, generator=generator(2)).nats_per_token
+        for _ in range(2)
+    }
+    assert len(values) == 1
+    assert transformer.training
+
+
+def test_the_record() -> None:
+    process = PROCESSES["roulette"]
+    model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 30, generator(3))
+    found = estimate_bound(model, process, data, method="bayes", draws=5, generator=generator(4))
+    assert found.per_sequence.shape == (30,)
+    assert found.per_sequence.dtype == torch.float64
+    assert found.nats_per_token == pytest.approx(found.per_sequence.mean().item())
+    assert found.perplexity == pytest.approx(math.exp(found.nats_per_token))
+    assert found.bits_per_token == pytest.approx(found.nats_per_token / math.log(2))
+    assert found.perplexity_ci95[0] < found.perplexity < found.perplexity_ci95[1]
+    assert found.terminal == pytest.approx(process.terminal().kl)
+    assert found.evaluations == 30 * 6 + 30  # draws are made even; one batch looks for a divergence
+    assert found.monte_carlo_stderr < found.sequence_stderr == found.stderr
+    mean, half = found.running()
+    assert mean.shape == half.shape == (29,)
+    assert mean[-1].item() == pytest.approx(found.nats_per_token)
+    assert half[-1].item() == pytest.approx((found.ci95[1] - found.ci95[0]) / 2, rel=0.1)
+
+
+def test_the_same_generator_gives_the_same_numbers_whatever_the_batch() -> None:
+    process = PROCESSES["roulette"]
+    model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 9, generator(3))
+    values = [
+        estimate_bound(model, process, data, method="cedd", draws=4, generator=generator(4), batch=b).per_sequence
+        for b in (2, 7, 100)
+    ]
+    assert torch.allclose(values[0], values[1], rtol=1e-12)
+    assert torch.allclose(values[0], values[2], rtol=1e-12)
+
+
+def test_a_tolerance_is_kept_or_said_to_be_out_of_reach() -> None:
+    process = PROCESSES["absorb"]
+    model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 40, generator(3))
+
+    def within(tolerance: float, fixed_set: bool) -> cedd.BoundEstimate:
+        return estimate_bound(
+            model,
+            process,
+            data,
+            method="cedd",
+            tolerance=tolerance,
+            fixed_set=fixed_set,
+            generator=generator(4),
+            batch=4096,
+        )
+
+    rough, fine = within(0.2, True), within(0.01, True)
+    for found, tolerance in ((rough, 0.2), (fine, 0.01)):
+        assert found.reached
+        assert (found.ci95[1] - found.ci95[0]) / 2 <= math.log1p(tolerance)
+    assert fine.evaluations > rough.evaluations
+    never = within(1e-3, False)  # 40 sequences say no more about their population, however often they are drawn
+    assert not never.reached
+    assert never.draws < 4096
+
+
+def test_progress_counts_every_evaluation() -> None:
+    process = PROCESSES["absorb"]
+    model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 10, generator(3))
+    calls: list[tuple[int, int]] = []
+    found = estimate_bound(
+        model,
+        process,
+        data,
+        method="cedd",
+        draws=4,
+        batch=8,
+        generator=generator(4),
+        progress=lambda done, planned: calls.append((done, planned)),
+    )
+    assert calls[-1][0] == found.evaluations
+    assert all(done <= planned for done, planned in calls)
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("cedd", {"bound": "j3"}, "unknown bound"),
+        ("ar", {"bound": "j1"}, "exact likelihood"),
+        ("dfm", {"bound": "j2"}, "its own bound"),
+        ("cedd", {"draws": 0}, "at least one draw"),
+        ("cedd", {"tolerance": 0.0}, "positive share"),
+        ("cedd", {"time_floor": 1.0}, "earliest time"),
+        ("cedd", {"corrector": cedd.bounds.flow_matching.Corrector()}, "no corrector"),
+        ("nonsense", {}, "unknown method"),
+    ],
+)
+def test_bad_wishes_are_refused(method: str, options: dict, message: str) -> None:
+    process = PROCESSES["absorb"]
+    with pytest.raises(ValueError, match=message):
+        estimate_bound(random_network(process, L, 1), process, torch.zeros(3, L).long(), method=method, **options)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (torch.zeros(0, 4).long(), "at least one"),
+        (torch.zeros(4).long(), "sequences"),
+        (torch.full((2, 2), V), "token ids"),
+        (torch.zeros(2, 2), "integers"),
+    ],
+)
+def test_bad_data_are_refused(data: Tensor, message: str) -> None:
+    process = PROCESSES["absorb"]
+    with pytest.raises(ValueError, match=message):
+        estimate_bound(random_network(process, L, 1), process, data, method="cedd")
+
+
+def test_outputs_of_a_wrong_shape_are_refused() -> None:
+    process = PROCESSES["absorb"]
+    with pytest.raises(ValueError, match="without a mask column"):
+        estimate_bound(lambda x, s: torch.zeros(*x.shape, V + 1), process, torch.zeros(2, L).long(), method="cedd")

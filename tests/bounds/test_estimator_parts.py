@@ -1,0 +1,232 @@
+"""The parts of the estimator, each against what it must be: times, proposal, control variates, intervals."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import cedd
+from cedd.bounds.autoregressive import sequence_nats
+from cedd.bounds.control import HalfDraws, coefficients, expectations, legendre, variates
+from cedd.bounds.drawing import Evaluation, parts_of
+from cedd.bounds.estimate import running_mean, student_quantile
+from cedd.bounds.integrand import known_terms, mean_known_terms
+from cedd.bounds.proposal import Cases, case_probabilities, directed_draw, number_of_uniforms, plain_draw
+from cedd.bounds.rows import ScorePath, affine_score_entropy
+from cedd.bounds.target import score_target
+from cedd.bounds.times import PathTimes, stratified_levels
+from cedd.objectives.objective import Rows
+from cedd.objectives.score_entropy import score_entropy
+from cedd.parameterization import Affine, Bayes, Denoiser
+from tests.networks import random_data, random_network
+
+V, L = 3, 2
+PROCESSES = {
+    "absorb": cedd.absorb(V),
+    "uniform": cedd.uniform(V),
+    "roulette": cedd.roulette(V, 0.7),
+    "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
+    "uniform, geometric": cedd.uniform(V, cedd.Geometric(0.05, 6.0)),
+    "absorb, cosine": cedd.absorb(V, cedd.Cosine()),
+}
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- times --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("low", [0.0, 0.01])
+def test_times_integrate_what_is_known(name: str, low: float) -> None:
+    """The out-rate's mean has a known integral: midpoints of 20,000 levels must give it."""
+    process = PROCESSES[name]
+    u = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    drawn = PathTimes(process, 64, low).at(u)
+    assert bool((drawn.noise.t > low).all())
+    assert bool((drawn.noise.t.diff() >= 0).all())
+    assert float(drawn.dt.mean()) == pytest.approx(1 - low, rel=1e-4)
+    assert float(drawn.dv.mean()) == pytest.approx(1.0, rel=1e-5)
+    if low == 0.0:
+        out_rate = mean_known_terms(drawn.noise).out_rate
+        assert float((out_rate * drawn.dt).mean()) == pytest.approx(process.integrated_out_rate(), rel=1e-4)
+
+
+def test_small_levels_keep_their_digits() -> None:
+    times = PathTimes(PROCESSES["uniform"], 1024)
+    t = times.time(torch.tensor([1e-8, 1e-6], dtype=torch.float64))
+    assert times.v(t).tolist() == pytest.approx([1e-8, 1e-6], rel=1e-4)
+
+
+@given(st.integers(1, 20), st.integers(1, 9))
+def test_levels_are_stratified_within_sequences_and_across(count: int, draws: int) -> None:
+    u = stratified_levels(count, draws, generator(count))
+    assert u.shape == (count, draws)
+    assert (u * draws).floor().long().tolist() == [list(range(draws))] * count
+    assert sorted((u * draws * count).floor().long().flatten().tolist()) == list(range(draws * count))
+
+
+# ---- the proposal -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["absorb", "uniform", "roulette"])
+@pytest.mark.parametrize("t", [0.01, 0.6])
+def test_weighted_draws_have_the_law_of_the_process(name: str, t: float) -> None:
+    """Every noisy sequence's weighted frequency in 60,000 draws, within 4.5 standard errors (32 cells at most)."""
+    process, count = PROCESSES[name], 60_000
+    x0 = torch.tensor([[0, 2]]).expand(count, 2)
+    noise = process.noise(torch.full((count,), t, dtype=torch.float64))
+    share = ScorePath(Bayes()).magnitude(noise).normalised()
+    uniforms = torch.rand(count, number_of_uniforms(2), generator=generator(1), dtype=torch.float64)
+    draw = directed_draw(x0, noise, share, uniforms)
+    column = process.transition_matrix(t)
+    for state in itertools.product(range(process.num_states), repeat=2):
+        if name == "absorb" and state == (0, 2):
+            continue  # nothing is masked: never drawn, and costs nothing
+        hit = (draw.x_t == torch.tensor(state)).all(1).double() / draw.odds
+        expected = float(column[state[0], 0] * column[state[1], 2])
+        error = float(hit.std()) / math.sqrt(count)
+        assert abs(float(hit.mean()) - expected) <= 4.5 * error + 1e-12
+        assert expected == 0 or error > 0
+
+
+def test_plain_draws_have_the_law_of_the_process() -> None:
+    process, count = PROCESSES["roulette"], 40_000
+    noise = process.noise(torch.full((count,), 0.5, dtype=torch.float64))
+    uniforms = torch.rand(count, number_of_uniforms(1), generator=generator(1), dtype=torch.float64)
+    x_t = plain_draw(torch.ones(count, 1).long(), noise, uniforms).x_t
+    expected = process.transition_matrix(0.5)[:, 1]
+    seen = torch.bincount(x_t.flatten(), minlength=V + 1) / count
+    assert bool(((seen - expected).abs() < 4.5 * (expected * (1 - expected) / count).sqrt()).all())
+
+
+# ---- control variates ---------------------------------------------------------------------------------------
+
+
+def half_of(name: str, seed: int, count: int = 300, draws: int = 20) -> HalfDraws:
+    process = PROCESSES[name]
+    method = cedd.get_method("bayes")
+    model = random_network(process, L, seed=3, size=0.5)
+    index = torch.multinomial(random_data(V, L, seed=4).flatten(), count, replacement=True, generator=generator(5))
+    data = torch.stack(torch.unravel_index(index, (V,) * L), 1)
+    target = score_target(process, method, "tight", True, 0.0)
+    evaluation = Evaluation(model, process, data, target, 8192, torch.device("cpu"), lambda _: None)
+    return evaluation.half(draws, torch.arange(count), generator(seed))
+
+
+@pytest.mark.parametrize("name", ["absorb", "uniform", "roulette", "eroulette"])
+def test_control_variates_have_mean_zero_and_help(name: str) -> None:
+    """6,000 draws, 15 variates, 4 processes: within 4.5 standard errors all pass but once in 2,500 times."""
+    first, second = half_of(name, 1), half_of(name, 2)
+    columns = variates(first, expectations(second)).flatten(0, 1)
+    varies = columns.std(0) > 0
+    assert int(varies.sum()) >= 8
+    error = columns.std(0)[varies] / math.sqrt(len(columns))
+    assert bool((columns.mean(0)[varies].abs() < 4.5 * error).all())
+    learnt = coefficients(second.value.flatten(), variates(second, expectations(first)).flatten(0, 1))
+    residual = first.value.flatten() - columns @ learnt
+    assert float(residual.var()) < 0.7 * float(first.value.var())
+
+
+def test_coefficients_are_those_of_least_squares() -> None:
+    z = torch.randn(400, 3, generator=generator(1), dtype=torch.float64)
+    z = torch.cat([z, torch.zeros(400, 1, dtype=torch.float64)], 1)
+    y = 2 + z @ torch.tensor([1.0, -2.0, 0.5, 7.0], dtype=torch.float64)
+    assert coefficients(y, z).tolist() == pytest.approx([1, -2, 0.5, 0], abs=1e-4)
+    assert coefficients(y[:20], z[:20]).tolist()[1:] == [0, 0, 0]  # too few values for more than one column
+    assert coefficients(y / 0, z).tolist() == [0, 0, 0, 0]
+
+
+def test_legendre() -> None:
+    x = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    assert torch.allclose(legendre(x, 3)[:, 2], (3 * x**2 - 1) / 2)
+    assert torch.allclose(legendre(x, 3)[:, 3], (5 * x**3 - 3 * x) / 2)
+
+
+# ---- costs --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(PROCESSES)),
+    st.sampled_from([Denoiser(), Denoiser(rescale=False), Bayes()]),
+    st.floats(1e-6, 1.0),
+    st.integers(0, 10_000),
+)
+def test_the_closed_form_of_affine_scores_is_the_score_entropy(name: str, meaning: Affine, t: float, seed: int) -> None:
+    process = PROCESSES[name]
+    source = generator(seed)
+    x0 = torch.randint(V, (40,), generator=source)
+    noise = process.noise(torch.full((40,), t, dtype=torch.float64))
+    x_t = torch.randint(process.num_states, (40,), generator=source)
+    outputs = 2 * torch.randn(40, V, generator=source, dtype=torch.float64)
+    expected = score_entropy(meaning.log_ratios(outputs, x_t, noise), x0, x_t, noise)
+    found = affine_score_entropy(meaning, outputs, Rows(x0, x_t, noise))
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_absorbs_cost_collapses_to_the_weighted_cross_entropy() -> None:
+    """-sigma'/(exp(sigma) - 1) log f at masks, nothing elsewhere."""
+    process = PROCESSES["absorb"]
+    noise = process.noise(torch.tensor([1e-9, 0.3, 0.999, 0.3], dtype=torch.float64))
+    x0, x_t = torch.tensor([0, 1, 2, 1]), torch.tensor([V, V, V, 1])
+    outputs = torch.randn(4, V, generator=generator(1), dtype=torch.float64)
+    cost = ScorePath(Denoiser()).rows(outputs, Rows(x0, x_t, noise))
+    log_f = torch.log_softmax(outputs, -1).gather(1, x0[:, None]).squeeze(1)
+    expected = torch.where(x_t == V, -noise.alpha_rate / torch.expm1(noise.sigma) * log_f, 0.0)
+    assert cost.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_known_terms_lie_in_the_span_of_the_counts() -> None:
+    """K + out-rate - its mean is a combination of the centred counts, with coefficients of time alone."""
+    process, t = PROCESSES["roulette"], 0.4
+    noise = process.noise(torch.full((3,), t, dtype=torch.float64))
+    x0, x_t = torch.zeros(3).long(), torch.tensor([0, 1, V])  # same, moved, masked
+    known, mean = known_terms(x_t, x0, noise), mean_known_terms(noise)
+    value = known.entropy + known.out_rate
+    p = case_probabilities(noise).stack()[0]
+    centre = float((mean.entropy + mean.out_rate)[0])
+    assert float((p * value).sum()) == pytest.approx(centre, rel=1e-10)
+
+
+def test_cases_are_told_apart() -> None:
+    noise = PROCESSES["roulette"].noise(torch.zeros(3, dtype=torch.float64) + 0.2)
+    numbers = Cases(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0))
+    assert numbers.pick(torch.tensor([1, 2, V]), torch.tensor([1, 1, 1]), noise).tolist() == [1, 2, 3]
+
+
+# ---- the rest -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 199, 200, 201, 5000])
+def test_student_quantiles(freedom: int) -> None:
+    assert student_quantile(freedom) == pytest.approx(float(stats.t.ppf(0.975, freedom)), rel=1e-7)
+
+
+def test_running_means() -> None:
+    values = 3 + torch.randn(40, generator=generator(1), dtype=torch.float64)
+    mean, half = running_mean(values)
+    for n in (2, 17, 40):
+        low, high = stats.t.interval(0.95, n - 1, values[:n].mean(), values[:n].std() / math.sqrt(n))
+        assert float(mean[n - 2] - half[n - 2]) == pytest.approx(low, rel=1e-7)
+        assert float(mean[n - 2] + half[n - 2]) == pytest.approx(high, rel=1e-7)
+
+
+def test_parts() -> None:
+    assert [part.tolist() for part in parts_of(5, 2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_only_a_causal_method_has_a_likelihood() -> None:
+    with pytest.raises(ValueError, match="no exact likelihood"):
+        sequence_nats(
+            random_network(PROCESSES["absorb"], L, 1),
+            PROCESSES["absorb"],
+            cedd.get_method("cedd"),
+            torch.zeros(1, L).long(),
+        )
