@@ -25,11 +25,12 @@ from cedd.evaluation.generative import (
 )
 from cedd.tasks import load
 from cedd.tasks.generate import generate_ids
+from cedd.tasks.setting import chosen_device
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd genppl runs/first --n 256 --out samples.jsonl
+    """example: cedd genppl runs/first -n 256 --out samples.jsonl
 
     Judge a model's samples by another language model, both ways the literature defines it.
     Judge the same samples again: cedd genppl --samples samples.jsonl --judge path/to/another
@@ -41,7 +42,7 @@ class Arguments:
     """A causal model: a name on the hub, a folder, or a .gguf file. Needs pip install 'cedd[hub]'."""
     gguf_file: str | None = None
     """The file inside the judge's folder or repository, where that holds GGUF files."""
-    n: int = 256
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 256
     """Number of samples (the paper: 3840)."""
     length: int | None = None
     options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(
@@ -62,9 +63,7 @@ def run(arguments: Arguments) -> int:
     check_writable(arguments.out)
     if (arguments.model is None) == (arguments.samples is None):
         raise UserError("give either a RUN to sample from or --samples FILE to judge again")
-    from cedd.training.distributed import pick_device
-
-    device = str(pick_device(arguments.device))
+    device = str(chosen_device(arguments.device))
     # The judge first: it is what fails, and samples take long.
     judge = HubJudge(arguments.judge, device, arguments.judge_batch, arguments.gguf_file)
     samples = load_samples(arguments.samples) if arguments.samples is not None else draw(arguments)

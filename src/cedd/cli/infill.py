@@ -4,51 +4,40 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from cedd.cli.sampling import SamplerOptions, check_writable, save_views, watching
-from cedd.tasks import Trajectory, load
+from cedd.cli.sampling import SamplerOptions, ViewOptions
+from cedd.tasks import load
 from cedd.tasks.infill import infill
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd infill runs/first "The ____{5} sat on the ____." --n 3
+    """example: cedd infill runs/first "The ____{5} sat on the ____." -n 3
 
     Fill the blanks of a text: ____ has as many tokens as underscores (three at least), ____{12} has 12.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-    n: int = 1
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Number of ways to fill it."""
     options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(default_factory=SamplerOptions)
+    view: Annotated[ViewOptions, tyro.conf.arg(name="")] = field(default_factory=ViewOptions)
     seed: int | None = None
-    watch: bool = False
-    """Show the first one while it is filled."""
-    html: Path | None = None
-    gif: Path | None = None
+    """The same seed gives the same texts on the same device."""
     device: str = "auto"
     json: bool = False
 
 
 def run(arguments: Arguments) -> int:
     """Print the filled texts, one after the other, or as JSON."""
-    check_writable(arguments.html, arguments.gif)
+    arguments.view.check()
     model = load(arguments.model, arguments.device)
-    trajectory = Trajectory(model.tokenizer)
-    seen = arguments.watch or arguments.html is not None or arguments.gif is not None
-    with watching(trajectory, arguments.watch and not arguments.json) as callback:
-        texts = infill(
-            model.setting,
-            arguments.text,
-            arguments.n,
-            settings=arguments.options.settings(arguments.seed),
-            callback=callback if seen else None,
-        )
-    save_views(trajectory, arguments.html, arguments.gif, f"{model!r}, infilling")
+    settings = arguments.options.settings(arguments.seed)
+    with arguments.view.recording(model.tokenizer, f"{model.name}, infilling", quiet=arguments.json) as callback:
+        texts = infill(model.setting, arguments.text, arguments.n, settings=settings, callback=callback)
     print(json.dumps({"texts": texts, "seed": arguments.seed}) if arguments.json else "\n".join(texts))
     return 0

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
-from cedd.data.tokenizers import MASK_CHARACTER
+from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.samplers import Corrector
 from cedd.samplers.loop import Callback
 from cedd.tasks.setting import Settings
@@ -25,8 +25,8 @@ class SamplerOptions:
     """How to sample."""
 
     sampler: Literal["analytic", "euler", "tau-leaping", "first-hitting"] = "analytic"
-    steps: int = 256
-    """Steps from noise to data (first-hitting takes one a token, whatever this says)."""
+    steps: int | None = None
+    """Steps from noise to data; by default one a token, from 64 to 256 (first-hitting takes one a token always)."""
     grid: Literal["uniform", "jumps"] = "uniform"
     """Where the steps lie: evenly in time, or evenly in jumps."""
     temperature: float = 1.0
@@ -39,6 +39,36 @@ class SamplerOptions:
     def settings(self, seed: int | None) -> Settings:
         corrector = None if self.corrector is None else Corrector(self.corrector)
         return Settings(self.sampler, self.steps, self.temperature, self.top_p, self.grid, corrector, self.batch, seed)
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """How to see the first text being denoised."""
+
+    watch: bool = False
+    """Show the first text in the terminal while it is denoised."""
+    html: Path | None = None
+    """Write its way from noise to text as a page."""
+    gif: Path | None = None
+    """The same as a moving picture."""
+
+    def check(self) -> None:
+        """Refuse files that could not be written, before the model is loaded."""
+        check_writable(self.html, self.gif)
+
+    @contextmanager
+    def recording(self, tokenizer: Tokenizer, title: str, *, quiet: bool) -> Generator[Callback | None]:
+        """A callback for the sampler, if anything is to be seen; the files are written when the block ends."""
+        if not self.watch and self.html is None and self.gif is None:
+            yield None
+            return
+        trajectory = Trajectory(tokenizer)
+        with _shown(trajectory, self.watch and not quiet) as callback:
+            yield callback
+        if self.html is not None:
+            trajectory.save_html(self.html, title)
+        if self.gif is not None:
+            trajectory.save_gif(self.gif)
 
 
 class _View:
@@ -64,7 +94,7 @@ def frame_text(trajectory: Trajectory, frame: int) -> Text:
 
 
 @contextmanager
-def watching(trajectory: Trajectory, live: bool) -> Generator[Callback]:
+def _shown(trajectory: Trajectory, live: bool) -> Generator[Callback]:
     """A callback that records, and shows what it records while the block runs."""
     if not live:
         yield trajectory
@@ -81,16 +111,10 @@ def watching(trajectory: Trajectory, live: bool) -> Generator[Callback]:
         yield callback
 
 
-def save_views(trajectory: Trajectory, html: Path | None, gif: Path | None, title: str) -> None:
-    """Write what was asked for."""
-    if html is not None:
-        trajectory.save_html(html, title)
-    if gif is not None:
-        trajectory.save_gif(gif)
-
-
 def check_writable(*paths: Path | None) -> None:
     """Refuse a file that could not be written before an hour is spent on what goes into it."""
     for path in paths:
-        if path is not None and not path.expanduser().resolve().parent.is_dir():
+        if path is not None and not path.resolve().parent.is_dir():
             raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{path} is a folder; name a file in it")

@@ -107,7 +107,7 @@ class HubJudge:
         options: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name, **options)
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **options).float()
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"the judge {name!r} could not be loaded: {error}") from None
         self._torch: Any = torch

@@ -3,7 +3,7 @@
 from cedd.bounds.flow_matching import Corrector
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed, prompt
-from cedd.samplers.grids import GRIDS, time_grid
+from cedd.samplers.grids import GRIDS, default_steps, time_grid
 from cedd.samplers.loop import SAMPLERS, sample
 from cedd.samplers.network import GraphedNetwork, Network
 from cedd.samplers.rules import RULES, Chances, Leap, StepRule, chances, flow_rules
@@ -22,6 +22,7 @@ __all__ = [
     "Sharpening",
     "StepRule",
     "chances",
+    "default_steps",
     "flow_rules",
     "inverse_cdf",
     "prompt",

@@ -15,6 +15,16 @@ LAST_TIME = 1e-5
 
 _FINE = 8192
 
+
+def default_steps(length: int) -> int:
+    """Steps for texts of `length` tokens: one a token, from 64 to 256.
+
+    A step is as fine as it need be when it changes about one token, since tokens drawn in the same step do not see each
+    other; more steps only cost time. 64 keep short texts fine, and 256 long ones affordable.
+    """
+    return min(max(length, 64), 256)
+
+
 GridFunction = Callable[[TokenProcess, int, float, float], Tensor]
 
 

@@ -63,9 +63,7 @@ class Plan:
 
     def step(self, k: int) -> Candidates:
         """Draw the candidates of step k and move the masks."""
-        reveal, remask, change = (
-            float(c[k]) for c in (self._chances.reveal, self._chances.remask, self._chances.change)
-        )
+        reveal, remask, change = self._chances.at(k)
         u = uniform_noise(self.masked.shape, self.masked.device, self._generator)
         limit = torch.full_like(u, change).masked_fill_(self.masked, reveal)
         candidates = ((u < limit) & self._free).nonzero().squeeze(1)
@@ -79,7 +77,7 @@ class Plan:
 
     def _places(self, rows: Tensor) -> Places:
         batch, length = self._shape
-        if not self._by_sequence:
+        if not self._by_sequence or batch == 1:
             return Places(rows, None, rows)
         sequence = rows // length
         first = torch.ones_like(sequence, dtype=torch.bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from cedd.process import TokenProcess
 from cedd.tasks.correct import Corrected, correct
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
-from cedd.tasks.setting import Setting, Settings
-from cedd.training.distributed import pick_device
+from cedd.tasks.setting import Setting, Settings, chosen_device
 from cedd.training.folder import CONFIG_FILE, ModelFolder, load_folder
 
 
@@ -28,7 +28,7 @@ class Perplexity(float):
     tokens: int
 
     def __new__(cls, nats: float, stderr: float, ci95: tuple[float, float], tokens: int) -> Perplexity:
-        made = super().__new__(cls, float(torch.exp(torch.tensor(nats, dtype=torch.float64))))
+        made = super().__new__(cls, math.exp(nats))
         made.nats_per_token, made.stderr, made.ci95, made.tokens = nats, stderr, ci95, tokens
         return made
 
@@ -71,18 +71,10 @@ class LanguageModel:
         """The text with its blanks (____ or ____{12}) filled."""
         return infill(self.setting, text, 1, settings=Settings(**settings))[0]
 
-    def correct(
-        self,
-        text: str,
-        *,
-        t: float = 0.05,
-        threshold: float = 1.0,
-        steps: int = 1,
-        temperature: float = 0.0,
-        seed: int | None = None,
-    ) -> Corrected:
-        """The text with its mistakes put right; `.changes` says which."""
-        return correct(self.setting, text, t=t, threshold=threshold, steps=steps, temperature=temperature, seed=seed)
+    def correct(self, text: str, **options: Any) -> Corrected:
+        """The text with its mistakes put right; `.changes` says which. Options are those of `cedd.tasks.correct`: t,
+        threshold, steps, temperature, seed."""
+        return correct(self.setting, text, **options)
 
     def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
         """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error.
@@ -96,31 +88,32 @@ class LanguageModel:
         pieces = [part for part in (ids[:whole].view(-1, self.length), ids[whole:][None]) if part.numel()]
         nats = variance = 0.0
         for part in pieces:
-            options: dict[str, Any] = {} if draws is None else {"draws": draws}
-            generator = torch.Generator().manual_seed(seed)
             estimate = estimate_bound(
                 self.model,
                 self.process,
                 part.to(self.setting.device),
                 method=self.method,
-                generator=generator,
-                **options,
+                draws=draws,
+                generator=torch.Generator().manual_seed(seed),
             )
             share = part.numel() / len(ids)
             nats += share * float(estimate.nats_per_token)
             variance += (share * float(estimate.stderr)) ** 2
         error = variance**0.5
-        low, high = (float(torch.exp(torch.tensor(nats + sign * 1.96 * error))) for sign in (-1, 1))
-        return Perplexity(nats, error, (low, high), len(ids))
+        return Perplexity(nats, error, (math.exp(nats - 1.96 * error), math.exp(nats + 1.96 * error)), len(ids))
+
+    @property
+    def name(self) -> str:
+        """Its method and process."""
+        return f"{self.method.name} on {(self.process.spec or {}).get('name', 'a process')}"
 
     def __repr__(self) -> str:
-        name = (self.process.spec or {}).get("name", "a process")
-        return f"LanguageModel({self.method.name} on {name}, V={self.process.vocab_size}, length={self.length})"
+        return f"LanguageModel({self.name}, V={self.process.vocab_size}, length={self.length})"
 
 
 def load(path_or_name: str | Path, device: str = "auto") -> LanguageModel:
     """A model from a run's folder, or by its name on the hub (owner/name)."""
-    place = pick_device(device)
+    place = chosen_device(device)
     return LanguageModel(load_folder(model_path(path_or_name), place), place)
 
 

@@ -9,9 +9,18 @@ import torch
 from torch import Tensor
 
 from cedd.objectives import Method
-from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, sample
+from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, default_steps, sample
 from cedd.samplers.loop import Callback
+from cedd.training.distributed import pick_device
 from cedd.training.folder import ModelFolder
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device a user names: auto, cpu, cuda, mps."""
+    try:
+        return pick_device(name)
+    except RuntimeError:
+        raise ValueError(f"there is no device {name!r}; use auto, cpu or cuda") from None
 
 
 @dataclass(frozen=True)
@@ -19,7 +28,8 @@ class Settings:
     """How to sample; see `cedd.sample`."""
 
     sampler: str = "analytic"
-    steps: int = 256
+    steps: int | None = None
+    """By default one a token, from 64 to 256."""
     temperature: float = 1.0
     top_p: float = 1.0
     grid: str = "uniform"
@@ -75,7 +85,7 @@ class Setting:
                 shape,
                 method=method or self.folder.method,
                 sampler=settings.sampler,
-                steps=settings.steps,
+                steps=default_steps(shape[1]) if settings.steps is None else settings.steps,
                 constraint=constraint,
                 generator=generator,
                 temperature=settings.temperature,
