@@ -19,6 +19,7 @@ from typing import Any
 
 COMMANDS: Mapping[str, str] = {
     "train": "train a network on text, any method on any process",
+    "evaluate": "bound a model's perplexity on text, with an interval, or compare two models",
     "sample": "draw texts from a trained model, and watch them being denoised",
     "infill": "fill the blanks of a text",
     "correct": "put a text's mistakes right",

@@ -1,0 +1,266 @@
+"""`cedd evaluate`: the perplexity of a run on text, with an interval; or of two runs, compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cedd.bounds.flow_matching import Corrector
+from cedd.data.storage import json_sha256
+from cedd.evaluation.perplexity import (
+    PLOT_SUFFIXES,
+    VALUE_SUFFIXES,
+    Asked,
+    Comparison,
+    Measurement,
+    asked_bounds,
+    check_comparable,
+    check_suffix,
+    choose_sequences,
+    compare,
+    comparison_record,
+    load_data,
+    measure,
+    measurement_record,
+    save_per_sequence,
+    save_plot,
+)
+from cedd.training.distributed import pick_device
+from cedd.training.folder import ModelFolder, load_folder
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: cedd evaluate runs/first --data wikitext2 --tolerance 0.5%
+
+    Bound the perplexity of a run on text, with a 95% interval.
+    Compare two runs on the same sequences, times and noise: cedd evaluate runs/first runs/second --data book.txt
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    other: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_B")] = None
+    data: str = "python-manual"
+    """A text file, folder or .jsonl; wikitext2, wikitext103, ptb, lambada, lm1b; hf:NAME; or python-manual."""
+    bound: Asked = "tight"
+    """tight is a true bound; j1 and j2 are the paper's; all is the three from the same draws."""
+    draws: int = 16
+    """Noisy versions of each sequence (of each round, with --tolerance)."""
+    tolerance: str | None = None
+    """Go on until the 95% interval of the perplexity is this narrow on either side: 0.5% or 0.005."""
+    fixed_set: bool = False
+    """The interval for these very sequences (times and noise only), not for the population they come from."""
+    sampling: Literal["stratified", "independent"] | None = None
+    """independent is the paper's; by default stratified for tight and all, independent for j1 and j2."""
+    time_floor: float | None = None
+    """Leave out earlier times, as published code does (1e-4)."""
+    corrector: float | None = None
+    """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
+    max_sequences: int | None = None
+    """Evaluate so many, evenly spaced over the set."""
+    split: str = "test"
+    """Of an evaluation set."""
+    data_root: Path | None = None
+    """Folder of the evaluation sets' files (default: CEDD_DATA, then the hub)."""
+    workers: int = 1
+    """Processes that tokenize; they do not change a token."""
+    per_sequence: Path | None = None
+    """Write one value a sequence to this .npy or .jsonl."""
+    plot: Path | None = None
+    """Draw the running estimate with its band to this .png, .pdf or .svg."""
+    batch: int = 32
+    """Noisy sequences shown to the network at once."""
+    seed: int = 0
+    device: str = "auto"
+    json: bool = False
+
+
+def run(arguments: Arguments) -> int:
+    """Measure one run, or two and their difference."""
+    tolerance = parse_share(arguments.tolerance)
+    check_suffix(arguments.plot, PLOT_SUFFIXES)
+    check_suffix(arguments.per_sequence, VALUE_SUFFIXES)
+    if arguments.batch < 1:
+        raise ValueError(f"a batch has at least one sequence; got {arguments.batch}")
+    device = pick_device(arguments.device)
+    paths = [path for path in (arguments.model, arguments.other) if path is not None]
+    folders = [load_folder(path.expanduser(), device) for path in paths]
+    for folder in folders:
+        asked_bounds(folder, arguments.bound)
+        check_comparable(folders[0], folder)
+    started = time.perf_counter()
+    first = folders[0]
+    loaded = load_data(
+        arguments.data,
+        first.tokenizer,
+        first.length,
+        split=arguments.split,
+        root=arguments.data_root,
+        workers=arguments.workers,
+    )
+    data, protocol = choose_sequences(loaded, arguments.max_sequences)
+
+    def measured(folder: ModelFolder) -> Measurement:
+        with progress_bar(folder.path.name, not arguments.json) as progress:
+            return measure(
+                folder,
+                data,
+                protocol,
+                bound=arguments.bound,
+                draws=arguments.draws,
+                tolerance=tolerance,
+                sampling=arguments.sampling,
+                time_floor=arguments.time_floor,
+                corrector=None if arguments.corrector is None else Corrector(arguments.corrector),
+                fixed_set=arguments.fixed_set,
+                batch=arguments.batch,
+                seed=arguments.seed,
+                progress=progress,
+            )
+
+    results = [measured(folder) for folder in folders]
+    comparison = compare(results[0].main, results[1].main) if len(results) > 1 else None
+    if arguments.per_sequence is not None:
+        save_per_sequence(arguments.per_sequence.expanduser(), results)
+    if arguments.plot is not None:
+        save_plot(arguments.plot.expanduser(), results)
+    seconds = time.perf_counter() - started
+    if arguments.json:
+        print(json.dumps(_record(arguments, results, comparison, protocol, seconds)))
+    else:
+        _print(Console(), results, comparison, protocol, tolerance)
+    return 0
+
+
+def parse_share(text: str | None) -> float | None:
+    """0.5% or 0.005 as a number; None as it is."""
+    if text is None:
+        return None
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise ValueError(f"a tolerance is a share such as 0.5% or 0.005; got {text!r}") from None
+    if not 0 < value < 1:
+        raise ValueError(f"a tolerance lies between 0 and 100%; got {text!r}")
+    return value
+
+
+@contextmanager
+def progress_bar(name: str, visible: bool) -> Generator[Callable[[int, int], None]]:
+    """A bar of network evaluations on stderr, gone when done."""
+    columns = (TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not (visible and console.is_terminal)) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, planned: bar.update(task, completed=done, total=planned)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is printed
+
+
+def _record(
+    arguments: Arguments,
+    results: list[Measurement],
+    comparison: Comparison | None,
+    protocol: dict[str, Any],
+    seconds: float,
+) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "data": protocol,
+        "runs": [measurement_record(result) for result in results],
+        "seed": arguments.seed,
+        "device": arguments.device,
+        "seconds": round(seconds, 3),
+    }
+    if comparison is not None:
+        record["comparison"] = comparison_record(comparison)
+    return record | {"record_sha256": json_sha256({"data": record["data"], "runs": record["runs"]})}
+
+
+def _print(
+    console: Console,
+    results: list[Measurement],
+    comparison: Comparison | None,
+    protocol: dict[str, Any],
+    tolerance: float | None,
+) -> None:
+    console.print(_data_line(protocol), highlight=False)
+    for result in results:
+        console.print(_table(result))
+        for note in _notes(result, tolerance):
+            console.print(note, highlight=False)
+    if comparison is not None:
+        low, high = comparison.ci95
+        ratio_low, ratio_high = comparison.perplexity_ratio_ci95
+        console.print(
+            f"{results[1].folder.path} less {results[0].folder.path} ({comparison.bound}, paired by sequence): "
+            f"{comparison.difference:+.4f} nats per token [{low:+.4f}, {high:+.4f}], perplexity x "
+            f"{comparison.perplexity_ratio:.4f} [{ratio_low:.4f}, {ratio_high:.4f}]",
+            highlight=False,
+        )
+
+
+def _data_line(protocol: dict[str, Any]) -> str:
+    split = f" ({protocol['split']})" if protocol.get("split") else ""
+    return escape(
+        f"{protocol['set']}{split}: {protocol['evaluated_sequences']} of {protocol['blocks']} sequences of "
+        f"{protocol['length']} tokens, {protocol['remainder_tokens']} tokens left over; {protocol['packing']}; "
+        f"detokenizer {protocol['detokenizer']}; tokenizer {protocol['tokenizer']}; "
+        f"protocol {protocol['protocol_sha256'][:12]}"
+    )
+
+
+def _table(result: Measurement) -> Table:
+    name = (result.folder.process.spec or {}).get("name", "")
+    table = Table(title=escape(f"{result.folder.path}: {result.folder.method.name} on {name}"))
+    table.add_column("")
+    for bound in result.bounds:
+        table.add_column(bound, justify="right")
+
+    def row(label: str, cells: list[str]) -> None:
+        table.add_row(label, *cells)
+
+    estimates = list(result.bounds.values())
+    row("nats per token", [f"{e.nats_per_token:.4f}" for e in estimates])
+    row("  standard error", [f"{e.stderr:.4f}" for e in estimates])
+    row("  95% interval", [f"[{e.ci95[0]:.4f}, {e.ci95[1]:.4f}]" for e in estimates])
+    row("  of times and noise alone", [f"{e.monte_carlo_stderr:.4f}" for e in estimates])
+    row("  of which terminal", [f"{e.terminal:.4f}" for e in estimates])
+    row("bits per token", [f"{e.bits_per_token:.4f}" for e in estimates])
+    row("perplexity per token", [f"{e.perplexity:.2f}" for e in estimates])
+    row("  95% interval", [f"[{e.perplexity_ci95[0]:.2f}, {e.perplexity_ci95[1]:.2f}]" for e in estimates])
+    units = [result.per_unit(e) for e in estimates]
+    for unit in units[0]:
+        row(unit.replace("_", " "), [f"{u[unit]:.4f}" if u[unit] < 1e4 else f"{u[unit]:.4g}" for u in units])
+    row("network evaluations", [f"{e.evaluations:,}" for e in estimates])
+    return table
+
+
+def _notes(result: Measurement, tolerance: float | None) -> list[str]:
+    """What a reader must know to read the table."""
+    estimate = result.main
+    notes: list[str] = []
+    if math.isinf(estimate.nats_per_token):
+        notes.append(
+            "The bound is infinite: the cost of clean tokens grows like 1/t. --time-floor 1e-4 leaves t < 1e-4 out."
+        )
+    elif tolerance is not None and not estimate.reached:
+        notes.append(
+            f"The interval is wider than {tolerance:.2%}: the sequences differ more than their draws scatter. "
+            "More sequences narrow it; --fixed-set asks about these ones only."
+        )
+    if estimate.bound != "tight":
+        notes.append(f"{estimate.bound} is the paper's and no bound: its terminal term is left out. tight keeps it.")
+    return notes

@@ -1,0 +1,379 @@
+"""Perplexity of a run on a data set: the bounds with their intervals, in every unit, and two runs compared.
+
+Shapes: N sequences, L positions.
+
+The data are packed by a policy that the result names and hashes (`protocol`); the remainder that fills no block is
+counted there. A unit that models with different vocabularies share is the character (or byte, or word): a value in nats
+per token times the data's tokens per character.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, running_mean, student_quantile
+from cedd.bounds.estimator import Sampling, estimate_bound
+from cedd.bounds.exact import BOUNDS, Bound
+from cedd.bounds.flow_matching import Corrector
+from cedd.bounds.target import check_bound, score_target
+from cedd.data.corpora import PYTHON_MANUAL, open_corpus
+from cedd.data.evaluation_sets import EvaluationData, find_evaluation_set, load_evaluation_set
+from cedd.data.packing import pack
+from cedd.data.storage import atomic_write, json_sha256
+from cedd.data.tokenizers import Tokenizer
+from cedd.training.folder import ModelFolder
+
+Asked = Literal["tight", "j1", "j2", "all"]
+UNITS = {"character": "characters", "byte": "utf8_bytes", "word": "words"}
+"""A unit and the count of the protocol that it is."""
+PLOT_SUFFIXES = (".png", ".pdf", ".svg")
+VALUE_SUFFIXES = (".npy", ".jsonl")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Data
+
+
+def load_data(
+    spec: str,
+    tokenizer: Tokenizer,
+    length: int,
+    *,
+    split: str = "test",
+    root: str | Path | None = None,
+    cache: str | Path | None = None,
+    workers: int = 1,
+) -> EvaluationData:
+    """An evaluation set by its name, or a file, folder or hub data set, as blocks with the protocol that made them."""
+    if _names_a_set(spec):
+        return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)
+    corpus = open_corpus(spec)
+    packed = pack(corpus, tokenizer, length, cache=cache, workers=workers)
+    protocol: dict[str, Any] = {
+        "set": corpus.name,
+        "split": None,
+        "source": corpus.name,
+        "detokenizer": "none",
+        **packed.report(),
+    }
+    named = ("content_sha256", "policy_sha256", "tokenizer_fingerprint", "length")
+    return EvaluationData(packed, protocol | {"protocol_sha256": json_sha256({key: protocol[key] for key in named})})
+
+
+def _names_a_set(spec: str) -> bool:
+    """Whether an evaluation set is meant: a bare word that is no file. One that no set has is refused by name."""
+    if Path(spec).expanduser().exists() or spec == PYTHON_MANUAL or not re.fullmatch(r"[\w-]+", spec):
+        return False
+    find_evaluation_set(spec)
+    return True
+
+
+def choose_sequences(data: EvaluationData, most: int | None) -> tuple[Tensor, dict[str, Any]]:
+    """At most `most` sequences [N, L], evenly spaced over the set and in its order, and the protocol that says so."""
+    total = len(data.packed)
+    if most is not None and most < 1:
+        raise ValueError(f"an evaluation needs at least one sequence; got {most}")
+    count = total if most is None else min(most, total)
+    index = np.arange(count) * total // count
+    return torch.from_numpy(data.packed[index]), data.protocol | {"evaluated_sequences": count}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Measuring
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run's bounds on the data are: an estimate for each bound that was asked for."""
+
+    folder: ModelFolder
+    bounds: Mapping[str, BoundEstimate]
+    protocol: Mapping[str, Any]
+
+    @property
+    def main(self) -> BoundEstimate:
+        """The first bound that was asked for."""
+        return next(iter(self.bounds.values()))
+
+    def tokens_per(self, unit: str) -> float | None:
+        """Tokens of the data per character, byte or word; None where the tokenizer loses characters."""
+        if getattr(self.folder.tokenizer, "unknown", None) is not None:
+            return None
+        count = self.protocol[UNITS[unit]]
+        return self.protocol["tokens"] / count if count else None
+
+    def per_unit(self, estimate: BoundEstimate) -> dict[str, float]:
+        """Bits per character and byte, and perplexity per word."""
+        found: dict[str, float] = {}
+        for unit in UNITS:
+            tokens = self.tokens_per(unit)
+            if tokens is None:
+                continue
+            nats = estimate.nats_per_token * tokens
+            if unit == "word":
+                found["perplexity_per_word"] = math.exp(nats) if nats < 700 else math.inf
+            else:
+                found[f"bits_per_{unit}"] = nats / math.log(2)
+        return found
+
+
+def asked_bounds(folder: ModelFolder, asked: Asked) -> tuple[Bound, ...]:
+    """The bounds meant: `all` is every one that the method has."""
+    if asked != "all":
+        check_bound(folder.method, asked)
+        return (asked,)
+    return tuple(bound for bound in BOUNDS if _has_bound(folder, bound))
+
+
+def _has_bound(folder: ModelFolder, bound: Bound) -> bool:
+    try:
+        check_bound(folder.method, bound)
+    except ValueError:
+        return False
+    return True
+
+
+def measure(
+    folder: ModelFolder,
+    data: Tensor,
+    protocol: Mapping[str, Any],
+    *,
+    bound: Asked = "tight",
+    draws: int = 16,
+    tolerance: float | None = None,
+    sampling: Sampling | None = None,
+    time_floor: float | None = None,
+    corrector: Corrector | None = None,
+    fixed_set: bool = False,
+    batch: int = 32,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Measurement:
+    """The bounds of a run on data [N, L]. The same seed shows any run the same times and noise.
+
+    `all` is one estimate, drawn once: the three bounds differ by constants.
+    """
+    if folder.process.vocab_size < folder.tokenizer.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {folder.path} has {folder.tokenizer.vocab_size} tokens and its model "
+            f"{folder.process.vocab_size}: they do not belong together"
+        )
+
+    def estimate(one: Bound, way: Sampling | None) -> BoundEstimate:
+        return estimate_bound(
+            folder.model,
+            folder.process,
+            data,
+            method=folder.method,
+            bound=one,
+            draws=draws,
+            tolerance=tolerance,
+            generator=torch.Generator().manual_seed(seed),
+            sampling=way,
+            time_floor=time_floor,
+            corrector=corrector,
+            fixed_set=fixed_set,
+            batch=batch,
+            progress=progress,
+        )
+
+    wanted = asked_bounds(folder, bound)
+    if len(wanted) == 1:
+        return Measurement(folder, {wanted[0]: estimate(wanted[0], sampling)}, protocol)
+    way = sampling or "stratified"
+    if folder.process.schedule.start > 0:  # `tight` then has a reading that the others have not
+        return Measurement(folder, {one: estimate(one, way) for one in wanted}, protocol)
+    first = estimate(wanted[0], way)
+    return Measurement(folder, {one: _as_bound(first, folder, one) for one in wanted}, protocol)
+
+
+def _as_bound(estimate: BoundEstimate, folder: ModelFolder, bound: Bound) -> BoundEstimate:
+    """The same draws as an estimate of another bound."""
+    terminal = score_target(folder.process, folder.method, bound, True, 0.0).terminal
+    shift = terminal - estimate.terminal
+    return replace(
+        estimate,
+        bound=bound,
+        nats_per_token=estimate.nats_per_token + shift,
+        per_sequence=estimate.per_sequence + shift,
+        terminal=terminal,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Two runs on the same sequences, times and noise
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The second run less the first, in nats per token, sequence by sequence."""
+
+    bound: str
+    difference: float
+    stderr: float
+    ci95: Interval
+    correlation: float
+
+    @property
+    def perplexity_ratio(self) -> float:
+        """Second over first."""
+        return math.exp(self.difference)
+
+    @property
+    def perplexity_ratio_ci95(self) -> Interval:
+        return math.exp(self.ci95[0]), math.exp(self.ci95[1])
+
+
+def compare(first: BoundEstimate, second: BoundEstimate) -> Comparison:
+    """The paired difference of two estimates on the same sequences, its error clustered by sequence."""
+    if len(first.per_sequence) != len(second.per_sequence) or first.length != second.length:
+        raise ValueError("a paired comparison needs the same sequences: evaluate both runs on the same blocks")
+    values = second.per_sequence - first.per_sequence
+    mean, error = mean_and_stderr(values)
+    half = student_quantile(len(values) - 1) * error if len(values) > 1 else math.nan
+    both = torch.stack([first.per_sequence, second.per_sequence])
+    correlation = float(torch.corrcoef(both)[0, 1]) if len(values) > 1 else math.nan
+    return Comparison(first.bound, mean, error, (mean - half, mean + half), correlation)
+
+
+def check_comparable(first: ModelFolder, second: ModelFolder) -> None:
+    """Refuse two runs that do not read the same sequences."""
+    if first.tokenizer.fingerprint != second.tokenizer.fingerprint:
+        raise ValueError(
+            f"{first.path} and {second.path} have different tokenizers, so that no sequence is the same to both: "
+            "evaluate each on its own and compare bits per character"
+        )
+    if first.length != second.length:
+        raise ValueError(
+            f"{first.path} reads {first.length} tokens and {second.path} {second.length}: a paired comparison needs "
+            "the same length; evaluate each on its own"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Records and files
+
+
+def finite(value: float) -> float | None:
+    """A number that JSON can hold, or null."""
+    return value if math.isfinite(value) else None
+
+
+def estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
+    """An estimate as JSON."""
+    return {
+        "nats_per_token": finite(estimate.nats_per_token),
+        "bits_per_token": finite(estimate.bits_per_token),
+        "perplexity": finite(estimate.perplexity),
+        "infinite": math.isinf(estimate.nats_per_token),
+        "stderr": finite(estimate.stderr),
+        "ci95": [finite(x) for x in estimate.ci95],
+        "perplexity_ci95": [finite(x) for x in estimate.perplexity_ci95],
+        "clustered_by_sequence": not estimate.fixed_set,
+        "sequence_stderr": finite(estimate.sequence_stderr),
+        "monte_carlo_stderr": finite(estimate.monte_carlo_stderr),
+        "terminal": estimate.terminal,
+        "evaluations": estimate.evaluations,
+        "draws_per_sequence": estimate.draws,
+        "sequences": len(estimate.per_sequence),
+        "tolerance_reached": estimate.reached,
+    }
+
+
+def measurement_record(measured: Measurement) -> dict[str, Any]:
+    """A measurement as JSON."""
+    return {
+        "run": str(measured.folder.path),
+        "method": measured.folder.method.name,
+        "process": measured.folder.process.config(),
+        "bounds": {
+            name: estimate_record(estimate)
+            | {unit: finite(value) for unit, value in measured.per_unit(estimate).items()}
+            for name, estimate in measured.bounds.items()
+        },
+    }
+
+
+def comparison_record(compared: Comparison) -> dict[str, Any]:
+    """A comparison as JSON."""
+    return {
+        "bound": compared.bound,
+        "difference_nats_per_token": finite(compared.difference),
+        "stderr": finite(compared.stderr),
+        "ci95": [finite(x) for x in compared.ci95],
+        "perplexity_ratio": finite(compared.perplexity_ratio),
+        "perplexity_ratio_ci95": [finite(x) for x in compared.perplexity_ratio_ci95],
+        "correlation": finite(compared.correlation),
+    }
+
+
+def check_suffix(path: Path | None, known: Sequence[str]) -> None:
+    """Refuse a file that could not be written before an hour is spent on what goes into it."""
+    if path is None:
+        return
+    if path.suffix not in known:
+        raise ValueError(f"{path.name} must end in {' or '.join(known)}")
+    if not path.expanduser().resolve().parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+
+
+def save_per_sequence(path: Path, measurements: Sequence[Measurement]) -> None:
+    """One value a sequence, for each run and bound, in the order of the data: .npy [runs * bounds, N], or .jsonl."""
+    columns = {
+        (measured.folder.path.name if len(measurements) > 1 else "", name, place): estimate.per_sequence.numpy()
+        for place, measured in enumerate(measurements)
+        for name, estimate in measured.bounds.items()
+    }
+    if path.suffix == ".npy":
+        buffer = BytesIO()
+        np.save(buffer, np.stack(list(columns.values())), allow_pickle=False)
+        atomic_write(path, buffer.getvalue())
+        return
+    count = len(next(iter(columns.values())))
+    lines = [
+        json.dumps(
+            {"sequence": n} | {_column_name(*key): finite(float(values[n])) for key, values in columns.items()},
+        )
+        for n in range(count)
+    ]
+    atomic_write(path, ("\n".join(lines) + "\n").encode())
+
+
+def _column_name(run: str, bound: str, place: int) -> str:
+    return f"{bound}_nats_per_token" + (f":{place + 1}:{run}" if run else "")
+
+
+def save_plot(path: Path, measurements: Sequence[Measurement]) -> None:
+    """The running estimate with its 95% band over the sequences, for each run and bound."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for measured in measurements:
+        for name, estimate in measured.bounds.items():
+            if len(estimate.per_sequence) < 2:
+                continue
+            mean, half = (x.numpy() for x in running_mean(estimate.per_sequence))
+            count = np.arange(2, len(estimate.per_sequence) + 1)
+            label = name if len(measurements) == 1 else f"{measured.folder.path.name}, {name}"
+            (line,) = axes.plot(count, mean, label=label)
+            axes.fill_between(count, mean - half, mean + half, alpha=0.2, color=line.get_color())
+    axes.set_xlabel("sequences")
+    axes.set_ylabel("nats per token, with 95% band")
+    axes.legend()
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    atomic_write(path, buffer.getvalue())

@@ -1,0 +1,278 @@
+"""Perplexity of model folders on data: units, comparison, files, and the command with its refusals."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cedd
+from cedd.bounds.estimate import BoundEstimate
+from cedd.cli import main
+from cedd.evaluation.perplexity import (
+    asked_bounds,
+    check_comparable,
+    choose_sequences,
+    compare,
+    load_data,
+    measure,
+    save_plot,
+)
+from cedd.training.folder import load_folder
+from tests.tasks.models import ALPHABET, save_random
+
+TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = {
+        "roulette": ("roulette", "bayes"),
+        "uniform": ("uniform", "cedd-star"),
+        "absorb": ("absorb", "cedd"),
+        "scaled": ("uniform", "sedds"),
+        "flow": ("absorb", "dfm"),
+        "causal": ("absorb", "ar"),
+    }
+    return {name: save_random(folder / name, *kind) for name, kind in kinds.items()}
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict:
+    code = main(["evaluate", *map(str, words), "--device", "cpu", "--json"])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    return json.loads(output.out)
+
+
+# ---- numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["roulette", "uniform", "absorb"])
+def test_all_bounds_from_one_set_of_draws(name: str, runs: dict[str, Path], text: Path, capsys) -> None:
+    record = evaluate(capsys, runs[name], "--data", text, "--bound", "all", "--draws", "4")
+    bounds = record["runs"][0]["bounds"]
+    assert list(bounds) == ["tight", "j1", "j2"]
+    assert len({bound["evaluations"] for bound in bounds.values()}) == 1
+    end = load_folder(runs[name]).process.terminal()
+    assert bounds["tight"]["nats_per_token"] - bounds["j1"]["nats_per_token"] == pytest.approx(end.kl, abs=1e-9)
+    known = end.conditional_entropy - end.paper_prior_entropy
+    assert bounds["j1"]["nats_per_token"] - bounds["j2"]["nats_per_token"] == pytest.approx(known, abs=1e-9)
+    alone = evaluate(capsys, runs[name], "--data", text, "--draws", "4")["runs"][0]["bounds"]["tight"]
+    assert alone["nats_per_token"] == bounds["tight"]["nats_per_token"]
+
+
+def test_units_and_protocol(runs: dict[str, Path], text: Path, capsys) -> None:
+    record = evaluate(capsys, runs["roulette"], "--data", text, "--draws", "2")
+    bound, data = record["runs"][0]["bounds"]["tight"], record["data"]
+    assert bound["perplexity"] == pytest.approx(math.exp(bound["nats_per_token"]))
+    # a character tokenizer: tokens are characters, of which all are bytes
+    assert bound["bits_per_character"] == pytest.approx(bound["bits_per_token"])
+    assert bound["bits_per_byte"] == pytest.approx(bound["bits_per_token"])
+    words = len(TEXT.split())
+    assert bound["perplexity_per_word"] == pytest.approx(math.exp(bound["nats_per_token"] * len(TEXT) / words))
+    assert data["blocks"] * data["length"] + data["remainder_tokens"] == data["tokens"] == len(TEXT)
+    assert data["evaluated_sequences"] == data["blocks"] == bound["sequences"]
+    for name in ("protocol_sha256", "content_sha256", "policy_sha256", "tokenizer_fingerprint"):
+        assert len(data[name]) == 64
+    assert data["detokenizer"] == "none"
+
+
+def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path) -> None:
+    folder = load_folder(runs["absorb"])
+    data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 7)
+    assert data.shape == (7, folder.length)
+    found = measure(folder, data, protocol, draws=4, seed=3).main
+    generator = torch.Generator().manual_seed(3)
+    direct = cedd.estimate_bound(folder.model, folder.process, data, method="cedd", draws=4, generator=generator)
+    assert torch.equal(found.per_sequence, direct.per_sequence)
+
+
+@pytest.mark.parametrize(("name", "freedom"), [("flow", True), ("causal", False)])
+def test_methods_with_a_bound_of_their_own(name: str, freedom: bool, runs: dict[str, Path], text: Path, capsys) -> None:
+    record = evaluate(capsys, runs[name], "--data", text, "--bound", "all", "--draws", "4")
+    bounds = record["runs"][0]["bounds"]
+    assert list(bounds) == ["tight"]
+    assert (bounds["tight"]["monte_carlo_stderr"] > 0) is freedom
+    assert math.isfinite(bounds["tight"]["nats_per_token"])
+
+
+def test_a_corrector_costs(runs: dict[str, Path], text: Path, capsys) -> None:
+    plain, strong = (
+        evaluate(capsys, runs["flow"], "--data", text, "--draws", "4", *more)["runs"][0]["bounds"]["tight"]
+        for more in ([], ["--corrector", "5"])
+    )
+    assert strong["nats_per_token"] > plain["nats_per_token"]
+
+
+def test_an_infinite_bound_is_said_so(runs: dict[str, Path], text: Path, capsys) -> None:
+    assert evaluate(capsys, runs["scaled"], "--data", text)["runs"][0]["bounds"]["tight"]["infinite"]
+    assert main(["evaluate", str(runs["scaled"]), "--data", str(text), "--device", "cpu"]) == 0
+    assert "--time-floor 1e-4" in " ".join(capsys.readouterr().out.split())
+    floored = evaluate(capsys, runs["scaled"], "--data", text, "--time-floor", "1e-4", "--draws", "2")
+    assert not floored["runs"][0]["bounds"]["tight"]["infinite"]
+
+
+def test_a_tolerance_runs_until_it_is_kept(runs: dict[str, Path], text: Path, capsys) -> None:
+    options = ("--data", text, "--draws", "2", "--max-sequences", "20", "--fixed-set")
+    rough = evaluate(capsys, runs["absorb"], *options)["runs"][0]["bounds"]["tight"]
+    fine = evaluate(capsys, runs["absorb"], *options, "--tolerance", "2%")["runs"][0]["bounds"]["tight"]
+    assert fine["tolerance_reached"]
+    low, high = fine["ci95"]
+    assert (high - low) / 2 <= math.log1p(0.02)
+    assert fine["evaluations"] >= rough["evaluations"]
+
+
+# ---- two runs -----------------------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_on_the_same_draws(runs: dict[str, Path], text: Path, capsys) -> None:
+    record = evaluate(capsys, runs["roulette"], runs["absorb"], "--data", text, "--draws", "4")
+    first, second = (run["bounds"]["tight"] for run in record["runs"])
+    comparison = record["comparison"]
+    difference = second["nats_per_token"] - first["nats_per_token"]
+    assert comparison["difference_nats_per_token"] == pytest.approx(difference, abs=1e-9)
+    assert comparison["ci95"][0] < difference < comparison["ci95"][1]
+    itself = evaluate(capsys, runs["roulette"], runs["roulette"], "--data", text, "--draws", "4")["comparison"]
+    assert itself["difference_nats_per_token"] == 0
+    assert itself["ci95"] == [0, 0]
+
+
+def estimate_of(values: torch.Tensor) -> BoundEstimate:
+    return BoundEstimate("tight", float(values.mean()), values, 0.1, 0.1, 5, False, 0.0, 1, 1, 8)
+
+
+def test_a_paired_interval_is_that_of_the_differences() -> None:
+    generator = torch.Generator().manual_seed(1)
+    hard = 3 * torch.randn(50, generator=generator, dtype=torch.float64)
+    noise = 0.1 * torch.randn(2, 50, generator=generator, dtype=torch.float64)
+    found = compare(estimate_of(hard + noise[0]), estimate_of(hard + 0.2 + noise[1]))
+    assert found.ci95[0] < 0.2 < found.ci95[1]
+    assert found.ci95[1] - found.ci95[0] < 0.1  # while either value alone is known to 0.85 only
+    assert found.correlation > 0.99
+    with pytest.raises(ValueError, match="same sequences"):
+        compare(estimate_of(hard), estimate_of(hard[1:]))
+
+
+def test_runs_that_read_differently_are_not_compared(runs: dict[str, Path]) -> None:
+    from dataclasses import replace
+
+    from cedd.data.tokenizers import CharTokenizer
+
+    folder = load_folder(runs["absorb"])
+    with pytest.raises(ValueError, match="bits per character"):
+        check_comparable(folder, replace(folder, tokenizer=CharTokenizer(ALPHABET + "#")))
+    with pytest.raises(ValueError, match="same length"):
+        check_comparable(folder, replace(folder, length=8))
+
+
+# ---- files ----------------------------------------------------------------------------------------------------
+
+
+def test_values_of_sequences_are_written(runs: dict[str, Path], text: Path, tmp_path: Path, capsys) -> None:
+    options = ("--data", text, "--draws", "2", "--bound", "all")
+    array, lines = tmp_path / "values.npy", tmp_path / "values.jsonl"
+    record = evaluate(capsys, runs["absorb"], *options, "--per-sequence", array)
+    evaluate(capsys, runs["absorb"], runs["roulette"], *options, "--per-sequence", lines)
+    values = np.load(array, allow_pickle=False)
+    count = record["data"]["blocks"]
+    assert values.shape == (3, count)
+    assert values[0].mean() == pytest.approx(record["runs"][0]["bounds"]["tight"]["nats_per_token"])
+    rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert [row["sequence"] for row in rows] == list(range(count))
+    assert rows[5]["tight_nats_per_token:1:absorb"] == pytest.approx(values[0, 5])
+    assert len(rows[0]) == 7
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_the_running_estimate_is_drawn(runs: dict[str, Path], text: Path, tmp_path: Path, suffix: str) -> None:
+    folder = load_folder(runs["absorb"])
+    data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 10)
+    path = tmp_path / f"running{suffix}"
+    save_plot(path, [measure(folder, data, protocol, draws=2)])
+    assert path.stat().st_size > 1000
+
+
+def test_the_table_names_what_matters(runs: dict[str, Path], text: Path, tmp_path: Path, capsys) -> None:
+    words = ["evaluate", str(runs["roulette"]), str(runs["absorb"]), "--data", str(text), "--draws", "2"]
+    assert main([*words, "--plot", str(tmp_path / "plot.png"), "--device", "cpu"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for part in ("95% interval", "terminal", "bits per character", "network evaluations", "paired by sequence"):
+        assert part in said
+    assert "tokens left over" in said
+
+
+def test_asked_bounds(runs: dict[str, Path]) -> None:
+    assert asked_bounds(load_folder(runs["absorb"]), "all") == ("tight", "j1", "j2")
+    assert asked_bounds(load_folder(runs["causal"]), "all") == ("tight",)
+
+
+# ---- bad input --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ABSORB", "--data", "EMPTY"], "empty"),
+        (["ABSORB", "--data", "SHORT"], "fewer than one block of 32"),
+        (["ABSORB", "--data", "FOREIGN"], "character '☃'"),
+        (["ABSORB", "--data", "/no/such/file"], "no folder /no/such"),
+        (["ABSORB", "--data", "wikitxt2"], "did you mean 'wikitext2'?"),
+        (["/no/such/run", "--data", "TEXT"], "no run at"),
+        (["WEIGHTLESS", "--data", "TEXT"], "no weights"),
+        (["MISMATCHED", "--data", "TEXT"], "not the one the model was trained with"),
+        (["CAUSAL", "--data", "TEXT", "--bound", "j1"], "exact likelihood"),
+        (["FLOW", "--data", "TEXT", "--bound", "j2"], "its own bound"),
+        (["ABSORB", "--data", "TEXT", "--bound", "j3"], "j3"),
+        (["ABSORB", "--data", "TEXT", "--tolerance", "small"], "a share such as 0.5%"),
+        (["ABSORB", "--data", "TEXT", "--tolerance", "0"], "between 0 and 100%"),
+        (["ABSORB", "--data", "TEXT", "--draws", "0"], "at least one draw"),
+        (["ABSORB", "--data", "TEXT", "--batch", "0"], "at least one sequence"),
+        (["ABSORB", "--data", "TEXT", "--max-sequences", "0"], "at least one sequence"),
+        (["ABSORB", "--data", "TEXT", "--corrector", "1"], "only dfm has"),
+        (["ABSORB", "--data", "TEXT", "--plot", "OUT/x.txt"], "must end in .png"),
+        (["ABSORB", "--data", "TEXT", "--plot", "/nowhere/x.png"], "no folder"),
+        (["ABSORB", "--data", "TEXT", "--per-sequence", "OUT/x.csv"], "must end in .npy"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    words: list[str], message: str, runs: dict[str, Path], text: Path, tmp_path: Path, capsys
+) -> None:
+    weightless, mismatched, out = (tmp_path / name for name in ("weightless", "mismatched", "out"))
+    out.mkdir()
+    for folder in (weightless, mismatched):
+        folder.mkdir()
+        for file in runs["absorb"].iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    (weightless / "model.safetensors").unlink()
+    config = json.loads((mismatched / "config.json").read_text(encoding="utf-8"))
+    config["tokenizer"]["fingerprint"] = "0" * 64
+    (mismatched / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    texts = {"EMPTY": "", "SHORT": "a cat", "FOREIGN": TEXT + "☃" + TEXT}
+    for name, content in texts.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    named = {
+        "TEXT": text,
+        "ABSORB": runs["absorb"],
+        "CAUSAL": runs["causal"],
+        "FLOW": runs["flow"],
+        "WEIGHTLESS": weightless,
+        "MISMATCHED": mismatched,
+    } | {name: tmp_path / name for name in texts}
+    given = [str(named.get(word, word)).replace("OUT", str(out)) for word in words]
+    assert main(["evaluate", *given, "--device", "cpu"]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert message in said.err
+    assert said.out == ""
+    assert list(out.iterdir()) == []
