@@ -278,6 +278,16 @@ def test_chunks_of_rows_give_what_dense_outputs_give(
     monkeypatch.setitem(rows._CHUNK, "cpu", 11 * 7)
     assert value(transformer) == pytest.approx(whole, rel=1e-6)
     assert value(transformer, batch=3) == pytest.approx(whole, rel=1e-6)
+    # and by way of another device, which the CPU stands for here
+    assert value(rows._TwoHalvesElsewhere(transformer, torch.device("cpu"))) == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_device_without_float64_leaves_the_sums_to_the_cpu(transformer: Transformer) -> None:
+    for model in (transformer, lambda x, sigma: torch.zeros(*x.shape, 11)):
+        network, where = rows.for_float64(model, torch.device("mps"))
+        assert network is not model
+        assert where == torch.device("cpu")
+        assert rows.for_float64(model, torch.device("cuda")) == (model, torch.device("cuda"))
 
 
 def test_a_network_in_training_is_measured_without_its_dropout(transformer: Transformer) -> None:

@@ -36,6 +36,7 @@ from cedd.bounds.drawing import Evaluation, IndependentDraws, Settled, Stratifie
 from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
 from cedd.bounds.exact import Bound
 from cedd.bounds.flow_matching import FLOW_LOW, NO_CORRECTOR, Corrector
+from cedd.bounds.rows import for_float64
 from cedd.bounds.target import check_bound, flow_target, score_target
 from cedd.objectives import Method, Model, get_method
 from cedd.objectives.flow_matching import FlowMatching
@@ -88,11 +89,11 @@ def estimate_bound(
     """
     chosen = get_method(method)
     _check(chosen, process, data, bound, draws, tolerance, time_floor, corrector)
-    where = _device_of(model, data, device)
+    network, where = for_float64(model, _device_of(model, data, device))
     clean = data.detach().to(device="cpu", dtype=torch.int64)
     with evaluating(model):
         if chosen.causal:
-            return _exact(model, process, chosen, clean, batch, where, fixed_set, progress)
+            return _exact(network, process, chosen, clean, batch, where, fixed_set, progress)
         way = sampling or ("stratified" if bound == "tight" else "independent")
         if isinstance(chosen.objective, FlowMatching):
             low = FLOW_LOW if time_floor is None else time_floor
@@ -101,7 +102,7 @@ def estimate_bound(
             with_entropy = way == "stratified" or bound != "j2"
             target = score_target(process, chosen, bound, with_entropy, time_floor or 0.0)
         counter = _Counter(progress)
-        evaluation = Evaluation(model, process, clean, target, batch, where, counter.add)
+        evaluation = Evaluation(network, process, clean, target, batch, where, counter.add)
         if evaluation.grows_like_inverse_time():
             return _infinite(bound, target.terminal, counter.done, clean, fixed_set)
         drawn = StratifiedDraws(evaluation) if way == "stratified" else IndependentDraws(evaluation)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,6 +27,37 @@ from cedd.process import Noise
 
 _CHUNK = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Outputs held at once, in numbers: a quarter of a gigabyte on a GPU, a part of the cache's size on a CPU."""
+
+
+def for_float64(model: Model, device: torch.device) -> tuple[Model, torch.device]:
+    """A network and where its outputs are to be costed: on its own device, or on the CPU where that has no float64."""
+    if device.type != "mps":
+        return model, device
+    kind = _TwoHalvesElsewhere if has_head(cast(object, model)) else _Elsewhere
+    return kind(model, device), torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A network on another device, called from the CPU."""
+
+    model: Model
+    device: torch.device
+
+    def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return self.model(x_t.to(self.device), sigma.to(self.device)).cpu()
+
+
+class _TwoHalvesElsewhere(_Elsewhere):
+    """The same, in two halves."""
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        assert has_head(self.model)
+        return self.model.features(x_t.to(self.device), sigma.to(self.device)).cpu()
+
+    def head(self, features: Tensor) -> Tensor:
+        assert has_head(self.model)
+        return self.model.head(features.to(self.device)).cpu()
 
 
 class PathCost(ABC):
