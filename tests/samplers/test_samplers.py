@@ -303,6 +303,21 @@ def test_temperature_law():
     assert p_value(np.bincount(x.flatten().numpy(), minlength=4), law) > ERROR_RATE
 
 
+@pytest.mark.parametrize("method", ["cedd", "bayes"])
+def test_sharpening_leaves_tokens_the_model_is_sure_of(method):
+    """Near clean data a token is its own best explanation, however unlikely it was before it was seen."""
+    process, logits = cedd.uniform(4), torch.tensor([0.0, 0.0, 0.5, 0.0]).double()
+    x = torch.arange(4).repeat(50, 2)
+    drawn = sample(
+        TwoHalves(logits), process, (50, 8), method=method, steps=4, temperature=0, generator=seeded(),
+        x_start=x, t_start=0.05,
+    )  # fmt: skip
+    if method == "bayes":
+        assert torch.equal(drawn, x)
+    else:  # a denoiser that ignores what it sees is taken at its word
+        assert not torch.equal(drawn, x)
+
+
 # ---- grids ----------------------------------------------------------------------------------------------------------
 
 

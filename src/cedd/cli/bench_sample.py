@@ -38,7 +38,7 @@ class SampleRow:
     """Against the textbook sampler with the same number of steps (first-hitting: against all of its steps)."""
 
 
-class _Counting:
+class CountingNetwork:
     """Counts the calls of a network in two halves."""
 
     def __init__(self, model: Any) -> None:
@@ -128,7 +128,7 @@ def _time_ours(
     method = pair.partition("/")[0]
 
     def draw() -> int:
-        counting = _Counting(network)
+        counting = CountingNetwork(network)
         generator = torch.Generator().manual_seed(seed)
         sample(
             counting, process, shape, method=method, sampler=sampler, steps=steps, generator=generator, device=device

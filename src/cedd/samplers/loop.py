@@ -138,16 +138,29 @@ def jump(
     """Candidates x [R] with outputs [R, V] (float64): each jumps if u < 1 - stay, to where v says."""
     parameterization = run.method.parameterization
     assert isinstance(parameterization, Affine)
-    log_probs = run.sharpening.log_probs(outputs)
     if run.reveals_only:
-        return inverse_cdf(torch.exp(log_probs), v)
+        return inverse_cdf(torch.exp(run.sharpening.log_probs(outputs)), v)
     now, next_ = noise.like(x), earlier.like(x)
+    log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
     leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
     weights = (leap.floor[:, None] + leap.slope[:, None] * torch.exp(log_probs)).clamp_min(0.0)
     weights = put_at_token(weights, x, 0.0, now.is_mask(x))
     # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
     moves = now.is_mask(x) | (u < 1 - leap.stay)
     return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
+
+
+def _beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, x: Tensor, noise: Noise) -> Tensor:
+    """log of the network's probabilities [R, V], sharpened as p(x_0 | x_t) is.
+
+    Where they do not count the evidence of x itself (bayes), it is added first and taken out again: what is believed
+    of a token before it is looked at is vague, and sharpening that would talk the model out of tokens it is sure of.
+    """
+    if not sharpening.active:
+        return torch.log_softmax(outputs, -1)
+    posterior = sharpening.log_probs(parameterization.posterior_logits(outputs, x, noise))
+    without = at_token(posterior, x) - parameterization.evidence(x, noise)
+    return torch.log_softmax(put_at_token(posterior, x, without, noise.is_mask(x)), -1)
 
 
 # ----------------------------------------------------------------------------------------------------------------
