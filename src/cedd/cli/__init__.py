@@ -18,12 +18,14 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS: Mapping[str, str] = {
+    "quickstart": "train, measure, sample, infill and correct in minutes, and write a page about it",
     "train": "train a network on text, any method on any process",
     "evaluate": "bound a model's perplexity on text, with an interval, or compare two models",
     "sample": "draw texts from a trained model, and watch them being denoised",
     "infill": "fill the blanks of a text",
     "correct": "put a text's mistakes right",
     "genppl": "judge a model's samples by another language model",
+    "report": "write a run as one page, or a comparison of several",
     "bench": "time training steps or sampling against a textbook implementation",
     "theory": "check every theorem, proposition and erratum on small chains, and print the table",
 }

@@ -1,0 +1,475 @@
+"""`cedd report`: a run as one self-contained page, or several runs compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cedd.bounds.estimate import BoundEstimate
+from cedd.bounds.estimator import estimate_bound
+from cedd.data import TrainingData, corrupt_letters, prepare_training_data
+from cedd.data.storage import atomic_write
+from cedd.evaluation.baselines import Baseline, measure_baselines
+from cedd.evaluation.perplexity import compare
+from cedd.evaluation.report import (
+    BoundFigures,
+    ComparedRun,
+    CorrectedText,
+    Correction,
+    Infilling,
+    NoiseDrawing,
+    RunReport,
+    bound_figures,
+    comparison_page,
+    draw_noise,
+    plain,
+    run_page,
+)
+from cedd.process import absorb, roulette, uniform
+from cedd.tasks import LanguageModel, Trajectory, load
+from cedd.tasks.generate import generate
+from cedd.tasks.infill import infill
+from cedd.tasks.setting import Settings
+from cedd.training.config import PRESETS, TrainConfig, read_config, to_json
+from cedd.training.records import LOG_FILE, read_log
+
+PAGE_FILE, RECORD_FILE, HELD_OUT_FILE = "report.html", "report.json", "held-out.txt"
+_TIMES = tuple(k / 10 for k in range(1, 11))
+_CORRECTION_TIMES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6)
+_LINE = 72
+
+Say = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    sequences: int = 1000
+    """At most so many held-out sequences, evenly spaced."""
+    draws: int = 4
+    """Noise levels for each."""
+    samples: int = 4
+    """Texts that are sampled."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: cedd report runs/first
+
+    Write a run's curves, its bound beside simple models, samples and corrections as one page, RUN/report.html.
+    Of several runs, a comparison with paired intervals: cedd report runs/first runs/second --out comparison.html
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    out: Path | None = None
+    """The page; by default report.html, or comparison.html, in the (first) run's folder."""
+    effort: Annotated[Effort, tyro.conf.arg(name="")] = Effort()
+    seed: int = 0
+    device: str = "auto"
+    json: bool = False
+    """Print all figures and texts as JSON."""
+
+
+def run(arguments: Arguments) -> int:
+    """Write the page and say where it is."""
+    if not arguments.runs:
+        raise ValueError("name at least one run: cedd report runs/first")
+    with showing_stages() as stages:
+        if len(arguments.runs) == 1:
+            opened = open_run(arguments.runs[0], arguments.device)
+            report = describe_run(opened, arguments.effort, arguments.seed, stages)
+            path = arguments.out or opened.path / PAGE_FILE
+            write_report(report, path)
+            record = report.record()
+        else:
+            path = arguments.out or arguments.runs[0] / "comparison.html"
+            record = compare_runs(arguments, path, stages)
+    print(json.dumps(record) if arguments.json else f"open {path}")
+    return 0
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Progress
+
+
+class Stages:
+    """What is being done: a bar on a terminal, a line a stage elsewhere; both on standard error."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        self._progress, self._console = progress, console
+        self._task = progress.add_task("", total=None)
+
+    def begin(self, text: str) -> None:
+        self._progress.reset(self._task, description=text, total=None)
+        if not self._console.is_terminal:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def move(self, done: int, planned: int) -> None:
+        self._progress.update(self._task, completed=done, total=planned)
+
+
+@contextmanager
+def showing_stages() -> Generator[Stages]:
+    """Show stages while the block runs."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Stages(progress, console)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# A run and its text
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run with the text it was trained on and the text it was not."""
+
+    path: Path
+    model: LanguageModel
+    config: TrainConfig
+    data: TrainingData
+
+    @property
+    def process(self) -> str:
+        spec = self.model.process.spec or {}
+        share = f" (p_m = {spec['p_m']:g})" if isinstance(spec.get("p_m"), float) else ""
+        return "a causal network" if self.model.method.causal else f"{spec.get('name', 'a process')}{share}"
+
+    @property
+    def parameters(self) -> int:
+        return sum(weight.numel() for weight in self.model.model.parameters())
+
+    def held_out(self, most: int) -> np.ndarray:
+        """At most so many held-out blocks [N, L], evenly spaced."""
+        count = len(self.data.validation)
+        return self.data.validation[np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))]
+
+    def text(self, blocks: np.ndarray) -> str:
+        return "".join(self.model.tokenizer.decode(block) for block in blocks)
+
+
+def open_run(path: Path, device: str) -> OpenedRun:
+    """The run in a folder, with its data as it was split."""
+    model = load(path, device)
+    file = path / "train.json"
+    if not file.is_file():
+        raise ValueError(f"{path} has no train.json: a report needs a run of cedd train, which says what was held out")
+    config = read_config(file)
+    data = prepare_training_data(
+        config.data,
+        length=config.length,
+        tokenizer=model.tokenizer,
+        validation=config.text.validation,
+        holdout=config.text.holdout,
+        holdout_by=config.text.holdout_by,
+        field=config.text.field,
+        cache=config.text.cache,
+        workers=config.text.workers,
+    )
+    return OpenedRun(path, model, config, data)
+
+
+def prose_lines(text: str, count: int, longest: int) -> list[str]:
+    """The lines that read most like prose: long enough, mostly letters and spaces, without a blank of infilling."""
+    lines = {line.strip(): None for line in text.splitlines()}  # a set that keeps its order
+    lines = [line[:longest].rstrip() for line in lines if "___" not in line]
+
+    def score(line: str) -> float:
+        letters = sum(character.isalpha() or character == " " for character in line) / max(1, len(line))
+        return letters * min(1.0, len(line) / min(60, longest)) - (line != line.lstrip("abcdefghijklmnopqrstuvwxyz"))
+
+    chosen = sorted(lines, key=score, reverse=True)[:count]
+    return chosen or [text[:longest]]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# One run
+
+
+def describe_run(
+    opened: OpenedRun, effort: Effort, seed: int, stages: Stages, facts: Mapping[str, str] | None = None
+) -> RunReport:
+    """Measure all that the page of a run shows."""
+    notes: dict[str, str] = {}
+    blocks = opened.held_out(effort.sequences)
+    text = opened.text(blocks)
+    stages.begin(f"measuring the bound on {len(blocks)} held-out sequences")
+    estimate = measure_bound(opened, blocks, effort.draws, seed, stages)
+    figures = bound_figures(estimate, len(text), opened.model.method.causal)
+    stages.begin("unigram, n-gram, gzip, bz2 and xz on the same text")
+    baselines = run_baselines(opened, blocks)
+    lines = prose_lines(opened.text(opened.data.validation[:2000]), 8, min(_LINE, opened.model.length))
+    stages.begin("writing, filling in, correcting")
+    trajectory = Trajectory(opened.model.tokenizer)
+    samples: list[str] = []
+    with noted(notes, "samples"):
+        samples = generate(opened.model.setting, effort.samples, settings=Settings(seed=seed), callback=trajectory)
+    animation = trajectory.page("from noise to text") if len(trajectory.frames) > 1 else ""
+    filling = correction = None
+    with noted(notes, "infilling"):
+        filling = fill_in(opened, lines, seed)
+    with noted(notes, "correction"):
+        correction = correct_text(opened, lines, seed)
+    return RunReport(
+        run=str(opened.path),
+        method=opened.model.method.name,
+        process=opened.process,
+        facts={**run_facts(opened), **(facts or {})},
+        losses=read_losses(opened.path),
+        bounds=read_bounds(opened, figures),
+        bound=figures,
+        baselines=baselines,
+        noise=draw_processes(opened, lines[0], seed),
+        samples=samples,
+        animation=animation,
+        infilling=filling,
+        correction=correction,
+        commands=run_commands(opened, effort, seed, blocks, filling, correction),
+        notes=notes,
+    )
+
+
+@contextmanager
+def noted(notes: dict[str, str], name: str) -> Generator[None]:
+    """What a model cannot do is left out, and its page says why."""
+    try:
+        yield
+    except ValueError as error:
+        notes[name] = str(error)
+
+
+def write_report(report: RunReport, path: Path) -> None:
+    """The page, and beside it its figures as JSON."""
+    atomic_write(path, run_page(report).encode("utf-8", "replace"))
+    atomic_write(path.with_suffix(".json"), json.dumps(report.record(), indent=1).encode() + b"\n")
+
+
+def measure_bound(opened: OpenedRun, blocks: np.ndarray, draws: int, seed: int, stages: Stages) -> BoundEstimate:
+    """The tight bound (an autoregressive model's likelihood) on blocks [N, L]."""
+    model = opened.model
+    with torch.no_grad():
+        return estimate_bound(
+            model.folder.model,
+            model.process,
+            torch.from_numpy(blocks),
+            method=model.method,
+            draws=draws,
+            generator=torch.Generator().manual_seed(seed),
+            device=model.setting.device,
+            progress=stages.move,
+        )
+
+
+def run_baselines(opened: OpenedRun, blocks: np.ndarray) -> list[Baseline]:
+    """Simple models of the run's training text on the same blocks."""
+    tokenizer = opened.model.tokenizer
+    train = np.asarray(opened.data.train.blocks[-200_000:], dtype=np.int64)
+    return measure_baselines(train, blocks, vocab_size=tokenizer.vocab_size, decode=tokenizer.decode)
+
+
+def run_facts(opened: OpenedRun) -> dict[str, str]:
+    """What was trained, in words."""
+    config, tokenizer = opened.config, opened.model.tokenizer
+    steps = max((record["step"] for record in read_log(opened.path / LOG_FILE)), default=0)
+    return {
+        "data": config.data,
+        "tokens": f"{tokenizer.name}, {tokenizer.vocab_size:,} of them",
+        "sequences": f"{config.length} tokens, {config.batch.size} a step",
+        "steps": f"{steps:,}",
+        "parameters": f"{opened.parameters:,}",
+    }
+
+
+def read_losses(path: Path, most: int = 800) -> list[tuple[int, float]]:
+    """(step, loss) of the log; neighbours are averaged where there are too many to draw."""
+    points = [
+        (r["step"], r["loss"]) for r in read_log(path / LOG_FILE) if r["kind"] == "train" and r["loss"] is not None
+    ]
+    size = math.ceil(len(points) / most) or 1
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(group[-1][0], sum(loss for _, loss in group) / len(group)) for group in groups]
+
+
+def read_bounds(opened: OpenedRun, figures: BoundFigures) -> list[tuple[int, float, float]]:
+    """(step, bits per character, half-width of the 95% interval) of the evaluations while training."""
+    scale = figures.sequences * opened.model.length / figures.characters / math.log(2)
+    records = [r for r in read_log(opened.path / LOG_FILE) if r["kind"] == "bound" and r["nats_per_token"] is not None]
+    return [(r["step"], r["nats_per_token"] * scale, 1.96 * (r["stderr"] or 0.0) * scale) for r in records]
+
+
+def draw_processes(opened: OpenedRun, line: str, seed: int) -> list[NoiseDrawing]:
+    """The same line under absorb, uniform and roulette, and under the run's own process where it is none of these."""
+    tokenizer = opened.model.tokenizer
+    ids, size = tokenizer.encode(line), tokenizer.vocab_size
+    own = opened.model.process
+    drawn = {"absorb": absorb(size), "uniform": uniform(size), "roulette (p_m = 0.95)": roulette(size)}
+    if not opened.model.method.causal and opened.process not in drawn:
+        drawn[f"{opened.process}: this run's"] = own
+    return [draw_noise(process, name, tokenizer, ids, _TIMES, seed) for name, process in drawn.items()]
+
+
+def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> Infilling:
+    """The two longest words of a line, blanked and written anew."""
+    line = lines[min(1, len(lines) - 1)]
+    words = sorted(re.finditer(r"[A-Za-z]+", line[1:]), key=lambda word: -len(word[0]))[:2]
+    template = line
+    for word in sorted(words, key=lambda word: -word.start()):
+        width = len(opened.model.tokenizer.encode(word[0]))
+        template = f"{template[: word.start() + 1]}____{{{width}}}{template[word.end() + 1 :]}"
+    return Infilling(template, line, infill(opened.model.setting, template, n, settings=Settings(seed=seed)))
+
+
+def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correction:
+    """Put wrong letters right: counted on a stretch of held-out text, shown on some lines of it."""
+    tokenizer, model = opened.model.tokenizer, opened.model
+    if getattr(tokenizer, "characters", None) is None:
+        raise ValueError("letters are replaced where tokens are characters; this run's are not: try cedd correct")
+
+    def tally(text: str, t: float) -> tuple[int, ...]:
+        given = corrupt_letters(text, 0.05, seed).text
+        return count_letters(text, given, str(model.correct(given, t=t)))
+
+    practice = opened.text(opened.data.train[: min(24, len(opened.data.train))])
+    tallies = {t: tally(practice, t) for t in _CORRECTION_TIMES}
+    best = max(tallies, key=lambda t: tallies[t][1] - tallies[t][4])
+    wrong, fixed, untouched, right, broken = tally(opened.text(opened.data.validation[:64]), best)
+    examples = [
+        CorrectedText(line, bad := corrupt_letters(line, 0.06, seed + i).text, str(model.correct(bad, t=best)))
+        for i, line in enumerate(lines[:6])
+    ]
+    return Correction(best, wrong, fixed, untouched, right, broken, examples)
+
+
+def count_letters(original: str, given: str, now: str) -> tuple[int, int, int, int, int]:
+    """Wrong letters, those of them put right and those left, right characters, and those of them broken."""
+    places = list(zip(original, given, now, strict=True))
+    wrong = [(o, g, n) for o, g, n in places if o != g]
+    fixed, untouched = sum(o == n for o, _, n in wrong), sum(g == n for _, g, n in wrong)
+    broken = sum(o == g != n for o, g, n in places)
+    return len(wrong), fixed, untouched, len(places) - len(wrong), broken
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Commands that do it again
+
+
+def run_commands(
+    opened: OpenedRun,
+    effort: Effort,
+    seed: int,
+    blocks: np.ndarray,
+    filling: Infilling | None,
+    correction: Correction | None,
+) -> dict[str, str]:
+    """Each step of the page as a command."""
+    run = str(opened.path)
+    commands = {"train": train_command(opened.config)}
+    if (file := save_held_out(opened, blocks)) is not None:
+        words = ["evaluate", run, "--data", str(file), "--draws", str(effort.draws), "--seed", str(seed)]
+        commands["evaluate"] = command(*words)
+    commands["sample"] = command("sample", run, "-n", str(effort.samples), "--seed", str(seed))
+    if filling is not None:
+        commands["infill"] = command("infill", run, filling.template, "-n", "3", "--seed", str(seed))
+    if correction is not None:
+        commands["correct"] = command("correct", run, correction.examples[0].corrupted, "--t", f"{correction.t:g}")
+    words = ["report", run, "--draws", str(effort.draws), "--seed", str(seed)]
+    commands["this page"] = command(*words, "--sequences", str(effort.sequences), "--samples", str(effort.samples))
+    return commands
+
+
+def command(*words: str) -> str:
+    """A line for the shell."""
+    return f"cedd {shlex.join(words)}"
+
+
+def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
+    """The held-out text as a file that reads back as the same blocks; None where no text does."""
+    tokenizer, text = opened.model.tokenizer, opened.text(blocks)
+    if "\r" in text or not np.array_equal(tokenizer.encode(text), blocks.ravel()):
+        return None
+    path = opened.path / HELD_OUT_FILE
+    atomic_write(path, text.encode())
+    return path
+
+
+def train_command(config: TrainConfig) -> str:
+    """`cedd train` with the preset that is nearest and what differs from it."""
+    asked = _flat(to_json(config))
+    changes: dict[str, dict[str, Any]] = {}
+    for name, (_, preset) in PRESETS.items():
+        usual = _flat(to_json(preset))
+        changes[name] = {key: value for key, value in asked.items() if value != usual[key]}
+    nearest = min(changes, key=lambda name: len(changes[name]))
+    words = ["train", nearest]
+    for key, value in changes[nearest].items():
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    return command(*words)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Several runs
+
+
+def compare_runs(arguments: Arguments, path: Path, stages: Stages) -> dict[str, Any]:
+    """Bounds of all runs on their held-out text, differences paired with the first where it is the same text."""
+    effort, seed = arguments.effort, arguments.seed
+    opened = [open_run(run, arguments.device) for run in arguments.runs]
+    made: list[ComparedRun] = []
+    first: tuple[np.ndarray, BoundEstimate] | None = None
+    for one in opened:
+        blocks = one.held_out(effort.sequences)
+        characters = len(one.text(blocks))
+        stages.begin(f"measuring the bound of {one.path}")
+        estimate = measure_bound(one, blocks, effort.draws, seed, stages)
+        figures = bound_figures(estimate, characters, one.model.method.causal)
+        difference = None
+        if first is not None and is_same_text(opened[0], first[0], one, blocks):
+            scale = blocks.size / characters / math.log(2)
+            paired = compare(first[1], estimate)
+            difference = (paired.difference * scale, paired.ci95[0] * scale, paired.ci95[1] * scale)
+        first = first or (blocks, estimate)
+        steps = max((record["step"] for record in read_log(one.path / LOG_FILE)), default=0)
+        bounds = read_bounds(one, figures)
+        made.append(
+            ComparedRun(
+                str(one.path), one.model.method.name, one.process, one.parameters, steps, bounds, figures, difference
+            )
+        )
+    stages.begin("baselines on the first run's text")
+    baselines = run_baselines(opened[0], opened[0].held_out(effort.sequences))
+    again = command(
+        *("report", *map(str, arguments.runs), "--out", str(path)),
+        *("--sequences", str(effort.sequences), "--draws", str(effort.draws), "--seed", str(seed)),
+    )
+    atomic_write(path, comparison_page(made, baselines, again).encode("utf-8", "replace"))
+    return plain(
+        {"runs": [vars(one) | {"bound": vars(one.bound)} for one in made], "baselines": [vars(b) for b in baselines]}
+    )
+
+
+def is_same_text(first: OpenedRun, first_blocks: np.ndarray, other: OpenedRun, blocks: np.ndarray) -> bool:
+    """Whether both runs read the same sequences."""
+    same_tokens = first.model.tokenizer.fingerprint == other.model.tokenizer.fingerprint
+    return same_tokens and np.array_equal(first_blocks, blocks)

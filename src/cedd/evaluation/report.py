@@ -1,0 +1,585 @@
+"""The report of a run: one self-contained page, a function of the figures and texts that were measured.
+
+Nothing in it is loaded from anywhere: style, charts and scripts are inline, and the animation of a sample is a page of
+its own inside a frame. What is drawn here is measured by those who call it.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from cedd.bounds.estimate import BoundEstimate
+from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
+from cedd.evaluation.baselines import Baseline
+from cedd.evaluation.charts import Curve, Level, line_chart
+from cedd.process import TokenProcess
+
+# ----------------------------------------------------------------------------------------------------------------
+# What a report holds
+
+
+@dataclass(frozen=True)
+class BoundFigures:
+    """The bound on the held-out text in the units of the page."""
+
+    bits_per_character: float
+    ci95: tuple[float, float]
+    stderr: float
+    perplexity: float
+    """Per token."""
+    nats_per_token: float
+    sequences: int
+    characters: int
+    draws: int
+    exact: bool
+    """A likelihood (autoregressive), not a bound."""
+    running: Sequence[tuple[int, float, float]] = field(default=(), repr=False)
+    """(sequences so far, bits per character, half-width of the 95% band)."""
+
+
+@dataclass(frozen=True)
+class NoiseDrawing:
+    """A text on its way to noise: for each time its pieces with what has happened to them (kept, shuffled, masked)."""
+
+    process: str
+    rows: Sequence[tuple[float, Sequence[tuple[str, str]]]]
+
+
+@dataclass(frozen=True)
+class Infilling:
+    """A held-out text with blanks, what stood there, and what the model wrote."""
+
+    template: str
+    original: str
+    fills: Sequence[str]
+
+
+@dataclass(frozen=True)
+class CorrectedText:
+    """A held-out text, the same with wrong letters, and what the model made of it."""
+
+    original: str
+    corrupted: str
+    corrected: str
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How many wrong letters were put right, and how many right ones were not left alone."""
+
+    t: float
+    wrong: int
+    fixed: int
+    untouched: int
+    """Wrong letters that were left as they were."""
+    right: int
+    broken: int
+    examples: Sequence[CorrectedText]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """All that a run's page shows."""
+
+    run: str
+    method: str
+    process: str
+    facts: Mapping[str, str]
+    losses: Sequence[tuple[int, float]]
+    bounds: Sequence[tuple[int, float, float]]
+    """(step, bits per character, half-width) while training, on a part of the held-out text."""
+    bound: BoundFigures
+    baselines: Sequence[Baseline]
+    noise: Sequence[NoiseDrawing]
+    samples: Sequence[str]
+    animation: str
+    """The page of a denoised sample."""
+    infilling: Infilling | None
+    correction: Correction | None
+    commands: Mapping[str, str]
+    notes: Mapping[str, str]
+    """Why a part is missing, by its name."""
+
+    def record(self) -> dict[str, Any]:
+        """The figures and texts as JSON values; numbers that are not finite are null."""
+        values = asdict(self)
+        for name in ("animation", "noise"):
+            del values[name]
+        return plain(values)
+
+
+def plain(value: Any) -> Any:
+    """The value with null where a number is not finite, which JSON cannot write."""
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def bound_figures(estimate: BoundEstimate, characters: int, exact: bool) -> BoundFigures:
+    """An estimate in bits per character of the text it was made on."""
+    tokens = len(estimate.per_sequence) * estimate.length
+    scale = tokens / characters / math.log(2)
+    low, high = estimate.ci95
+    running: list[tuple[int, float, float]] = []
+    if len(estimate.per_sequence) > 2 and math.isfinite(estimate.nats_per_token):
+        means, halves = estimate.running()
+        running = [
+            (i + 2, float(means[i]) * scale, float(halves[i]) * scale)
+            for i in np.unique(np.linspace(1, len(means) - 1, 160).astype(int)).tolist()
+        ]
+    return BoundFigures(
+        bits_per_character=estimate.nats_per_token * scale,
+        ci95=(low * scale, high * scale),
+        stderr=estimate.stderr * scale,
+        perplexity=estimate.perplexity,
+        nats_per_token=estimate.nats_per_token,
+        sequences=len(estimate.per_sequence),
+        characters=characters,
+        draws=estimate.draws,
+        exact=exact,
+        running=running,
+    )
+
+
+def draw_noise(
+    process: TokenProcess, name: str, tokenizer: Tokenizer, ids: np.ndarray, times: Sequence[float], seed: int
+) -> NoiseDrawing:
+    """One path of the process from a text [L], looked at at the given times."""
+    generator = torch.Generator().manual_seed(seed)
+    clean = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]
+    x, before = clean, 0.0
+    rows: list[tuple[float, list[tuple[str, str]]]] = []
+    for t in times:
+        x = process.kernel(t, before).sample(x, generator=generator)
+        before = t
+        pieces = [tokenizer.decode([int(token)], mask=MASK_CHARACTER) for token in x[0]]
+        kinds = [
+            "masked" if int(now) == process.mask_id else "kept" if now == was else "shuffled"
+            for now, was in zip(x[0], clean[0], strict=True)
+        ]
+        rows.append((t, list(zip(pieces, kinds, strict=True))))
+    return NoiseDrawing(name, rows)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Several runs
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run's line in a comparison."""
+
+    run: str
+    method: str
+    process: str
+    parameters: int
+    step: int
+    bounds: Sequence[tuple[int, float, float]]
+    bound: BoundFigures
+    difference: tuple[float, float, float] | None
+    """Bits per character more than the first run, with its 95% interval, paired by sequence; None for the first run
+    and where the held-out texts are not the same."""
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Pieces of a page
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number as the page writes it."""
+    if value is None or math.isnan(value):
+        return "–"
+    return ("∞" if value > 0 else "-∞") if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def interval(low: float, high: float, digits: int = 3) -> str:
+    """An interval as the page writes it."""
+    return f"[{number(low, digits)}, {number(high, digits)}]"
+
+
+def spans(pieces: Sequence[tuple[str, str]]) -> str:
+    """Pieces of text, each in the class of what happened to it; neighbours of one class share an element."""
+    made: list[str] = []
+    last, text = "", ""
+    for piece, kind in [*pieces, ("", "end")]:
+        if kind != last and text:
+            made.append(f'<span class="{last}">{html.escape(text)}</span>' if last else html.escape(text))
+            text = ""
+        last, text = kind, text + piece
+    return "".join(made)
+
+
+def command_block(command: str | None) -> str:
+    """A command to copy."""
+    return "" if not command else f'<pre class="command"><code>{html.escape(command)}</code></pre>'
+
+
+def section(name: str, title: str, body: str, command: str | None = None) -> str:
+    """A part of the page, and the command that does it again."""
+    return f'<section id="{name}"><h2>{html.escape(title)}</h2>{body}{command_block(command)}</section>'
+
+
+def correction_spans(text: CorrectedText) -> str:
+    """The corrected text; where letters differ from the original or from what was given, marked by what happened."""
+    pieces: list[tuple[str, str]] = []
+    for right, given, now in zip(text.original, text.corrupted, text.corrected, strict=True):
+        if given != right:
+            kind = "fixed" if now == right else "missed" if now == given else "changed"
+        else:
+            kind = "broken" if now != given else ""
+        pieces.append((now, kind))
+    return spans(pieces)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The sections of a run's page
+
+
+def _summary(report: RunReport) -> str:
+    bound = report.bound
+    word = "exactly" if bound.exact else "at most"
+    facts = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in report.facts.items()
+    )
+    return f"""<header><p class="eyebrow">{html.escape(report.run)}</p>
+<h1>{html.escape(report.method)} on {html.escape(report.process)}</h1>
+<div class="hero"><div class="figure"><b id="bits">{number(bound.bits_per_character)}</b>
+<span>bits per character, {word}<br>95% interval {interval(*bound.ci95)}</span></div>
+<p>{_verdict(report)}</p></div>
+<dl>{facts}</dl></header>"""
+
+
+def _verdict(report: RunReport) -> str:
+    """One sentence that places the number among the baselines."""
+    bound = report.bound
+    if not math.isfinite(bound.bits_per_character):
+        return "The bound is infinite: this network's cost of clean tokens grows like 1/t."
+    low, high = bound.ci95
+    beaten = [b.name for b in report.baselines if b.bits_per_character > high]
+    ahead = [b.name for b in report.baselines if b.bits_per_character < low]
+    level = [b.name for b in report.baselines if low <= b.bits_per_character <= high]
+    parts = [("below ", beaten), ("level with ", level), ("above ", ahead)]
+    said = ", ".join(word + " and ".join(html.escape(n) for n in names) for word, names in parts if names)
+    text = f"On {bound.characters:,} characters that training never saw."
+    return f"{text} {said[:1].upper()}{said[1:]}." if said else text
+
+
+def _curves(report: RunReport) -> str:
+    levels = [Level(b.name, b.bits_per_character) for b in report.baselines if b.stderr is not None]
+    smooth = smoothed(report.losses)
+    loss = [
+        Curve("each step", report.losses, faint=True, colour=0),
+        Curve("training loss", smooth, colour=0),
+    ]
+    points = [(step, bits) for step, bits, _ in report.bounds]
+    curve = Curve("held-out bound", points, [half for *_, half in report.bounds], dots=True, colour=1)
+    return (
+        "<p>The loss of each step, and its running mean. It is a weighted cross entropy: its size depends on the "
+        "method's weights, its slope shows progress.</p>"
+        + line_chart(loss, "step", "loss")
+        + "<p>The bound on a part of the held-out text while training, with its 95% band, between the simple models "
+        "that the table below explains.</p>"
+        + line_chart([curve], "step", "bits per character", levels if points else ())
+    )
+
+
+def smoothed(points: Sequence[tuple[int, float]], share: float = 0.06) -> list[tuple[int, float]]:
+    """An exponential running mean over a share of the points, without the bias of its start."""
+    keep = 1 - 1 / max(1.0, share * len(points))
+    mean = weight = 0.0
+    made: list[tuple[int, float]] = []
+    for step, value in points:
+        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        made.append((step, mean / weight))
+    return made
+
+
+def _bound(report: RunReport) -> str:
+    bound = report.bound
+    running = [(count, mean) for count, mean, _ in bound.running]
+    curve = Curve("estimate", running, [half for *_, half in bound.running], colour=1)
+    what = "The exact likelihood" if bound.exact else "The <i>tight</i> bound, a true upper bound on the code length,"
+    noisy = "" if bound.exact else f", each shown to the network at {bound.draws} levels of noise"
+    return (
+        f"<p>{what} of {bound.sequences:,} held-out sequences{noisy}: "
+        f"<b>{number(bound.bits_per_character)}</b> bits per character, 95% interval {interval(*bound.ci95)}, "
+        f"a perplexity of {number(bound.perplexity, 2)} per token. The band is how far the estimate could still be "
+        "from that of endlessly many such sequences, after the first 2, 3, … of them.</p>"
+        + line_chart([curve], "sequences", "bits per character")
+    )
+
+
+def _baselines(report: RunReport) -> str:
+    if not report.baselines:
+        return _note(report, "baselines")
+    rows = [(b.name, b.bits_per_character, b.stderr, b.detail, "") for b in report.baselines]
+    detail = "exact likelihood" if report.bound.exact else "tight bound: the truth is lower or equal"
+    rows.append(("this model", report.bound.bits_per_character, report.bound.stderr, detail, "ours"))
+    rows.sort(key=lambda row: row[1], reverse=True)
+    most = max(row[1] for row in rows if math.isfinite(row[1]))
+    body = "".join(
+        f'<tr class="{kind}"><td>{html.escape(name)}</td><td class="value">{number(bits)}</td>'
+        f'<td class="value dim">{"± " + number(1.96 * error) if error is not None else ""}</td>'
+        f'<td class="bar"><i style="width:{100 * min(bits, most) / most:.1f}%"></i></td>'
+        f'<td class="dim">{html.escape(text)}</td></tr>'
+        for name, bits, error, text, kind in rows
+    )
+    return (
+        "<p>The same held-out text in the same unit, fewer is better. n-gram models read the same sequences one by "
+        "one; compressors read them as one text.</p>"
+        '<table class="bars"><thead><tr><th>model</th><th>bits per character</th><th>95%</th><th></th><th></th></tr>'
+        f"</thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _noise(report: RunReport) -> str:
+    columns = "".join(
+        f"<h3>{html.escape(drawing.process)}</h3><table class='noise'>"
+        + "".join(f'<tr><th>t = {t:.1f}</th><td class="text">{spans(row)}</td></tr>' for t, row in drawing.rows)
+        + "</table>"
+        for drawing in report.noise
+    )
+    return (
+        "<p>The same held-out sentence on its way to noise. Training shows the network such texts and asks what they "
+        'were; sampling walks back up from t = 1. <span class="key masked">▒ masked</span> '
+        '<span class="key shuffled">shuffled</span></p>' + columns
+    )
+
+
+def _samples(report: RunReport) -> str:
+    frame = ""
+    if report.animation:
+        frame = f'<iframe title="a sample being denoised" srcdoc="{html.escape(report.animation)}"></iframe>'
+    texts = "".join(f'<div class="text card">{html.escape(text)}</div>' for text in report.samples)
+    return _note(report, "samples") + frame + f'<div class="cards">{texts}</div>'
+
+
+def _infilling(report: RunReport) -> str:
+    if report.infilling is None:
+        return _note(report, "infilling")
+    filling = report.infilling
+    given = re.split(r"_{3,}(?:\{\d+\})?", filling.template)
+    rows = "".join(
+        f'<tr><th>{name}</th><td class="text">{_filled(given, text)}</td></tr>'
+        for name, text in [
+            ("held-out", filling.original),
+            *((f"{i}.", text) for i, text in enumerate(filling.fills, 1)),
+        ]
+    )
+    return (
+        "<p>Words of a held-out text taken out, and written anew by the model, which sees what comes before and after. "
+        f'The first line is what stood there.</p><table class="plain">{rows}</table>'
+    )
+
+
+def _filled(given: Sequence[str], text: str) -> str:
+    """The text with what stands between the given parts marked."""
+    pattern = "(.*?)".join(re.escape(part) for part in given)
+    found = re.fullmatch(pattern, text, re.DOTALL)
+    if found is None:
+        return html.escape(text)
+    pieces = [(given[0], "")]
+    for fill, part in zip(found.groups(), given[1:], strict=True):
+        pieces += [(fill, "filled"), (part, "")]
+    return spans(pieces)
+
+
+def _correction(report: RunReport) -> str:
+    if report.correction is None:
+        return _note(report, "correction")
+    done = report.correction
+    examples = "".join(f'<div class="text card">{correction_spans(text)}</div>' for text in done.examples)
+    share = f"{done.fixed / done.wrong:.0%}" if done.wrong else "–"
+    hurt = f"{done.broken / done.right:.2%}" if done.right else "–"
+    return (
+        f"<p>Letters of the held-out text replaced by others at places the model is not told, and its corrections "
+        f"(the text read as noise at t = {done.t:g}, which was chosen on training text). "
+        f"Of {done.wrong:,} wrong letters <b>{done.fixed:,}</b> were put right ({share}); of {done.right:,} right "
+        f"characters <b>{done.broken:,}</b> were broken ({hurt}).</p>"
+        '<p class="keys"><span class="key fixed">put right</span> <span class="key missed">left wrong</span> '
+        '<span class="key changed">wrong in another way</span> <span class="key broken">broken</span></p>'
+        f'<div class="cards">{examples}</div>'
+    )
+
+
+def _note(report: RunReport, name: str) -> str:
+    return f'<p class="note">{html.escape(report.notes[name])}</p>' if name in report.notes else ""
+
+
+def _again(report: RunReport) -> str:
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{command_block(command)}</td></tr>"
+        for name, command in report.commands.items()
+    )
+    return f'<p>Every step of this page as a command.</p><table class="plain">{rows}</table>'
+
+
+def run_page(report: RunReport) -> str:
+    """The page of one run."""
+    commands = report.commands
+    body = "".join(
+        [
+            _summary(report),
+            section("curves", "Training", _curves(report)),
+            section("bound", "The bound", _bound(report), commands.get("evaluate")),
+            section("baselines", "What the number means", _baselines(report)),
+            section("noise", "The noise", _noise(report)),
+            section("samples", "Writing", _samples(report), commands.get("sample")),
+            section("infilling", "Filling in", _infilling(report), commands.get("infill")),
+            section("correction", "Correcting", _correction(report), commands.get("correct")),
+            section("again", "Do it again", _again(report)),
+        ]
+    )
+    return whole_page(f"{report.method} on {report.process}", body)
+
+
+def comparison_page(runs: Sequence[ComparedRun], baselines: Sequence[Baseline], command: str) -> str:
+    """The page of several runs."""
+    curves = [
+        Curve(
+            run.run,
+            [(step, bits) for step, bits, _ in run.bounds],
+            [half for *_, half in run.bounds],
+            dots=True,
+            colour=i % 6,
+        )
+        for i, run in enumerate(runs)
+    ]
+    levels = [Level(b.name, b.bits_per_character) for b in baselines if b.stderr is not None]
+    chart = "<p>On a part of the held-out text while training, with 95% bands.</p>" + line_chart(
+        curves, "step", "bits per character", levels
+    )
+    header = f'<header><p class="eyebrow">comparison</p><h1>{len(runs)} runs</h1></header>'
+    body = header + section("table", "The bounds", _compared_table(runs))
+    body += section("curves", "While training", chart) + section("again", "Do it again", command_block(command))
+    return whole_page(f"{len(runs)} runs", body)
+
+
+def _compared_table(runs: Sequence[ComparedRun]) -> str:
+    rows: list[str] = []
+    for i, run in enumerate(runs):
+        if i == 0:
+            difference = '<td class="dim">the reference</td>'
+        elif run.difference is None:
+            difference = '<td class="dim">other held-out text</td>'
+        else:
+            mean, low, high = run.difference
+            kind = "better" if high < 0 else "worse" if low > 0 else ""
+            difference = f'<td class="value {kind}">{mean:+.4f} <span class="dim">[{low:+.4f}, {high:+.4f}]</span></td>'
+        rows.append(
+            f'<tr><td><i class="swatch curve-{i % 6}"></i>{html.escape(run.run)}</td><td>{html.escape(run.method)}</td>'
+            f"<td>{html.escape(run.process)}</td><td class='value'>{run.parameters:,}</td>"
+            f"<td class='value'>{run.step:,}</td>"
+            f"<td class='value'><b>{number(run.bound.bits_per_character, 4)}</b> "
+            f"<span class='dim'>{interval(*run.bound.ci95, digits=4)}</span></td>{difference}</tr>"
+        )
+    return (
+        "<p>Bits per character of the held-out text, at most (exactly, for an autoregressive model), with 95% "
+        "intervals. Differences are to the first run, sequence by sequence on the same noise levels, which is why "
+        "their intervals are narrower than those of the two figures.</p>"
+        "<table><thead><tr><th>run</th><th>method</th><th>process</th><th>parameters</th><th>steps</th>"
+        f"<th>bits per character</th><th>difference</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def whole_page(title: str, body: str) -> str:
+    """The document around a body."""
+    return _PAGE.replace("__TITLE__", html.escape(title)).replace("__BODY__", body)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,"><title>__TITLE__</title>
+<style>
+:root { --ink: #1c2430; --dim: #667085; --paper: #fbfaf7; --card: #ffffff; --line: #e4e2dc; --accent: #c2410c;
+  --curve-0: #2563eb; --curve-1: #c2410c; --curve-2: #15803d; --curve-3: #7e22ce; --curve-4: #b45309;
+  --curve-5: #0e7490;
+  --good: #bbf7d0; --bad: #fecaca; --warn: #fde68a; --odd: #e9d5ff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e5e7eb; --dim: #98a2b3; --paper: #14161a; --card: #1c1f26;
+  --line: #2c313b; --accent: #fb923c; --curve-0: #60a5fa; --curve-1: #fb923c; --curve-2: #4ade80; --curve-3: #c084fc;
+  --curve-4: #fbbf24; --curve-5: #22d3ee; --good: #14532d; --bad: #7f1d1d; --warn: #713f12; --odd: #581c87; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 3rem 1.5rem 6rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 2.1rem; line-height: 1.2; margin: 0 0 1.5rem; letter-spacing: -.02em; }
+h2 { font-size: 1.35rem; margin: 0 0 .5rem; letter-spacing: -.01em; }
+h3 { font-size: .95rem; margin: 1.2rem 0 .3rem; color: var(--dim); font-weight: 600; }
+p { max-width: 46rem; }
+.eyebrow { color: var(--dim); font: .85rem ui-monospace, Menlo, Consolas, monospace; margin: 0 0 .4rem; }
+section { margin-top: 3.2rem; padding-top: 1.6rem; border-top: 1px solid var(--line); }
+.hero { display: flex; gap: 2.5rem; align-items: center; flex-wrap: wrap; }
+.hero p { flex: 1; min-width: 18rem; margin: 0; }
+.figure { display: flex; gap: 1rem; align-items: center; }
+.figure span { color: var(--dim); font-size: .92rem; line-height: 1.4; }
+.figure b { font-size: 3.6rem; line-height: 1; letter-spacing: -.04em; color: var(--accent);
+  font-variant-numeric: tabular-nums; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 1px; background: var(--line);
+  border: 1px solid var(--line); border-radius: 10px; overflow: hidden; margin: 2rem 0 0; }
+dl div { background: var(--card); padding: .7rem .9rem; } dt { color: var(--dim); font-size: .8rem; }
+dd { margin: 0; font-size: .95rem; }
+.chart { width: 100%; height: auto; display: block; margin: .5rem 0 1.5rem; background: var(--card);
+  border: 1px solid var(--line); border-radius: 10px; }
+.chart text { font: 11.5px system-ui, sans-serif; fill: var(--dim); } .chart .label { font-weight: 600; }
+.grid { stroke: var(--line); } .axis { stroke: var(--dim); } .level { stroke: var(--dim); stroke-dasharray: 4 4; }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; } .faint { stroke-width: 1; opacity: .28; }
+.band { opacity: .18; stroke: none; }
+.curve-0 { --c: var(--curve-0); } .curve-1 { --c: var(--curve-1); } .curve-2 { --c: var(--curve-2); }
+.curve-3 { --c: var(--curve-3); } .curve-4 { --c: var(--curve-4); } .curve-5 { --c: var(--curve-5); }
+.line { stroke: var(--c); } .band, .dot, .chart .label { fill: var(--c); }
+.swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; background: var(--c);
+  margin-right: .5rem; }
+table { border-collapse: collapse; width: 100%; font-size: .93rem; }
+th { text-align: left; font-weight: 600; color: var(--dim); }
+th, td { padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line); vertical-align: baseline; }
+.value { font-variant-numeric: tabular-nums; white-space: nowrap; } .dim { color: var(--dim); font-weight: 400; }
+.better { color: #15803d; } .worse { color: #b91c1c; }
+.bars .bar { width: 34%; }
+.bar i { display: block; height: .75rem; border-radius: 3px; background: var(--dim); opacity: .45; }
+.ours td { font-weight: 650; color: var(--accent); } .ours .bar i { background: var(--accent); opacity: 1; }
+.text { font: .86rem/1.55 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
+.noise th { width: 4.6rem; font-size: .8rem; white-space: nowrap; }
+.noise th, .noise td { padding: .12rem .6rem .12rem 0; border: 0; }
+.plain th { white-space: nowrap; width: 6rem; } .plain pre { margin: 0; }
+.masked { color: var(--dim); opacity: .55; } .shuffled { background: var(--warn); border-radius: 2px; }
+.fixed, .filled { background: var(--good); border-radius: 2px; }
+.broken { background: var(--bad); border-radius: 2px; }
+.missed { background: var(--warn); border-radius: 2px; } .changed { background: var(--odd); border-radius: 2px; }
+.key { padding: .1rem .45rem; border-radius: 4px; font-size: .85rem; }
+.key.masked { opacity: 1; border: 1px solid var(--line); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem; margin-top: 1rem; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
+iframe { width: 100%; height: 25rem; border: 0; border-radius: 10px; background: #14161a; display: block; }
+.command { background: #14161a; color: #e5e7eb; border-radius: 8px; padding: .6rem .9rem; overflow-x: auto;
+  margin: 1rem 0 0;
+  font: .82rem/1.5 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre-wrap; }
+.note { color: var(--dim); font-style: italic; }
+</style></head><body>
+__BODY__
+<script>
+// The animation is as high as its page, and starts when it is first seen.
+for (const frame of document.querySelectorAll("iframe")) {
+  const seen = new IntersectionObserver(entries => {
+    const play = frame.contentDocument && frame.contentDocument.getElementById("play");
+    if (play && entries.some(entry => entry.isIntersecting)) { seen.disconnect(); play.click(); }
+  }, { threshold: 0.3 });
+  const ready = () => {
+    if (!frame.contentDocument || !frame.contentDocument.getElementById("play")) return;
+    frame.style.height = frame.contentDocument.documentElement.scrollHeight + "px";
+    seen.observe(frame);
+  };
+  frame.addEventListener("load", ready);
+  if (frame.contentDocument && frame.contentDocument.readyState === "complete") ready();
+}
+</script></body></html>
+"""

@@ -1,0 +1,118 @@
+"""`cedd quickstart --fast` from end to end: what it prints, what its page shows, and that its commands do it again."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cedd.cli import main
+from cedd.cli.train import parse
+from cedd.training.config import read_config
+
+Record = dict
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs") / "quickstart"
+
+
+def quickstart(out: Path, capsys: pytest.CaptureFixture[str]) -> Record:
+    assert main(["quickstart", "--fast", "--out", str(out), "--device", "cpu", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def record(out: Path, capsys: pytest.CaptureFixture[str]) -> Record:
+    """The figures of a run that is made once."""
+    if not (out / "report.json").is_file():
+        quickstart(out, capsys)
+    return json.loads((out / "report.json").read_text())
+
+
+def page(out: Path) -> str:
+    return (out / "report.html").read_text("utf-8")
+
+
+def shown(html: str, section: str) -> str:
+    """The text of a section without its tags."""
+    found = re.search(rf'<section id="{section}">(.*?)</section>', html, re.DOTALL)
+    assert found, section
+    return re.sub(r"<[^>]*>", "", found[1])
+
+
+def test_the_page_has_all_its_parts_and_needs_nothing_else(out: Path, record: Record):
+    text = page(out)
+    for name in ("curves", "bound", "baselines", "noise", "samples", "infilling", "correction", "again"):
+        assert len(shown(text, name)) > 40, name
+    assert "http://" not in text
+    assert "https://" not in text
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    assert text.count('<svg class="chart"') == 3
+    for process in ("absorb", "uniform", "roulette"):
+        assert f"<h3>{process}" in text
+    assert text.count("t = 0.1</th>") == 3
+    assert "srcdoc=" in text
+
+
+def test_figures_of_the_page_are_those_of_the_record(out: Path, record: Record):
+    text, bound = page(out), record["bound"]
+    assert f'<b id="bits">{bound["bits_per_character"]:.3f}</b>' in text
+    low, high = bound["ci95"]
+    assert low < bound["bits_per_character"] < high
+    assert f"[{low:.3f}, {high:.3f}]" in shown(text, "bound")
+    table = shown(text, "baselines")
+    assert {"unigram", "gzip", "xz"} < {baseline["name"] for baseline in record["baselines"]}
+    assert any(re.fullmatch(r"\d-gram", baseline["name"]) for baseline in record["baselines"])
+    for baseline in record["baselines"]:
+        assert f"{baseline['name']}{baseline['bits_per_character']:.3f}" in table
+    correction = record["correction"]
+    assert f"Of {correction['wrong']:,} wrong letters {correction['fixed']:,} were put right" in shown(
+        text, "correction"
+    )
+    assert record["losses"][-1][0] == 60
+    assert record["bounds"][-1][0] == 60
+
+
+def test_it_learns(record: Record):
+    """Far from good after 60 steps, but its loss and its bound have come down."""
+    losses = [loss for _, loss in record["losses"]]
+    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:5])
+    assert record["bounds"][-1][1] < record["bounds"][0][1] - 0.5
+
+
+def test_the_same_command_again_finishes_with_the_same_figures(
+    out: Path, record: Record, capsys: pytest.CaptureFixture[str]
+):
+    again = quickstart(out, capsys)
+    assert again.pop("page") == str(out / "report.html")
+    assert again == record
+
+
+def test_its_commands_do_it_again(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
+    def called(name: str) -> str:
+        words = shlex.split(record["commands"][name])
+        assert words[0] == "cedd"
+        assert main([*words[1:], "--device", "cpu", *(["--json"] if name in ("sample", "infill") else [])]) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(called("sample"))["samples"] == record["samples"]
+    assert json.loads(called("infill"))["texts"] == record["infilling"]["fills"]
+    assert called("correct").rstrip("\n") == record["correction"]["examples"][0]["corrected"].rstrip("\n")
+    training = shlex.split(record["commands"]["train"])
+    assert training[:2] == ["cedd", "train"]
+    assert parse(training[2:]) == read_config(out / "train.json")
+
+
+def test_its_evaluate_command_gives_its_bound(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
+    words = shlex.split(record["commands"]["evaluate"])
+    assert main([*words[1:], "--device", "cpu", "--json"]) == 0
+    assert f"{record['bound']['nats_per_token']:.9f}"[:9] in capsys.readouterr().out
+
+
+def test_another_configuration_in_its_folder_is_one_line(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
+    assert main(["quickstart", "--out", str(out), "--device", "cpu"]) == 2
+    assert "holds another run" in capsys.readouterr().err.splitlines()[-1]

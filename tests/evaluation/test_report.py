@@ -1,0 +1,150 @@
+"""`cedd report`: of one run, of several, and the pieces of the page."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cedd.cli import main
+from cedd.cli.report import count_letters, prose_lines
+from cedd.data.tokenizers import CharTokenizer
+from cedd.evaluation.charts import Curve, Level, line_chart, ticks
+from cedd.evaluation.report import CorrectedText, correction_spans, draw_noise, smoothed, spans
+from cedd.process import absorb, uniform
+
+SENTENCES = ("the cat sat on the mat", "a dog ran to the river", "when it rains the fox sleeps", "nobody saw the moon")
+
+
+def train(folder: Path, name: str, *changes: str) -> Path:
+    text = folder / "words.txt"
+    if not text.is_file():
+        generator = np.random.default_rng(0)
+        text.write_text("\n".join(SENTENCES[i] for i in generator.integers(0, 4, 400)) + "\n")
+    out = folder / name
+    words = f"train tiny --data {text} --out {out} --length 16 --steps 6 --evaluation.every 3 --evaluation.samples 0"
+    words += f" --text.cache {folder / 'cache'} --model.width 16 --model.depth 1 --model.heads 1 --device cpu"
+    assert main([*words.split(), *" ".join(changes).split()]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    masks = train(folder, "absorb", "--process.name absorb --method cedd")
+    return [train(folder, "roulette"), masks, train(folder, "ar", "--method ar"), train(folder, "short", "--length 8")]
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    capsys.readouterr()
+    assert main(["report", *words, "--sequences", "20", "--samples", "1", "--device", "cpu", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_that_cannot_correct_says_so(runs: list[Path], capsys: pytest.CaptureFixture[str]):
+    record = report(capsys, str(runs[1]))
+    page = (runs[1] / "report.html").read_text("utf-8")
+    assert record["correction"] is None
+    assert "only masks (absorb)" in record["notes"]["correction"]
+    assert "only masks (absorb)" in page
+    assert "correct" not in record["commands"]
+    assert f"{record['bound']['bits_per_character']:.3f}" in page
+    assert "http" not in page
+
+
+def test_an_autoregressive_run_has_an_exact_figure(runs: list[Path], capsys: pytest.CaptureFixture[str]):
+    record = report(capsys, str(runs[2]))
+    page = (runs[2] / "report.html").read_text("utf-8")
+    assert record["bound"]["exact"]
+    assert "bits per character, exactly" in page
+    assert "tight" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert record["process"] == "a causal network"
+
+
+def test_runs_on_the_same_text_are_paired(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "both.html"
+    record = report(capsys, *map(str, runs), "--out", str(path))
+    first, second, third, short = record["runs"]
+    assert first["difference"] is None
+    for other in (second, third):
+        difference, low, high = other["difference"]
+        gap = other["bound"]["bits_per_character"] - first["bound"]["bits_per_character"]
+        assert difference == pytest.approx(gap, abs=1e-9)
+        assert low < difference < high
+    assert short["difference"] is None  # its sequences are others
+    page = path.read_text("utf-8")
+    assert page.count("other held-out text") == 1
+    assert f"{second['difference'][0]:+.4f}" in page
+    for run in runs:
+        assert str(run) in page
+    assert "http" not in page
+
+
+def test_a_run_with_itself_differs_by_nothing(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record = report(capsys, str(runs[0]), str(runs[0]), "--out", str(tmp_path / "x.html"))
+    assert record["runs"][1]["difference"] == [0.0, 0.0, 0.0]
+
+
+def test_bad_input_is_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    capsys.readouterr()
+    assert main(["report", str(runs[0].with_name("roulete")), "--device", "cpu"]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line == f"cedd report: no run at {runs[0].with_name('roulete')}; did you mean {runs[0]}?"
+
+
+def test_noise_is_drawn_as_what_happened():
+    tokenizer, ids = CharTokenizer("abc "), np.array([0, 1, 2, 3] * 8)
+    masks = draw_noise(absorb(4), "absorb", tokenizer, ids, (0.1, 0.5, 1.0), 0)
+    gone = [{i for i, (_, kind) in enumerate(row) if kind == "masked"} for _, row in masks.rows]
+    assert gone[0] < gone[1] < gone[2]  # one path: what is masked stays masked
+    assert all(piece == "▒" for _, row in masks.rows for piece, kind in row if kind == "masked")
+    for _, row in draw_noise(uniform(4), "uniform", tokenizer, ids, (0.5, 1.0), 0).rows:
+        for (piece, kind), was in zip(row, tokenizer.decode(ids), strict=True):
+            assert kind == ("kept" if piece == was else "shuffled")
+
+
+def test_corrections_are_counted_and_marked():
+    #          fixed   missed  changed  broken
+    original, given, now = "abcd ef", "xbyz ef", "abyq ex"
+    assert count_letters(original, given, now) == (3, 1, 1, 4, 1)
+    marked = correction_spans(CorrectedText(original, given, now))
+    assert marked == (
+        '<span class="fixed">a</span>b<span class="missed">y</span><span class="changed">q</span> e'
+        '<span class="broken">x</span>'
+    )
+
+
+def test_text_is_escaped():
+    assert spans([("<b>", "kept"), ("&", "")]) == '<span class="kept">&lt;b&gt;</span>&amp;'
+
+
+def test_charts_leave_out_what_is_not_finite_and_keep_names_apart():
+    chart = line_chart(
+        [Curve("loss", [(0, 1.0), (1, math.inf), (2, 2.0)])], "step", "x", [Level("a", 1.5), Level("b", 1.5)]
+    )
+    assert "inf" not in chart
+    assert "nan" not in chart
+    heights = [float(y) for y in re.findall(r'<text class="name" x="636" y="([\d.]+)"', chart)]
+    assert len(heights) == 2
+    assert abs(heights[0] - heights[1]) >= 13
+    assert "nothing to draw" in line_chart([Curve("x", [(0, math.nan)])], "step", "x")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.31, 2.39), (0, 1200), (-3e-4, 5e-4)])
+def test_ticks_are_round_and_few(low: float, high: float):
+    found = ticks(low, high)
+    assert 3 <= len(found) <= 8
+    assert all(low <= value <= high for value in found)
+    assert all(len(f"{value:.12g}".lstrip("-0.").rstrip("0").replace(".", "").split("e")[0]) <= 3 for value in found)
+
+
+def test_a_running_mean_starts_without_bias():
+    assert [value for _, value in smoothed([(i, 2.0) for i in range(50)])] == pytest.approx([2.0] * 50)
+
+
+def test_lines_of_prose_are_found():
+    text = ">>> x[3] = 5\n" * 5 + "Return the number of items that were found in it\n" + "{'a': 1, 'b': 2, 'c': 333}\n"
+    assert prose_lines(text, 1, 72) == ["Return the number of items that were found in it"]
+    assert prose_lines("", 1, 72) == [""]
