@@ -22,7 +22,7 @@ else
 PIP_INSTALL := $(UV) pip install -q --python $(BIN)/python
 endif
 
-.PHONY: help install install-dev quickstart test lint format clean
+.PHONY: help install install-dev quickstart theory test lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 install: $(VENV)/.installed ## create .venv and install cedd into it
 install-dev: $(VENV)/.installed-dev ## the same with what the tests need
 
-quickstart: install ## compute every theorem of the paper on small chains
+quickstart: install ## train, measure and try a small model in minutes, and write a page about it
+	$(BIN)/cedd quickstart
+
+theory: install ## compute every theorem of the paper on small chains
 	$(BIN)/cedd theory
 
 lint: install-dev ## ruff and pyright
