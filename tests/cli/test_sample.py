@@ -24,7 +24,7 @@ def absorb(tmp_path_factory):
 
 
 def test_sample_prints_texts(run, capsys):
-    words = ["sample", run, "--n", "2", "--prompt", "The cat", "--steps", "6", "--seed", "1", "--device", "cpu"]
+    words = ["sample", run, "-n", "2", "--prompt", "The cat", "--steps", "6", "--seed", "1", "--device", "cpu"]
     assert main(words) == 0
     first, second = capsys.readouterr().out.rstrip("\n").split(f"\n{'=' * 72}\n")
     assert first.startswith("The cat")
@@ -105,6 +105,8 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
         (["sample", "RUN", "--corrector", "1"], "corrector belongs to flow matching"),
         (["sample", "RUN", "--html", "/nowhere/x.html"], "no folder"),
         (["sample", "/no/such/run"], "no run at"),
+        (["sample", "RUN", "--device", "tpu"], "no device 'tpu'"),
+        (["genppl", "--samples", "/no/samples.jsonl"], "no samples at"),
         (["infill", "RUN", "a cat"], "no blank"),
         (["infill", "RUN", "a ____{99}"], "model reads 32"),
         (["infill", "RUN", "☃ ____"], "character '☃'"),
@@ -117,7 +119,7 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
 def test_bad_input_is_one_line(words, message, run, absorb, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     named = [{"RUN": run, "ABSORB": absorb}.get(word, word) for word in words]
-    assert main([*named, "--device", "cpu"]) == 2
+    assert main(named if "--device" in words else [*named, "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert message in said

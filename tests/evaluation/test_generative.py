@@ -62,6 +62,18 @@ def test_the_interval_covers_the_mean():
     assert 0.88 < covered / 200 < 0.99
 
 
+def test_one_sample_has_no_interval():
+    report = generative_perplexity(Samples(["a" * 11], [[1] * 11], {}), Known())
+    assert report.corpus_perplexity.value == pytest.approx(10)
+    assert report.corpus_perplexity.low is None
+
+
+def test_a_judge_that_is_not_there_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    with pytest.raises(ValueError, match="there is no judge at"):
+        HubJudge(str(tmp_path / "nothing"))
+
+
 def test_diversity():
     assert token_entropy([1, 1, 2, 2]) == pytest.approx(math.log(2))
     assert token_entropy([]) == 0
@@ -88,7 +100,8 @@ class Bigram(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+        table = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+        self.table = torch.nn.Parameter(table.bfloat16().float())  # a judge may be stored in half precision
         self.config = SimpleNamespace(max_position_embeddings=20)
 
     def forward(self, input_ids, attention_mask):
@@ -105,16 +118,19 @@ def test_a_judge_of_the_hub(monkeypatch):
         return lambda text, add_special_tokens: {"input_ids": list(text.encode())}
 
     monkeypatch.setattr(library, "AutoTokenizer", SimpleNamespace(from_pretrained=tokenizer), raising=False)
-    causal = SimpleNamespace(from_pretrained=lambda name, dtype, **options: model)
+    causal = SimpleNamespace(from_pretrained=lambda name, **options: model.bfloat16())
     monkeypatch.setattr(library, "AutoModelForCausalLM", causal, raising=False)
+    quiet = SimpleNamespace(logging=SimpleNamespace(disable_progress_bar=lambda: None))
+    monkeypatch.setattr(library, "utils", quiet, raising=False)
     monkeypatch.setitem(sys.modules, "transformers", library)
     judge = HubJudge("folder/model.gguf", batch=2)
     assert seen == {"gguf_file": "model.gguf"}
     texts = ["abc", "a", "a longer text, which is cut off", ""]
-    expected = torch.log_softmax(model.table, -1).double()
+    expected = torch.log_softmax(model.table.detach(), -1).double()
     for text, result in zip(texts, judge.judge(texts), strict=True):
         ids = list(text.encode())[:20]
         assert result.tokens == max(0, len(ids) - 1)
+        assert result.cut_off == len(text) - len(ids)
         assert result.nats == pytest.approx(-sum(float(expected[a, b]) for a, b in pairwise(ids)))
 
 

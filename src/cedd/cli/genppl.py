@@ -64,9 +64,10 @@ def run(arguments: Arguments) -> int:
     if (arguments.model is None) == (arguments.samples is None):
         raise UserError("give either a RUN to sample from or --samples FILE to judge again")
     device = str(chosen_device(arguments.device))
-    # The judge first: it is what fails, and samples take long.
+    given = load_samples(arguments.samples) if arguments.samples is not None else None
+    # The judge before the samples are drawn: it is what fails, and they take long.
     judge = HubJudge(arguments.judge, device, arguments.judge_batch, arguments.gguf_file)
-    samples = load_samples(arguments.samples) if arguments.samples is not None else draw(arguments)
+    samples = draw(arguments) if given is None else given
     report = generative_perplexity(samples, judge, seed=arguments.seed)
     if arguments.json:
         print(json.dumps(report.as_dict() | {"made_by": dict(samples.made_by)}))
@@ -94,6 +95,8 @@ def table(report: GenerativePerplexity) -> Table:
     """The report to read."""
 
     def shown(interval: Interval) -> str:
+        if interval.low is None or interval.high is None:
+            return f"{interval.value:.2f}  [one sample]"
         return f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"
 
     made = Table(title=f"{report.samples} samples judged by {report.judge} ({report.judge_precision})")
@@ -105,4 +108,6 @@ def table(report: GenerativePerplexity) -> Table:
     for n, share in report.distinct.items():
         made.add_row(f"distinct {n}-grams", f"{share:.3f}")
     made.add_row("judged tokens", f"{report.judged_tokens:,}")
+    if report.cut_off_tokens:
+        made.add_row("tokens beyond the judge's context", f"{report.cut_off_tokens:,}")
     return made

@@ -79,6 +79,8 @@ class Judged:
 
     nats: float
     tokens: int
+    cut_off: int = 0
+    """Tokens beyond the judge's context, which it did not read."""
 
 
 class Judge(Protocol):
@@ -102,16 +104,21 @@ class HubJudge:
         except ImportError:
             raise ValueError("a judge needs the transformers library: pip install 'cedd[hub]'") from None
         path = Path(name).expanduser()
+        if name.startswith(("/", ".", "~")) and not path.exists():
+            raise ValueError(f"there is no judge at {name}")
+        transformers.utils.logging.disable_progress_bar()
         if path.suffix == ".gguf" and gguf_file is None:
             name, gguf_file = str(path.parent), path.name
         options: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name, **options)
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **options).float()
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **options)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"the judge {name!r} could not be loaded: {error}") from None
         self._torch: Any = torch
-        self._model: Any = model.eval().to(device)
+        # The plain method of modules: the library's own refuses a model from a GGUF file, though it is unpacked by now,
+        # and the option for it has another name in each generation of the library.
+        self._model: Any = torch.nn.Module.float(model.eval()).to(device)
         self._device, self._batch = device, batch
         self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
         self.name = name if gguf_file is None else f"{name}/{gguf_file}"
@@ -126,7 +133,8 @@ class HubJudge:
 
     def _judge_batch(self, texts: Sequence[str]) -> list[Judged]:
         torch = self._torch
-        rows = [self._tokenizer(text, add_special_tokens=False)["input_ids"][: self._limit] for text in texts]
+        whole = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        rows = [tokens[: self._limit] for tokens in whole]
         longest = max(2, *map(len, rows))
         ids = torch.zeros(len(rows), longest, dtype=torch.int64)
         for row, tokens in zip(ids, rows, strict=True):
@@ -141,7 +149,10 @@ class HubJudge:
             logits[:, :-1].transpose(1, 2).float(), ids[:, 1:].to(self._device), reduction="none"
         )
         totals = (nats.double() * mask[:, 1:].to(self._device)).sum(1)
-        return [Judged(float(total), max(0, len(row) - 1)) for total, row in zip(totals, rows, strict=True)]
+        return [
+            Judged(float(total), max(0, len(row) - 1), len(tokens) - len(row))
+            for total, row, tokens in zip(totals, rows, whole, strict=True)
+        ]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -150,11 +161,11 @@ class HubJudge:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95% interval, by resampling the samples."""
+    """A value and its 95% interval, by resampling the samples; a single sample has none."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -165,6 +176,8 @@ class GenerativePerplexity:
     judge_precision: str
     samples: int
     judged_tokens: int
+    cut_off_tokens: int
+    """Beyond the judge's context, and not counted."""
     mean_of_sample_perplexities: Interval
     corpus_perplexity: Interval
     token_entropy: float
@@ -191,6 +204,7 @@ def generative_perplexity(
         judge_precision=judge.precision,
         samples=len(judged),
         judged_tokens=int(tokens.sum()),
+        cut_off_tokens=sum(result.cut_off for result in judged),
         mean_of_sample_perplexities=_interval(_sample_mean, nats, tokens, resamples, seed),
         corpus_perplexity=_interval(_corpus, nats, tokens, resamples, seed),
         token_entropy=float(np.mean([token_entropy(unit) for unit in units])),
@@ -212,6 +226,8 @@ def _corpus(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
 def _interval(
     statistic: Statistic, nats: NDArray[np.float64], tokens: NDArray[np.float64], resamples: int, seed: int
 ) -> Interval:
+    if len(nats) < 2:
+        return Interval(statistic(nats, tokens), None, None)
     generator = np.random.default_rng(seed)
     picks = (generator.integers(len(nats), size=len(nats)) for _ in range(resamples))
     values = [statistic(nats[pick], tokens[pick]) for pick in picks]
