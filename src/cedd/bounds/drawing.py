@@ -36,6 +36,7 @@ _BLOCK = 1 << 24  # positions whose costs are held at once, for the control vari
 _DRAWS_PER_READING = 8
 _FEW_DIFFERENCES = 16
 _PROBE = 1e-10  # a time at which nothing but 1/t is left
+_PROBED = 4  # sequences looked at there
 
 
 def parts_of(count: int, size: int) -> Iterator[Tensor]:
@@ -118,8 +119,10 @@ class Evaluation:
         """
         if self.target.low > 0 or self.process.schedule.start > 0:
             return False
-        x0 = self.data[: self.batch].to(self.device)
+        x0 = self.data[:_PROBED].to(self.device)
         noise = self.process.noise(torch.full((len(x0),), _PROBE, dtype=torch.float64)).to(self.device)
+        if not bool(self.target.path.positions(x0, noise.like(x0)).any()):
+            return False  # clean tokens cost nothing
         cost = position_costs(self.model, self.target.path, x0, x0, noise)
         self.report(len(x0))
         return float(cost.mean()) * _PROBE > 1e-3
