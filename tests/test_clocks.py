@@ -1,6 +1,7 @@
 """The two clocks: closed forms against quadrature, and which shares are refused, and where."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import brentq
 
+import cedd
 from cedd import Cosine, Geometric, LogLinear, Polynomial, PowerShare, Schedule, eroulette
 from cedd.clocks import Clocks, EvolvingShare, Proportional, RunningShare, first_negative, value_and_slope
 from cedd.quadrature import adaptive_panels, integrate
@@ -95,8 +97,11 @@ def test_an_evolving_share_has_the_slopes_of_its_clocks(schedule: Schedule, a: f
 # ---- what is refused --------------------------------------------------------------------------------------------
 
 
-def named_time(error: ValueError) -> float:
-    return float(str(error).split("t = ")[1].split(";")[0])
+def named_time(error: BaseException) -> float:
+    """The time that a refusal names."""
+    found = re.search(r"t = ([-+.e\d]+\d)", str(error))
+    assert found is not None
+    return float(found[1])
 
 
 @pytest.mark.parametrize(
@@ -120,9 +125,9 @@ def test_the_first_bad_time_is_named(share, slope) -> None:
 
 
 def test_a_falling_mask_clock_is_named_too() -> None:
-    # p_m sigma = t (1 - t) turns back at one half.
+    # p_m sigma = 0.9 t (1 - t) turns back at one half.
     with pytest.raises(ValueError, match="the mask clock runs backwards") as error:
-        eroulette(5, p_m=lambda t: t * (1 - t) / LogLinear().sigma(t).clamp_min(1e-300))
+        eroulette(5, p_m=lambda t: 0.9 * t * (1 - t) / LogLinear().sigma(t).clamp_min(1e-300))
     assert named_time(error.value) == pytest.approx(0.5, abs=1e-6)
 
 
@@ -218,3 +223,34 @@ def test_panels_know_every_partial_integral() -> None:
 def test_clocks_are_abstract() -> None:
     with pytest.raises(TypeError):
         Clocks()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(
+    ("p_m", "first_bad"),
+    [
+        (lambda t: torch.where(t < 0.5, 0.2 + 0 * t, 0.8 + 0 * t), 0.5),  # jumps: no slope shows it
+        (lambda t: 0.01 / t, 0.0),  # beyond 1 from the start
+        (lambda t: 1.5 + 0 * t, 0.0),
+    ],
+)
+def test_clocks_that_jump_back_or_start_below_zero_are_refused(p_m, first_bad: float) -> None:
+    with pytest.raises(ValueError, match="runs backwards") as error:
+        cedd.eroulette(5, p_m)
+    assert named_time(error.value) == pytest.approx(first_bad, abs=1e-6)
+
+
+def test_the_clock_that_fails_first_is_named() -> None:
+    """The share rises at 0.3, where shuffling would have to go back, and falls at 0.7, where masking would."""
+
+    def p_m(t: torch.Tensor) -> torch.Tensor:
+        return 0.3 + 0.65 * torch.sigmoid((t - 0.3) / 0.01) - 0.9 * torch.sigmoid((t - 0.7) / 0.01)
+
+    with pytest.raises(ValueError, match=r"the shuffle clock runs backwards: its rate turns negative at t = 0\.2"):
+        cedd.eroulette(5, p_m, cedd.LogLinear(0.1))
+
+
+def test_a_share_that_is_not_written_with_torch_is_refused() -> None:
+    with pytest.raises(ValueError, match="torch operations"):
+        cedd.eroulette(5, lambda t: t.numpy() ** 2)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"stays within \[0, 1\]"):
+        cedd.eroulette(5, mask_share=lambda t: 1.2 * t)

@@ -262,3 +262,46 @@ def test_an_arbitrary_score_still_steps_by_a_law(name: str, V: int, t: float, fr
         law = Score().reverse_step(size * outputs, x_t, noise, process.noise(torch.full_like(noise.t, fraction * t)))
         assert bool((law >= 0).all())
         torch.testing.assert_close(law.sum(-1), torch.ones(process.num_states).double(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Denoiser(rescale=False), Bayes()])
+@pytest.mark.parametrize(("p_m", "s"), [(0.3, 0.0), (0.15, 0.75), (0.05, 63 / 64), (0.05, 0.0), (0.005, 0.5)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_long_steps_of_a_hard_shuffle_keep_their_digits(kind: Affine, p_m: float, s: float, dtype: torch.dtype) -> None:
+    """exp(dbeta) reaches 1e86 here: a form with differences has no digit left, the beliefs' own has them all."""
+    process, p0 = cedd.roulette(4, p_m), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    clean = torch.cat([p0, torch.zeros(1, dtype=torch.float64)])
+    likelihood, between = process.transition_matrix(1.0), process.transition_matrix(1.0, s)
+    now, before = likelihood @ clean, process.transition_matrix(s) @ clean
+    x = torch.arange(5)[None]
+    posterior = likelihood[:, :4] * p0
+    beliefs = p0.expand(5, 4) if isinstance(kind, Bayes) else posterior / posterior.sum(-1, keepdim=True)
+    noise, earlier = process.noise(torch.ones(1)).like(x), process.noise(torch.tensor([s])).like(x)
+    law = kind.reverse_step(beliefs.log()[None].to(dtype), x, noise, earlier)[0]
+    expected = between * before / now[:, None]
+    torch.testing.assert_close(law.double(), expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize("p_m", [0.95, 0.3, 0.05, 0.005])
+@pytest.mark.parametrize("kind", [Score(), ScaledScore()])
+def test_scores_without_information_come_out_even(kind: Score, p_m: float) -> None:
+    """Ratios of one, up to rounding, at a noise level that has forgotten everything: the law is nearly uniform."""
+    process, x = cedd.roulette(6, p_m), torch.arange(7)[None]
+    noise = process.noise(torch.ones(1)).like(x)
+    outputs = 1e-7 * torch.randn(1, 7, 6, generator=torch.Generator().manual_seed(0))
+    if isinstance(kind, ScaledScore):
+        outputs = outputs - kind.shift(x, noise)[..., None].float()
+    posterior = kind.log_posterior(outputs, x, noise).exp()
+    torch.testing.assert_close(posterior.sum(-1), torch.ones(1, 7))
+    step = kind.reverse_step(outputs, x, noise, process.noise(torch.tensor([0.999])).like(x))
+    assert bool(step.isfinite().all())
+    torch.testing.assert_close(step.sum(-1), torch.ones(1, 7))
+    if p_m < 0.1:
+        torch.testing.assert_close(posterior[0, -1], torch.full((6,), 1 / 6), rtol=0, atol=0.05)
+
+
+def test_low_scores_near_zero_still_have_a_posterior() -> None:
+    process, x = cedd.absorb(5), torch.tensor([[5]])
+    noise = process.noise(torch.tensor([1e-9])).like(x)
+    posterior = Score().log_posterior(torch.full((1, 1, 5), -20.0), x, noise)
+    torch.testing.assert_close(posterior, torch.full((1, 1, 5), -math.log(5)))

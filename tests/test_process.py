@@ -364,3 +364,41 @@ def test_a_function_of_time_cannot_be_saved() -> None:
 def test_refusals(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_rate_matrices_come_one_a_time() -> None:
+    times = torch.tensor([0.1, 0.5, 0.9])
+    for process in (cedd.uniform(3), cedd.roulette(4, 0.6)):
+        stacked = process.rate_matrix(times)
+        for matrix, t in zip(stacked, times, strict=True):
+            torch.testing.assert_close(matrix, process.rate_matrix(t), rtol=0, atol=0)
+
+
+def test_corrected_tokens_count_the_noise_before_a_geometric_schedule_starts() -> None:
+    low, high, p_m, V = 0.3, 5.0, 0.7, 4
+    process = cedd.roulette(V, p_m, cedd.Geometric(low, high))
+    sigma = high / p_m
+    expected = (1 - 1 / V) * (1 - p_m - np.exp(-p_m * sigma) + p_m * np.exp(-sigma))
+    assert process.corrected_probability() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cedd.absorb(2.5), "whole number"),  # pyright: ignore[reportArgumentType]
+        (lambda: cedd.absorb(5, 0.3), "schedule"),  # pyright: ignore[reportArgumentType]
+        (lambda: cedd.uniform(5, sigma_floor=-1.0), "sigma_floor"),
+        (lambda: cedd.eroulette(5, mask_share=1.1), "mask_share"),
+        (lambda: cedd.process_from_config({"name": "absorb"}), "does not fit"),
+        (lambda: cedd.absorb(5).sigma(1.0000001), "1.0000001"),
+        (lambda: cedd.uniform(5).check_states(torch.tensor([[5]])), "no mask"),
+    ],
+)
+def test_what_is_no_process_is_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_numbers_of_other_libraries_are_saved_as_plain_ones() -> None:
+    process = cedd.roulette(np.int64(5), np.float32(0.5))  # pyright: ignore[reportArgumentType]
+    assert cedd.process_from_config(json.loads(json.dumps(process.config()))) == process

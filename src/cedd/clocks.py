@@ -127,41 +127,75 @@ class _ByQuadrature(Clocks):
                 "is not defined; use LogLinear, Polynomial or Cosine"
             )
 
-    def _require_monotone(self) -> None:
-        for name, rate in (("mask", self.alpha_rate), ("shuffle", self.beta_rate)):
-            bad = first_negative(rate)
-            if bad is not None:
-                raise ValueError(
-                    f"the {name} clock runs backwards: its rate turns negative at t = {bad:.6g}; choose a share "
-                    "whose two clocks never decrease, or give the instantaneous share as mask_share=..."
-                )
+    def _require_monotone(self, name: str, share: TimeFunction, advice: str, *, may_jump: bool) -> None:
+        """Refuse a share with which a clock would have to run backwards, naming the first time at which one does.
+
+        A rate finds a clock that turns; where the share itself makes the clock (`may_jump`), only its values find one
+        that jumps, or starts below 0.
+        """
+        clocks = {"mask": (self.alpha, self.alpha_rate), "shuffle": (self.beta, self.beta_rate)}
+        found = [
+            (bad, clock)
+            for clock, (value, rate) in clocks.items()
+            for bad in (first_negative(rate), first_decrease(value) if may_jump else None)
+            if bad is not None
+        ]
+        if not found:
+            return
+        bad, clock = min(found)
+        here = float(evaluate(share, torch.tensor([max(bad, 1e-12)], dtype=torch.float64)))
+        why = "" if -1e-6 <= here <= 1 + 1e-6 else f" ({name} is {here:.6g} there, outside [0, 1])"
+        raise ValueError(f"the {clock} clock runs backwards: its rate turns negative at t = {bad:.6g}{why}; {advice}")
+
+
+def _grid() -> Tensor:
+    """Times in (0, 1], dense at both ends."""
+    near_zero = torch.logspace(-12, -3, 400, dtype=torch.float64)
+    linear = torch.linspace(1e-3, 1 - 1e-3, 20_000, dtype=torch.float64)
+    return torch.cat([near_zero[:-1], linear[:-1], 1 - near_zero.flip(0), torch.ones(1, dtype=torch.float64)])
 
 
 def first_negative(rate: Callable[[Tensor], Tensor]) -> float | None:
-    """The first t in (0, 1] at which rate(t) < 0, found on a fine grid and pinned down by bisection."""
-    near_zero = torch.logspace(-12, -3, 400, dtype=torch.float64)
-    linear = torch.linspace(1e-3, 1 - 1e-3, 20_000, dtype=torch.float64)
-    grid = torch.cat([near_zero[:-1], linear[:-1], 1 - near_zero.flip(0), torch.ones(1, dtype=torch.float64)])
+    """The first t in (0, 1] at which rate(t) < 0, or is no number: found on a grid, pinned down by bisection."""
+    grid = _grid()
     values = rate(grid)
-    negative = ~(values >= -1e-12 * (1 + values.abs().nan_to_num(0.0)))  # a NaN counts as bad
-    if not bool(negative.any()):
+    negative = ~(values >= -1e-12 * (1 + values.abs().nan_to_num(0.0)))
+    return _pin_down(grid, negative, lambda t, _: not bool(rate(t) >= 0))
+
+
+def first_decrease(clock: Callable[[Tensor], Tensor]) -> float | None:
+    """The first t in (0, 1] before which clock(t), 0 at 0, falls: found on a grid, pinned down by bisection."""
+    grid = _grid()
+    values = clock(grid)
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), values[:-1]])
+    falls = ~(values - before >= -1e-12 * (1 + values.abs().nan_to_num(0.0)))
+    return _pin_down(grid, falls, lambda t, index: not bool(clock(t) >= before[index]))
+
+
+def _pin_down(grid: Tensor, bad: Tensor, is_bad: Callable[[Tensor, int], bool]) -> float | None:
+    """The first bad time: between the first bad point of the grid and the one before it."""
+    if not bool(bad.any()):
         return None
-    index = int(negative.int().argmax())
-    bad, good = float(grid[index]), float(grid[index - 1]) if index else 0.0
-    for _ in range(60):
-        middle = (good + bad) / 2
-        if middle <= 0 or float(rate(torch.tensor([middle], dtype=torch.float64))) < 0:
-            bad = middle
+    index = int(bad.int().argmax())
+    high, low = float(grid[index]), float(grid[index - 1]) if index else 0.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        if is_bad(torch.tensor([middle], dtype=torch.float64), index):
+            high = middle
         else:
-            good = middle
-        if bad - good < 1e-12:
-            break
-    return bad
+            low = middle
+    return high
+
+
+_NOT_TORCH = "a share of masking must be a function of a tensor of times, written with torch operations"
 
 
 def evaluate(function: TimeFunction, t: Tensor) -> Tensor:
     """function(t) as a float64 tensor of t's shape; a constant is spread."""
-    return torch.as_tensor(function(t), dtype=torch.float64, device=t.device).expand(t.shape)
+    try:
+        return torch.as_tensor(function(t), dtype=torch.float64, device=t.device).expand(t.shape)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(_NOT_TORCH) from error
 
 
 def value_and_slope(function: TimeFunction, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,7 +205,7 @@ def value_and_slope(function: TimeFunction, t: Tensor) -> tuple[Tensor, Tensor]:
         value = evaluate(function, point)
         if not value.requires_grad:
             if value.numel() and bool((value != value.flatten()[0]).any()):
-                raise ValueError("p_m(t) must be written with torch operations, so that its slope is known")
+                raise ValueError(_NOT_TORCH)
             return value.detach(), torch.zeros_like(t)
         (slope,) = torch.autograd.grad(value.sum(), point)
     return value.detach(), slope
@@ -186,7 +220,12 @@ class EvolvingShare(_ByQuadrature):
 
     def __post_init__(self) -> None:
         self._require_clean_start(self.schedule)
-        self._require_monotone()
+        self._require_monotone(
+            "p_m",
+            self.p_m,
+            "choose a p_m(t) whose two clocks never decrease, or give the instantaneous share as mask_share=...",
+            may_jump=True,
+        )
 
     def alpha(self, t: Time) -> Tensor:
         time = check_time(t)
@@ -221,7 +260,8 @@ class RunningShare(_ByQuadrature):
 
     def __post_init__(self) -> None:
         self._require_clean_start(self.schedule)
-        self._require_monotone()
+        advice = "choose a share that stays within [0, 1]"
+        self._require_monotone("mask_share", self.mask_share, advice, may_jump=False)
 
     def _mask_share_at(self, sigma: Tensor) -> Tensor:
         return evaluate(self.mask_share, self.schedule.inverse(sigma))

@@ -52,8 +52,13 @@ def _full_precision(outputs: Tensor) -> Tensor:
 
 
 def _log_expm1(x: Tensor) -> Tensor:
-    """log(exp(x) - 1) for x >= 0, finite at 0 (a number of about -708)."""
-    return torch.log(torch.expm1(x).clamp_min(_TINY))
+    """log(exp(x) - 1) for x >= 0: finite at 0 (a number of about -708), and where exp(x) is not."""
+    return torch.where(x > 40.0, x, torch.log(torch.expm1(x.clamp_max(40.0)).clamp_min(_TINY)))
+
+
+def _log_redrawn(beta: Tensor) -> Tensor:
+    """log(1 - exp(-beta)): the probability of a redraw; -inf at 0."""
+    return torch.log(-torch.expm1(-beta))
 
 
 def can_return(x_t: Tensor, noise: Kernel) -> Tensor:
@@ -99,21 +104,49 @@ class Parameterization(ABC):
     def reverse_step(self, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
         """p(x_s | x_t) over the n states, by the ratios at t: P(x_t | z) (e^{-dQ} s)(z). [*S, n].
 
+            (e^{-dQ} s)(z) = exp(dalpha + dbeta) [s_z - (1 - exp(-dbeta)) S/V],    S the sum of s over all tokens
+
         For a perfect network this is Bayes' rule; for an imperfect one the staying probability is taken first
-        and the jumps share the rest (see `settle_step`).
+        and the jumps share the rest (see `settle_step`). A step over a large dbeta asks for differences between
+        ratios that are all close to one: their rounding is blown up by exp(dbeta), so take more steps there.
         """
         step = noise.since(earlier)
-        back, masked = step.inverse(), noise.is_mask(x_t)
+        masked = noise.is_mask(x_t)
         log_scores = self.log_scores(outputs, x_t, noise)
         # Scores in units of the largest, so that no exponential overflows: the jumps are scaled at the end anyway.
         unit = log_scores.amax(-1).clamp_min(0.0)
         scores = torch.exp(log_scores - unit[..., None])
         total = double(scores.sum(-1)) * torch.exp(double(unit))
-        stay = torch.where(masked, 1 + back.a * total, step.c * (back.keep + back.b * total)).clamp(0.0, 1.0)
-        likelihood = torch.where(masked, step.a, step.b)
-        jumps = (likelihood * back.keep).to(scores)[..., None] * scores
-        jumps = jumps + (likelihood * back.b).to(scores)[..., None] * scores.sum(-1, keepdim=True)
+        V, beta = noise.vocab_size, _resolvable(step.beta, scores.dtype)
+        at_mask = 1 - step.expm1_alpha * total
+        at_token = (1 + torch.expm1(beta) / V) * (1 + torch.expm1(-beta) * total / V)
+        stay = torch.where(masked, at_mask, at_token).clamp(0.0, 1.0)
+        jumps = _beyond_common(scores, beta)
         return _with_stay(jumps, stay, x_t, masked, noise.has_mask)
+
+
+def _resolvable(beta: Tensor, dtype: torch.dtype) -> Tensor:
+    """dbeta, kept so small that ratios which differ by the dtype's rounding only come out alike, not as noise."""
+    return beta.clamp_max(-math.log(64 * torch.finfo(dtype).eps))
+
+
+def _beyond_common(scores: Tensor, beta: Tensor) -> Tensor:
+    """s_z - (1 - exp(-dbeta)) S/V: what a ratio has beyond what a redraw explains. [*S, V]."""
+    share = -torch.expm1(-beta) / scores.shape[-1]
+    return scores - share.to(scores)[..., None] * scores.sum(-1, keepdim=True)
+
+
+def certain_where_fixed(log_posterior: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+    """At a token that cannot have been shuffled, x_0 = x_t with probability one. [*S, V]."""
+    fixed = ~can_return(x_t, noise)
+    certain = torch.where(fixed[..., None], -math.inf, log_posterior)
+    return put_at_token(certain, x_t, 0.0, ~fixed)
+
+
+def _evidence(noise: Noise) -> Tensor:
+    """log(c/b) = log(1 + V/E): how much more likely a token is to be seen if it is the clean one."""
+    excess = math.log(noise.vocab_size) - _log_expm1(noise.beta)
+    return torch.logaddexp(torch.zeros_like(excess), excess)
 
 
 def _with_stay(jumps: Tensor, stay: Tensor, x_t: Tensor, masked: Tensor, has_mask: bool) -> Tensor:
@@ -136,11 +169,17 @@ class Score(Parameterization):
         return _full_precision(outputs)
 
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """The reverse step all the way to clean data, where no mask is left."""
-        clean = noise.map(torch.zeros_like)
-        tokens = self.reverse_step(outputs, x_t, noise, clean)[..., : noise.vocab_size]
-        tokens = tokens / tokens.sum(-1, keepdim=True).clamp_min(torch.finfo(tokens.dtype).tiny)
-        return torch.log(tokens)
+        """The reverse step all the way to clean data, where no mask is left: P(x_t | z) (K^-1 s)(z), normalised.
+
+        Up to a factor that is s_z - (1 - exp(-beta)) S/V, cut off at 0, and c/b times that at the token itself.
+        """
+        masked = noise.is_mask(x_t)
+        log_scores = self.log_scores(outputs, x_t, noise)
+        scores = torch.exp(log_scores - log_scores.amax(-1, keepdim=True))
+        log_weights = torch.log(_beyond_common(scores, _resolvable(noise.beta, scores.dtype)).clamp_min(0.0))
+        raised = at_token(log_weights, x_t) + _evidence(noise).to(scores)
+        log_weights = put_at_token(log_weights, x_t, raised, masked)
+        return certain_where_fixed(log_weights - log_weights.logsumexp(-1, keepdim=True), x_t, noise)
 
 
 @dataclass(frozen=True)
@@ -157,7 +196,7 @@ class ScaledScore(Score):
         log_v, log_e = math.log(V), _log_expm1(noise.beta)
         at_mask = -log_v - _log_expm1(noise.alpha)
         # 1/E - 1/(E+V) = V / (E (E+V))
-        excess = log_v - log_e - torch.log(noise.expm1_beta + V)
+        excess = log_v - log_e - torch.logaddexp(log_e, torch.full_like(log_e, log_v))
         return torch.where(noise.is_mask(x_t), at_mask, torch.logaddexp(torch.zeros_like(excess), excess))
 
 
@@ -177,13 +216,20 @@ class ReverseLaw:
 
 @dataclass(frozen=True)
 class AffineScore:
-    """s_y = base + gain f_y for y != x_t, with `log_prob_x` = log f at x_t (no meaning at a mask); all [*S]."""
+    """s_y = base + gain f_y for y != x_t, with `log_prob_x` = log f at x_t (no meaning at a mask); all [*S].
+
+    In terms of a belief w about x_0, s_y = b W + keep w_y with W the sum of w: base is b W, gain f_y is keep w_y, and
+    own = keep w_x = 1 - base. `exact` says where that holds with the kernel's own b and keep: everywhere but where the
+    paper rescales sigma.
+    """
 
     noise: Noise
     masked: Tensor
     log_prob_x: Tensor
     log_base: Tensor
     log_gain: Tensor
+    log_own: Tensor
+    exact: Tensor
 
     def others(self) -> Tensor:
         """The sum of s_y over the tokens y != x_t: (V - [token]) base + gain (1 - f_x)."""
@@ -192,8 +238,36 @@ class AffineScore:
         return count * torch.exp(self.log_base) + torch.exp(self.log_gain) * rest
 
     def reverse(self, earlier: Kernel) -> ReverseLaw:
-        """The step from t back to an earlier noise level (see Parameterization.reverse_step)."""
+        """The step from t back to an earlier noise level (see Parameterization.reverse_step).
+
+        By the belief, P(x_t | z) (b_s W + keep_s w_z), which has no differences: base and gain change by b_s/b_t and
+        keep_s/keep_t. Where sigma is rescaled there is no such belief, and the ratios are used as they are; sigma is
+        small there, and so is the step.
+        """
         step = self.noise.since(earlier)
+        by_belief, by_ratios = self._by_belief(step, earlier), self._by_ratios(step)
+        possible = self.masked | (self.noise.beta > 0)
+
+        def pick(belief: Tensor, ratios: Tensor, otherwise: float) -> Tensor:
+            return torch.where(possible, torch.where(self.exact, belief, ratios), otherwise)
+
+        return ReverseLaw(
+            stay=pick(by_belief.stay, by_ratios.stay, 1.0),
+            floor=pick(by_belief.floor, by_ratios.floor, 0.0),
+            slope=pick(by_belief.slope, by_ratios.slope, 0.0),
+        )
+
+    def _by_belief(self, step: Kernel, earlier: Kernel) -> ReverseLaw:
+        likelihood = torch.where(self.masked, step.a, step.b)
+        shrunk = torch.where(
+            self.noise.beta > 0, step.alpha + _log_redrawn(earlier.beta) - _log_redrawn(self.noise.beta), 0.0
+        )
+        grown = step.alpha + step.beta
+        floor, own = torch.exp(self.log_base + shrunk), torch.exp(self.log_own + grown)
+        stay = torch.where(self.masked, earlier.a / self.noise.a.clamp_min(_TINY), step.c * (floor + own))
+        return ReverseLaw(stay.clamp(0.0, 1.0), likelihood * floor, likelihood * torch.exp(self.log_gain + grown))
+
+    def _by_ratios(self, step: Kernel) -> ReverseLaw:
         back, masked = step.inverse(), self.masked
         total = self.others() + (~masked).to(torch.float64)
         stay = torch.where(masked, 1 + back.a * total, step.c * (back.keep + back.b * total)).clamp(0.0, 1.0)
@@ -202,13 +276,7 @@ class AffineScore:
         # (keep⁻ + V b⁻) base = alive⁻ base.
         beyond = total - self.noise.vocab_size * torch.exp(self.log_base)
         floor = likelihood * (back.alive * torch.exp(self.log_base) + back.b * beyond)
-        slope = likelihood * back.keep * torch.exp(self.log_gain)
-        possible = masked | (self.noise.beta > 0)
-        return ReverseLaw(
-            stay=torch.where(possible, stay, 1.0),
-            floor=torch.where(possible, floor, 0.0),
-            slope=torch.where(possible, slope, 0.0),
-        )
+        return ReverseLaw(stay, floor, likelihood * back.keep * torch.exp(self.log_gain))
 
 
 class Affine(Parameterization):
@@ -230,10 +298,7 @@ class Affine(Parameterization):
 
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """The softmax of the posterior's logits; at a token that cannot have been shuffled x_0 = x_t is certain."""
-        log_posterior = torch.log_softmax(self.posterior_logits(outputs, x_t, noise), -1)
-        fixed = ~can_return(x_t, noise)
-        certain = torch.where(fixed[..., None], -math.inf, log_posterior)
-        return put_at_token(certain, x_t, 0.0, ~fixed)
+        return certain_where_fixed(torch.log_softmax(self.posterior_logits(outputs, x_t, noise), -1), x_t, noise)
 
     def score(self, log_probs: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
         return self.coefficients(double(at_token(log_probs, x_t)).to(noise.alpha.device), x_t, noise)
@@ -256,7 +321,7 @@ class Affine(Parameterization):
 def _masked_coefficients(noise: Noise) -> tuple[Tensor, Tensor]:
     """log(b/a) and log(keep/a): at a mask every parameterization by probabilities says the same."""
     log_expm1_alpha = _log_expm1(noise.alpha)
-    log_base = torch.log(-torch.expm1(-noise.beta)) - math.log(noise.vocab_size) - log_expm1_alpha
+    log_base = _log_redrawn(noise.beta) - math.log(noise.vocab_size) - log_expm1_alpha
     return log_base, -noise.beta - log_expm1_alpha
 
 
@@ -278,12 +343,19 @@ class Denoiser(Affine):
         V, masked = noise.vocab_size, noise.is_mask(x_t)
         masked_base, masked_gain = _masked_coefficients(noise)
         beta = noise.ratio_beta if self.rescale else noise.beta
-        e = torch.expm1(beta).clamp_min(_TINY)
+        log_v, log_e = math.log(V), _log_expm1(beta)
+        log_sum = torch.logaddexp(log_e, torch.full_like(log_e, log_v))  # log(E + V)
         # 1 - f_x V/(E+V) = (1 - f_x) + f_x E/(E+V), which keeps its digits when f_x is near 1 and E near 0
-        base = -torch.expm1(log_prob_x) + torch.exp(log_prob_x) * (e / (e + V))
-        log_base = torch.where(masked, masked_base, torch.log(base.clamp_min(_TINY)))
-        log_gain = torch.where(masked, masked_gain, math.log(V) - torch.log(e))
-        return AffineScore(noise, masked, log_prob_x, log_base, log_gain)
+        base = -torch.expm1(log_prob_x) + torch.exp(log_prob_x + log_e - log_sum)
+        return AffineScore(
+            noise,
+            masked,
+            log_prob_x,
+            log_base=torch.where(masked, masked_base, torch.log(base.clamp_min(_TINY))),
+            log_gain=torch.where(masked, masked_gain, log_v - log_e),
+            log_own=log_prob_x + log_v - log_sum,
+            exact=masked | (beta == noise.beta),
+        )
 
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
         return torch.zeros_like(noise.beta)  # f is the posterior already
@@ -304,11 +376,16 @@ class Bayes(Affine):
         masked_base, masked_gain = _masked_coefficients(noise)
         log_e, log_v = _log_expm1(noise.beta), math.log(V)
         log_m = torch.logaddexp(log_e, log_v + log_prob_x)  # log of E + V g_x, which is m(x) up to b/E
-        log_base = torch.where(masked, masked_base, log_e - log_m)
-        log_gain = torch.where(masked, masked_gain, log_v - log_m)
-        return AffineScore(noise, masked, log_prob_x, log_base, log_gain)
+        return AffineScore(
+            noise,
+            masked,
+            log_prob_x,
+            log_base=torch.where(masked, masked_base, log_e - log_m),
+            log_gain=torch.where(masked, masked_gain, log_v - log_m),
+            log_own=log_v + log_prob_x - log_m,
+            exact=torch.ones_like(masked),
+        )
 
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
         """log(c/b) = log(1 + V/E): how much the token that is there speaks for itself."""
-        excess = math.log(noise.vocab_size) - _log_expm1(noise.beta)
-        return torch.where(noise.is_mask(x_t), 0.0, torch.logaddexp(torch.zeros_like(excess), excess))
+        return torch.where(noise.is_mask(x_t), 0.0, _evidence(noise))

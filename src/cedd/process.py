@@ -16,6 +16,7 @@ alpha = 0; nothing here asks which of the processes it has.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
@@ -52,6 +53,10 @@ def uniform_tokens(
 
 # ----------------------------------------------------------------------------------------------------------------
 # Kernels
+
+
+_MAX_EXPONENT = 700.0
+"""exp of more is no float64; what has it in the denominator is then as good as 0."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +104,13 @@ class Kernel:
 
     @property
     def expm1_alpha(self) -> Tensor:
-        """exp(alpha) - 1, so that keep/a = exp(-beta) / expm1_alpha."""
-        return torch.expm1(self.alpha)
+        """exp(alpha) - 1, so that keep/a = exp(-beta) / expm1_alpha; kept finite for any alpha."""
+        return torch.expm1(self.alpha.clamp_max(_MAX_EXPONENT))
 
     @property
     def expm1_beta(self) -> Tensor:
-        """E = exp(beta) - 1, so that c/b - 1 = V/E and 1 - b/c = V/(E+V)."""
-        return torch.expm1(self.beta)
+        """E = exp(beta) - 1, so that c/b - 1 = V/E and 1 - b/c = V/(E+V); kept finite for any beta."""
+        return torch.expm1(self.beta.clamp_max(_MAX_EXPONENT))
 
     # The record as a whole
 
@@ -276,6 +281,8 @@ class TokenProcess:
     spec: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.vocab_size, bool) or not isinstance(self.vocab_size, int):  # pyright: ignore
+            raise ValueError(f"the size of a vocabulary is a whole number; got {self.vocab_size!r}")
         if self.vocab_size < 2:
             raise ValueError(f"a vocabulary needs at least 2 tokens; got V = {self.vocab_size}")
 
@@ -354,14 +361,14 @@ class TokenProcess:
         return self.kernel(t, s).dense()
 
     def rate_matrix(self, t: Time) -> Tensor:
-        """Q_t = alpha' Q_absorb + beta' Q_uniform, [n, n] float64; columns sum to zero."""
+        """Q_t = alpha' Q_absorb + beta' Q_uniform, [*S, n, n] float64 for t of shape [*S]; columns sum to zero."""
         n, V = self.num_states, self.vocab_size
-        matrix = torch.zeros(n, n, dtype=torch.float64)
         mask_rate, shuffle_rate = double(self.alpha_rate(t)).cpu(), double(self.beta_rate(t)).cpu()
-        matrix[:V, :V] = shuffle_rate / V
-        matrix[V:, :V] = mask_rate
+        matrix = torch.zeros(*mask_rate.shape, n, n, dtype=torch.float64)
+        matrix[..., :V, :V] = (shuffle_rate / V)[..., None, None]
+        matrix[..., V:, :V] = mask_rate[..., None, None]
         tokens = torch.arange(V)
-        matrix[tokens, tokens] -= mask_rate + shuffle_rate
+        matrix[..., tokens, tokens] -= (mask_rate + shuffle_rate)[..., None]
         return matrix
 
     def sample(self, x0: Tensor, t: Time, generator: torch.Generator | None = None) -> Tensor:
@@ -374,13 +381,11 @@ class TokenProcess:
 
     def check_tokens(self, x0: Tensor) -> None:
         """Refuse what is not clean data: ids outside 0..V-1."""
-        if x0.dtype.is_floating_point or x0.dtype == torch.bool:
-            raise ValueError(f"token ids are integers; got {x0.dtype}")
-        if x0.numel() and (int(x0.min()) < 0 or int(x0.max()) >= self.vocab_size):
-            raise ValueError(
-                f"token ids must lie in 0..{self.vocab_size - 1}; got {int(x0.min())}..{int(x0.max())} "
-                "(the mask is no data)"
-            )
+        _check_ids(x0, self.vocab_size, "token ids", " (the mask is no data)")
+
+    def check_states(self, x_t: Tensor) -> None:
+        """Refuse what is no state: ids outside 0..n-1."""
+        _check_ids(x_t, self.num_states, "noisy tokens", "" if self.has_mask else " (this process has no mask)")
 
     # The end at t = 1
 
@@ -438,19 +443,46 @@ class TokenProcess:
         return (1 - 1 / self.vocab_size) * (masked - self.clocks.masking_while_kept())
 
 
+def _check_ids(x: Tensor, count: int, what: str, hint: str) -> None:
+    if x.dtype.is_floating_point or x.dtype == torch.bool:
+        raise ValueError(f"{what} are integers; got {x.dtype}")
+    if x.numel() and (int(x.min()) < 0 or int(x.max()) >= count):
+        raise ValueError(f"{what} must lie in 0..{count - 1}; got {int(x.min())}..{int(x.max())}{hint}")
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # The four processes
 
 
-def _check_share(p_m: float) -> None:
-    if not 0.0 <= p_m <= 1.0:
-        raise ValueError(f"p_m is a probability and must lie in [0, 1]; got {p_m!r}")
+def _share(value: float, name: str = "p_m") -> float:
+    """A share of masking as a plain number, checked."""
+    share = float(value)
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"{name} is a probability and must lie in [0, 1]; got {share!r}")
+    return share
+
+
+def _size(vocab_size: int) -> int:
+    """A vocabulary's size as a plain int, from anything that is one."""
+    try:
+        return operator.index(vocab_size)
+    except TypeError:
+        raise ValueError(f"the size of a vocabulary is a whole number; got {vocab_size!r}") from None
+
+
+def _or_log_linear(schedule: Schedule | None) -> Schedule:
+    if schedule is None:
+        return LogLinear()
+    if not isinstance(schedule, Schedule):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"a schedule is one of LogLinear, Polynomial, Cosine, Geometric; got {schedule!r}")
+    return schedule
 
 
 def absorb(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
     """Tokens are masked and stay so: alpha = sigma, beta = 0."""
-    clocks = Proportional(schedule or LogLinear(), mask_scale=1.0, shuffle_scale=0.0)
-    return TokenProcess(vocab_size, True, clocks, spec={"name": "absorb", "vocab_size": vocab_size})
+    size = _size(vocab_size)
+    clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=0.0)
+    return TokenProcess(size, True, clocks, spec={"name": "absorb", "vocab_size": size})
 
 
 def uniform(vocab_size: int, schedule: Schedule | None = None, sigma_floor: float = 0.0015) -> TokenProcess:
@@ -458,9 +490,12 @@ def uniform(vocab_size: int, schedule: Schedule | None = None, sigma_floor: floa
 
     sigma_floor is the paper's rescaling of sigma in the denoiser's ratios (0.003 in its spelling experiments).
     """
-    clocks = Proportional(schedule or LogLinear(), mask_scale=0.0, shuffle_scale=1.0)
-    spec = {"name": "uniform", "vocab_size": vocab_size, "sigma_floor": sigma_floor}
-    return TokenProcess(vocab_size, False, clocks, SigmaFloor(sigma_floor), spec)
+    size, floor = _size(vocab_size), float(sigma_floor)
+    if not (0.0 <= floor < math.inf):
+        raise ValueError(f"sigma_floor must be a number from 0 up; got {sigma_floor!r}")
+    clocks = Proportional(_or_log_linear(schedule), mask_scale=0.0, shuffle_scale=1.0)
+    spec = {"name": "uniform", "vocab_size": size, "sigma_floor": floor}
+    return TokenProcess(size, False, clocks, SigmaFloor(floor), spec)
 
 
 def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = None) -> TokenProcess:
@@ -469,12 +504,12 @@ def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = Non
     It runs at sigma = schedule / p_m, so that the mask clock is the schedule itself: alpha = p_m sigma,
     beta = (1-p_m) sigma.
     """
-    _check_share(p_m)
-    if p_m == 0.0:
+    size, share = _size(vocab_size), _share(p_m)
+    if share == 0.0:
         raise ValueError("roulette with p_m = 0 never masks; use uniform(vocab_size) for that process")
-    clocks = Proportional(schedule or LogLinear(), mask_scale=1.0, shuffle_scale=(1.0 - p_m) / p_m)
-    spec = {"name": "roulette", "vocab_size": vocab_size, "p_m": p_m}
-    return TokenProcess(vocab_size, True, clocks, SigmaLift(), spec)
+    clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=(1.0 - share) / share)
+    spec = {"name": "roulette", "vocab_size": size, "p_m": share}
+    return TokenProcess(size, True, clocks, SigmaLift(), spec)
 
 
 def eroulette(
@@ -496,22 +531,18 @@ def eroulette(
         raise ValueError("eroulette takes either p_m=... or mask_share=..., a function of t in [0, 1]")
     form, share = ("p_m", p_m) if p_m is not None else ("mask_share", mask_share)
     assert share is not None
-    function = _as_function(share)
-    kind = {"p_m": EvolvingShare, "mask_share": RunningShare}[form]
-    spec = None
-    if isinstance(share, PowerShare):
-        spec = {"name": "eroulette", "vocab_size": vocab_size, form: asdict(share)}
-    elif not callable(share):
-        spec = {"name": "eroulette", "vocab_size": vocab_size, form: float(share)}
-    return TokenProcess(vocab_size, True, kind(schedule or LogLinear(), function), SigmaLift(), spec)
-
-
-def _as_function(share: TimeFunction | float) -> TimeFunction:
-    """A share as a function of time. The values of a function need no check: the clocks' rates tell."""
+    size, spec = _size(vocab_size), None
     if not callable(share):
-        _check_share(float(share))
-        return PowerShare(float(share), float(share))
-    return share
+        constant = _share(share, form)
+        function, spec = PowerShare(constant, constant), {form: constant}
+    else:
+        function = share
+        if isinstance(share, PowerShare):
+            spec = {form: asdict(share)}
+    kind = {"p_m": EvolvingShare, "mask_share": RunningShare}[form]
+    if spec is not None:
+        spec = {"name": "eroulette", "vocab_size": size, **spec}
+    return TokenProcess(size, True, kind(_or_log_linear(schedule), function), SigmaLift(), spec)
 
 
 PROCESSES: Mapping[str, Callable[..., TokenProcess]] = {
@@ -533,4 +564,7 @@ def process_from_config(config: Mapping[str, Any]) -> TokenProcess:
     for form in ("p_m", "mask_share"):
         if isinstance(arguments.get(form), Mapping):
             arguments[form] = PowerShare(**arguments[form])
-    return PROCESSES[name](**arguments)
+    try:
+        return PROCESSES[name](**arguments)
+    except TypeError as error:
+        raise ValueError(f"the record of {name} does not fit: {error}") from error

@@ -38,7 +38,7 @@ def check_time(t: Time) -> Tensor:
     inside = (time >= 0) & (time <= 1)
     if not bool(inside.all()):
         bad = time[~inside].flatten()[0].item()
-        raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise; got {bad:g}")
+        raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise; got {bad!r}")
     return time
 
 
@@ -188,4 +188,7 @@ def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
     name = fields.pop("name", None)
     if name not in SCHEDULES:
         raise ValueError(f"unknown schedule {name!r}; known: {', '.join(SCHEDULES)}")
-    return SCHEDULES[name](**fields)
+    try:
+        return SCHEDULES[name](**fields)
+    except TypeError as error:
+        raise ValueError(f"the record of {name} does not fit: {error}") from error

@@ -287,3 +287,17 @@ def test_log_scores_by_name() -> None:
     alpha = cedd.absorb(V).alpha(0.5)
     expected = torch.log_softmax(outputs[0, 1], -1) - torch.log(torch.expm1(alpha)).float()
     torch.testing.assert_close(scores[0, 1], expected)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "x_t", "t", "message"),
+    [
+        ((2, 3, 6), torch.zeros(2, 3, dtype=torch.long), 0.5, "none for the mask"),
+        ((2, 3, 5), torch.full((2, 3), 9), 0.5, "noisy tokens"),
+        ((2, 3, 5), torch.zeros(2, 3), 0.5, "integers"),
+        ((2, 3, 5), torch.zeros(2, 3, dtype=torch.long), torch.rand(3), "one time per sequence"),
+    ],
+)
+def test_log_scores_refuse_what_does_not_fit(outputs, x_t, t, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cedd.log_scores("cedd", cedd.absorb(5), torch.zeros(outputs), x_t, t)

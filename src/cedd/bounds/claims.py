@@ -91,9 +91,9 @@ class Setting:
     _chains: dict[tuple[str, str], Chain] = field(default_factory=dict[tuple[str, str], "Chain"], repr=False)
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 2 or self.length < 1 or (self.vocab_size + 1) ** self.length > 64:
+        if not 2 <= self.vocab_size <= 10 or self.length < 1 or (self.vocab_size + 1) ** self.length > 64:
             raise ValueError(
-                f"the claims are checked by enumeration: choose V >= 2, L >= 1 and (V+1)^L <= 64; "
+                f"the claims are checked by enumeration: choose V from 2 to 10, L >= 1 and (V+1)^L <= 64; "
                 f"got V = {self.vocab_size}, L = {self.length}"
             )
 

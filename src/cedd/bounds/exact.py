@@ -100,10 +100,11 @@ class Axis:
         return sum(integrate(over_u, low, high, tolerance * max(1.0, scale)) for low, high in itertools.pairwise(cuts))
 
     def _vanishes(self, f: Callable[[Tensor], Tensor]) -> bool:
-        """Whether sigma f -> 0 as sigma -> 0: a logarithm does (to 1e-10 here), 1/sigma does not."""
-        sigma = torch.tensor([1e-13], dtype=torch.float64)
+        """Whether sigma f -> 0 as sigma -> 0: a logarithm does, and so does a root; 1/sigma does not."""
+        sigma = torch.tensor([1e-10, 1e-13], dtype=torch.float64)
         t, slope = self.time(sigma)
-        return bool((f(t) * slope * sigma).abs() < 1e-9)
+        left = (f(t) * slope * sigma).abs()
+        return bool((left[1] < 1e-9) | (left[1] < 0.9 * left[0]))
 
 
 # ----------------------------------------------------------------------------------------------------------------

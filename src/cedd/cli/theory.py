@@ -27,7 +27,7 @@ class Arguments:
     """
 
     vocab: int = 3
-    """tokens V; (V+1)^L must not exceed 64"""
+    """tokens V, from 2 to 10; (V+1)^L must not exceed 64"""
     length: int = 2
     """positions L"""
     seed: int = 0
