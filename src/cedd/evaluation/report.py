@@ -559,7 +559,7 @@ th, td { padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line); v
 .key.masked { opacity: 1; border: 1px solid var(--line); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem; margin-top: 1rem; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
-iframe { width: 100%; height: 25rem; border: 0; border-radius: 10px; background: #14161a; display: block; }
+iframe { width: 100%; height: 25rem; border: 1px solid var(--line); border-radius: 10px; display: block; }
 .command { background: #14161a; color: #e5e7eb; border-radius: 8px; padding: .6rem .9rem; overflow-x: auto;
   margin: 1rem 0 0;
   font: .82rem/1.5 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre-wrap; }
