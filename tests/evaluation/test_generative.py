@@ -58,6 +58,8 @@ def test_the_interval_covers_the_mean():
     for _ in range(200):
         report = generative_perplexity(Samples(["xx"] * 60, [[0]] * 60, {}), Random(), resamples=200)
         interval = report.mean_of_sample_perplexities
+        assert interval.low is not None
+        assert interval.high is not None
         covered += interval.low <= truth <= interval.high
     assert 0.88 < covered / 200 < 0.99
 
