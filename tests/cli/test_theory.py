@@ -102,6 +102,7 @@ def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyP
     from cedd import clocks
 
     monkeypatch.setattr(clocks, "first_negative", lambda rate: None)
+    monkeypatch.setattr(clocks, "first_decrease", lambda clock: None)
     assert failing("erratum 6") == ["erratum 6"]
     finding = next(f for f in CLAIMS["erratum 6"].check(Setting(2, 1)) if not f.holds)
     assert '"left": null' in json.dumps(_plain(finding), allow_nan=False)
