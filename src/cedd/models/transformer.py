@@ -350,7 +350,7 @@ class Backbone(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The network of DESIGN.md 6: ``model(x_t, sigma) -> outputs [B, L, V]``.
+    """The diffusion transformer, or its causal twin: ``model(x_t, sigma) -> outputs [B, L, V]``.
 
     Losses that need not hold all of [B, L, V] take the two halves instead: ``model.features(x_t, sigma)``, then
     ``model.head.loss(...)`` or ``model.head.cross_entropy(...)``, which go through the vocabulary in chunks.

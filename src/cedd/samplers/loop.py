@@ -5,7 +5,7 @@ Shapes: B batch, L positions, V vocabulary, K steps; R candidate rows.
     x ~ prior, constrained
     for each step from t to s:    x <- a draw from the rule's law of x_s given x_t;    x <- constraint(x)
 
-Jump-first (DESIGN.md 1.5): where the network gives probabilities, whether a position jumps is decided before its row
+Jump-first: where the network gives probabilities, whether a position jumps is decided before its row
 of the vocabulary is computed, so the head runs on a handful of rows (see `plan`). Networks that give ratios need all
 their rows to know whether anything jumps: the dense path, a chunk of rows at a time. Both draw from the same law.
 """

@@ -9,7 +9,7 @@ position, of which only `stay` needs the network, and of it only f at the token 
 
 For a network that gives ratios (Score), the whole law over the n states.
 
-    analytic       the exact reverse step for the ratios at t:  P(x|z) (e^{-dQ} s)(z)      (DESIGN.md 1.5)
+    analytic       the exact reverse step for the ratios at t:  P(x|z) (e^{-dQ} s)(z)
     euler          h Q_t(x, y) s_y, cut off where the sum exceeds 1
     tau-leaping    the same rates frozen over the step:  p(jumps) = 1 - exp(-h sum_y Q_t(x, y) s_y)
 
