@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from cedd.cli.textbook import load_textbook
 from cedd.models import Transformer, config_from_preset
 from cedd.objectives import get_method
 from cedd.process import PROCESSES, TokenProcess
@@ -48,19 +47,6 @@ class CountingNetwork:
     def features(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         return self._model.features(x_t, sigma)
-
-
-def _textbook() -> Any | None:
-    """The yardstick, where the source tree is at hand."""
-    path = Path(__file__).resolve().parents[3] / "benchmarks" / "textbook_sampler.py"
-    if not path.is_file():
-        return None
-    spec = importlib.util.spec_from_file_location("textbook_sampler", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _network(preset: str, process: TokenProcess, length: int, device: torch.device, seed: int) -> Transformer:
@@ -164,7 +150,7 @@ def bench_sample(
     The textbook's law of every position is formed and drawn in float64, as ours is. It is timed over `textbook_steps`
     of the same grid, whose cost does not vary; ours over all of it.
     """
-    yardstick = _textbook() if textbook else None
+    yardstick = load_textbook("sampler") if textbook else None
     place, rows = torch.device(device), list[SampleRow]()
     for shape in shapes:
         reference: dict[str, SampleRow] = {}

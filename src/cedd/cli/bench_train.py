@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import itertools
 import platform
 import time
@@ -16,14 +15,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from cedd.cli.textbook import load_textbook
 from cedd.data import ByteTokenizer, PackedDataset, Prefetcher, TrainingData
 from cedd.data.batches import BatchSampler
-from cedd.training.config import (
-    PRESETS,
-    BatchConfig,
-    ProcessConfig,
-    TrainConfig,
-)
+from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfig
 from cedd.training.distributed import Ranks, pick_device
 from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.noising import NoisingSampler
@@ -133,14 +128,9 @@ def time_ours(config: TrainConfig, vocab_size: int, steps: int, warmup: int, lab
 
 def time_textbook(config: TrainConfig, vocab_size: int, steps: int, warmup: int, method: str) -> BenchRow | None:
     """The textbook's step, where the source tree is at hand."""
-    path = Path(__file__).resolve().parents[3] / "benchmarks" / "textbook_train.py"
-    if not path.is_file():
+    textbook = load_textbook("train")
+    if textbook is None:
         return None
-    spec = importlib.util.spec_from_file_location("textbook_train", path)
-    assert spec is not None
-    assert spec.loader is not None
-    textbook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(textbook)
     device = pick_device(config.device)
     _fresh(device)
     model = config.model
