@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -95,7 +96,7 @@ COLUMNS = {
         "spread": "±",
         "tokens_per_second": "tokens/s",
         "gibibytes": "GiB",
-        "speedup": "against textbook",
+        "speedup": "speed-up",
     },
     "sample": {
         "what": "what",
@@ -105,7 +106,7 @@ COLUMNS = {
         "milliseconds_per_step": "ms/step",
         "seconds_per_batch": "s/batch",
         "gibibytes": "GiB",
-        "speedup": "against textbook",
+        "speedup": "speed-up",
     },
 }
 """What the table shows of a row, and under which head; --json has all of it."""
@@ -132,11 +133,19 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         print(json.dumps({"machine": about, "preset": arguments.preset, "vocab": arguments.vocab_size, "rows": rows}))
         return 0
-    table = Table(title=f"{arguments.suite}, {arguments.preset} network, V = {arguments.vocab_size}; {about}")
-    columns = COLUMNS[arguments.suite]
-    for head in columns.values():
-        table.add_column(head, justify="left" if head == "what" else "right", no_wrap=head in ("what", "sampler"))
-    for row in rows:
-        table.add_row(*(_cell(row[name]) for name in columns))
-    console.print(table)
+    console.print(
+        f"{arguments.suite}, {arguments.preset} network, V = {arguments.vocab_size}; {about}", highlight=False
+    )
+    console.print(_table(rows, COLUMNS[arguments.suite]))
     return 0
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Table:
+    """The rows, without columns that none of them fills."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="speed-up: against the textbook's row")
+    filled = [name for name in columns if any(row[name] is not None for row in rows)]
+    for name in filled:
+        table.add_column(columns[name], justify="left" if name in ("what", "sampler") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in filled))
+    return table
