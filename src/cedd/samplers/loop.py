@@ -206,7 +206,7 @@ def sample(
     shape: tuple[int, int],
     *,
     method: str | Method,
-    sampler: str = "analytic",
+    sampler: str | StepRule = "analytic",
     steps: int = 256,
     constraint: Constraint | None = None,
     generator: torch.Generator | None = None,
@@ -223,18 +223,29 @@ def sample(
 ) -> Tensor:
     """Draw sequences [B, L] = `shape` from a model(x_t [B, L], sigma [B]) -> [B, L, V].
 
-    sampler: "analytic", "euler", "tau-leaping", or "first-hitting" (absorb, and flow matching's masks: at most L
-        network calls and no discretization; `steps` and `grid` then say nothing). Autoregressive methods are
-        sampled token by token, whatever it says.
-    constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
-    temperature, top_p: sharpen what the network believes (for networks that give ratios: where jumps go).
-    grid: "uniform", "jumps" (equally many tokens jump in each step), or the times themselves.
-    final_denoise: end with a step to clean data; without it a few masks may be left.
-    t_start, x_start: begin at an earlier time, from given tokens instead of noise.
-    corrector: flow matching's corrector.
-    batch: sequences at once; by default all, and half as many whenever the device's memory does not suffice.
-
     The same generator state gives the same samples on the same device.
+
+    Args:
+        model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
+        process: the process that the network was trained to undo.
+        shape: how many sequences of how many tokens.
+        method: what its outputs mean, a name of `METHODS` or a row of your own.
+        sampler: "analytic", "euler", "tau-leaping", or "first-hitting" (absorb, and flow matching's masks: at most L
+            network calls and no discretization; `steps` and `grid` then say nothing); or a `StepRule` of your own.
+            Autoregressive methods are sampled token by token, whatever it says.
+        steps: steps from noise to data.
+        constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
+        generator: what is random.
+        temperature: sharpens what the network believes (for networks that give ratios: where jumps go).
+        top_p: the same, by leaving out the least likely tokens.
+        grid: "uniform", "jumps" (equally many tokens jump in each step), or the times themselves.
+        final_denoise: end with a step to clean data; without it a few masks may be left.
+        t_start: begin at an earlier time than 1.
+        x_start: begin from these tokens instead of noise.
+        corrector: flow matching's corrector.
+        callback: called with the step's number, the time reached and x, before the first step and after each.
+        device: where to sample; by default where the network's parameters are.
+        batch: sequences at once; by default all, and half as many whenever the device's memory does not suffice.
     """
     chosen = get_method(method)
     chosen.check(process)
@@ -244,13 +255,13 @@ def sample(
         model, place = HostNetwork(model, place), torch.device("cpu")
     host = _host_generator(generator)
     sharpening = Sharpening(temperature, top_p)
-    rules = flow_rules(corrector) if isinstance(chosen.objective, FlowMatching) else RULES
-    plain = flow_rules(None) if isinstance(chosen.objective, FlowMatching) else RULES
+    flow = isinstance(chosen.objective, FlowMatching)
+    rules, plain = (flow_rules(corrector), flow_rules(None)) if flow else (RULES, RULES)
     run = Run(
         model=model,
         process=process,
         method=chosen,
-        rule=rules.get(sampler, rules["analytic"]),
+        rule=sampler if isinstance(sampler, StepRule) else rules.get(sampler, rules["analytic"]),
         last_rule=plain["analytic"],
         times=time_grid(process, steps, grid, start=t_start, final_denoise=final_denoise),
         sharpening=sharpening,
@@ -258,7 +269,7 @@ def sample(
         generator=host,
         callback=callback,
         dense=not isinstance(chosen.parameterization, Affine),
-        reveals_only=not (process.can_shuffle or isinstance(chosen.objective, FlowMatching)),
+        reveals_only=not (process.can_shuffle or flow),
     )
 
     def draw(start: int, stop: int) -> Tensor:
@@ -279,21 +290,23 @@ def _check(
     method: Method,
     process: TokenProcess,
     shape: tuple[int, int],
-    sampler: str,
+    sampler: str | StepRule,
     corrector: Corrector | None,
     constraint: Constraint | None,
     x_start: Tensor | None,
 ) -> None:
     if len(shape) != 2 or min(shape) < 1:
         raise ValueError(f"samples need a shape (number, length) of at least (1, 1); got {tuple(shape)}")
-    if sampler not in SAMPLERS:
-        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(SAMPLERS)}")
+    if isinstance(sampler, str) and sampler not in SAMPLERS:
+        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(SAMPLERS)}, or a StepRule")
     if sampler == "first-hitting":
         check_first_hitting(method, process, constraint)
     if corrector is not None and not isinstance(method.objective, FlowMatching):
         raise ValueError(f"the corrector belongs to flow matching; use method='dfm', or leave it out for {method.name}")
     if corrector is not None and sampler == "first-hitting":
         raise ValueError("the corrector masks tokens again, which first-hitting cannot; use sampler='analytic'")
+    if corrector is not None and isinstance(sampler, StepRule):
+        raise ValueError(f"the corrector belongs to flow matching's own rules, not to {sampler.name!r}; leave it out")
     if isinstance(constraint, Fixed):
         constraint.check(shape, process.vocab_size)
     if x_start is not None:

@@ -33,7 +33,14 @@ _TINY = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class Leap:
-    """One step of positions [*S], float64: see the head of this file."""
+    """One step of positions [*S], float64.
+
+    Args:
+        stay: the probability that a position stays as it is.
+        remask: that a token is masked again; 0 at a mask.
+        floor: p(becomes y) is proportional to max(floor + slope f_y, 0), for every token y that is not there.
+        slope: see `floor`.
+    """
 
     stay: Tensor
     remask: Tensor
@@ -47,11 +54,35 @@ DenseLaw = Callable[[Parameterization, Tensor, Tensor, Noise, Noise], Tensor]
 
 @dataclass(frozen=True)
 class StepRule:
-    """A name and the law of a step, for probabilities (`leap`) and for any outputs (`law`, over n states)."""
+    """The law of a step, said twice.
+
+    Args:
+        name: what the table and error messages call it.
+        leap: the law for networks that give probabilities, from what is known of the step and f at the token that is
+            there.
+        law: the law for any outputs, over the n states; `from_leap` makes it of the leap.
+    """
 
     name: str
     leap: AffineLaw
     law: DenseLaw
+
+    @staticmethod
+    def from_leap(name: str, leap: AffineLaw) -> StepRule:
+        """A rule for networks that give probabilities only, which is all that a leap needs."""
+
+        def law(
+            parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
+        ) -> Tensor:
+            if not isinstance(parameterization, Affine):
+                raise ValueError(
+                    f"the sampler {name!r} needs probabilities, and this method's network gives ratios; "
+                    "use cedd, bayes or dfm, or sampler='analytic'"
+                )
+            log_probs = torch.log_softmax(outputs, -1)
+            return leap_law(leap(parameterization.score(log_probs, x_t, noise), earlier), log_probs.exp(), x_t, noise)
+
+        return StepRule(name, leap, law)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -217,13 +248,7 @@ def _flow_rule(
         elsewhere = torch.where(score.masked, 1.0, -torch.expm1(score.log_prob_x))
         return Leap((1 - r - q * elsewhere).clamp(0.0, 1.0), r, torch.zeros_like(q), q)
 
-    def law(parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
-        if not isinstance(parameterization, Affine):
-            raise ValueError("flow matching needs probabilities; use method='dfm'")
-        log_probs = torch.log_softmax(outputs, -1)
-        return leap_law(leap(parameterization.score(log_probs, x_t, noise), earlier), log_probs.exp(), x_t, noise)
-
-    return StepRule(name, leap, law)
+    return StepRule.from_leap(name, leap)
 
 
 def flow_rules(corrector: Corrector | None = None) -> Mapping[str, StepRule]:
