@@ -1,12 +1,15 @@
 """A step rule that is not in the table: handed to `sample` itself, for networks that give probabilities."""
 
+import typing
+
 import pytest
 import torch
 
 import cedd
+from cedd.cli.sampling import SamplerOptions
 from cedd.parameterization import AffineScore, Denoiser
 from cedd.process import Noise
-from cedd.samplers import RULES, Leap, StepRule
+from cedd.samplers import GRIDS, RULES, SAMPLERS, Leap, StepRule
 
 V = 4
 
@@ -81,3 +84,9 @@ def test_what_it_cannot_do_is_refused():
         cedd.sample(model, cedd.absorb(V), (2, 4), method="dfm", sampler=REMASK, corrector=cedd.Corrector())
     with pytest.raises(ValueError, match="or a StepRule"):
         cedd.sample(model, cedd.absorb(V), (2, 4), method="cedd", sampler="remask")
+
+
+def test_the_command_line_offers_what_the_tables_hold():
+    hints = typing.get_type_hints(SamplerOptions)
+    assert typing.get_args(hints["sampler"]) == SAMPLERS
+    assert typing.get_args(hints["grid"]) == tuple(GRIDS)

@@ -6,28 +6,34 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
+import tyro
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
-from cedd.samplers import Corrector
+from cedd.samplers import GRIDS, SAMPLERS, Corrector
 from cedd.samplers.loop import Callback
 from cedd.tasks.setting import Settings
 from cedd.tasks.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    Sampler = Grid = str
+else:  # the tables' names: a new row is a new choice
+    Sampler, Grid = (tyro.extras.literal_type_from_choices(table) for table in (SAMPLERS, GRIDS))
 
 
 @dataclass(frozen=True)
 class SamplerOptions:
     """How to sample."""
 
-    sampler: Literal["analytic", "euler", "tau-leaping", "first-hitting"] = "analytic"
+    sampler: Sampler = "analytic"
     steps: int | None = None
     """Steps from noise to data; by default one a token, from 64 to 256 (first-hitting takes one a token always)."""
-    grid: Literal["uniform", "jumps"] = "uniform"
+    grid: Grid = "uniform"
     """Where the steps lie: evenly in time, or evenly in jumps."""
     temperature: float = 1.0
     top_p: float = 1.0
