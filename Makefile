@@ -22,7 +22,7 @@ else
 PIP_INSTALL := $(UV) pip install -q --python $(BIN)/python
 endif
 
-.PHONY: help install install-dev quickstart theory test lint format clean
+.PHONY: help install install-dev quickstart theory docs test lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +56,10 @@ lint: install-dev ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-test: lint ## lint, then the default tests (neither slow nor gpu)
+docs: install-dev ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+test: lint docs ## lint, documentation, then the default tests (neither slow nor gpu)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 format: install-dev ## put the code into the form that `make lint` asks for
