@@ -1,0 +1,487 @@
+"""The paper's spelling tables, and ours beside them: train on War and Peace, test on two other novels.
+
+    python benchmarks/spelling.py --out runs/spelling --results runs/spelling.json
+    python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 --jobs 2 ...
+    python benchmarks/spelling.py --table runs/spelling.json
+
+A cell is METHOD/PROCESS. Each is trained in a process of its own by the package's trainer, without its evaluations and
+without a checkpoint before the end, and tested by the paper's protocol (`cedd spelling --protocol paper`) on the two
+test books every --every steps. What is learnt goes into one small file, rewritten after every test. The same command
+goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its checkpoint.
+The rate is constant after its warm-up, so a run of 50,000 steps passes through that of 25,000: its curve has both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+
+from cedd.cli.bench_train import machine
+from cedd.data import CharAsGPT2, Prefetcher, load_gpt2, open_corpus, pack
+from cedd.data.storage import atomic_write
+from cedd.evaluation.spelling import restore
+from cedd.models.ema import EMA
+from cedd.models.transformer import Transformer
+from cedd.objectives.methods import get_method
+from cedd.training.config import (
+    BatchConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    ProcessConfig,
+    TrainConfig,
+    from_json,
+    model_of_size,
+    same_run,
+    to_json,
+)
+from cedd.training.distributed import joined_ranks
+from cedd.training.loop import Trainer, TrainResult, share_the_interpreter
+from cedd.training.noising import StepBatch
+from cedd.training.records import LOG_FILE, Records, read_log
+
+START_SECONDS = 90
+"""A cell that would have less than this to train, which the compiler needs, is not begun."""
+METHODS = ("sedd", "sedds", "cedd", "cedd-star", "bayes", "bayes-star")
+PROCESSES = ("uniform", "roulette")
+TRAINING_BOOK = "war_and_peace"
+TEST_BOOKS = {"pap": "pride_and_prejudice", "cap": "crime_and_punishment"}
+
+PAPER: Mapping[int, Mapping[str, tuple[float, float]]] = {
+    25_000: {
+        "sedd/uniform": (86.9, 87.5),
+        "sedds/uniform": (86.4, 87.1),
+        "cedd/uniform": (88.5, 89.2),
+        "cedd-star/uniform": (89.5, 89.5),
+        "sedd/roulette": (85.1, 85.8),
+        "sedds/roulette": (86.5, 87.2),
+        "cedd/roulette": (88.9, 89.7),
+        "cedd-star/roulette": (89.7, 90.3),
+    },
+    50_000: {
+        "sedd/uniform": (89.9, 90.3),
+        "cedd-star/uniform": (90.7, 91.2),
+        "sedd/roulette": (87.9, 88.6),
+        "cedd-star/roulette": (90.8, 91.3),
+    },
+}
+"""Percent of corrupted positions restored in Pride and Prejudice and in Crime and Punishment, by training steps."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: python benchmarks/spelling.py --only cedd-star/uniform --size tiny --steps 20 --every 10 --warmup 5
+
+    Train and test the cells METHOD/PROCESS of the paper's spelling tables.
+    """
+
+    only: tuple[str, ...] = tuple(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS))
+    """The cells to run, in this order."""
+    data: Path = Path("../shared/data/novels")
+    """Folder of the novels."""
+    gpt2: Path | None = None
+    """Folder with GPT-2's vocab.json and merges.txt (default: gpt2-bpe beside the novels)."""
+    form: Literal["clean", "gutenberg"] = "gutenberg"
+    """The books as Gutenberg ships them, with header and licence (the paper's), or their bare text."""
+    size: Literal["tiny", "char", "small", "medium"] = "small"
+    length: int = 128
+    batch: int = 32
+    steps: int = 25_000
+    every: int = 5000
+    """Steps between tests."""
+    blocks: int | None = None
+    """Test on the first so many blocks of each book only."""
+    rate: float = 3e-4
+    warmup: int = 2500
+    ema: float = 0.9999
+    ema_warmup: bool = True
+    """The average's decay is at most (1+step)/(10+step), as in the code that the paper builds on; a plain one of 0.9999
+    still holds 8% of the initial weights after 25,000 steps."""
+    dropout: float = 0.1
+    p_m: float = 0.95
+    sigma_floor: float = 0.003
+    seed: int = 0
+    device: str = "auto"
+    minutes: float | None = None
+    """Stop before so many minutes have passed, so that the same command can go on."""
+    save_seconds: float = 40.0
+    """Time kept back for writing the checkpoint of a run that --minutes stops."""
+    jobs: int = 1
+    """Cells trained at once on the device."""
+    out: Path = Path("runs/spelling")
+    """Folder of the runs."""
+    results: Path = Path("runs/spelling.json")
+    table: Path | None = None
+    """Print the tables of this results file and do nothing else."""
+    worker: bool = False
+    """Train the one cell of --only in this process and print what happens as JSON, a line an event."""
+    until: float | None = None
+    """Of a worker: when --minutes are over, in seconds since the epoch."""
+
+    def check(self) -> None:
+        for cell in self.only:
+            method, _, process = cell.partition("/")
+            if get_method(method).name not in METHODS or process not in PROCESSES:
+                raise ValueError(f"a cell is one of {{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}; got {cell!r}")
+        if self.jobs < 1 or self.steps < 1 or self.every < 1:
+            raise ValueError("--jobs, --steps and --every must be at least 1")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The books, in characters that GPT-2 has a token for
+
+_TYPEWRITER = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "œ": "oe"})
+
+
+def plain(text: str, known: Mapping[str, int]) -> str:
+    """The text with what is no single GPT-2 token written plainly: curly quotes straight, rare accents left off."""
+    text = text.translate(_TYPEWRITER)
+    rare = {c: unicodedata.normalize("NFKD", c) for c in set(text) - set(known)}
+    return text.translate({ord(c): "".join(d for d in parts if d in known) for c, parts in rare.items()})
+
+
+def prepare(arguments: Arguments) -> None:
+    """Write the tokenizer and the books, as they are read by every cell, beside the runs."""
+    files = arguments.gpt2 or arguments.data.parent / "gpt2-bpe"
+    tokenizer = CharAsGPT2.from_gpt2(load_gpt2(files))
+    tokenizer.save(arguments.out / "tokenizer")
+    ending = {"clean": ".txt", "gutenberg": ".gutenberg.txt"}[arguments.form]
+    for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
+        text = "".join(open_corpus(arguments.data / f"{name}{ending}").documents())
+        atomic_write(book(arguments, name), plain(text, tokenizer.characters).encode())
+        pack(open_corpus(book(arguments, name)), tokenizer, arguments.length)  # so that no cell has to
+
+
+def book(arguments: Arguments, name: str) -> Path:
+    """Where a book lies as the cells read it."""
+    return arguments.out / "books" / arguments.form / f"{name}.txt"
+
+
+def configuration(arguments: Arguments, cell: str) -> TrainConfig:
+    """The run of one cell: the paper's settings, no evaluations of the trainer's own, no checkpoint before the end."""
+    method, _, process = cell.partition("/")
+    method = get_method(method).name
+    return TrainConfig(
+        data=str(book(arguments, TRAINING_BOOK)),
+        out=arguments.out / f"{method}-{process}",
+        method=method,
+        process=ProcessConfig(
+            "uniform" if process == "uniform" else "roulette", p_m=arguments.p_m, sigma_floor=arguments.sigma_floor
+        ),
+        model=model_of_size(arguments.size, dropout=arguments.dropout),
+        length=arguments.length,
+        # A book of its own to validate on: all of War and Peace is trained on.
+        text=DataConfig(str(arguments.out / "tokenizer"), validation=str(book(arguments, TEST_BOOKS["pap"]))),
+        optimizer=OptimizerConfig(
+            rate=arguments.rate, warmup=arguments.warmup, ema=arguments.ema, ema_warmup=arguments.ema_warmup
+        ),
+        batch=BatchConfig(arguments.batch),
+        evaluation=EvaluationConfig(every=arguments.every, samples=0),
+        steps=arguments.steps,
+        seed=arguments.seed,
+        device=arguments.device,
+        checkpoint_every=arguments.steps + 1,
+        keep=1,
+        log_every=min(100, max(1, arguments.steps // 10)),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# One cell, in a process of its own
+
+
+def tell(event: str, **values: Any) -> None:
+    """A line of JSON to the process that started this one."""
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+@dataclass
+class SpellingTrainer(Trainer):
+    """The trainer, tested on the books instead of bounded, and stopped in time."""
+
+    books: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    stop_at: float | None = None
+    """When to stop, by time.time()."""
+    tested: int = field(init=False, default=-1)
+
+    def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
+        config, first, started = self.config, self.state.step, time.perf_counter()
+        tell("begin", step=first, config=to_json(config), machine=machine(config.device), time=time.time())
+        with self._stopping_in_time(asked):
+            result = super()._steps(batches, records, asked)
+        if result.finished:
+            if self.tested != result.step:
+                self._evaluate(records)
+            raw = replace(self.state, ema=EMA(self.state.model, 0.0)).averaged_model()
+            tell("raw", step=result.step, books=self._test(raw))
+        tell(
+            "end",
+            step=result.step,
+            finished=result.finished,
+            loss=result.loss,
+            seconds=round(time.perf_counter() - started, 2),
+            seconds_per_step=self._seconds_per_step(),
+        )
+        return result
+
+    @contextlib.contextmanager
+    def _stopping_in_time(self, asked: dict[str, bool]) -> Iterator[None]:
+        """Ask for a stop, as a signal would, when the time is up."""
+        if self.stop_at is None:
+            yield
+            return
+        timer = threading.Timer(max(0.0, self.stop_at - time.time()), lambda: asked.update(stop=True))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _evaluate(self, records: Records) -> float:
+        """A point of the curve, by the averaged weights."""
+        started = time.perf_counter()
+        books = self._test(self.state.averaged_model())
+        self.tested = self.state.step
+        tell("point", step=self.tested, books=books, seconds=round(time.perf_counter() - started, 2))
+        return sum(1 - record["all"]["share"] for record in books.values()) / len(books)
+
+    def _test(self, model: Transformer) -> dict[str, Any]:
+        """The paper's protocol; every cell of a process sees the same mistakes."""
+        return {
+            name: restore(model, self.process, self.method, blocks, seed=0).record()
+            for name, blocks in self.books.items()
+        }
+
+    def _seconds_per_step(self) -> float | None:
+        """The median over the run, which neither the compiler nor the tests are part of."""
+        speeds = [r["tokens_per_second"] for r in read_log(self.config.out / LOG_FILE) if "tokens_per_second" in r]
+        tokens = self.config.batch.size * self.config.length
+        return round(tokens / statistics.median(speeds), 6) if speeds else None
+
+    def _save(self) -> None:
+        """A finished run needs its weights only, not the gigabytes of a checkpoint."""
+        if self.state.step >= self.config.steps:
+            self.saved = self.state.step
+        super()._save()
+
+
+def work(arguments: Arguments) -> None:
+    """Train and test the one cell of --only."""
+    (cell,) = arguments.only
+    config = configuration(arguments, cell)
+    config.check()
+    config.out.mkdir(parents=True, exist_ok=True)
+    share_the_interpreter()
+    stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
+    with joined_ranks(config.device) as ranks, (config.out / "console.txt").open("a") as console:
+        trainer = SpellingTrainer(config, ranks, Console(file=console), stop_at=stop_at)
+        tokenizer = trainer.data.tokenizer
+        for name, title in TEST_BOOKS.items():
+            packed = pack(open_corpus(book(arguments, title)), tokenizer, config.length)
+            trainer.books = {**trainer.books, name: torch.from_numpy(packed[: arguments.blocks])}
+        trainer.run()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# All cells, and the file of results
+
+
+class Results:
+    """The results file: what every cell has told, rewritten as a whole by this one process."""
+
+    def __init__(self, path: Path, arguments: Arguments) -> None:
+        self.path, self._lock = path, threading.Lock()
+        self.content: dict[str, Any] = read_results(path) if path.is_file() else {"format": 1, "cells": {}}
+        self.content["form"], self.content["jobs"] = arguments.form, arguments.jobs
+
+    def is_done(self, cell: str, config: TrainConfig) -> bool:
+        record = self.content["cells"].get(cell, {})
+        same = bool(record) and not same_run(from_json(TrainConfig, record["config"]), config)
+        return same and record["finished"] and record["step"] >= config.steps
+
+    def take(self, cell: str, event: dict[str, Any]) -> None:
+        """Enter one event of a cell: begin, point, raw or end."""
+        kind = event.pop("event")
+        with self._lock:
+            cells = self.content["cells"]
+            if kind == "begin":
+                kept = [p for p in cells.get(cell, {}).get("curve", []) if 0 < p["step"] <= event["step"]]
+                begun = {"seed": event["config"]["seed"], "finished": False, "curve": kept, "parts": []}
+                begun["parts"] = cells.get(cell, {}).get("parts", []) if event["step"] else []
+                cells[cell] = {**event, **begun}
+            elif kind == "point":
+                cells[cell]["curve"].append(event)
+                cells[cell]["step"] = event["step"]
+            elif kind == "raw":
+                cells[cell]["raw"] = event
+            else:
+                cells[cell]["parts"].append({name: event[name] for name in ("step", "seconds", "seconds_per_step")})
+                cells[cell].update(event)
+            atomic_write(self.path, json.dumps(self.content, indent=1).encode() + b"\n")
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A results file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("format") != 1 or "cells" not in content:
+        raise ValueError(f"{path} is no results file of this benchmark")
+    return content
+
+
+def say(cell: str, event: Mapping[str, Any]) -> None:
+    """What an event means, in one line."""
+    scores = "  ".join(f"{name} {100 * record['all']['share']:.2f}" for name, record in event.get("books", {}).items())
+    step = f"step {event['step']}"
+    text = {
+        "begin": f"from {step} on {event.get('machine')}",
+        "point": f"{step}: {scores}  ({event.get('seconds')} s)",
+        "raw": f"{step}, weights without averaging: {scores}",
+        "end": f"{step}, {'done' if event.get('finished') else 'stopped'} after {event.get('seconds')} s, "
+        f"{1000 * (event.get('seconds_per_step') or 0):.2f} ms a step, loss {event.get('loss')}",
+    }
+    print(f"{cell}: {text[event['event']]}", flush=True)
+
+
+def follow(cell: str, process: subprocess.Popen[str], results: Results, ended: list[str]) -> None:
+    """Enter what a worker tells until it ends; `ended` gets the cells that came to their end."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not line.startswith('{"event"'):
+            print(f"{cell}: {line}", end="", flush=True)
+            continue
+        event = json.loads(line)
+        say(cell, event)
+        if event["event"] == "end":
+            ended.append(cell)
+        results.take(cell, event)
+
+
+def start(cell: str, until: float | None) -> subprocess.Popen[str]:
+    """A worker for one cell: this very command line, whose last word on a setting counts."""
+    command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--only", cell, "--worker"]
+    command += [] if until is None else ["--until", f"{until:.1f}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def run(arguments: Arguments) -> int:
+    """All cells that are left, so many at once; the exit code is the number of cells that failed."""
+    until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
+    results = Results(arguments.results, arguments)
+    prepare(arguments)
+    waiting = [cell for cell in arguments.only if not results.is_done(cell, configuration(arguments, cell))]
+    running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
+    ended: list[str] = []
+    failed = 0
+
+    def is_late() -> bool:
+        return until is not None and time.time() + START_SECONDS + arguments.save_seconds > until
+
+    try:
+        while running or (waiting and not is_late()):
+            while waiting and len(running) < arguments.jobs and not is_late():
+                cell = waiting.pop(0)
+                worker = start(cell, until)
+                thread = threading.Thread(target=follow, args=(cell, worker, results, ended))
+                thread.start()
+                running[cell] = (worker, thread)
+            for cell, (worker, thread) in list(running.items()):
+                if worker.poll() is not None:
+                    thread.join()
+                    del running[cell]
+                    if cell not in ended:
+                        failed += 1
+                        print(f"{cell}: failed; see {configuration(arguments, cell).out / 'console.txt'}", flush=True)
+            time.sleep(0.1)
+    finally:
+        for worker, thread in running.values():
+            worker.terminate()  # upon which it saves
+            worker.wait()
+            thread.join()
+    if waiting:
+        print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
+    print(tables(results.content))
+    return failed
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """The measured shares beside the paper's, and the curves, in Markdown."""
+    cells: Mapping[str, Any] = content["cells"]
+    order = [f"{method}/{process}" for process in PROCESSES for method in METHODS]
+    found = [cell for cell in order if cells.get(cell, {}).get("curve")]
+    lines = [
+        "| method | process | steps | PAP, % | paper | CAP, % | paper | masked, shuffled (PAP) | ms a step |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [_row(cell, cells[cell]) for cell in found]
+    steps = sorted({point["step"] for cell in found for point in cells[cell]["curve"]})
+    lines += ["", f"| PAP / CAP, % at step | {' | '.join(f'{step:,}' for step in steps)} | without averaging |"]
+    lines += [f"|---|{'--:|' * (len(steps) + 1)}"]
+    for cell in found:
+        points = {point["step"]: point["books"] for point in cells[cell]["curve"]}
+        shown = [_pair(points.get(step)) for step in steps] + [_pair(cells[cell].get("raw", {}).get("books"))]
+        lines.append(f"| {cell} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _pair(books: Mapping[str, Any] | None) -> str:
+    return "" if books is None else " / ".join(f"{100 * books[name]['all']['share']:.1f}" for name in TEST_BOOKS)
+
+
+def _row(cell: str, record: Mapping[str, Any]) -> str:
+    """One cell at its last test, with 95% intervals, beside the paper's figure after as many steps."""
+    last = record["curve"][-1]
+    paper = PAPER.get(last["step"], {}).get(cell, ("", ""))
+    scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
+    kinds = [last["books"]["pap"][kind]["share"] for kind in ("masked", "shuffled")]
+    parts = ", ".join("" if share is None else f"{100 * share:.1f}" for share in kinds)
+    method, process = cell.split("/")
+    speed = record.get("seconds_per_step")
+    return (
+        f"| {method} | {process} | {last['step']:,} | {scores[0]} | {paper[0]} | {scores[1]} | {paper[1]} "
+        f"| {parts} | {'' if speed is None else f'{1000 * speed:.1f}'} |"
+    )
+
+
+def _with_interval(share: Mapping[str, Any]) -> str:
+    half = 50 * (share["high"] - share["low"])
+    return f"{100 * share['share']:.1f} ± {half:.1f}"
+
+
+def main() -> int:
+    """Run what the command line asks for; bad input ends in one line."""
+    arguments = tyro.cli(Arguments, description=Arguments.__doc__)
+    try:
+        arguments.check()
+        if arguments.table is not None:
+            print(tables(read_results(arguments.table)))
+            return 0
+        if arguments.worker:
+            work(arguments)
+            return 0
+        return run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"spelling: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
