@@ -27,10 +27,13 @@ from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
 if TYPE_CHECKING:
     from cedd.tasks import LanguageModel, load
 
+    PRETRAINED: tuple[str, ...]
+
 __version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
+    "PRETRAINED",
     "Bayes",
     "BoundEstimate",
     "Corrector",
@@ -67,7 +70,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The verbs need data and training, which the mathematics does not: they are imported when first asked for."""
+    """The verbs need data and training, which the mathematics does not: they are imported when first asked for.
+
+    PRETRAINED: the names of the models that come with the package, for `load`.
+    """
     if name in ("LanguageModel", "load"):
         return getattr(importlib.import_module("cedd.tasks"), name)
+    if name == "PRETRAINED":
+        return importlib.import_module("cedd.training.locate").pretrained_names()
     raise AttributeError(f"module 'cedd' has no attribute {name!r}")

@@ -228,7 +228,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "FOREIGN"], "character '☃'"),
         (["ABSORB", "--data", "/no/such/file"], "no folder /no/such"),
         (["ABSORB", "--data", "wikitxt2"], "did you mean 'wikitext2'?"),
-        (["/no/such/run", "--data", "TEXT"], "no run at"),
+        (["/no/such/run", "--data", "TEXT"], "no run or model at"),
         (["WEIGHTLESS", "--data", "TEXT"], "no weights"),
         (["MISMATCHED", "--data", "TEXT"], "not the one the model was trained with"),
         (["CAUSAL", "--data", "TEXT", "--bound", "j1"], "exact likelihood"),

@@ -91,7 +91,7 @@ def test_bad_input_is_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     assert main(["report", str(runs[0].with_name("roulete")), "--device", "cpu"]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line == f"cedd report: no run at {runs[0].with_name('roulete')}; did you mean {runs[0]}?"
+    assert line == f"cedd report: no run or model at {runs[0].with_name('roulete')}; did you mean {runs[0]}?"
 
 
 def test_noise_is_drawn_as_what_happened():

@@ -1,13 +1,16 @@
 """Weights files: exact, whole or absent, and refused in one line if they do not fit."""
 
+import math
 import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.models.weights import load_weights, read_weights, save_weights
+from cedd.models.weights import FORMS, load_weights, read_weights, save_weights
 
 
 def network(**changes):
@@ -30,7 +33,7 @@ def test_bfloat16_halves_the_file_and_loads_into_float32(tmp_path):
     model = network()
     state = {**model.state_dict()}
     save_weights(tmp_path / "full", state)
-    save_weights(tmp_path / "half", state, dtype=torch.bfloat16)
+    save_weights(tmp_path / "half", state, form="bf16")
     assert (tmp_path / "half").stat().st_size < 0.55 * (tmp_path / "full").stat().st_size
     other = network()
     load_weights(other, tmp_path / "half")
@@ -39,9 +42,62 @@ def test_bfloat16_halves_the_file_and_loads_into_float32(tmp_path):
         assert torch.equal(a.bfloat16(), b.bfloat16())
 
 
+@given(
+    rows=st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=5),
+    scale=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e30]),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_int8_moves_no_entry_by_more_than_half_its_rows_step(tmp_path, rows, scale):
+    matrix, bias = torch.tensor(rows) * scale, torch.tensor([math.pi, -1e-9])
+    save_weights(tmp_path / "file", {"w": matrix, "b": bias}, form="int8")
+    found = read_weights(tmp_path / "file", form="int8")
+    assert found["w"].dtype == torch.float32
+    assert torch.equal(found["b"], bias)
+    step = matrix.abs().amax(1, keepdim=True) / 127
+    assert ((found["w"] - matrix).abs() <= step * 0.5001 + 1e-40).all()
+    save_weights(tmp_path / "again", found, form="int8")
+    assert torch.allclose(read_weights(tmp_path / "again", form="int8")["w"], found["w"], rtol=1e-6, atol=0)
+
+
+def test_int8_is_a_quarter_of_the_file(tmp_path):
+    state = {"w": torch.randn(256, 512), "b": torch.randn(256)}
+    save_weights(tmp_path / "full", state)
+    save_weights(tmp_path / "small", state, form="int8")
+    assert (tmp_path / "small").stat().st_size < 0.27 * (tmp_path / "full").stat().st_size
+
+
+def test_what_bfloat16_can_hold_comes_back_exactly(tmp_path):
+    state = {"w": torch.randn(8, 8).bfloat16().float()}
+    save_weights(tmp_path / "file", state, form="bf16")
+    module = nn.Linear(8, 8, bias=False)
+    state["weight"] = state.pop("w")
+    save_weights(tmp_path / "file", state, form="bf16")
+    load_weights(module, tmp_path / "file", form="bf16")
+    assert torch.equal(module.weight, state["weight"])
+
+
+def test_forms_that_do_not_fit_are_refused(tmp_path):
+    path, state = tmp_path / "file", {"w": torch.ones(2, 2)}
+    with pytest.raises(ValueError, match="stored as float32, bf16, int8, not as 'int3'"):
+        save_weights(path, state, form="int3")
+    with pytest.raises(ValueError, match="w holds numbers that are not finite"):
+        save_weights(path, {"w": torch.tensor([[1.0, math.nan]])}, form="int8")
+    assert not list(tmp_path.iterdir())
+    save_weights(path, state)
+    with pytest.raises(ValueError, match=r"file is not stored as int8: the matrix w is torch.float32"):
+        read_weights(path, form="int8")
+    save_weights(path, {"w": torch.ones(2, 2, dtype=torch.int8)})
+    with pytest.raises(ValueError, match="w has no steps"):
+        read_weights(path, form="int8")
+    save_weights(path, {"weight": torch.ones(2, 2)}, form="int8")
+    with pytest.raises(ValueError, match=r"1 tensors that the model has not, first weight.step"):
+        load_weights(nn.Linear(2, 2, bias=False), path)
+
+
 def test_integers_keep_their_type(tmp_path):
-    save_weights(tmp_path / "file", {"step": torch.tensor(2**40 + 1)}, dtype=torch.bfloat16)
-    assert read_weights(tmp_path / "file")["step"] == 2**40 + 1
+    for form in FORMS:
+        save_weights(tmp_path / "file", {"step": torch.tensor(2**40 + 1)}, form=form)
+        assert read_weights(tmp_path / "file", form=form)["step"] == 2**40 + 1
 
 
 def test_strided_tensors_are_stored_by_value(tmp_path):

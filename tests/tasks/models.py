@@ -1,6 +1,8 @@
 """Models without training for the tests of tasks: one that mends known letters, and small random transformers."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +50,7 @@ def mending(process: str = "uniform", length: int = 16, tokenizer: Tokenizer | N
 
 
 def save_random(
-    path: Path, process: str = "roulette", method: str = "bayes", tokenizer: Tokenizer | None = None
+    path: Path, process: str = "roulette", method: str = "bayes", extra: Mapping[str, Any] | None = None
 ) -> Path:
     """A folder with a small transformer whose outputs are random but not uniform."""
     chosen = CharTokenizer(ALPHABET)
@@ -65,5 +67,13 @@ def save_random(
     )
     model = Transformer(config)
     nn.init.normal_(model.head.weight, std=0.3)
-    save_folder(path, model=model, process=made, method=cedd.get_method(method), tokenizer=chosen, length=config.length)
+    save_folder(
+        path,
+        model=model,
+        process=made,
+        method=cedd.get_method(method),
+        tokenizer=chosen,
+        length=config.length,
+        extra=extra,
+    )
     return path

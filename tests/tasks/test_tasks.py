@@ -68,7 +68,7 @@ def test_bad_wishes_are_refused(runs, options, message):
 
 
 def test_a_folder_that_is_none_is_said_so(tmp_path):
-    with pytest.raises(ValueError, match="no run at"):
+    with pytest.raises(ValueError, match="no run or model at"):
         load(tmp_path / "nothing")
 
 

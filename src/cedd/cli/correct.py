@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
 
-import tyro
 from rich.console import Console
 from rich.text import Text
 
-from cedd.tasks import Corrected, load
+from cedd.cli import UserError
+from cedd.cli.given import ModelAndText, model_and_text
+from cedd.tasks import Corrected, CorrectionOptions, load
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd correct runs/first "teh cat sat on teh mat" --threshold 0.3
+    """example: cedd correct "It was a drak and stormy nihgt"
 
-    Correct a text with a model on a process that shuffles (uniform, roulette). TEXT - reads standard input.
+    Put a text's mistakes right: letters replaced by other letters, at places nobody is told. The model is the one that
+    comes with cedd, english-char, or a RUN of yours on a process that shuffles (uniform, roulette):
+    cedd correct runs/first "teh cat". TEXT - reads standard input, and so does no text at all; what is not changed
+    comes out byte for byte. Options that are not given are the model's own.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-    t: float = 0.05
-    """How noisy the text is taken to be."""
-    threshold: float = 1.0
-    """A token the model gives at least this probability is never touched."""
-    steps: int = 1
-    """1: the likeliest token everywhere. More: sample the reverse process from t."""
-    temperature: float = 0.0
+    words: ModelAndText = ()
+    file: Path | None = None
+    """Read the text from a file."""
+    rate: float | None = None
+    """The share of wrong letters that is expected (0.05, unless the model says otherwise)."""
+    t: float | None = None
+    """In place of a rate: the time of the process that the text is taken to be at."""
+    threshold: float | None = None
+    """A token the model gives at least this probability is never touched (1: all is left to the argmax)."""
+    change: Literal["letters", "all"] | None = None
+    """letters (the default): letters become letters of their case, nothing else changes. all: anything may."""
+    passes: int | None = None
+    """How often the text is read; later passes see what earlier ones have mended."""
+    steps: int | None = None
+    """1: the likeliest token everywhere. More: sample the reverse process."""
+    temperature: float | None = None
     """Of several steps: 0 writes the likeliest token wherever it writes."""
     seed: int | None = None
     device: str = "auto"
@@ -38,26 +50,38 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Print the corrected text; in colours on a terminal, with positions and confidences as JSON."""
-    text = sys.stdin.read() if arguments.text == "-" else arguments.text
-    model = load(arguments.model, arguments.device)
-    corrected = model.correct(
-        text,
-        t=arguments.t,
-        threshold=arguments.threshold,
-        steps=arguments.steps,
-        temperature=arguments.temperature,
-        seed=arguments.seed,
-    )
+    name, given = model_and_text(arguments.words)
+    typed = given is not None and given != "-"
+    if typed and arguments.file is not None:
+        raise UserError("give the text or a file of it, not both")
+    text = given if typed else read_input(arguments.file, asked=given == "-")
+    assert text is not None
+    model = load(name, arguments.device)
+    options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
+    corrected = model.correct(text, **options, seed=arguments.seed)
     if arguments.json:
         changes = [asdict(change) for change in corrected.changes]
         print(json.dumps({"text": corrected.text, "original": text, "changes": changes}))
         return 0
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal:
-        console.print(coloured(corrected))
-    else:
+        console.print(coloured(corrected), end="\n" if typed else "")
+    elif typed:
         print(corrected.text)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(corrected.text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
     return 0
+
+
+def read_input(file: Path | None, *, asked: bool) -> str:
+    """The text of a file or of standard input, with its line ends as they are; bytes that are no UTF-8 come through
+    as lone surrogates, which correction leaves alone."""
+    if file is None and not asked and sys.stdin.isatty():
+        raise UserError('there is no text: cedd correct "teh cat", or - to type it, or --file FILE')
+    content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    return content.decode("utf-8", "surrogateescape")
 
 
 def coloured(corrected: Corrected) -> Text:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from cedd.cli import UserError
+from cedd.cli.given import ModelAndText, model_and_text
 from cedd.cli.sampling import SamplerOptions, ViewOptions
 from cedd.tasks import load
 from cedd.tasks.infill import infill
@@ -15,13 +17,13 @@ from cedd.tasks.infill import infill
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd infill runs/first "The ____{5} sat on the ____." -n 3
+    """example: cedd infill "The ____{5} sat on the ____." -n 3
 
     Fill the blanks of a text: ____ has as many tokens as underscores (three at least), ____{12} has 12.
+    Without a RUN (a folder, or a name on the hub) the model that comes with cedd does it, english-char.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    words: ModelAndText
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Number of ways to fill it."""
     options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(default_factory=SamplerOptions)
@@ -35,9 +37,12 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Print the filled texts, one after the other, or as JSON."""
     arguments.view.check()
-    model = load(arguments.model, arguments.device)
+    name, text = model_and_text(arguments.words)
+    if text is None:
+        raise UserError('there is no text: cedd infill "The ____ sat on the ____."')
+    model = load(name, arguments.device)
     settings = arguments.options.settings(arguments.seed)
     with arguments.view.recording(model.tokenizer, f"{model.name}, infilling", quiet=arguments.json) as callback:
-        texts = infill(model.setting, arguments.text, arguments.n, settings=settings, callback=callback)
+        texts = infill(model.setting, text, arguments.n, settings=settings, callback=callback)
     print(json.dumps({"texts": texts, "seed": arguments.seed}) if arguments.json else "\n".join(texts))
     return 0

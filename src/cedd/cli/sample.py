@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from cedd.cli.given import DEFAULT_MODEL
 from cedd.cli.sampling import SamplerOptions, ViewOptions
 from cedd.tasks import load
 from cedd.tasks.generate import generate
@@ -15,12 +16,13 @@ from cedd.tasks.generate import generate
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd sample runs/first -n 3 --prompt "The " --watch
+    """example: cedd sample -n 3 --prompt "The " --watch
 
-    Draw texts from a trained model: a run's folder, or a name on the hub.
+    Draw texts from a trained model: a run's folder, a name on the hub, or without either the model that comes with
+    cedd, english-char. Your own: cedd sample runs/first
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = DEFAULT_MODEL
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Number of samples."""
     length: int | None = None

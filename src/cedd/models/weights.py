@@ -1,9 +1,19 @@
-"""Weights as safetensors files: written whole or not at all, read strictly, never unpickled."""
+"""Weights as safetensors files: written whole or not at all, read strictly, never unpickled.
+
+A file holds its tensors in one of three forms (`FORMS`): as they are, in bfloat16 (half the size), or in int8 (a
+quarter). In int8 each matrix W [R, C] is stored row by row in units of its own step,
+
+    W_rc ≈ q_rc step_r,    q_rc = round(W_rc / step_r) in -127..127,    step_r = max_c |W_rc| / 127,
+
+so that no entry moves by more than step_r / 2. Whatever is no matrix (norms, biases) stays in float32. Whichever the
+form, a model is filled with floating numbers in its own type: the form is one of storage, not of computation.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,21 +21,40 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+Tensors = Mapping[str, Tensor]
+STEP = ".step"
+"""What the name of a matrix's steps [R] adds to the matrix's own."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How tensors are stored: what is written for them, and what is read back."""
+
+    pack: Callable[[Tensors], dict[str, Tensor]]
+    unpack: Callable[[Tensors], dict[str, Tensor]]
+
+
+def get_form(name: str) -> Form:
+    """The form of this name."""
+    if name not in FORMS:
+        raise ValueError(f"weights are stored as {', '.join(FORMS)}, not as {name!r}")
+    return FORMS[name]
+
 
 def save_weights(
     path: str | Path,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     *,
-    dtype: torch.dtype | None = None,
+    form: str = "float32",
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write named tensors to ``path``, floating ones in ``dtype`` if given (bfloat16 halves the file).
+    """Write named tensors to ``path`` in one of the ``FORMS``; float32 writes them as they are.
 
     The bytes are on the disk under a temporary name before they get their own: whoever looks, even after a
     crash, finds the old file or the new one.
     """
     path = Path(path)
-    ready = {name: _storable(tensor, dtype) for name, tensor in tensors.items()}
+    ready = get_form(form).pack({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(ready, temporary, metadata=dict(metadata or {}))
@@ -37,24 +66,28 @@ def save_weights(
     _flush(path.parent)
 
 
-def read_weights(path: str | Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The named tensors of a file."""
-    path = Path(path)
+def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: str = "float32") -> dict[str, Tensor]:
+    """The named tensors of a file that was stored in ``form``."""
+    path, unpack = Path(path), get_form(form).unpack
     if not path.is_file():
         raise ValueError(f"there is no weights file {path}")
     try:
-        return load_file(path, device=str(device))
+        stored = load_file(path, device=str(device))
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    try:
+        return unpack(stored)
+    except ValueError as error:
+        raise ValueError(f"{path} is not stored as {form}: {error}") from None
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
+def load_weights(model: nn.Module, path: str | Path, *, form: str = "float32") -> None:
     """Fill the model with a file's weights, which must be exactly its own names and shapes.
 
     Types may differ: a file stored in bfloat16 loads into float32 parameters.
     """
     path, state = Path(path), model.state_dict()
-    tensors = read_weights(path)
+    tensors = read_weights(path, form=form)
     if missing := sorted(state.keys() - tensors.keys()):
         raise ValueError(f"{path} lacks {len(missing)} of the model's tensors, first {missing[0]}")
     if unknown := sorted(tensors.keys() - state.keys()):
@@ -65,11 +98,61 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(tensors)
 
 
-def _storable(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    tensor = tensor.detach().cpu()
-    if dtype is not None and tensor.is_floating_point():
-        tensor = tensor.to(dtype)
-    return tensor.contiguous()
+# ----------------------------------------------------------------------------------------------------------------
+# Forms
+
+
+def _unchanged(tensors: Tensors) -> dict[str, Tensor]:
+    return dict(tensors)
+
+
+def _in_bfloat16(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.is_floating_point()
+
+
+def _in_int8(tensors: Tensors) -> dict[str, Tensor]:
+    """Matrices as whole numbers of their rows' steps, the steps beside them."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not _is_matrix(tensor):
+            packed[name] = tensor.float() if tensor.is_floating_point() else tensor
+            continue
+        rows = tensor.float()
+        step = rows.abs().amax(1, keepdim=True) / 127
+        if not step.isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite, which int8 cannot store; use bf16")
+        packed[name] = torch.where(step > 0, rows / step, 0).round().clamp(-127, 127).to(torch.int8)
+        packed[name + STEP] = step.squeeze(1)
+    return packed
+
+
+def _from_int8(tensors: Tensors) -> dict[str, Tensor]:
+    """The matrices again, in float32."""
+    unpacked: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if _is_matrix(tensor):
+            raise ValueError(f"the matrix {name} is {tensor.dtype}")
+        if tensor.dtype == torch.int8:
+            if (step := tensors.get(name + STEP)) is None or step.shape != tensor.shape[:1]:
+                raise ValueError(f"{name} has no steps, one a row")
+            unpacked[name] = tensor.float().mul_(step[:, None])
+        elif not (name.endswith(STEP) and name.removesuffix(STEP) in tensors):
+            unpacked[name] = tensor
+    return unpacked
+
+
+FORMS: Mapping[str, Form] = {
+    "float32": Form(_unchanged, _unchanged),
+    "bf16": Form(_in_bfloat16, _unchanged),
+    "int8": Form(_in_int8, _from_int8),
+}
+
+# ----------------------------------------------------------------------------------------------------------------
+# The disk
 
 
 def _umask() -> int:

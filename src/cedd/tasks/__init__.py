@@ -1,6 +1,6 @@
 """The verbs a user calls: generate, infill, correct, and the language model that has them as methods."""
 
-from cedd.tasks.correct import Change, Corrected, correct
+from cedd.tasks.correct import Change, Corrected, CorrectionOptions, correct, time_of_rate
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import Template, infill, parse_template
 from cedd.tasks.language_model import LanguageModel, Perplexity, load
@@ -9,6 +9,7 @@ from cedd.tasks.trajectory import Trajectory
 __all__ = [
     "Change",
     "Corrected",
+    "CorrectionOptions",
     "LanguageModel",
     "Perplexity",
     "Template",
@@ -18,4 +19,5 @@ __all__ = [
     "infill",
     "load",
     "parse_template",
+    "time_of_rate",
 ]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cedd.bounds.estimator import estimate_bound
+from cedd.data.storage import atomic_write
 from cedd.objectives import Method
 from cedd.process import TokenProcess
+from cedd.tasks.card import model_card
 from cedd.tasks.correct import Corrected, correct
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
 from cedd.tasks.setting import Setting, Settings, chosen_device
-from cedd.training.folder import CONFIG_FILE, ModelFolder, load_folder
+from cedd.training.folder import DESCRIPTION_KEYS, ModelFolder, load_folder, read_description, save_folder
+from cedd.training.locate import CARD_FILE
 
 
 class Perplexity(float):
@@ -72,8 +76,9 @@ class LanguageModel:
         return infill(self.setting, text, 1, settings=Settings(**settings))[0]
 
     def correct(self, text: str, **options: Any) -> Corrected:
-        """The text with its mistakes put right; `.changes` says which. Options are those of `cedd.tasks.correct`: t,
-        threshold, steps, temperature, seed."""
+        """The text with its mistakes put right; `.changes` says which. Options are the fields of
+        `cedd.tasks.CorrectionOptions` (rate, threshold, change, passes, steps, ...) and seed; what is not given, the
+        model's own folder says."""
         return correct(self.setting, text, **options)
 
     def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
@@ -102,6 +107,43 @@ class LanguageModel:
         error = variance**0.5
         return Perplexity(nats, error, (math.exp(nats - 1.96 * error), math.exp(nats + 1.96 * error)), len(ids))
 
+    def save_pretrained(
+        self, folder: str | Path, *, weights: str | None = None, extra: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the model as a folder that `load` takes: config.json, model.safetensors, tokenizer, README.md.
+
+        weights: float32, bf16 or int8; by default the form that it was loaded from.
+        extra: what else config.json shall say, beside what it said (see `cedd.tasks.card`).
+        """
+        kept = {name: value for name, value in self.folder.config.items() if name not in DESCRIPTION_KEYS}
+        save_folder(
+            folder,
+            model=self.folder.model,
+            process=self.process,
+            method=self.method,
+            tokenizer=self.tokenizer,
+            length=self.length,
+            weights=weights or self.folder.weights,
+            extra={**kept, **(extra or {})},
+        )
+        card = model_card(read_description(folder), self.folder.model.num_parameters())
+        atomic_write(Path(folder) / CARD_FILE, card.encode())
+
+    @classmethod
+    def from_pretrained(cls, path_or_name: str | Path, *, device: str = "auto", **download: Any) -> LanguageModel:
+        """A model from a folder, by its name in the package, or from the hub.
+
+        download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
+        """
+        place = chosen_device(device)
+        return cls(load_folder(path_or_name, place, **download), place)
+
+    def push_to_hub(self, name: str, **options: Any) -> str:
+        """Upload the model to owner/name on the hub; options are those of huggingface_hub's `ModelHubMixin`."""
+        from cedd.tasks.hub import HubModel  # the hub's library is slow to import, and few need it
+
+        return HubModel(self).push_to_hub(name, **options)
+
     @property
     def name(self) -> str:
         """Its method and process."""
@@ -112,20 +154,6 @@ class LanguageModel:
 
 
 def load(path_or_name: str | Path, device: str = "auto") -> LanguageModel:
-    """A model from a run's folder, or by its name on the hub (owner/name)."""
-    place = chosen_device(device)
-    return LanguageModel(load_folder(model_path(path_or_name), place), place)
-
-
-def model_path(path_or_name: str | Path) -> Path:
-    """The folder meant: a local one, or a copy of the hub's."""
-    path = Path(path_or_name).expanduser()
-    name = str(path_or_name)
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "~", "/")) or path.parent.exists():
-        return path
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, allow_patterns=[CONFIG_FILE, "*.safetensors", "*.json", "merges.txt"]))
-    except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
-        raise ValueError(f"there is no folder {name}, and the hub does not have it ({type(error).__name__})") from None
+    """A model from a run's folder, by its name if it comes with the package (`cedd.PRETRAINED`), or from the hub
+    (owner/name)."""
+    return LanguageModel.from_pretrained(path_or_name, device=device)

@@ -16,13 +16,14 @@ import torch
 from cedd.data.storage import atomic_write
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import load_weights, save_weights
+from cedd.models.weights import get_form, load_weights, save_weights
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess, process_from_config
+from cedd.training.locate import CONFIG_FILE, WEIGHTS_FILE, locate
 
 FORMAT = 1
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
+DESCRIPTION_KEYS = ("format", "method", "process", "network", "length", "tokenizer", "weights")
+"""What config.json says of the model itself; whatever else it holds is kept when the model is saved again."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class ModelFolder:
     length: int
     config: Mapping[str, Any]
     path: Path
+
+    @property
+    def weights(self) -> str:
+        """The form its weights are stored in; a run's are float32, which it need not say."""
+        return self.config.get("weights", "float32")
 
 
 def save_description(
@@ -72,9 +78,17 @@ def save_folder(
     method: Method,
     tokenizer: Tokenizer,
     length: int,
+    weights: str = "float32",
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder; its weights last, since a folder without weights is refused when loaded."""
+    """Write a model folder, its weights in one of `models.weights.FORMS`.
+
+    The weights come last, since a folder without weights is refused when loaded; those of an earlier model go first,
+    so that they are never read by this one's description.
+    """
+    get_form(weights)
+    file = Path(path) / WEIGHTS_FILE
+    file.unlink(missing_ok=True)
     save_description(
         path,
         network=model.config,
@@ -82,19 +96,16 @@ def save_folder(
         method=method,
         tokenizer=tokenizer,
         length=length,
-        extra=extra,
+        extra={**(extra or {}), "weights": weights},
     )
-    save_weights(Path(path) / WEIGHTS_FILE, model.state_dict())
+    save_weights(file, model.state_dict(), form=weights)
 
 
 def read_description(path: str | Path) -> dict[str, Any]:
     """config.json of a model folder, with one-line errors."""
-    folder = Path(path)
-    file = folder / CONFIG_FILE
+    file = Path(path) / CONFIG_FILE
     if not file.is_file():
-        near = _nearby_folders(folder)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"no run at {folder}{hint}")
+        raise ValueError(f"there is no run at {path}: it has no {CONFIG_FILE}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -104,17 +115,9 @@ def read_description(path: str | Path) -> dict[str, Any]:
     return config
 
 
-def _nearby_folders(folder: Path) -> list[Path]:
-    import difflib
-
-    parent = folder.parent if folder.parent.is_dir() else Path()
-    runs = {p.name: p for p in parent.iterdir() if (p / CONFIG_FILE).is_file()}
-    return [runs[name] for name in difflib.get_close_matches(folder.name, runs, n=1, cutoff=0.5)]
-
-
-def load_folder(path: str | Path, device: str | torch.device = "cpu") -> ModelFolder:
-    """The model in a folder, in evaluation mode."""
-    folder = Path(path)
+def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **download: Any) -> ModelFolder:
+    """The model in a folder, in evaluation mode; see `locate` for what else may name it."""
+    folder = locate(path_or_name, **download)
     config = read_description(folder)
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
@@ -124,6 +127,6 @@ def load_folder(path: str | Path, device: str | torch.device = "cpu") -> ModelFo
         raise ValueError(f"the tokenizer in {folder} is not the one the model was trained with")
     process = process_from_config(config["process"])
     model = Transformer(TransformerConfig(**config["network"]))
-    load_weights(model, weights)
+    load_weights(model, weights, form=config.get("weights", "float32"))
     model = model.to(device).eval().requires_grad_(False)
     return ModelFolder(model, process, get_method(config["method"]), tokenizer, config["length"], config, folder)

@@ -1,0 +1,109 @@
+"""A model's card: README.md of its folder, written from config.json alone, so that the two never disagree.
+
+What is said there beyond the model's shape, a folder's config.json holds under these keys, each of which may lack:
+`title` and `summary`; `training` (`data`, `command`, `steps`); `results`, figures as `cedd spelling --json` and
+`cedd evaluate --json` print them; `correction`, the model's defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_HEAD = """\
+---
+library_name: cedd
+license: apache-2.0
+pipeline_tag: text-generation
+tags: [discrete-diffusion, diffusion-language-model, spelling-correction]
+---
+"""
+
+_LIMITS = """\
+## What it is not for
+
+- Correction substitutes tokens one for one. It neither inserts nor deletes: "helo" stays four letters, and two letters
+  that changed places are two mistakes that it may or may not see.
+- It knows the language of its data only. Names, foreign words and quotations may look like mistakes to it; look at
+  what it changed (`--json`, or the colours on a terminal) before you rely on it.
+- What it writes by itself is an imitation of its data, not a statement about the world.
+- It is a small model, made to show and to measure; it is no judge of anybody's writing.
+"""
+
+
+def model_card(config: Mapping[str, Any], parameters: int) -> str:
+    """The card of the model that config.json describes."""
+    parts = [
+        _HEAD,
+        f"# {config.get('title', 'A discrete diffusion language model')}\n",
+        *([f"{config['summary']}\n"] if config.get("summary") else []),
+        _use(config),
+        "## What it is\n\n" + _table(_shape(config, parameters)),
+        *_training(config.get("training", {}), config.get("data", {})),
+        *_results(config.get("results", {})),
+        _LIMITS,
+    ]
+    return "\n".join(parts)
+
+
+def _use(config: Mapping[str, Any]) -> str:
+    name = config.get("title", "FOLDER")
+    lines = ["import cedd", "", f'model = cedd.load("{name}")', "model.generate()"]
+    if config["method"] != "ar":
+        lines.append('model.infill("The ____ sat on the ____.")')
+    if config["process"]["name"] != "absorb":
+        lines.append('model.correct("It was a drak and stormy nihgt")')
+    return "\n".join(["```python", *lines, "```\n"])
+
+
+def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+    network, process = config["network"], config["process"]
+    share = f" (p_m = {process['p_m']:g})" if isinstance(process.get("p_m"), float) else ""
+    return {
+        "method": f"`{config['method']}`",
+        "process": f"`{process['name']}`{share}",
+        "network": f"{network['depth']} blocks of width {network['width']}, {parameters:,} parameters",
+        "tokens": f"`{config['tokenizer']['name']}`, {network['vocab_size']:,} of them",
+        "reads": f"{config['length']} tokens at once",
+        "weights": f"{config.get('weights', 'float32')} on the disk, float32 in memory",
+        "correction's defaults": ", ".join(f"{k} {v}" for k, v in config.get("correction", {}).items()) or None,
+    }
+
+
+def _training(training: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
+    if not training and not data:
+        return
+    yield "## What it was trained on, and how\n"
+    if training.get("data"):
+        yield f"{training['data']}\n"
+    if data:
+        kinds = {kind: f"{part['blocks'] * part['length']:,} tokens" for kind, part in data.items()}
+        yield _table(kinds | {"steps": f"{training['steps']:,}" if training.get("steps") else None})
+    if training.get("command"):
+        yield f"```console\n$ {training['command']}\n```\n"
+
+
+def _results(results: Mapping[str, Any]) -> Iterator[str]:
+    if results:
+        yield "## What it scores\n"
+    for name, figures in results.items():
+        yield f"{name}:\n\n" + _table(dict(_flat(figures)))
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    lines = [f"| {name} | {value} |" for name, value in rows.items() if value is not None]
+    return "\n".join(["| | |", "|---|---|", *lines]) + "\n"
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Figures under their names, joined by points; a short list is a figure."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{name}.{number}")
+    else:
+        shown = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+        yield name, shown.replace("|", "\\|").replace("\n", " ")

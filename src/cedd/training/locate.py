@@ -1,0 +1,65 @@
+"""Where a model is: in a folder, among those that come with the package, or on the hub.
+
+A model that comes with the package is a model folder in `cedd/pretrained`, called by its folder's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+CARD_FILE = "README.md"
+_ON_THE_HUB = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, "*.json", "merges.txt"]
+
+
+def pretrained_root() -> Path:
+    """The folder of the models that come with the package."""
+    return Path(str(resources.files("cedd"))) / "pretrained"
+
+
+def pretrained_names() -> tuple[str, ...]:
+    """The names of the models that come with the package."""
+    return tuple(_models_in(pretrained_root()))
+
+
+def locate(path_or_name: str | Path, **download: Any) -> Path:
+    """The folder meant: one that exists, the one of this name in the package, or a copy of the hub's owner/name.
+
+    download: options of huggingface_hub's `snapshot_download` (revision, token, cache_dir, ...).
+    """
+    path, name = Path(path_or_name).expanduser(), str(path_or_name)
+    if (path / CONFIG_FILE).is_file():
+        return path
+    if name in pretrained_names():
+        return pretrained_root() / name
+    if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not path.parent.exists():
+        return _download(name, download)
+    raise ValueError(f"no run or model at {name}{_hint(path)}")
+
+
+def _models_in(folder: Path) -> dict[str, Path]:
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {entry.name: entry for entry in found if (entry / CONFIG_FILE).is_file()}
+
+
+def _hint(path: Path) -> str:
+    """What was perhaps meant: a model beside that path, or one in the package."""
+    beside = {name: str(found) for name, found in _models_in(path.parent).items()}
+    known = {name: name for name in pretrained_names()} | beside
+    near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.5)
+    return f"; did you mean {known[near[0]]}?" if near else ""
+
+
+def _download(name: str, options: dict[str, Any]) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, allow_patterns=_ON_THE_HUB, **options))
+    except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
+        raise ValueError(
+            f"no run or model at {name}, and the hub does not have it ({type(error).__name__}){_hint(Path(name))}"
+        ) from None

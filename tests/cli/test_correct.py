@@ -1,0 +1,119 @@
+"""`cedd correct`, `cedd infill` and `cedd sample`: with a run or without, text from anywhere, bytes as they were."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cedd.cli import main
+from cedd.training import locate
+from tests.tasks.models import save_random
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """A package with a model: random weights that, at these settings, change some letters."""
+    root = tmp_path / "pretrained"
+    monkeypatch.setattr(locate, "pretrained_root", lambda: root)
+    save_random(root / "english-char", extra={"correction": {"t": 0.6}})
+    return root
+
+
+@pytest.fixture
+def run(tmp_path):
+    return str(save_random(tmp_path / "run", "uniform", extra={"correction": {"threshold": 0.0}}))
+
+
+def feed(monkeypatch, content: bytes):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_without_a_run_the_packages_model_corrects(shelf, run, capsys):
+    assert main(["correct", "teh cat sat on teh mat", "--json", "--device", "cpu"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["original"] == "teh cat sat on teh mat"
+    assert result["changes"]  # the package's model
+    assert main(["correct", run, "teh cat sat on teh mat", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "teh cat sat on teh mat\n"  # the run's, which trusts every letter
+    assert main(["correct", "english-char", "teh cat sat on teh mat", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == result["text"] + "\n"
+    assert main(["correct", "teh cat sat on teh mat", "--threshold", "0", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "teh cat sat on teh mat\n"
+
+
+@pytest.mark.parametrize("words", [["correct", "-"], ["correct"], ["correct", "RUN", "-"], ["correct", "RUN"]])
+def test_bytes_come_through_standard_input_as_they_were(words, shelf, run, capfdbinary, monkeypatch):
+    content = b"teh c\xc3\xa9t\r\n\xff\xfe 12\n\nno end"
+    feed(monkeypatch, content)
+    named = [run if word == "RUN" else word for word in words]
+    assert main([*named, "--threshold", "0", "--device", "cpu"]) == 0
+    assert capfdbinary.readouterr().out == content
+
+
+def test_bytes_come_through_a_file_as_they_were(shelf, capfdbinary, tmp_path):
+    content = "teh cät\r\n".encode("latin-1") * 40
+    (tmp_path / "text").write_bytes(content)
+    words = ["correct", "--file", str(tmp_path / "text"), "--device", "cpu"]
+    assert main([*words, "--threshold", "0"]) == 0
+    assert capfdbinary.readouterr().out == content
+    assert main(words) == 0
+    changed = capfdbinary.readouterr().out
+    assert len(changed) == len(content)
+    assert changed != content
+    assert changed.count(b"\xe4t\r\n") <= 40
+    assert changed.count(b"\xe4") == changed.count(b"\r\n") == 40
+
+
+def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
+    assert main(["infill", "a ____{3} cat", "--steps", "4", "--seed", "0", "--device", "cpu"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("a ")
+    assert first.endswith(" cat\n")
+    assert main(["infill", run, "a ____{3} cat", "--steps", "4", "--seed", "0", "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert main(["sample", "--length", "8", "--steps", "4", "--device", "cpu"]) == 0
+    assert len(capsys.readouterr().out.rstrip("\n")) >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["correct", "teh", "cat", "sat"], "put the text in quotes"),
+        (["correct", "teh", "cat"], "no run or model at teh (a text of several words is put in quotes)"),
+        (["correct", "english-chra", "cat"], "did you mean english-char?"),
+        (["infill"], "there is no text"),
+        (["infill", "RUN"], "there is no text"),
+        (["correct", "teh", "--file", "x"], "not both"),
+        (["correct", "--file", "/no/such/file"], "/no/such/file"),
+        (["correct", "teh", "--rate", "0"], "rate of wrong tokens"),
+        (["correct", "teh", "--rate", "0.1", "--t", "0.1"], "not both"),
+        (["sample", "a", "b"], "b"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, shelf, run, capsys):
+    assert main([*(run if word == "RUN" else word for word in words), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_no_text_at_a_terminal_is_said(shelf, capsys, monkeypatch):
+    feed(monkeypatch, b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert main(["correct", "--device", "cpu"]) == 2
+    assert "there is no text" in capsys.readouterr().err
+
+
+def test_correcting_imports_nothing_that_it_does_not_need(tmp_path):
+    """What makes the first answer late: none of these is needed to correct a line."""
+    run = save_random(tmp_path / "run")
+    heavy = ("matplotlib", "transformers", "huggingface_hub", "torch._dynamo", "torch._inductor", "triton", "PIL")
+    code = (
+        "import sys; from cedd.cli import main;"
+        f"assert main(['correct', {str(run)!r}, 'teh cat', '--device', 'cpu']) == 0;"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

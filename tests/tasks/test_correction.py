@@ -1,0 +1,189 @@
+"""Correction: what is expected of the text, what may change, and what never does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cedd
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
+from cedd.tasks import CorrectionOptions, correct, time_of_rate
+from cedd.tasks.correct import correction_options, read_text, token_groups
+from tests.tasks.models import ALPHABET, mending
+
+
+def believing(setting, beliefs):
+    """The model of a setting, convinced that the keys were meant as the values."""
+    table, tokenizer = setting.folder.model.get_buffer("table"), setting.folder.tokenizer
+    for seen, meant in beliefs.items():
+        table[int(tokenizer.encode(seen)[0])] = -9.0
+        table[int(tokenizer.encode(seen)[0]), int(tokenizer.encode(meant)[0])] = 9.0
+    return setting
+
+
+# ---- the rate ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rate=st.floats(0.001, 0.4),
+    vocab_size=st.integers(2, 7),
+    p_m=st.floats(0.05, 0.9),
+    name=st.sampled_from(["uniform", "roulette", "eroulette"]),
+)
+def test_a_rate_is_the_share_of_wrong_tokens_among_those_not_masked(rate, vocab_size, p_m, name):
+    """Against the dense transition matrix: of the tokens that are not masked, so many are not what they were."""
+    process = {
+        "uniform": lambda: cedd.uniform(vocab_size),
+        "roulette": lambda: cedd.roulette(vocab_size, p_m=p_m),
+        "eroulette": lambda: cedd.eroulette(vocab_size, mask_share=cedd.PowerShare(p_m, 0.95)),
+    }[name]()
+    most = -float(torch.expm1(-process.beta(1.0))) * (1 - 1 / vocab_size)
+    if rate >= most:
+        with pytest.raises(ValueError, match="rate of wrong tokens must lie in"):
+            time_of_rate(process, rate)
+        return
+    t = time_of_rate(process, rate)
+    column = process.transition_matrix(t)[:vocab_size, 0]
+    assert float(1 - column[0] / column.sum()) == pytest.approx(rate, abs=1e-6)
+
+
+def test_a_rate_by_counting():
+    """60,000 tokens of roulette at the time of a rate of 0.05: 4 standard errors are a false alarm in 16,000."""
+    process, x0 = cedd.roulette(97, p_m=0.6), torch.randint(97, (60, 1000), generator=torch.Generator().manual_seed(1))
+    x_t = process.sample(x0, torch.full((60,), time_of_rate(process, 0.05)), torch.Generator().manual_seed(0))
+    seen = x_t != process.mask_id
+    wrong = float((x_t != x0)[seen].double().mean())
+    assert wrong == pytest.approx(0.05, abs=4 * (0.05 * 0.95 / int(seen.sum())) ** 0.5)
+
+
+# ---- options ----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_has_defaults_of_its_own():
+    setting = mending()
+    setting.folder = replace(setting.folder, config={"correction": {"threshold": 0.3, "rate": 0.1, "passes": 2}})
+    assert correct(setting, "qz") == "az"
+    assert correct(setting, "qz", threshold=0.5) == "ay"
+    assert correct(setting, "qz", threshold=None) == "az"
+    process = setting.folder.process
+    assert correction_options(setting, {}).t == time_of_rate(process, 0.1)
+    assert correction_options(setting, {"rate": 0.2}).t == time_of_rate(process, 0.2)
+    assert correction_options(setting, {"t": 0.5}).t == 0.5
+    assert correction_options(setting, {}).passes == 2
+    assert correction_options(mending(), {}) == replace(CorrectionOptions(), rate=None, t=time_of_rate(process, 0.05))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"t": 0.0}, "t says how noisy"),
+        ({"rate": 0.0}, "rate of wrong tokens must lie in"),
+        ({"rate": 1.0}, "rate of wrong tokens must lie in"),
+        ({"rate": 0.1, "t": 0.1}, "give rate or t, not both"),
+        ({"threshold": 2.0}, "threshold"),
+        ({"change": "words"}, "letters or all; got 'words'"),
+        ({"passes": 0}, "passes must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"trust": 1}, "the options of correction do not include 'trust'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        correct(mending(), "teh", **options)
+
+
+def test_a_folder_whose_defaults_mean_nothing_is_refused():
+    setting = mending()
+    setting.folder = replace(setting.folder, config={"correction": {"strength": 0.3}})
+    with pytest.raises(ValueError, match="corrections of the model's folder do not include 'strength'"):
+        correct(setting, "teh")
+
+
+# ---- what may change ----------------------------------------------------------------------------------------------
+
+
+def test_only_letters_change_and_only_into_letters_of_their_case():
+    alphabet = ALPHABET + "AQZ0123456789\n"
+    wishes = {"1": "l", " ": "e", ".": ",", "a": " ", "b": "T", "T": "t", "Q": "A", "q": "a", "c": "7"}
+    setting = believing(mending(tokenizer=CharTokenizer(alphabet)), wishes)
+    text = "1 .abTQqc2\n"
+    assert correct(setting, text) == "1 .abTAac2\n"
+    assert correct(setting, text, change="letters") == "1 .abTAac2\n"
+    assert correct(setting, text, change="all") == "le, TtAa72\n"
+    drawn = correct(setting, text, steps=8, seed=0)
+    kinds = token_groups(setting.folder.tokenizer, None)
+    tokens = [setting.folder.tokenizer.encode(x) for x in (text, drawn)]
+    assert (kinds[tokens[0]] == kinds[tokens[1]]).all()
+    assert [a for a, b in zip(text, drawn, strict=True) if not b.isalpha()] == list("1 .2\n")
+
+
+def test_the_best_letter_is_taken_where_the_best_token_is_none():
+    """A position that the model wants to be a space still gets the likeliest letter."""
+    setting = believing(mending(), {"q": " "})
+    table = setting.folder.model.get_buffer("table")
+    table[int(setting.folder.tokenizer.encode("q")[0]), int(setting.folder.tokenizer.encode("o")[0])] = 5.0
+    assert correct(setting, "dqg") == "dog"
+
+
+def test_tokens_that_are_no_characters():
+    bpe = BPETokenizer.train(["the cat sat on the mat"] * 3, 270)
+    assert (token_groups(bpe, None) == 0).all()
+    with pytest.raises(ValueError, match="use change='all'"):
+        token_groups(bpe, "letters")
+    letters = token_groups(ByteTokenizer(), None)
+    assert [chr(i) for i in range(256) if letters[i] >= 0] == [chr(i) for i in range(128) if chr(i).isalpha()]
+    assert (token_groups(ByteTokenizer(), "all") == 0).all()
+
+
+def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
+    """A chain of wrong letters, of which each can be mended only once its left neighbour is."""
+    setting = mending("uniform", tokenizer=CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
+    V = 26
+
+    def features(x_t, sigma):
+        before = torch.roll(x_t, 1, 1)
+        settled = torch.roll(x_t, 2, 1) == before - 1
+        settled[:, :2] = False
+        guess = torch.where(settled, (before + 1) % V, x_t)
+        return guess[..., None].float()
+
+    monkeypatch.setattr(setting.folder.model, "features", features)
+    setting.folder.model.get_buffer("table").copy_(torch.eye(V) * 20)
+    assert correct(setting, "abcxqefg") == "abcdqefg"
+    twice = correct(setting, "abcxqefg", passes=2)
+    assert twice == "abcdeefg"
+    assert correct(setting, "abcxqefg", passes=9) == "abcdefgh"
+    assert [(c.position, c.before, c.after) for c in twice.changes] == [(3, "x", "d"), (4, "q", "e")]
+    assert all(c.confidence > 0.9 and c.doubt > 0.9 for c in twice.changes)
+
+
+# ---- what never changes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n  \n", "\r\n", "7", "日本語🙂", "\ud800"])
+def test_texts_without_a_known_letter(text):
+    result = correct(mending(), text)
+    assert result == text
+    assert result.changes == ()
+
+
+def test_line_ends_and_unknown_characters_stay():
+    text = "A cqt\r\nnaïve “sqt” — 日本\tz\r\n\r\nno end"
+    assert correct(mending(length=8), text) == text.replace("q", "a").replace("z", "y")
+
+
+def test_unknown_characters_are_read_as_what_they_look_like():
+    tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz '\"-\n")
+    reading = read_text(tokenizer, "naïve it’s “a” — b\r\n日🙂é")
+    assert tokenizer.decode(reading.ids) == 'naive it\'s "a" - b \n  e'
+    assert reading.protected.sum() == 9
+
+
+def test_a_long_text_is_read_in_one_go_and_comes_back_whole():
+    text = "the cqt sat on the mzt, ü\n" * 4000
+    result = correct(mending(length=64), text)
+    assert result == text.replace("q", "a").replace("z", "y")
+    assert len(result.changes) == 8000

@@ -1,0 +1,139 @@
+"""Models as folders: saved in every form, found by name, described by a card, given to the hub."""
+
+import json
+
+import pytest
+import torch
+
+import cedd
+from cedd.models.weights import FORMS
+from cedd.tasks import LanguageModel, hub, load
+from cedd.training import locate as locating
+from tests.tasks.models import save_random
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return save_random(tmp_path_factory.mktemp("runs") / "first")
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """A package with one model, english-char."""
+    monkeypatch.setattr(locating, "pretrained_root", lambda: tmp_path / "pretrained")
+    save_random(tmp_path / "pretrained" / "english-char")
+    return tmp_path / "pretrained"
+
+
+def test_a_model_is_found_by_its_name(shelf):
+    assert cedd.PRETRAINED == ("english-char",)
+    assert load("english-char", device="cpu").folder.path == shelf / "english-char"
+
+
+def test_a_folder_comes_before_the_package(shelf, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_random(tmp_path / "english-char", "uniform")
+    assert load("english-char", device="cpu").process.mask_id is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("english-chra", "no run or model at english-chra; did you mean english-char?"),
+        ("RUNS/frist", "no run or model at RUNS/frist; did you mean RUNS/first?"),
+        ("RUNS/zzzzzz", "no run or model at RUNS/zzzzzz"),
+        ("/no/such/english-char", "no run or model at /no/such/english-char; did you mean english-char?"),
+    ],
+)
+def test_a_name_that_is_none_is_said_with_what_was_meant(shelf, run, name, hint):
+    place = str(run.parent)
+    with pytest.raises(ValueError) as error:
+        load(name.replace("RUNS", place), device="cpu")
+    assert str(error.value) == hint.replace("RUNS", place)
+
+
+def test_the_hub_is_asked_for_an_owners_model(shelf, run, monkeypatch):
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options["revision"]))
+        if name != "owner/model":
+            raise OSError("no network")
+        return str(run)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert LanguageModel.from_pretrained("owner/model", device="cpu", revision="v2").folder.path == run
+    assert asked == [("owner/model", "v2")]
+    with pytest.raises(ValueError, match=r"at owner/english-chr, and the hub does not have it \(OSError\); did you"):
+        LanguageModel.from_pretrained("owner/english-chr", device="cpu", revision=None)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_is_the_same_in_every_form(run, tmp_path, form):
+    """float32 exactly; bf16 and int8 with a bound that is 0.2% and 1% from the model's own at most."""
+    model = load(run, device="cpu")
+    model.save_pretrained(tmp_path / "a" / form, weights=form)
+    other = LanguageModel.from_pretrained(tmp_path / "a" / form, device="cpu")
+    assert other.folder.weights == form
+    assert all(parameter.dtype == torch.float32 for parameter in other.model.parameters())
+    text = "the cat sat on the mat. " * 4
+    bounds = [m.perplexity(text, draws=16).nats_per_token for m in (model, other)]
+    assert bounds[1] == pytest.approx(bounds[0], rel={"float32": 0, "bf16": 2e-3, "int8": 1e-2}[form])
+    other.save_pretrained(tmp_path / "again")  # in the form it has
+    again = load(tmp_path / "again", device="cpu")
+    assert again.folder.weights == form
+    for one, two in zip(other.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.allclose(one, two, rtol=1e-6, atol=0)
+
+
+def test_an_unknown_form_is_refused(run, tmp_path):
+    model = load(run, device="cpu")
+    with pytest.raises(ValueError, match="not as 'int2'"):
+        model.save_pretrained(tmp_path / "x", weights="int2")
+    model.save_pretrained(tmp_path / "x", weights="int8")
+    file = tmp_path / "x" / "config.json"
+    file.write_text(file.read_text().replace('"int8"', '"int2"'))
+    with pytest.raises(ValueError, match="weights are stored as float32, bf16, int8, not as 'int2'"):
+        load(tmp_path / "x", device="cpu")
+
+
+def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_path):
+    extra = {
+        "title": "english-char",
+        "correction": {"threshold": 0.4},
+        "training": {"data": "Books.", "command": "cedd train char", "steps": 12345},
+        "data": {"train": {"blocks": 10, "length": 32}},
+        "results": {"a book": {"fixed": {"share": 0.81239, "n": 7}, "text": "a|b", "seeds": [1, 2]}},
+    }
+    load(run, device="cpu").save_pretrained(tmp_path / "one", extra=extra)
+    load(tmp_path / "one", device="cpu").save_pretrained(tmp_path / "two", weights="int8")
+    config = json.loads((tmp_path / "two" / "config.json").read_text())
+    assert {name: config[name] for name in extra} == extra
+    card = (tmp_path / "two" / "README.md").read_text()
+    for said in ("# english-char", "threshold 0.4", "cedd train char", "| steps | 12,345 |", "| train | 320 tokens |"):
+        assert said in card
+    for said in ("| fixed.share | 0.8124 |", "a\\|b", "[1, 2]", "int8 on the disk", "neither inserts nor deletes"):
+        assert said in card
+
+
+def test_a_model_goes_to_the_hub_as_its_folder(run, monkeypatch):
+    seen = {}
+
+    class Api:
+        def __init__(self, **options):
+            pass
+
+        def create_repo(self, repo_id, **options):
+            return type("Url", (), {"repo_id": repo_id})
+
+        def upload_folder(self, folder_path, repo_id, **options):
+            seen.update({file.name: file.stat().st_size for file in folder_path.iterdir()})
+            seen["model"] = load(folder_path, device="cpu")
+            return f"https://hub/{repo_id}"
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    model = load(run, device="cpu")
+    assert model.push_to_hub("owner/model", private=True) == "https://hub/owner/model"
+    assert {"config.json", "model.safetensors", "README.md", "cedd_tokenizer.json"} <= set(seen)
+    assert torch.equal(seen["model"].folder.model.head.weight, model.folder.model.head.weight)
+    assert issubclass(hub.HubModel, __import__("huggingface_hub").ModelHubMixin)
