@@ -15,21 +15,14 @@ from cedd.training.config import read_config
 Record = dict
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs") / "quickstart"
-
-
-def quickstart(out: Path, capsys: pytest.CaptureFixture[str]) -> Record:
-    assert main(["quickstart", "--fast", "--out", str(out), "--device", "cpu", "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def out(fast_run: Path) -> Path:
+    return fast_run
 
 
 @pytest.fixture
-def record(out: Path, capsys: pytest.CaptureFixture[str]) -> Record:
-    """The figures of a run that is made once."""
-    if not (out / "report.json").is_file():
-        quickstart(out, capsys)
+def record(out: Path) -> Record:
+    """The figures of the run."""
     return json.loads((out / "report.json").read_text())
 
 
@@ -87,7 +80,8 @@ def test_it_learns(record: Record):
 def test_the_same_command_again_finishes_with_the_same_figures(
     out: Path, record: Record, capsys: pytest.CaptureFixture[str]
 ):
-    again = quickstart(out, capsys)
+    assert main(["quickstart", "--fast", "--out", str(out), "--device", "cpu", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
     assert again.pop("page") == str(out / "report.html")
     assert again == record
 

@@ -168,7 +168,7 @@ def measure_baselines(
             _of_sequences(f"{best}-gram", means[best - 1], f"the best of orders {possible[0]} to {possible[-1]}")
         )
     made += [Baseline(name, compressed_bits(name, text), None, "the held-out text alone") for name in COMPRESSORS]
-    made.append(Baseline("xz, primed", compressed_bits("xz", text, given), None, "having read the training text"))
+    made.append(Baseline("primed xz", compressed_bits("xz", text, given), None, "having read the training text"))
     return made
 
 

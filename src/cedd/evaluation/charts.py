@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 132, 14, 42
+SPACING = 17  # of names at the right edge: the height of a letter on a narrow screen, where the page makes them larger
 
 Point = tuple[float, float]
 
@@ -160,9 +161,16 @@ def _labels(frame: _Frame, curves: Sequence[Curve], levels: Sequence[Level]) -> 
     last = -math.inf
     placed: list[tuple[float, str, str]] = []
     for y, label, kind in sorted(wanted):
-        last = max(y, last + 14)
+        last = max(y, last + SPACING)
         placed.append((last, label, kind))
     over = max(0.0, last - (HEIGHT - BOTTOM)) if placed else 0.0
     for y, label, kind in placed:
-        parts.append(f'<text class="{kind}" x="{WIDTH - RIGHT + 8}" y="{y - over + 4:.1f}">{html.escape(label)}</text>')
+        parts.append(
+            f'<text class="{kind}" x="{WIDTH - RIGHT + 8}" y="{y - over + 4:.1f}">{html.escape(_cut(label))}</text>'
+        )
     return "".join(parts)
+
+
+def _cut(label: str, most: int = 19) -> str:
+    """A label that fits the right edge; of a long one the end, which tells runs apart."""
+    return label if len(label) <= most else f"…{label[1 - most :]}"

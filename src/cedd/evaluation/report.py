@@ -237,7 +237,7 @@ def correction_spans(text: CorrectedText) -> str:
             kind = "fixed" if now == right else "missed" if now == given else "changed"
         else:
             kind = "broken" if now != given else ""
-        pieces.append((now, kind))
+        pieces.append(("↵" if now == "\n" and kind else now, kind))
     return spans(pieces)
 
 
@@ -268,10 +268,16 @@ def _verdict(report: RunReport) -> str:
     beaten = [b.name for b in report.baselines if b.bits_per_character > high]
     ahead = [b.name for b in report.baselines if b.bits_per_character < low]
     level = [b.name for b in report.baselines if low <= b.bits_per_character <= high]
-    parts = [("below ", beaten), ("level with ", level), ("above ", ahead)]
-    said = ", ".join(word + " and ".join(html.escape(n) for n in names) for word, names in parts if names)
+    parts = [("fewer than ", beaten), ("about as many as ", level), ("more than ", ahead)]
+    said = [f"{word}{html.escape(_listed(names))}" for word, names in parts if names]
     text = f"On {bound.characters:,} characters that training never saw."
-    return f"{text} {said[:1].upper()}{said[1:]}." if said else text
+    return f"{text} It needs {'; '.join(said)}." if said else text
+
+
+def _listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _curves(report: RunReport) -> str:
@@ -331,7 +337,7 @@ def _baselines(report: RunReport) -> str:
         f'<tr class="{kind}"><td>{html.escape(name)}</td><td class="value">{number(bits)}</td>'
         f'<td class="value dim">{"± " + number(1.96 * error) if error is not None else ""}</td>'
         f'<td class="bar"><i style="width:{100 * min(bits, most) / most:.1f}%"></i></td>'
-        f'<td class="dim">{html.escape(text)}</td></tr>'
+        f'<td class="dim detail">{html.escape(text)}</td></tr>'
         for name, bits, error, text, kind in rows
     )
     return (
@@ -390,7 +396,7 @@ def _filled(given: Sequence[str], text: str) -> str:
         return html.escape(text)
     pieces = [(given[0], "")]
     for fill, part in zip(found.groups(), given[1:], strict=True):
-        pieces += [(fill, "filled"), (part, "")]
+        pieces += [(fill.replace("\n", "↵"), "filled"), (part, "")]
     return spans(pieces)
 
 
@@ -445,9 +451,10 @@ def run_page(report: RunReport) -> str:
 
 def comparison_page(runs: Sequence[ComparedRun], baselines: Sequence[Baseline], command: str) -> str:
     """The page of several runs."""
+    names = short_names([run.run for run in runs])
     curves = [
         Curve(
-            run.run,
+            names[i],
             [(step, bits) for step, bits, _ in run.bounds],
             [half for *_, half in run.bounds],
             dots=True,
@@ -477,19 +484,30 @@ def _compared_table(runs: Sequence[ComparedRun]) -> str:
             kind = "better" if high < 0 else "worse" if low > 0 else ""
             difference = f'<td class="value {kind}">{mean:+.4f} <span class="dim">[{low:+.4f}, {high:+.4f}]</span></td>'
         rows.append(
-            f'<tr><td><i class="swatch curve-{i % 6}"></i>{html.escape(run.run)}</td><td>{html.escape(run.method)}</td>'
-            f"<td>{html.escape(run.process)}</td><td class='value'>{run.parameters:,}</td>"
-            f"<td class='value'>{run.step:,}</td>"
+            f'<tr><td><i class="swatch curve-{i % 6}"></i>{html.escape(run.run)}</td>'
             f"<td class='value'><b>{number(run.bound.bits_per_character, 4)}</b> "
-            f"<span class='dim'>{interval(*run.bound.ci95, digits=4)}</span></td>{difference}</tr>"
+            f"<span class='dim'>{interval(*run.bound.ci95, digits=4)}</span></td>{difference}"
+            f"<td>{html.escape(run.method)}</td><td>{html.escape(run.process)}</td>"
+            f"<td class='value'>{run.parameters:,}</td><td class='value'>{run.step:,}</td></tr>"
         )
+    heads = ("run", "bits per character", "difference", "method", "process", "parameters", "steps")
     return (
         "<p>Bits per character of the held-out text, at most (exactly, for an autoregressive model), with 95% "
         "intervals. Differences are to the first run, sequence by sequence on the same noise levels, which is why "
         "their intervals are narrower than those of the two figures.</p>"
-        "<table><thead><tr><th>run</th><th>method</th><th>process</th><th>parameters</th><th>steps</th>"
-        f"<th>bits per character</th><th>difference</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f'<div class="scroll"><table><thead><tr>{"".join(f"<th>{head}</th>" for head in heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The last parts of paths, as many as tell them apart."""
+    parts = [path.rstrip("/").split("/") for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(set(paths)):
+            return names
+    return list(paths)
 
 
 def whole_page(title: str, body: str) -> str:
@@ -504,10 +522,12 @@ _PAGE = """<!doctype html>
 :root { --ink: #1c2430; --dim: #667085; --paper: #fbfaf7; --card: #ffffff; --line: #e4e2dc; --accent: #c2410c;
   --curve-0: #2563eb; --curve-1: #c2410c; --curve-2: #15803d; --curve-3: #7e22ce; --curve-4: #b45309;
   --curve-5: #0e7490;
-  --good: #bbf7d0; --bad: #fecaca; --warn: #fde68a; --odd: #e9d5ff; }
+  --good: #bbf7d0; --bad: #fecaca; --warn: #fde68a; --odd: #e9d5ff;
+  --better: #15803d; --worse: #b91c1c; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e5e7eb; --dim: #98a2b3; --paper: #14161a; --card: #1c1f26;
   --line: #2c313b; --accent: #fb923c; --curve-0: #60a5fa; --curve-1: #fb923c; --curve-2: #4ade80; --curve-3: #c084fc;
-  --curve-4: #fbbf24; --curve-5: #22d3ee; --good: #14532d; --bad: #7f1d1d; --warn: #713f12; --odd: #581c87; } }
+  --curve-4: #fbbf24; --curve-5: #22d3ee; --good: #14532d; --bad: #7f1d1d; --warn: #713f12; --odd: #581c87;
+  --better: #4ade80; --worse: #f87171; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 3rem 1.5rem 6rem; background: var(--paper); color: var(--ink);
   font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -523,9 +543,9 @@ section { margin-top: 3.2rem; padding-top: 1.6rem; border-top: 1px solid var(--l
 .figure span { color: var(--dim); font-size: .92rem; line-height: 1.4; }
 .figure b { font-size: 3.6rem; line-height: 1; letter-spacing: -.04em; color: var(--accent);
   font-variant-numeric: tabular-nums; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 1px; background: var(--line);
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: 1px; background: var(--card);
   border: 1px solid var(--line); border-radius: 10px; overflow: hidden; margin: 2rem 0 0; }
-dl div { background: var(--card); padding: .7rem .9rem; } dt { color: var(--dim); font-size: .8rem; }
+dl div { box-shadow: 0 0 0 1px var(--line); padding: .7rem .9rem; } dt { color: var(--dim); font-size: .8rem; }
 dd { margin: 0; font-size: .95rem; }
 .chart { width: 100%; height: auto; display: block; margin: .5rem 0 1.5rem; background: var(--card);
   border: 1px solid var(--line); border-radius: 10px; }
@@ -542,7 +562,7 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th { text-align: left; font-weight: 600; color: var(--dim); }
 th, td { padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line); vertical-align: baseline; }
 .value { font-variant-numeric: tabular-nums; white-space: nowrap; } .dim { color: var(--dim); font-weight: 400; }
-.better { color: #15803d; } .worse { color: #b91c1c; }
+.better { color: var(--better); } .worse { color: var(--worse); }
 .bars .bar { width: 34%; }
 .bar i { display: block; height: .75rem; border-radius: 3px; background: var(--dim); opacity: .45; }
 .ours td { font-weight: 650; color: var(--accent); } .ours .bar i { background: var(--accent); opacity: 1; }
@@ -560,21 +580,36 @@ th, td { padding: .45rem .8rem .45rem 0; border-bottom: 1px solid var(--line); v
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem; margin-top: 1rem; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; }
 iframe { width: 100%; height: 25rem; border: 1px solid var(--line); border-radius: 10px; display: block; }
-.command { background: #14161a; color: #e5e7eb; border-radius: 8px; padding: .6rem .9rem; overflow-x: auto;
-  margin: 1rem 0 0;
+.command { background: #14161a; color: #e5e7eb; border: 1px solid var(--line); border-radius: 8px;
+  padding: .6rem .9rem; overflow-x: auto; margin: 1rem 0 0;
   font: .82rem/1.5 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre-wrap; }
 .note { color: var(--dim); font-style: italic; }
+.scroll { overflow-x: auto; }
+@media (max-width: 40rem) {
+  body { padding: 1.5rem 1rem 4rem; } h1 { font-size: 1.6rem; } .hero { gap: 1rem; }
+  .hero p { min-width: 0; flex-basis: 100%; } .figure b { font-size: 2.8rem; }
+  .chart text { font-size: 16px; } .chart .label { font-weight: 500; }
+  .cards { grid-template-columns: 1fr; }
+  .bars thead { display: none; } .bars .bar { display: none; }
+  .bars tr { display: grid; grid-template-columns: 1fr auto 5.5rem; column-gap: .8rem; padding: .5rem 0;
+    border-bottom: 1px solid var(--line); }
+  .bars td { padding: 0; border: 0; } .bars .detail { grid-column: 1 / -1; font-size: .85rem; }
+  .plain tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
+  .plain th, .plain td { display: block; width: auto; padding: 0; border: 0; } .plain pre { margin: .3rem 0 0; }
+}
 </style></head><body>
 __BODY__
 <script>
-// The animation is as high as its page, and starts when it is first seen.
+// The animation is as high as its page; it waits at its first frame until it is seen.
 for (const frame of document.querySelectorAll("iframe")) {
+  const part = name => frame.contentDocument && frame.contentDocument.getElementById(name);
   const seen = new IntersectionObserver(entries => {
-    const play = frame.contentDocument && frame.contentDocument.getElementById("play");
-    if (play && entries.some(entry => entry.isIntersecting)) { seen.disconnect(); play.click(); }
+    if (entries.some(entry => entry.isIntersecting)) { seen.disconnect(); part("play").click(); }
   }, { threshold: 0.3 });
   const ready = () => {
-    if (!frame.contentDocument || !frame.contentDocument.getElementById("play")) return;
+    if (!part("play")) return;
+    part("step").value = 0;
+    part("step").dispatchEvent(new Event("input"));  // which stops it
     frame.style.height = frame.contentDocument.documentElement.scrollHeight + "px";
     seen.observe(frame);
   };
