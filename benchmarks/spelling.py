@@ -54,8 +54,6 @@ from cedd.training.loop import Trainer, TrainResult, share_the_interpreter
 from cedd.training.noising import StepBatch
 from cedd.training.records import LOG_FILE, Records, read_log
 
-START_SECONDS = 90
-"""A cell that would have less than this to train, which the compiler needs, is not begun."""
 METHODS = ("sedd", "sedds", "cedd", "cedd-star", "bayes", "bayes-star")
 PROCESSES = ("uniform", "roulette")
 TRAINING_BOOK = "war_and_peace"
@@ -120,6 +118,8 @@ class Arguments:
     """Stop before so many minutes have passed, so that the same command can go on."""
     save_seconds: float = 40.0
     """Time kept back for writing the checkpoint of a run that --minutes stops."""
+    start_seconds: float = 90.0
+    """A cell that would have less than this, which the compiler needs, is not begun."""
     jobs: int = 1
     """Cells trained at once on the device."""
     out: Path = Path("runs/spelling")
@@ -389,7 +389,7 @@ def run(arguments: Arguments) -> int:
     failed = 0
 
     def is_late() -> bool:
-        return until is not None and time.time() + START_SECONDS + arguments.save_seconds > until
+        return until is not None and time.time() + arguments.start_seconds + arguments.save_seconds > until
 
     try:
         while running or (waiting and not is_late()):
@@ -432,6 +432,8 @@ def tables(content: Mapping[str, Any]) -> str:
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [_row(cell, cells[cell]) for cell in found]
+    if not found:
+        return "nothing was tested yet"
     steps = sorted({point["step"] for cell in found for point in cells[cell]["curve"]})
     lines += ["", f"| PAP / CAP, % at step | {' | '.join(f'{step:,}' for step in steps)} | without averaging |"]
     lines += [f"|---|{'--:|' * (len(steps) + 1)}"]

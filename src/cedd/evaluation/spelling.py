@@ -18,14 +18,20 @@ Mistakes of one block share its words, so every share comes with an interval who
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import Interval, student_quantile
+from cedd.data.corruption import LETTERS
+from cedd.data.storage import atomic_write
 from cedd.network import has_head
 from cedd.objectives.methods import Method
 from cedd.process import Noise, TokenProcess
@@ -176,3 +182,104 @@ def likeliest(model: Network, method: Method, x_t: Tensor, noise: Noise, places:
         for part in chunks(len(flat), noise.vocab_size)
     ]
     return torch.cat(found) if found else flat
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The user's protocol
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of a text with mistakes; shares with blocks as their units.
+
+    Of the mistakes: fixed, missed (left as they are), altered (changed into another mistake).
+    Of what was right: broken letters, and broken others (spaces, digits, punctuation).
+    Of all characters: wrong before and after.
+    """
+
+    fixed: Share
+    missed: Share
+    altered: Share
+    broken: Share
+    broken_others: Share
+    before: Share
+    after: Share
+
+    def record(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name).record() for field in fields(self)}
+
+
+def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128) -> Outcomes:
+    """Three texts of the same length, compared letter by letter; `unit` characters make a block."""
+    if not len(original) == len(corrupted) == len(corrected):
+        raise ValueError(
+            "letters are compared place by place: the original, the corrupted and the corrected text must be as long"
+        )
+    if unit < 1 or not original:
+        raise ValueError("there is no letter to compare: give a text and blocks of at least one character")
+    was, seen, now = (np.frombuffer(text.encode("utf-32-le"), dtype="<u4") for text in (original, corrupted, corrected))
+    letters = np.isin(was, np.array([ord(letter) for group in LETTERS for letter in group], dtype=np.uint32))
+    mistake, wrong, touched = seen != was, now != was, now != seen
+    starts = np.arange(0, len(was), unit)
+
+    def share(of: NDArray[np.bool_], what: NDArray[np.bool_]) -> Share:
+        counts = (np.add.reduceat(hit.astype(np.int64), starts) for hit in (of & what, of))
+        hits, totals = (torch.from_numpy(count) for count in counts)
+        return Share(hits, totals)
+
+    everywhere = np.ones_like(mistake)
+    return Outcomes(
+        fixed=share(mistake, ~wrong),
+        missed=share(mistake, ~touched),
+        altered=share(mistake, touched & wrong),
+        broken=share(~mistake & letters, wrong),
+        broken_others=share(~mistake & ~letters, wrong),
+        before=share(everywhere, mistake),
+        after=share(everywhere, wrong),
+    )
+
+
+@dataclass(frozen=True)
+class Correction:
+    """One way to correct, with its options (see `cedd.tasks.correct`), and what came of it."""
+
+    way: str
+    options: Mapping[str, Any]
+    outcomes: Outcomes
+
+    @property
+    def threshold(self) -> float:
+        return self.options["threshold"]
+
+    def record(self) -> dict[str, Any]:
+        return {"way": self.way, "options": dict(self.options), **self.outcomes.record()}
+
+
+def save_plot(path: Path, corrections: Sequence[Correction]) -> None:
+    """Mistakes fixed over letters broken, in percent with 95% intervals: a curve over the threshold for each way."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for way in dict.fromkeys(c.way for c in corrections):
+        curve = sorted((c for c in corrections if c.way == way), key=lambda c: c.threshold)
+        broken, fixed = ([getattr(c.outcomes, name) for c in curve] for name in ("broken", "fixed"))
+        x, y = ([100 * share.value for share in shares] for shares in (broken, fixed))
+        axes.errorbar(x, y, xerr=_bars(broken), yerr=_bars(fixed), label=way, marker="o", ms=3, lw=1, elinewidth=0.6)
+        for c, at in zip(curve, zip(x, y, strict=True), strict=True):
+            axes.annotate(f"{c.threshold:g}", at, fontsize=7, textcoords="offset points", xytext=(4, -8))
+    axes.set_xlabel("good letters broken, %")
+    axes.set_ylabel("mistakes fixed, %")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, title="labels: threshold", title_fontsize=8)
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    atomic_write(path, buffer.getvalue())
+
+
+def _bars(shares: Sequence[Share]) -> NDArray[np.float64]:
+    """How far the intervals reach below and above, in percent, [2, N]; 0 where there is none."""
+    reach = [(share.value - share.ci95[0], share.ci95[1] - share.value) for share in shares]
+    return 100 * np.nan_to_num(np.array(reach, dtype=np.float64).T.clip(0.0))

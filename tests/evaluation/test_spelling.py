@@ -1,0 +1,320 @@
+"""Spelling: shares with honest intervals, the paper's protocol against dense matrices, letters compared one by one."""
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import cedd
+from cedd.evaluation.spelling import Correction, Share, outcomes, restore, save_plot
+from tests.networks import random_network
+
+ROOT = Path(__file__).resolve().parents[2]
+NOVELS = ROOT.parent / "shared" / "data" / "novels"
+BENCHMARK = ROOT / "benchmarks" / "spelling.py"
+
+# ----------------------------------------------------------------------------------------------------------------
+# Shares
+
+
+def make_share(hits, totals):
+    return Share(torch.tensor(hits), torch.tensor(totals))
+
+
+def test_a_share_is_the_ratio_of_sums():
+    share = make_share([1, 0, 3], [2, 4, 4])
+    assert share.value == 0.4
+    residuals = [1 - 0.8, 0 - 1.6, 3 - 1.6]
+    assert share.stderr == pytest.approx(math.sqrt(3 / 2 * sum(r * r for r in residuals)) / 10)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=8))
+def test_an_interval_lies_within_bounds_and_holds_its_share(pairs):
+    share = make_share([a for a, _ in pairs], [a + b for a, b in pairs])
+    low, high = share.ci95
+    if not share.total:
+        assert math.isnan(low)
+        assert share.record()["share"] is None
+        return
+    assert 0 <= low <= share.value + 1e-12
+    assert share.value - 1e-12 <= high <= 1
+    assert low < high
+
+
+def test_nothing_seen_is_not_nothing_there():
+    """With no hit among 300 the interval is Wilson's, which reaches to about 3.7 in 300."""
+    low, high = make_share([0] * 100, [3] * 100).ci95
+    assert low < 1e-12
+    assert 3.0 < 300 * high < 4.5
+
+
+def test_intervals_of_clustered_mistakes_cover():
+    """Blocks differ in how hard they are (standard deviation 0.2). 600 intervals of 95% cover in 95%, give or take
+    0.9%: outside of 92% to 98% a right interval falls once in a thousand. Taken as independent they cover less."""
+    generator = torch.Generator().manual_seed(1)
+    truth, covered, naive = 0.7, 0, 0
+    for _ in range(600):
+        hard = (truth + 0.2 * torch.randn(80, generator=generator).clamp(-1.5, 1.5)).clamp(0, 1)
+        totals = torch.randint(2, 12, (80,), generator=generator)
+        share = Share(torch.binomial(totals.float(), hard, generator=generator).long(), totals)
+        low, high = share.ci95
+        covered += low <= truth <= high
+        naive += abs(share.value - truth) <= 1.96 * math.sqrt(share.value * (1 - share.value) / share.total)
+    assert 0.92 < covered / 600 < 0.98
+    assert naive < covered
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The paper's protocol
+
+V, LENGTH = 4, 3
+BLOCKS = torch.randint(V, (400, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def dense_guess(method, process, outputs, x, t):
+    """argmax of p(x_0 | x_t = x) at one position by whole matrices, from outputs [V]."""
+    matrix = process.transition_matrix(t)
+    if method in ("cedd", "cedd-star"):
+        return int(outputs.argmax())
+    if method == "bayes":
+        return int((outputs.softmax(-1) * matrix[x, :V]).argmax())
+    scores = torch.zeros(process.num_states, dtype=torch.float64)
+    time = torch.tensor([t], dtype=torch.float64)
+    scores[:V] = cedd.log_scores(method, process, outputs[None, None], torch.tensor([[x]]), time)[0, 0].exp()
+    if x == V:
+        scores[V] = 1.0
+    posterior = torch.linalg.solve(matrix, scores) * matrix[x]  # (K^-1 s)(z) K(x|z)
+    return int(posterior[:V].argmax())
+
+
+@pytest.mark.parametrize("name", ["uniform", "roulette", "absorb"])
+@pytest.mark.parametrize("method", ["sedd", "sedds", "cedd", "bayes"])
+def test_restoring_is_the_argmax_of_the_dense_posterior(name, method):
+    t = 0.4
+    process = cedd.roulette(V, p_m=0.5) if name == "roulette" else getattr(cedd, name)(V)
+    model = random_network(process, LENGTH, seed=3)
+    measured = restore(model, process, cedd.get_method(method), BLOCKS, t=t, seed=5, batch=64)
+    x_t = process.noise(t).sample(BLOCKS, torch.Generator().manual_seed(5))
+    outputs = model(x_t, process.sigma(torch.full((len(x_t),), t)))
+    counts = {"masked": [0, 0], "shuffled": [0, 0]}
+    for n, i in (x_t != BLOCKS).nonzero().tolist():
+        count = counts["masked" if x_t[n, i] == V else "shuffled"]
+        count[0] += dense_guess(method, process, outputs[n, i], int(x_t[n, i]), t) == int(BLOCKS[n, i])
+        count[1] += 1
+    for kind, (hits, total) in counts.items():
+        share = getattr(measured, kind)
+        assert (share.count, share.total) == (hits, total)
+    assert measured.all.total == int((x_t != BLOCKS).sum()) > 100
+    assert measured.masked.total == 0 if name == "uniform" else measured.masked.total > 50
+    assert measured.shuffled.total == 0 if name == "absorb" else measured.shuffled.total > 50
+
+
+class Halves(nn.Module):
+    """A network in two halves whose prediction follows from the token that is there."""
+
+    def __init__(self, states: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(states, 5)
+        self.head = nn.Linear(5, V)
+        self.rows_seen = 0
+        self.head.register_forward_hook(lambda _module, inputs, _output: self.count(len(inputs[0])))
+
+    def count(self, rows: int) -> None:
+        self.rows_seen += rows
+
+    def features(self, x_t, sigma):
+        return self.table(x_t)
+
+
+def test_the_head_runs_on_corrupted_positions_only_and_no_batch_matters():
+    torch.manual_seed(0)
+    process, method = cedd.roulette(V, p_m=0.5), cedd.get_method("bayes")
+    model = Halves(V + 1)
+    first = restore(model, process, method, BLOCKS, t=0.3, batch=64)
+    assert model.rows_seen == first.all.total < BLOCKS.numel() / 2
+    second = restore(lambda x, sigma: model.head(model.table(x)), process, method, BLOCKS, t=0.3, batch=7)
+    assert torch.equal(first.all.hits, second.all.hits)
+    assert 0 < first.all.value < 1
+    other = restore(model, process, method, BLOCKS, t=0.3, seed=1)
+    assert not torch.equal(first.all.totals, other.all.totals)
+
+
+def test_a_network_that_knows_restores_all():
+    """Every block repeats one token, and the network takes the majority."""
+    blocks = torch.arange(V).repeat_interleave(50)[:, None].expand(-1, 16)
+
+    def model(x, sigma):
+        votes = torch.nn.functional.one_hot(x, V + 1)[..., :V].sum(1, keepdim=True)
+        return votes.double().expand(-1, 16, -1)
+
+    share = restore(model, cedd.roulette(V, p_m=0.5), cedd.get_method("cedd"), blocks, t=0.1).all
+    assert share.value == 1.0
+    assert share.total > 100
+    assert share.ci95[0] > 0.95
+
+
+def test_what_cannot_be_restored_is_refused():
+    model, process = random_network(cedd.uniform(V), LENGTH, seed=0), cedd.uniform(V)
+    method = cedd.get_method("cedd")
+    with pytest.raises(ValueError, match="autoregressive"):
+        restore(model, process, cedd.get_method("ar"), BLOCKS)
+    with pytest.raises(ValueError, match="too short"):
+        restore(model, process, method, BLOCKS[:0])
+    with pytest.raises(ValueError, match="must lie in"):
+        restore(model, process, method, BLOCKS, t=0.0)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The user's protocol
+
+
+def test_outcomes_of_a_known_text():
+    #                    good  altered  missed  fixed
+    original, corrupted = "the cat, sat.", "thx cqt, szt."
+    corrected = "txx cbt, sat!"  # h broken; x missed; q altered; z fixed; the point broken
+    seen = outcomes(original, corrupted, corrected, unit=4)
+    counts = {name: (share["count"], share["total"]) for name, share in seen.record().items()}
+    assert counts == {
+        "fixed": (1, 3),
+        "missed": (1, 3),
+        "altered": (1, 3),
+        "broken": (1, 6),
+        "broken_others": (1, 4),
+        "before": (3, 13),
+        "after": (4, 13),
+    }
+    assert seen.after.totals.tolist() == [4, 4, 4, 1]
+
+
+@given(st.data())
+def test_outcomes_add_up(data):
+    length = data.draw(st.integers(1, 40))
+    words = st.text(alphabet="ab ,é", min_size=length, max_size=length)
+    seen = outcomes(data.draw(words), data.draw(words), data.draw(words), unit=data.draw(st.integers(1, 50)))
+    assert seen.fixed.count + seen.missed.count + seen.altered.count == seen.fixed.total == seen.before.count
+    broken = seen.broken.count + seen.broken_others.count
+    assert seen.after.count == seen.before.count - seen.fixed.count + broken
+    assert seen.fixed.total + seen.broken.total + seen.broken_others.total == length
+
+
+def test_texts_of_other_lengths_are_refused():
+    with pytest.raises(ValueError, match="as long"):
+        outcomes("abc", "abc", "ab")
+    with pytest.raises(ValueError, match="no letter"):
+        outcomes("", "", "")
+
+
+def test_the_plot_is_written(tmp_path):
+    made = [
+        Correction(way, {"threshold": threshold}, outcomes("abcd" * 20, "abcx" * 20, "abcd" * 10 + "abxx" * 10, 8))
+        for way in ("1 step", "8 steps")
+        for threshold in (0.1, 1.0)
+    ]
+    for name in ("fixed.png", "fixed.svg"):
+        save_plot(tmp_path / name, made)
+    assert (tmp_path / "fixed.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "fixed.svg").read_text()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# benchmarks/spelling.py
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    if not BENCHMARK.is_file():
+        pytest.skip("benchmarks/ is part of the source tree only")
+    spec = importlib.util.spec_from_file_location("spelling_benchmark", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_books_are_written_in_characters_that_have_a_token(benchmark):
+    known = {c: i for i, c in enumerate("abceioy\"' \n")}
+    assert benchmark.plain("“a ý”\n‘bœe’\ufeff", known) == "\"a y\"\n'boee'"
+
+
+def books(value):
+    share = {"share": value, "low": value - 0.01, "high": value + 0.01}
+    return {name: {"all": share, "masked": share, "shuffled": share} for name in ("pap", "cap")}
+
+
+def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path):
+    arguments = benchmark.Arguments(out=tmp_path / "runs", results=tmp_path / "results.json")
+    cell = "cedd-star/roulette"
+    config = benchmark.configuration(arguments, cell)
+    results = benchmark.Results(arguments.results, arguments)
+
+    def take(event, **values):
+        results.take(cell, {"event": event, **values})
+
+    begin = {"config": benchmark.to_json(config), "machine": "here", "time": 0.0}
+    take("begin", step=0, **begin)
+    for step in (5000, 10_000):
+        take("point", step=step, books=books(0.8), seconds=1.0)
+    take("end", step=7000, finished=False, loss=1.0, seconds=60.0, seconds_per_step=0.009)
+    assert not results.is_done(cell, config)
+
+    results = benchmark.Results(arguments.results, arguments)  # another process goes on, from step 7000
+    take("begin", step=7000, **begin)
+    assert [point["step"] for point in results.content["cells"][cell]["curve"]] == [5000]
+    take("point", step=25_000, books=books(0.9123), seconds=1.0)
+    take("raw", step=25_000, books=books(0.5))
+    take("end", step=25_000, finished=True, loss=1.0, seconds=60.0, seconds_per_step=0.009)
+    assert results.is_done(cell, config)
+    assert not results.is_done(cell, benchmark.configuration(benchmark.Arguments(seed=1), cell))
+    saved = benchmark.read_results(arguments.results)
+    assert [part["step"] for part in saved["cells"][cell]["parts"]] == [7000, 25_000]
+    table = benchmark.tables(saved)
+    assert "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 9.0 |" in table
+    assert "| cedd-star/roulette | 80.0 / 80.0 | 91.2 / 91.2 | 50.0 / 50.0 |" in table
+
+
+def test_the_papers_settings_are_the_defaults(benchmark):
+    config = benchmark.configuration(benchmark.Arguments(), "cedd/uniform")
+    assert (config.model.width, config.model.depth, config.model.dropout) == (768, 12, 0.1)
+    assert (config.batch.size, config.length, config.steps) == (32, 128, 25_000)
+    assert (config.optimizer.rate, config.optimizer.warmup, config.optimizer.ema) == (3e-4, 2500, 0.9999)
+    assert (config.process.name, config.process.sigma_floor) == ("uniform", 0.003)
+    assert config.checkpoint_every > config.steps
+    config.check()
+    with pytest.raises(ValueError, match="a cell is one of"):
+        benchmark.Arguments(only=("cedd/absorb",)).check()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NOVELS.is_dir(), reason="needs the novels and GPT-2's vocabulary in ../shared/data")
+def test_the_benchmark_stops_in_time_and_goes_on(tmp_path):
+    """A tiny network on the CPU: stopped by the clock with a checkpoint, resumed, finished, its table printed."""
+    results = tmp_path / "results.json"
+    sizes = ["--size", "tiny", "--length", "32", "--batch", "2", "--every", "20", "--warmup", "5", "--blocks", "8"]
+    places = ["--data", str(NOVELS), "--out", str(tmp_path / "runs"), "--results", str(results), "--device", "cpu"]
+    cell = ["--only", "bayes/roulette", "--form", "clean"]
+    command = [sys.executable, str(BENCHMARK), *sizes, *places, *cell]
+
+    def run(*more):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+        return done.stdout, json.loads(results.read_text())["cells"]["bayes/roulette"]
+
+    _, record = run("--steps", "100000", "--minutes", "0.6", "--save-seconds", "2", "--start-seconds", "0")
+    stopped = record["step"]
+    assert not record["finished"]
+    assert 0 < stopped < 100_000
+    printed, record = run("--steps", str(stopped + 7))
+    assert f"from step {stopped} on" in printed
+    assert record["finished"]
+    assert record["curve"][-1]["step"] == stopped + 7
+    assert "| bayes | roulette |" in printed
+    assert not list((tmp_path / "runs").rglob(f"step-{stopped + 7:08d}"))
