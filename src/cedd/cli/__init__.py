@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "sample": "draw texts from a trained model, and watch them being denoised",
     "infill": "fill the blanks of a text",
     "correct": "put a text's mistakes right",
+    "spelling": "count the mistakes a model puts right in a book, and what it breaks",
     "genppl": "judge a model's samples by another language model",
     "report": "write a run as one page, or a comparison of several",
     "bench": "time training steps or sampling against a textbook implementation",

@@ -1,0 +1,295 @@
+"""`cedd spelling`: how many mistakes a model puts right, by the paper's protocol and by the one users mean."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cedd.cli import UserError
+from cedd.cli.evaluate import progress_bar
+from cedd.data.corpora import open_corpus
+from cedd.data.corruption import Corruption, corrupt_letters
+from cedd.evaluation.perplexity import PLOT_SUFFIXES, check_suffix
+from cedd.evaluation.spelling import Correction, Restoration, Share, outcomes, restore, save_plot
+from cedd.tasks import LanguageModel, load
+from cedd.tasks.correct import CorrectionOptions, ask, correction_options, read_text, token_groups
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: cedd spelling runs/first --data book.txt --blocks 200 --plot fixed.png
+
+    Share of mistakes that a model puts right in a book, with 95% intervals. The paper's protocol: noise of the model's
+    own process at t = 0.05, the likeliest token at each corrupted place. The user's: 5% of the letters replaced by
+    other letters at unknown places; what is fixed, missed and broken, over the threshold of correction.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run's folder, or a model by its name."""
+    data: str
+    """A text file, a folder of them, a .jsonl, hf:NAME, or python-manual."""
+    protocol: Literal["paper", "user", "both"] = "both"
+    """both: each that the model allows (user's: a character tokenizer, and a process that shuffles)."""
+    blocks: int | None = None
+    """Test on so many consecutive blocks from the middle of the book only."""
+    t: float = 0.05
+    """Paper's: the time of the noise."""
+    rate: float = 0.05
+    """User's: the share of letters that are replaced."""
+    thresholds: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+    """User's: a letter the model gives at least this probability is left alone; 1 leaves all to the argmax."""
+    steps: tuple[int, ...] = (1, 8)
+    """User's: 1 takes the likeliest letters, once for all thresholds; more sample the reverse process for each."""
+    times: tuple[float, ...] = ()
+    """User's: the times that the text is taken to be at, in place of the model's own."""
+    change: Literal["letters", "all"] | None = None
+    """User's: what may be changed, as in cedd correct."""
+    plot: Path | None = None
+    """User's: draw fixed over broken to this .png, .pdf or .svg."""
+    batch: int = 256
+    """Blocks shown to the network at once (paper's)."""
+    seed: int = 0
+    """Of the mistakes, and of sampling."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """The text that is tested on, and how it was cut."""
+
+    name: str
+    text: str
+    length: int
+    unknown: int
+    """Characters that the tokenizer does not know; they are read as the most similar it does know."""
+
+
+def run(arguments: Arguments) -> int:
+    """Measure by one protocol or both."""
+    check_suffix(arguments.plot, PLOT_SUFFIXES)
+    if arguments.batch < 1 or (arguments.blocks is not None and arguments.blocks < 1):
+        raise UserError("--batch and --blocks must be at least 1")
+    started = time.perf_counter()
+    model = load(arguments.model, arguments.device)
+    refusal = why_not_users(model)
+    if arguments.protocol == "user" and refusal:
+        raise UserError(refusal)
+    book = read_book(model, arguments.data, arguments.blocks)
+    restoration = paper_protocol(model, book, arguments) if arguments.protocol != "user" else None
+    corrections = user_protocol(model, book, arguments) if arguments.protocol != "paper" and not refusal else []
+    if arguments.plot is not None:
+        if not corrections:
+            raise UserError("--plot draws the user's protocol, which was not measured; leave it out")
+        save_plot(arguments.plot.expanduser(), corrections)
+    note = refusal if arguments.protocol == "both" else None
+    if arguments.json:
+        print(
+            json.dumps(_record(arguments, model, book, restoration, corrections, note, time.perf_counter() - started))
+        )
+    else:
+        _print(Console(), model, book, restoration, corrections, note)
+    return 0
+
+
+def why_not_users(model: LanguageModel) -> str | None:
+    """Why the user's protocol cannot be measured, or None if it can."""
+    if getattr(model.tokenizer, "characters", None) is None:
+        return f"the user's protocol compares letters: it needs a character tokenizer, not {model.tokenizer.name}"
+    try:
+        correction_options(model.setting, {})
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def read_book(model: LanguageModel, data: str, blocks: int | None) -> Book:
+    """The text of the data, or the middle `blocks` blocks of it."""
+    corpus = open_corpus(data)
+    text = "\n\n".join(corpus.documents())
+    wanted = len(text) if blocks is None else blocks * model.length
+    start = max(0, (len(text) - wanted) // 2)
+    text = text[start : start + wanted]
+    return Book(corpus.name, text, model.length, int(read_text(model.tokenizer, text).protected.sum()))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The two protocols
+
+
+def paper_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> Restoration:
+    """Blocks of the model's length in order, what fills none left out."""
+    ids = read_text(model.tokenizer, book.text).ids
+    blocks = torch.from_numpy(ids[: len(ids) // book.length * book.length].reshape(-1, book.length))
+    with progress_bar("paper's protocol", not arguments.json) as progress:
+        return restore(
+            model.setting.folder.model,
+            model.process,
+            model.method,
+            blocks,
+            t=arguments.t,
+            seed=arguments.seed,
+            batch=arguments.batch,
+            progress=progress,
+        )
+
+
+def user_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> list[Correction]:
+    """Letters replaced, and corrected in every way that is asked for; the model's own way first."""
+    corruption = corrupt_letters(book.text, arguments.rate, arguments.seed)
+    ways = [(steps, t) for steps in arguments.steps for t in (arguments.times or (None,))]
+    planned = 1 + len(ways) * len(arguments.thresholds)
+    done: list[Correction] = []
+    with progress_bar("user's protocol", not arguments.json) as progress:
+        for correction in _corrections(model, corruption, ways, arguments):
+            done.append(correction)
+            progress(len(done), planned)
+    return done
+
+
+def _corrections(
+    model: LanguageModel, corruption: Corruption, ways: list[tuple[int, float | None]], arguments: Arguments
+) -> Iterator[Correction]:
+    setting = model.setting
+
+    def outcome(way: str, options: CorrectionOptions, text: str) -> Correction:
+        return Correction(way, asdict(options), outcomes(corruption.original, corruption.text, text, model.length))
+
+    def corrected(options: CorrectionOptions) -> str:
+        return model.correct(corruption.text, **asdict(options), seed=arguments.seed)
+
+    own = correction_options(setting, {"change": arguments.change})
+    yield outcome("its own", own, corrected(own))
+    for steps, t in ways:
+        options = correction_options(setting, {"change": arguments.change, "steps": steps, "t": t, "passes": 1})
+        way = f"{steps} step{'s' * (steps > 1)}" + ("" if t is None else f", t = {t:g}")
+        chosen = [replace(options, threshold=threshold) for threshold in arguments.thresholds]
+        for each in chosen:
+            each.check()
+        if steps == 1:
+            texts = one_step(model, corruption.text, options, arguments.thresholds)
+            yield from (outcome(way, each, text) for each, text in zip(chosen, texts, strict=True))
+        else:
+            yield from (outcome(way, each, corrected(each)) for each in chosen)
+
+
+def one_step(
+    model: LanguageModel, text: str, options: CorrectionOptions, thresholds: tuple[float, ...]
+) -> Iterator[str]:
+    """The text corrected in one step, for each threshold, from one opinion of the network."""
+    assert options.t is not None
+    reading, groups = read_text(model.tokenizer, text), token_groups(model.tokenizer, options.change)
+    opinion = ask(model.setting, reading.ids, options.t, groups)
+    protected = reading.protected | (groups[reading.ids] < 0)
+    given, best = np.array(list(text)), np.array(list(model.tokenizer.decode(opinion.best)))
+    for threshold in thresholds:
+        held = protected | (opinion.own >= threshold) | (opinion.best == reading.ids)
+        yield "".join(np.where(held, given, best).tolist())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is printed
+
+
+def _record(
+    arguments: Arguments,
+    model: LanguageModel,
+    book: Book,
+    restoration: Restoration | None,
+    corrections: list[Correction],
+    note: str | None,
+    seconds: float,
+) -> dict[str, Any]:
+    return {
+        "run": arguments.model,
+        "method": model.method.name,
+        "process": model.process.config(),
+        "tokenizer": model.tokenizer.name,
+        "data": {"name": book.name, "characters": len(book.text), "unknown": book.unknown, "length": book.length},
+        "seed": arguments.seed,
+        "device": str(model.setting.device),
+        "paper": None if restoration is None else restoration.record(),
+        "user": {"rate": arguments.rate, "corrections": [c.record() for c in corrections]} if corrections else None,
+        "note": note,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _print(
+    console: Console,
+    model: LanguageModel,
+    book: Book,
+    restoration: Restoration | None,
+    corrections: list[Correction],
+    note: str | None,
+) -> None:
+    strange = f"; {book.unknown:,} that the model does not know, read as similar ones" if book.unknown else ""
+    console.print(
+        escape(f"{book.name}: {len(book.text):,} characters in blocks of {book.length}{strange}"), highlight=False
+    )
+    if restoration is not None:
+        console.print(_paper_table(model, restoration))
+    if corrections:
+        console.print(_user_table(model, corrections))
+    if note is not None:
+        console.print(escape(f"The user's protocol was left out: {note}."), highlight=False)
+
+
+def _percent(share: Share, digits: int = 1) -> str:
+    """A share in percent, with half the width of its 95% interval."""
+    if not share.total:
+        return "none"
+    low, high = share.ci95
+    return f"{100 * share.value:.{digits}f} ± {50 * (high - low):.{digits}f}"
+
+
+def _paper_table(model: LanguageModel, restoration: Restoration) -> Table:
+    table = Table(title=escape(f"paper's protocol: {model.name}, t = {restoration.t:g}"))
+    for head in ("corrupted", "places", "restored, %"):
+        table.add_column(head, justify="left" if head == "corrupted" else "right")
+    kinds: Mapping[str, Share] = {
+        "all": restoration.all,
+        "  masked": restoration.masked,
+        "  shuffled": restoration.shuffled,
+    }
+    for name, share in kinds.items():
+        table.add_row(name, f"{share.total:,}", _percent(share, 2))
+    return table
+
+
+def _user_table(model: LanguageModel, corrections: list[Correction]) -> Table:
+    mistakes, before = corrections[0].outcomes.fixed.total, corrections[0].outcomes.before
+    table = Table(
+        title=escape(f"user's protocol: {model.name}, {mistakes:,} letters replaced"),
+        caption="%, ± half of the 95% interval. fixed, altered, missed: of the mistakes; broken: of the good letters; "
+        f"others: of the other characters; wrong: of all characters ({100 * before.value:.2f} before)",
+    )
+    columns = ("way", "threshold", "fixed", "altered", "missed", "broken", "others", "wrong")
+    for head in columns:
+        table.add_column(head, justify="left" if head == "way" else "right")
+    for correction in corrections:
+        seen = correction.outcomes
+        table.add_row(
+            correction.way,
+            f"{correction.threshold:g}",
+            _percent(seen.fixed),
+            f"{100 * seen.altered.value:.1f}",
+            f"{100 * seen.missed.value:.1f}",
+            _percent(seen.broken, 2),
+            f"{100 * seen.broken_others.value:.2f}",
+            _percent(seen.after, 2),
+        )
+    return table
