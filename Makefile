@@ -57,9 +57,9 @@ lint: install-dev ## ruff and pyright
 	$(BIN)/pyright
 
 docs: install-dev ## build the documentation into site/; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test: lint docs ## lint, documentation, then the default tests (neither slow nor gpu)
+test: lint ## lint, then the default tests (neither slow nor gpu), which build the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 format: install-dev ## put the code into the form that `make lint` asks for

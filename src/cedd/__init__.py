@@ -1,4 +1,22 @@
-"""cedd: discrete diffusion language models. Train them, bound their perplexity, sample, infill and correct."""
+"""cedd: discrete diffusion language models. Train them, bound their perplexity, sample, infill and correct.
+
+Shapes: B batch, L positions, V vocabulary. Time t runs from data, 0, to noise, 1.
+
+Arguments that mean the same everywhere:
+
+- `model`: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`, with no output for the mask.
+- `method`: what its outputs mean and how it was trained, a name of `METHODS` (or "cedd*") or a `Method` of your own.
+- `process`: a `TokenProcess`, as `absorb`, `uniform`, `roulette` and `eroulette` make it.
+- `vocab_size`: V; tokens are 0 to V-1, and the mask, where there is one, is V.
+- `schedule`: how noise grows with time; `LogLinear()` unless given.
+- `x0`: clean tokens [B, L], int64.
+- `x_t`: noisy tokens [B, L] at time `t`.
+- `t`: times in [0, 1], one a sequence, [B], or one for all.
+- `outputs`: what the model returned for `x_t`, [B, L, V].
+- `generator`: what is random; torch's own generator unless given.
+- `device`: where to compute; a model's own place unless given.
+- `name`: what a part is called, in its table and in messages.
+"""
 
 from __future__ import annotations
 

@@ -332,9 +332,10 @@ class Denoiser(Affine):
         masked:    s_y = (b + keep f_y) / a
         unmasked:  s_y = 1 + f_y V/E - f_x V/(E+V),    E = expm1(beta)
 
-    rescale: the paper's taming of t -> 0. The sigma inside the *unmasked* ratios (and nowhere else) is replaced
-    by the process's rescaled one: uniform max(sigma, 0.0015), roulette log(1.1 sigma + 1.1) below 0.5. On for
-    the paper's methods.
+    Args:
+        rescale: the paper's taming of t -> 0. The sigma inside the *unmasked* ratios (and nowhere else) is replaced
+            by the process's rescaled one: uniform max(sigma, 0.0015), roulette log(1.1 sigma + 1.1) below 0.5. On for
+            the paper's methods.
     """
 
     rescale: bool = True

@@ -61,7 +61,14 @@ _MAX_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class Kernel:
-    """The transition matrix over clock differences (alpha, beta), one for every entry of their shape [*S]."""
+    """The transition matrix over clock differences (alpha, beta), one for every entry of their shape [*S].
+
+    Args:
+        vocab_size: V.
+        has_mask: whether there is a mask state, V.
+        alpha: how far the mask clock has run, [*S] float64.
+        beta: how far the shuffle clock has run.
+    """
 
     vocab_size: int
     has_mask: bool
@@ -193,8 +200,18 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Noise(Kernel):
-    """All that the mathematics needs to know of time t: the kernel from clean data to t, the clocks' rates, and
-    the shuffle clock as the paper's denoiser sees it inside its unmasked ratios (`ratio_beta`)."""
+    """All that the mathematics needs to know of time t: the kernel from clean data to t, and the clocks' rates.
+
+    Args:
+        vocab_size: V.
+        has_mask: whether there is a mask state, V.
+        alpha: the mask clock at t, [*S] float64.
+        beta: the shuffle clock at t.
+        t: the time.
+        alpha_rate: alpha'(t).
+        beta_rate: beta'(t).
+        ratio_beta: the shuffle clock as the paper's denoiser sees it inside its unmasked ratios.
+    """
 
     t: Tensor
     alpha_rate: Tensor
@@ -272,7 +289,15 @@ class Terminal:
 @dataclass(frozen=True)
 class TokenProcess:
     """A process is two clocks over V tokens, with or without a mask state; make one with absorb(), uniform(),
-    roulette() or eroulette()."""
+    roulette() or eroulette().
+
+    Args:
+        vocab_size: V.
+        has_mask: whether there is a mask state, V.
+        clocks: alpha(t) and beta(t).
+        rescaling: of sigma, inside the denoiser's ratios at unmasked tokens only.
+        spec: the record from which `process_from_config` makes it again, if it can be saved.
+    """
 
     vocab_size: int
     has_mask: bool
@@ -479,7 +504,12 @@ def _or_log_linear(schedule: Schedule | None) -> Schedule:
 
 
 def absorb(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
-    """Tokens are masked and stay so: alpha = sigma, beta = 0."""
+    """Tokens are masked and stay so: alpha = sigma, beta = 0.
+
+    Args:
+        vocab_size: V.
+        schedule: sigma(t), log-linear unless given.
+    """
     size = _size(vocab_size)
     clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=0.0)
     return TokenProcess(size, True, clocks, spec={"name": "absorb", "vocab_size": size})
@@ -488,7 +518,10 @@ def absorb(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
 def uniform(vocab_size: int, schedule: Schedule | None = None, sigma_floor: float = 0.0015) -> TokenProcess:
     """Tokens are redrawn uniformly, there is no mask: alpha = 0, beta = sigma.
 
-    sigma_floor is the paper's rescaling of sigma in the denoiser's ratios (0.003 in its spelling experiments).
+    Args:
+        vocab_size: V.
+        schedule: sigma(t), log-linear unless given.
+        sigma_floor: the paper's rescaling of sigma in the denoiser's ratios (0.003 in its spelling experiments).
     """
     size, floor = _size(vocab_size), float(sigma_floor)
     if not (0.0 <= floor < math.inf):
@@ -503,6 +536,11 @@ def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = Non
 
     It runs at sigma = schedule / p_m, so that the mask clock is the schedule itself: alpha = p_m sigma,
     beta = (1-p_m) sigma.
+
+    Args:
+        vocab_size: V.
+        p_m: the share of masking among all events; 0 is refused, since that is `uniform`.
+        schedule: the mask clock, log-linear unless given.
     """
     size, share = _size(vocab_size), _share(p_m)
     if share == 0.0:
@@ -521,11 +559,15 @@ def eroulette(
 ) -> TokenProcess:
     """Roulette whose share of masking changes with time, on the schedule as given.
 
-    p_m(t): alpha = p_m(t) sigma(t), beta = (1-p_m(t)) sigma(t), as in the paper. Refused, naming the first bad t,
-        where one of the two would have to decrease.
-    mask_share(t): alpha' = q(t) sigma'(t), beta' = (1-q(t)) sigma'(t), valid for every q in [0, 1].
+    It takes either p_m or mask_share: a function of t written with torch operations, or a number. Only numbers and
+    PowerShare can be saved.
 
-    Both take a function written with torch operations, or a number. Only numbers and PowerShare can be saved.
+    Args:
+        vocab_size: V.
+        p_m: alpha = p_m(t) sigma(t), beta = (1-p_m(t)) sigma(t), as in the paper. Refused, naming the first bad t,
+            where one of the two would have to decrease.
+        schedule: sigma(t), with sigma(0) = 0; log-linear unless given.
+        mask_share: q in alpha' = q(t) sigma'(t), beta' = (1-q(t)) sigma'(t), valid wherever it lies in [0, 1].
     """
     if (p_m is None) == (mask_share is None):
         raise ValueError("eroulette takes either p_m=... or mask_share=..., a function of t in [0, 1]")

@@ -26,12 +26,20 @@ _NORMAL_975 = 1.959963984540054
 class BoundEstimate:
     """An estimate of a bound in nats per token.
 
-    nats_per_token: the mean of `per_sequence` [N], float64.
-    sequence_stderr: standard error for the population of sequences; monte_carlo_stderr: for these sequences (0 where
-        the value is exact, NaN where it cannot be told).
-    fixed_set: which of the two `stderr` and `ci95` are; both are always here by name.
-    terminal: what is added to the integral over the path, known without a network (nats per token).
-    evaluations: noisy sequences shown to the network. reached: whether a requested tolerance was.
+    Args:
+        bound: which of tight, j1 and j2 it is.
+        nats_per_token: the mean of `per_sequence`.
+        per_sequence: one value a sequence, [N] float64.
+        sequence_stderr: its standard error for the population of sequences.
+        monte_carlo_stderr: its standard error for these sequences (0 where the value is exact, NaN where it cannot be
+            told).
+        monte_carlo_freedom: the degrees of freedom of the latter.
+        fixed_set: which of the two `stderr` and `ci95` are; both are always here by name.
+        terminal: what is added to the integral over the path, known without a network (nats per token).
+        evaluations: noisy sequences shown to the network.
+        draws: noisy versions of each sequence.
+        length: L.
+        reached: whether a requested tolerance was.
     """
 
     bound: str

@@ -73,19 +73,28 @@ def estimate_bound(
     A network whose cost of clean tokens grows like 1/t (sedds on a process that shuffles, dfm without a time floor) has
     an infinite bound, and so is the estimate; time_floor=1e-4 gives the finite numbers of published code.
 
-    model: any callable (x_t [B, L] int64, sigma [B] float32) -> [B, L, V]; one with `features` and `head` is run
-        without ever holding all of [B, L, V].
-    draws: noisy sequences per sequence of the data, made even where sampling is stratified. The paper's per-sequence
-        J1 is bound="j1", draws=1024.
-    tolerance: go on in rounds of `draws` until the 95% interval of the perplexity is this narrow (0.005: within half
-        a percent on either side), `max_draws` are made, or more draws cannot help
-        because the sequences themselves differ.
-    sampling: "stratified" or "independent"; by default what the module's head says for the bound.
-    time_floor: leave out earlier times, as published code does (1e-4). Default 0, but 1e-4 for dfm, whose bound is
-        infinite without (and whose last step is then counted).
-    corrector: dfm's corrector.
-    fixed_set: give the error for these very sequences instead of for the population they are drawn from.
-    batch: noisy sequences shown to the network at once. device: where it lives, by default where its parameters are.
+    Args:
+        model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`; one with `features` and `head` is run
+            without ever holding all of [B, L, V].
+        process: the process that it was trained to undo.
+        data: token ids [N, L].
+        method: what the model's outputs mean.
+        bound: "tight", a true bound, or the paper's "j1" or "j2".
+        draws: noisy sequences per sequence of the data, made even where sampling is stratified. The paper's
+            per-sequence J1 is bound="j1", draws=1024.
+        tolerance: go on in rounds of `draws` until the 95% interval of the perplexity is this narrow (0.005: within
+            half a percent on either side), `max_draws` are made, or more draws cannot help because the sequences
+            themselves differ.
+        generator: what is random.
+        sampling: "stratified" or "independent"; by default what the module's head says for the bound.
+        time_floor: leave out earlier times, as published code does (1e-4). Default 0, but 1e-4 for dfm, whose bound is
+            infinite without (and whose last step is then counted).
+        corrector: dfm's corrector.
+        fixed_set: give the error for these very sequences instead of for the population they are drawn from.
+        max_draws: the most that a tolerance can ask for.
+        batch: noisy sequences shown to the network at once.
+        device: where the network lives, by default where its parameters are.
+        progress: told, after each batch, how many evaluations are done and how many are planned so far.
     """
     chosen = get_method(method)
     _check(chosen, process, data, bound, draws, tolerance, time_floor, corrector)

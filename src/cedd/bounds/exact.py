@@ -316,10 +316,16 @@ def exact_bound(
 ) -> float:
     """A bound of the module's head, in nats per token, by enumeration and quadrature.
 
-    model: any callable (x_t [B, L], sigma [B]) -> [B, L, V]; p0 [V] * L sums to one.
-    sigma_dtype: what the network is told of the time is float32, as everywhere, which leaves 7 digits; a network
-        that is a function of float64 can ask for it and get 9.
     It is infinite where the network's ratios grow too fast at t = 0.
+
+    Args:
+        model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
+        process: the process, with (V+1)^L small enough to enumerate.
+        p0: the law of the data, [V] * L; it sums to one.
+        method: what the model's outputs mean.
+        bound: "tight", "j1" or "j2".
+        sigma_dtype: what the network is told of the time is float32, as everywhere, which leaves 7 digits; a network
+            that is a function of float64 can ask for it and get 9.
     """
     chosen, space = get_method(method), space_of(process, p0)
     chosen.check(process)
@@ -382,7 +388,14 @@ def exact_cross_entropy(
 ) -> float:
     """H(p_0, p_0^theta) / L, in nats per token, of the law p_0^theta from which the learned reverse process samples.
 
-    The arguments are those of `exact_bound`, whose `tight` is never below this number.
+    It is never above the `tight` of `exact_bound`.
+
+    Args:
+        model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
+        process: the process, with (V+1)^L small enough to enumerate.
+        p0: the law of the data, [V] * L; it sums to one.
+        method: what the model's outputs mean.
+        sigma_dtype: in which the network is told of the time, float32 as everywhere.
     """
     length = space_of(process, p0).length
     learned = learned_distribution(model, process, length, method=method, sigma_dtype=sigma_dtype, device=p0.device)

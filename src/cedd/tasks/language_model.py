@@ -38,7 +38,12 @@ class Perplexity(float):
 
 
 class LanguageModel:
-    """A trained network with its process, method and tokenizer."""
+    """A trained network with its process, method and tokenizer; `cedd.load` makes one.
+
+    Args:
+        folder: what was read from a run's folder.
+        device: where it computes.
+    """
 
     def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
         self.setting = Setting(folder, torch.device(device))
@@ -68,23 +73,42 @@ class LanguageModel:
         return self.folder.length
 
     def generate(self, n: int = 1, *, length: int | None = None, prompt: str = "", **settings: Any) -> list[str]:
-        """n texts; settings are those of `Settings`: sampler, steps, temperature, top_p, seed, ..."""
+        """Texts of the model's own.
+
+        Args:
+            n: how many.
+            length: tokens of each; by default as many as the model reads.
+            prompt: what each begins with.
+            settings: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
+        """
         return generate(self.setting, n, length=length, prompt=prompt, settings=Settings(**settings))
 
     def infill(self, text: str, **settings: Any) -> str:
-        """The text with its blanks (____ or ____{12}) filled."""
+        """The text with its blanks filled.
+
+        Args:
+            text: ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one of 12.
+            settings: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
+        """
         return infill(self.setting, text, 1, settings=Settings(**settings))[0]
 
     def correct(self, text: str, **options: Any) -> Corrected:
-        """The text with its mistakes put right; `.changes` says which. Options are the fields of
-        `cedd.tasks.CorrectionOptions` (rate, threshold, change, passes, steps, ...) and seed; what is not given, the
-        model's own folder says."""
+        """The text with its mistakes put right; `.changes` says which.
+
+        Args:
+            text: what to correct.
+            options: the fields of `cedd.tasks.CorrectionOptions` (rate, threshold, change, passes, steps, ...) and
+                seed; what is not given, the model's own folder says.
+        """
         return correct(self.setting, text, **options)
 
     def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
         """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error.
 
-        draws: noisy versions of each block of the text that the network is shown.
+        Args:
+            text: what to measure.
+            draws: noisy versions of each block of the text that the network is shown.
+            seed: of times and noise.
         """
         ids = torch.from_numpy(self.tokenizer.encode(text))
         if not len(ids):
@@ -112,8 +136,10 @@ class LanguageModel:
     ) -> None:
         """Write the model as a folder that `load` takes: config.json, model.safetensors, tokenizer, README.md.
 
-        weights: float32, bf16 or int8; by default the form that it was loaded from.
-        extra: what else config.json shall say, beside what it said (see `cedd.tasks.card`).
+        Args:
+            folder: where to.
+            weights: float32, bf16 or int8; by default the form that it was loaded from.
+            extra: what else config.json shall say, beside what it said (see `cedd.tasks.card`).
         """
         kept = {name: value for name, value in self.folder.config.items() if name not in DESCRIPTION_KEYS}
         save_folder(
@@ -133,7 +159,10 @@ class LanguageModel:
     def from_pretrained(cls, path_or_name: str | Path, *, device: str = "auto", **download: Any) -> LanguageModel:
         """A model from a folder, by its name in the package, or from the hub.
 
-        download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
+        Args:
+            path_or_name: as `load` takes it.
+            device: "auto", "cpu", "cuda" or "mps".
+            download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
         """
         place = chosen_device(device)
         return cls(load_folder(path_or_name, place, **download), place)
@@ -154,6 +183,10 @@ class LanguageModel:
 
 
 def load(path_or_name: str | Path, device: str = "auto") -> LanguageModel:
-    """A model from a run's folder, by its name if it comes with the package (`cedd.PRETRAINED`), or from the hub
-    (owner/name)."""
+    """A trained model.
+
+    Args:
+        path_or_name: a run's folder, a name of `cedd.PRETRAINED` (models of the package), or owner/name on the hub.
+        device: "auto", "cpu", "cuda" or "mps".
+    """
     return LanguageModel.from_pretrained(path_or_name, device=device)
