@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -371,11 +372,12 @@ def follow(cell: str, process: subprocess.Popen[str], results: Results, ended: l
         results.take(cell, event)
 
 
-def start(cell: str, until: float | None) -> subprocess.Popen[str]:
-    """A worker for one cell: this very command line, whose last word on a setting counts."""
+def start(cell: str, until: float | None, jobs: int) -> subprocess.Popen[str]:
+    """A worker for one cell: this very command line, whose last word on a setting counts; the cores are shared out."""
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--only", cell, "--worker"]
     command += [] if until is None else ["--until", f"{until:.1f}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**threads, **os.environ})
 
 
 def run(arguments: Arguments) -> int:
@@ -395,7 +397,7 @@ def run(arguments: Arguments) -> int:
         while running or (waiting and not is_late()):
             while waiting and len(running) < arguments.jobs and not is_late():
                 cell = waiting.pop(0)
-                worker = start(cell, until)
+                worker = start(cell, until, arguments.jobs)
                 thread = threading.Thread(target=follow, args=(cell, worker, results, ended))
                 thread.start()
                 running[cell] = (worker, thread)
