@@ -160,6 +160,23 @@ def test_checkpointing_changes_no_gradient(conditioned):
         torch.testing.assert_close(plain, recomputed)
 
 
+@pytest.mark.parametrize("conditioned", [True, False])
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_features_somewhere_are_those_of_everywhere(conditioned, checkpointed):
+    """The last MLP run at some places only: the same features and gradients there."""
+    model = tiny(time_conditioning=conditioned, checkpoint_blocks=checkpointed, dropout=0.0).train()
+    x, where = tokens(), torch.tensor([7, 0, 3, 11])
+    results = []
+    for chosen in (None, where):
+        model.zero_grad()
+        features = model.rows(model.features(x, SIGMA, where=chosen), where)
+        features.cos().sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        results.append([features.detach(), *gradients])
+    for everywhere, somewhere in zip(*results, strict=True):
+        torch.testing.assert_close(everywhere, somewhere)
+
+
 @pytest.mark.parametrize("float32_residual", [False, True])
 def test_autocast_keeps_features_low_and_results_near(float32_residual):
     model = tiny(float32_residual=float32_residual).float()

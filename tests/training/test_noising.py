@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cedd.data import CharTokenizer, PackedDataset, TextCorpus, pack
 from cedd.data.batches import BatchSampler
+from cedd.objectives.loss import covering
 from cedd.objectives.methods import get_method
 from cedd.process import TokenProcess, absorb, roulette, uniform
 from cedd.training.config import BatchConfig
@@ -88,3 +89,35 @@ def test_a_share_that_cannot_be_cut_is_refused(dataset: PackedDataset, tmp_path:
     sampler = BatchSampler(dataset, 12, rank=1, world_size=2)
     with pytest.raises(ValueError, match=r"share of 6 sequences cannot be cut into 4 .* multiple of 8"):
         NoisingSampler(sampler, get_method("cedd"), absorb(dataset.vocab_size), BatchConfig(12, 4))
+
+
+@pytest.mark.parametrize("times", ["stratified", "independent"])
+@pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (2, 2)])
+def test_covers_have_one_size_and_hold_all_rows(dataset: PackedDataset, times, world_size, accumulate):
+    """Five standard deviations: of 200 batches hardly one is beyond the capacity (about 1e-6 each)."""
+    sampler = BatchSampler(dataset, 256, seed=3, world_size=world_size)
+    config = BatchConfig(256, accumulate, times)
+    noising = NoisingSampler(sampler, get_method("cedd-star"), absorb(dataset.vocab_size), config)
+    tokens = 256 * L // world_size // accumulate
+    assert noising.capacity is not None
+    assert noising.capacity < tokens
+    for step in range(200 // accumulate):
+        for part in noising.batch(step).parts:
+            assert part.cover is not None
+            assert len(part.cover) == noising.capacity == len(part.cover.unique())
+            assert torch.equal(part.cover[: len(part.places)], part.places)
+
+
+@pytest.mark.parametrize(("method", "kind"), [("bayes", roulette), ("cedd", uniform), ("ar", absorb)])
+def test_no_cover_where_all_positions_count(dataset: PackedDataset, method: str, kind):
+    noising = NoisingSampler(BatchSampler(dataset, B), get_method(method), kind(dataset.vocab_size), BatchConfig(B))
+    assert noising.capacity is None
+    assert noising.batch(0).parts[0].cover is None
+
+
+def test_more_rows_than_the_cover_holds_means_no_cover():
+    counts = torch.tensor([True, False, True, True, False])
+    places = counts.nonzero().squeeze(1)
+    assert covering(counts, places, 2) is None
+    assert covering(counts, places, 5) is None
+    assert torch.equal(covering(counts, places, 4), torch.tensor([0, 2, 3, 1]))  # pyright: ignore

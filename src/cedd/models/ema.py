@@ -34,12 +34,17 @@ class EMA:
             return self.decay
         return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
+    def advance(self) -> float:
+        """Count an update, and say by which share of its way to the parameters the average moves in it."""
+        pace = 1.0 - self.current_decay()
+        self.updates += 1
+        return pace
+
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """One step, in place and in few kernels; float32 parameters are read without a copy."""
         parameters = [parameter.detach().float() for parameter in self._parameters(model)]
-        torch._foreach_lerp_(list(self.shadow.values()), parameters, 1.0 - self.current_decay())  # type: ignore[attr-defined]
-        self.updates += 1
+        torch._foreach_lerp_(list(self.shadow.values()), parameters, self.advance())  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def copy_to(self, model: nn.Module) -> None:

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config
@@ -34,7 +35,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cedd.models.head import VocabularyHead
-from cedd.models.kernels.rows import gather_rows
+from cedd.models.kernels.residual import add_and_norm, at_least_float32, dropped_entries
+from cedd.models.kernels.rotation import rotary_tables, rotate
+from cedd.models.kernels.rows import gather_rows, scatter_rows
 
 FREQUENCIES = 128
 """Sines, and as many cosines, in the embedding of sigma."""
@@ -96,48 +99,6 @@ def config_from_preset(name: str, *, vocab_size: int, has_mask: bool, **changes:
     return TransformerConfig(**fields)
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """Float32, or float64 where the whole network is."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-class Norm(nn.Module):
-    """Layer norm without bias, in float32; without a scale too where the modulation brings one."""
-
-    def __init__(self, width: int, scaled: bool) -> None:
-        super().__init__()
-        self.width = width
-        self.weight = nn.Parameter(torch.ones(width)) if scaled else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = None if self.weight is None else at_least_float32(self.weight)
-        return F.layer_norm(at_least_float32(x), (self.width,), weight)
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """x (1 + scale) + shift."""
-    return x * (1 + scale) + shift
-
-
-def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency for (q, k, v), [L, 3, 1, head_width / 2]; v turns by 0.
-
-    Turning v by nothing lets the three go through as one tensor. Taken apart, v would stay a slice of the
-    product that made it, and the backward pass would keep that whole product beside the rotated q and k.
-    """
-    frequencies = 10_000.0 ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    turns = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * turns[:, None, None] * frequencies
-    return angles.cos().float(), angles.sin().float()
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + half}) of the last axis by their position's angles (RoPE; Su et al. 2021)."""
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
-    return turned.to(x.dtype)
-
-
 @dataclass
 class KVCache:
     """Room for the keys and values of ``keys.shape[3]`` positions, of which ``length`` are filled."""
@@ -182,27 +143,6 @@ class Attention(nn.Module):
         return torch.ones(new, past + new, dtype=torch.bool, device=queries.device).tril(past)
 
 
-class Dropout(nn.Module):
-    """Zero a share of the entries and scale the others up, with one random byte an entry.
-
-    A byte decides as well as a float does, and a generator makes four for the price of one: in a compiled network
-    the random numbers of plain dropout cost more than the norms they are fused with. The share is a multiple of
-    1/256 (26/256 for 0.1), and the scale is exact for it.
-    """
-
-    def __init__(self, share: float) -> None:
-        super().__init__()
-        self.dropped = round(share * 256)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.dropped == 0:
-            return x
-        words = math.ceil(x.shape[-1] / 4)
-        bits = torch.randint(-(2**31), 2**31, (*x.shape[:-1], words), dtype=torch.int32, device=x.device)
-        keep = bits.view(torch.uint8)[..., : x.shape[-1]] >= self.dropped
-        return x * keep * (256 / (256 - self.dropped))
-
-
 def gelu(x: Tensor) -> Tensor:
     """GELU by its tanh form; compiled, as x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is the same and needs no
     tanh."""
@@ -224,36 +164,93 @@ class MLP(nn.Module):
         self.hidden = nn.Linear(config.width, config.mlp_ratio * config.width, bias=False)
         self.output = nn.Linear(config.mlp_ratio * config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.output(gelu(self.hidden(x)))
+    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[B, L, D], at the distinct places ``where`` [N] of the flattened batch only, if given; 0 elsewhere."""
+        if where is None:
+            return self.output(gelu(self.hidden(x)))
+        rows = gather_rows(x.flatten(0, 1), where)
+        return scatter_rows(self.output(gelu(self.hidden(rows))), where, x.shape[:2].numel()).view(x.shape)
+
+
+def drop(x: Tensor, dropped: int) -> Tensor:
+    """Zero ``dropped`` of 256 entries and scale the others up."""
+    entries = dropped_entries(x, dropped)
+    return x if entries is None else x.masked_fill(entries, 0.0) * (256 / (256 - dropped))
+
+
+class Modulation(NamedTuple):
+    """What the noise level says about a branch, [B, 1, D] each: how its input is shifted and scaled, and how much of
+    its output counts (None after the last branch)."""
+
+    shift: Tensor
+    scale: Tensor
+    gate: Tensor | None
+
+
+class Pending(NamedTuple):
+    """What a branch computed and the stream has yet to take up: branch [B, L, D], and its gate [B, 1, D] or None."""
+
+    branch: Tensor
+    gate: Tensor | None
+
+
+class AddAndNorm(nn.Module):
+    """Take a pending branch up into the stream, and norm the stream for the branch that comes next.
+
+    A layer norm without bias; without a scale of its own too, where the modulation brings one.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.width, self.dropped = config.width, round(config.dropout * 256)
+        self.weight = None if config.time_conditioning else nn.Parameter(torch.ones(config.width))
+
+    def forward(
+        self, x: Tensor, pending: Pending | None, modulation: Modulation | None, seed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(the stream, its normed form); ``seed`` decides what dropout drops."""
+        dropped = self.dropped if self.training else 0
+        if pending is not None and pending.gate is not None and modulation is not None:
+            return add_and_norm(x, pending.branch, pending.gate, modulation.shift, modulation.scale, dropped, seed)
+        if pending is not None:
+            x = x + drop(pending.branch, dropped)
+        weight = None if self.weight is None else at_least_float32(self.weight)
+        normed = F.layer_norm(at_least_float32(x), (self.width,), weight)
+        if modulation is not None:
+            normed = normed * (1 + modulation.scale) + modulation.shift
+        return x, normed.to(x.dtype)
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each on a residual branch; ``modulation`` is six [B, 1, D], or None."""
+    """Attention, then an MLP, each on a residual branch.
+
+    The stream comes and goes with its last branch still pending, because adding it and norming the sum for the next
+    branch are one operation.
+    """
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = Norm(config.width, scaled=not config.time_conditioning)
+        self.attention_norm = AddAndNorm(config)
         self.attention = Attention(config, layer)
-        self.mlp_norm = Norm(config.width, scaled=not config.time_conditioning)
+        self.mlp_norm = AddAndNorm(config)
         self.mlp = MLP(config)
-        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,
         x: Tensor,
-        modulation: tuple[Tensor, ...] | None,
+        pending: Pending | None,
+        modulations: Sequence[Modulation | None],
         rotation: tuple[Tensor, Tensor],
+        seeds: Sequence[Tensor | None],
         cache: KVCache | None = None,
-    ) -> Tensor:
-        if modulation is None:
-            x = x + self.dropout(self.attention(self.attention_norm(x).to(x.dtype), rotation, cache))
-            return x + self.dropout(self.mlp(self.mlp_norm(x).to(x.dtype)))
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
-        branch = modulate(self.attention_norm(x), shift, scale).to(x.dtype)
-        x = x + gate * self.dropout(self.attention(branch, rotation, cache))
-        branch = modulate(self.mlp_norm(x), mlp_shift, mlp_scale).to(x.dtype)
-        return x + mlp_gate * self.dropout(self.mlp(branch))
+        where: Tensor | None = None,
+    ) -> tuple[Tensor, Pending]:
+        """``where`` [N]: the only places at which the MLP's branch is asked for."""
+        gates = [None if modulation is None else modulation.gate for modulation in modulations]
+        x, normed = self.attention_norm(x, pending, modulations[0], seeds[0])
+        pending = Pending(self.attention(normed, rotation, cache), gates[0])
+        x, normed = self.mlp_norm(x, pending, modulations[1], seeds[1])
+        return x, Pending(self.mlp(normed, where), gates[1])
 
 
 class TimeConditioning(nn.Module):
@@ -265,18 +262,21 @@ class TimeConditioning(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.count, self.width = 6 * config.depth + 2, config.width
+        self.count, self.width = 6 * config.depth + 2, config.width  # shift, scale, gate a branch; none at the end
         self.hidden = nn.Linear(2 * FREQUENCIES, config.conditioning_width)
         self.output = nn.Linear(config.conditioning_width, config.conditioning_width)
         self.modulation = nn.Linear(config.conditioning_width, self.count * config.width)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, sigma: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, sigma: Tensor) -> list[Modulation]:
+        """One for each branch, and one for the last norm."""
         with torch.autocast(sigma.device.type, enabled=False):
             embedded = self._embed(sigma.float()).to(self.hidden.weight.dtype)
             vector = F.silu(self.output(F.silu(self.hidden(embedded))))
-        return self.modulation(vector).view(-1, self.count, 1, self.width).unbind(1)
+        *parts, shift, scale = self.modulation(vector).view(-1, self.count, 1, self.width).unbind(1)
+        branches = [Modulation(*parts[i : i + 3]) for i in range(0, len(parts), 3)]
+        return [*branches, Modulation(shift, scale, None)]
 
     @staticmethod
     def _embed(sigma: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ class Backbone(nn.Module):
         nn.init.uniform_(self.embedding.weight, -bound, bound)
         self.conditioning = TimeConditioning(config) if config.time_conditioning else None
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
-        self.norm = Norm(config.width, scaled=not config.time_conditioning)
+        self.norm = AddAndNorm(config)
         if not config.time_conditioning:
             self._shrink_branches()
         cosine, sine = rotary_tables(config.length, config.width // config.heads)
@@ -314,7 +314,13 @@ class Backbone(nn.Module):
             if name.endswith("output.weight"):
                 parameter.mul_((2 * self.config.depth) ** -0.5)
 
-    def forward(self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        x_t: Tensor,
+        sigma: Tensor | None = None,
+        cache: KVCache | None = None,
+        where: Tensor | None = None,
+    ) -> Tensor:
         past = 0 if cache is None else cache.length
         positions = slice(past, past + x_t.shape[1])
         if positions.stop > self.config.length:
@@ -322,26 +328,33 @@ class Backbone(nn.Module):
         if cache is not None and not self.config.causal:
             raise ValueError("only a causal network can use a cache: build it with causal=True")
         rotation = self.cosine[positions], self.sine[positions]
-
-        modulations: tuple[Tensor, ...] | None = None
+        branches = 2 * self.config.depth
+        modulations: Sequence[Modulation | None] = (None,) * (branches + 1)
         if self.conditioning is not None:
             if sigma is None:
                 raise ValueError("this network is conditioned on time: pass sigma, one value a sequence")
             modulations = self.conditioning(sigma)
+        seeds = self._seeds(x_t.device)
 
         x = self.embedding(x_t).to(self._residual_type(x_t.device.type))
-        for layer, block in enumerate(self.blocks):
-            modulation = None if modulations is None else modulations[6 * layer : 6 * layer + 6]
+        pending: Pending | None = None
+        for first, block in zip(range(0, branches, 2), self.blocks, strict=True):
+            inputs = (x, pending, modulations[first : first + 2], rotation, seeds[first : first + 2])
+            last = where if first + 2 == branches else None
             if self.config.checkpoint_blocks and self.training:
-                x = checkpoint(block, x, modulation, rotation, use_reentrant=False)
+                x, pending = checkpoint(block, *inputs, None, last, use_reentrant=False)
             else:
-                x = block(x, modulation, rotation, cache)
+                x, pending = block(*inputs, cache, last)
         if cache is not None:
             cache.length = positions.stop
-        features = self.norm(x)
-        if modulations is not None:
-            features = modulate(features, *modulations[-2:])
-        return features.to(x.dtype)
+        return self.norm(x, pending, modulations[-1], seeds[-1])[1]
+
+    def _seeds(self, device: torch.device) -> Sequence[Tensor | None]:
+        """One for each branch's dropout, drawn together; none where torch's own generator does it."""
+        count = 2 * self.config.depth + 1
+        if device.type != "cuda" or not self.training or self.config.dropout == 0:
+            return (None,) * count
+        return torch.randint(2**31 - 1, (count,), dtype=torch.int32, device=device).unbind()
 
     def _residual_type(self, device_type: str) -> torch.dtype:
         if self.config.float32_residual or not torch.is_autocast_enabled(device_type):
@@ -365,12 +378,22 @@ class Transformer(nn.Module):
     def forward(self, x_t: Tensor, sigma: Tensor | None = None) -> Tensor:
         return self.head(self.features(x_t, sigma))
 
-    def features(self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """[B, L, D], what the vocabulary head reads; with a cache, ``x_t`` continues what the cache holds."""
+    def features(
+        self,
+        x_t: Tensor,
+        sigma: Tensor | None = None,
+        cache: KVCache | None = None,
+        where: Tensor | None = None,
+    ) -> Tensor:
+        """[B, L, D], what the vocabulary head reads; with a cache, ``x_t`` continues what the cache holds.
+
+        With ``where``, distinct places [N] of the flattened batch, only the features there mean something: the last
+        block's MLP, whose output no other position sees, runs at those.
+        """
         if cache is not None:
             # Not through __call__, which may be compiled: the filled length changes with every call.
             return self.backbone.forward(x_t, sigma, cache)
-        return self.backbone(x_t, sigma)
+        return self.backbone(x_t, sigma, where=where)
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
         """Features [B, L, D] at distinct places [N] of the flattened batch, [N, D]."""

@@ -52,8 +52,9 @@ class SupportsRows(Protocol):
     @property
     def head(self) -> SupportsRowLosses: ...
 
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
+    def features(self, x_t: Tensor, sigma: Tensor, *, where: Tensor | None = None) -> Tensor:
+        """[B, L] tokens -> [B, L, D], just before the vocabulary head; only those at the distinct places `where` [C]
+        of the flattened batch are asked for, if it is given."""
         ...
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
@@ -75,6 +76,9 @@ class NoisyBatch:
     sigma: Tensor
     places: Tensor
     rows: Rows
+    cover: Tensor | None = None
+    """Distinct places [C] that hold all the others, and whose number is the same in every batch: a shape that a
+    compiler can count on. None: all."""
 
     @property
     def tokens(self) -> int:
@@ -83,7 +87,8 @@ class NoisyBatch:
     def map(self, function: Callable[[Tensor], Tensor]) -> NoisyBatch:
         """The same batch with `function` applied to each of its tensors."""
         rows = Rows(function(self.rows.x0), function(self.rows.x_t), self.rows.noise.map(function))
-        return NoisyBatch(function(self.inputs), function(self.sigma), function(self.places), rows)
+        cover = None if self.cover is None else function(self.cover)
+        return NoisyBatch(function(self.inputs), function(self.sigma), function(self.places), rows, cover)
 
     def to(self, device: torch.device | str) -> NoisyBatch:
         """On another device, without waiting (its float64 fields in float32 where the device has none)."""
@@ -111,16 +116,29 @@ class Draws:
         return Draws(self.u[sequences], self.redraw[sequences])
 
 
-def noisy_batch(method: Method, process: TokenProcess, x0: Tensor, t: Tensor, draws: Draws) -> NoisyBatch:
-    """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count."""
+def noisy_batch(
+    method: Method, process: TokenProcess, x0: Tensor, t: Tensor, draws: Draws, capacity: int | None = None
+) -> NoisyBatch:
+    """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count; `capacity` is the size of their cover."""
     noise = process.noise(t).to(x0.device)
     x_t = noise.move(x0, draws.u, draws.redraw)
     wide = noise.like(x_t)
-    places = method.objective.positions(x_t, wide).reshape(-1).nonzero().squeeze(-1)
+    counts = method.objective.positions(x_t, wide).reshape(-1)
+    places = counts.nonzero().squeeze(-1)
     sequences = places // x0.shape[1]
     rows = Rows(x0.reshape(-1)[places], x_t.reshape(-1)[places], noise.map(lambda v: v[sequences]))
     inputs = method.objective.network_input(x0, x_t, process)
-    return NoisyBatch(inputs, noise.sigma.to(device=x0.device, dtype=torch.float32), places, rows)
+    sigma = noise.sigma.to(device=x0.device, dtype=torch.float32)
+    return NoisyBatch(inputs, sigma, places, rows, covering(counts, places, capacity))
+
+
+def covering(counts: Tensor, places: Tensor, capacity: int | None) -> Tensor | None:
+    """The places where counts [B*L] holds, filled up to `capacity` with others; None where they are more, or where it
+    would save nothing."""
+    if capacity is None or not len(places) <= capacity < len(counts):
+        return None
+    others = counts.logical_not().nonzero().squeeze(-1)
+    return torch.cat([places, others[: capacity - len(places)]])
 
 
 _NOISE_TENSORS = ("alpha", "beta", "t", "alpha_rate", "beta_rate", "ratio_beta")
@@ -147,7 +165,8 @@ def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
     if not supports_rows(model):
         outputs = model(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
         return method.objective.row_loss(method.parameterization, outputs, rows).sum() / batch.tokens
-    features = model.rows(model.features(batch.inputs, batch.sigma), batch.places)
+    wanted = {} if batch.cover is None else {"where": batch.cover}
+    features = model.rows(model.features(batch.inputs, batch.sigma, **wanted), batch.places)
     simple = method.objective.cross_entropy(method.parameterization, rows)
     if simple is not None:
         shift = (simple.raise_at, simple.raise_by)

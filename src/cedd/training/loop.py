@@ -45,7 +45,7 @@ from cedd.training.distributed import (
 )
 from cedd.training.folder import WEIGHTS_FILE, read_description, save_description
 from cedd.training.noising import NoisingSampler, StepBatch
-from cedd.training.optimizer import apply_gradients, gradient_norm, learning_rate, make_optimizer
+from cedd.training.optimizer import Update, learning_rate, make_optimizer
 from cedd.training.records import Records, plot_log
 from cedd.training.speed import peak_flops
 from cedd.training.state import TrainingState, derived_seed
@@ -132,6 +132,7 @@ class Trainer:
     process: TokenProcess = field(init=False)
     data: TrainingData = field(init=False)
     state: TrainingState = field(init=False)
+    update: Update = field(init=False)
     module: nn.Module = field(init=False)
     checkpoints: Checkpoints = field(init=False)
     saved: int = field(init=False, default=-1)
@@ -161,6 +162,7 @@ class Trainer:
         self.module = distribute(LossModule(model, self.method), choose_strategy(config.strategy, ranks))
         ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
         self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
+        self.update = Update(model, self.state.optimizer, ema, config.optimizer.clip)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
 
     def _refuse_other_run(self) -> None:
@@ -331,13 +333,12 @@ class Trainer:
                 loss = self.module(part) / len(batch.parts)
                 loss.backward()
             total += loss.detach()
-        norm = gradient_norm(state.model.parameters())
+        norm = self.update.norm()
         broken = (~(torch.isfinite(total) & torch.isfinite(norm))).float()
         summed = self.ranks.sum(torch.stack([total, broken, torch.full_like(total, float(stop))]))
         finite = summed[1] == 0
         rate = learning_rate(config.optimizer, state.step, config.steps)
-        apply_gradients(state.optimizer, rate, norm, config.optimizer.clip, finite)
-        state.ema.update(state.model)
+        self.update.apply(rate, norm, finite)
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         values = torch.stack([summed[0] / self.ranks.world_size, norm.float(), summed[1], summed[2]])

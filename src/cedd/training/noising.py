@@ -6,6 +6,7 @@ own. Made on the CPU, ahead of time, in the prefetcher's thread.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,7 @@ class NoisingSampler:
             )
         self.sampler, self.method, self.process, self.config = sampler, method, process, config
         self.position = sampler.position
+        self.capacity = self._capacity(share // config.accumulate)
 
     def batch(self, step: int) -> StepBatch:
         """The micro-batches of step `step` on this rank."""
@@ -70,5 +72,33 @@ class NoisingSampler:
             first = sampler.rank * len(x0) + start
             mine = slice(first, first + micro)
             part = x0[start : start + micro]
-            parts.append(noisy_batch(self.method, self.process, part, times[mine], draws.part(mine)))
+            parts.append(noisy_batch(self.method, self.process, part, times[mine], draws.part(mine), self.capacity))
         return StepBatch(step, tuple(parts))
+
+    def _capacity(self, sequences: int) -> int | None:
+        """How many positions nearly always suffice for the rows of a micro-batch: five standard deviations above
+        their mean number, in whole tiles of 128; None where they are more than three quarters of all.
+
+        With s(t) the chance that a position counts, m sequences of L positions and one stratum of a global batch of n
+        for each, their number has variance m L E[s(1-s)], and L² m/(12 n²) s'² for the time's place in its stratum;
+        where the m are not all strata, or times are independent, m L² Var s instead of the latter.
+        """
+        whole, length = self.sampler.batch_size, self.sampler.dataset.length
+        times = self.config.lowest_time + (1 - self.config.lowest_time) * (torch.arange(256.0).double() + 0.5) / 256
+        share = self._share_that_counts(times)
+        if share.mean() > 0.75:
+            return None
+        variance = sequences * length * (share * (1 - share)).mean()
+        if self.config.times == "stratified" and sequences == whole:
+            variance += length**2 * sequences / (12 * whole**2) * (256 * share.diff()).square().mean()
+        else:
+            variance += sequences * length**2 * share.var()
+        enough = sequences * length * share.mean() + 5 * variance.sqrt()
+        return min(128 * math.ceil(float(enough) / 128), sequences * length)
+
+    def _share_that_counts(self, times: torch.Tensor) -> torch.Tensor:
+        """s(t): the chance that a position is one of the loss's rows."""
+        noise, counts = self.process.noise(times), self.method.objective.positions
+        masked = torch.full(times.shape, self.process.num_states - 1)
+        share = noise.alive * counts(torch.zeros_like(masked), noise)
+        return share + (1 - noise.alive) * counts(masked, noise) if self.process.has_mask else share

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from cedd.models.ema import EMA
+from cedd.models.kernels import has_triton
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import whole
+
+if TYPE_CHECKING:
+    from cedd.training.update_triton import TensorTable
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -50,6 +56,12 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
 
 
+def excess_of(norm: Tensor, clip: float) -> Tensor:
+    """What gradients are divided by, [] float32. The same as clip_grad_norm_: times min(1, clip / (norm + 1e-6))."""
+    excess = (norm.float() + 1e-6) / clip if clip > 0 else torch.zeros_like(norm, dtype=torch.float32)
+    return excess.clamp_min(1.0)
+
+
 def apply_gradients(optimizer: AdamW, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
     """One step with the gradients scaled to a norm of at most `clip` (0: as they are), unless `finite` [] is false.
 
@@ -60,12 +72,71 @@ def apply_gradients(optimizer: AdamW, rate: float, norm: Tensor, clip: float, fi
         group["lr"] = rate
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if finite.is_cuda and not hasattr(parameters[0], "full_tensor"):
-        # The same as clip_grad_norm_: gradients are multiplied by min(1, clip / (norm + 1e-6)).
-        excess = (norm.float() + 1e-6) / clip if clip > 0 else torch.zeros_like(norm, dtype=torch.float32)
-        optimizer.grad_scale = excess.clamp_min(1.0)  # pyright: ignore[reportAttributeAccessIssue]
+        optimizer.grad_scale = excess_of(norm, clip)  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
         optimizer.step()
     elif bool(finite):
         if clip > 0:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm, foreach=True)
         optimizer.step()
+
+
+class Update:
+    """What follows a step's gradients: their norm, then clipping, AdamW and the moving average.
+
+    One kernel for all parameters where Triton can reach them as they lie, else torch's own, in turn.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: AdamW, ema: EMA, clip: float) -> None:
+        self.model, self.optimizer, self.ema, self.clip = model, optimizer, ema, clip
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.states = [optimizer.state[parameter] for parameter in self.parameters]
+        self.table = self._table()
+        self.found: TensorTable | None = None
+
+    def _table(self) -> TensorTable | None:
+        shadow = [self.ema.shadow[name] for name, p in self.model.named_parameters() if p.requires_grad]
+        first, second = ([state[name] for state in self.states] for name in ("exp_avg", "exp_avg_sq"))
+        if not has_triton() or not all(map(_reachable, (*self.parameters, *shadow, *first, *second))):
+            return None
+        from cedd.training.update_triton import TensorTable
+
+        return TensorTable(self.parameters, first, second, shadow)
+
+    def norm(self) -> Tensor:
+        """The norm of all gradients, []."""
+        self.found = self._find_gradients()
+        return gradient_norm(self.parameters) if self.found is None else self.found.norm()
+
+    def apply(self, rate: float, norm: Tensor, finite: Tensor) -> None:
+        """One step with the gradients whose norm was asked for last; if finite [] is false, of the average alone."""
+        if self.found is None:
+            apply_gradients(self.optimizer, rate, norm, self.clip, finite)
+            self.ema.update(self.model)
+            return
+        group, good = self.optimizer.param_groups[0], finite.float()
+        self.found.update(
+            self.states[0]["step"],
+            excess_of(norm, self.clip),
+            good,
+            rate=rate,
+            betas=group["betas"],
+            epsilon=group["eps"],
+            decay=group["weight_decay"],
+            pace=self.ema.advance(),
+        )
+        torch._foreach_add_([state["step"] for state in self.states], good)  # type: ignore[attr-defined]
+
+    def _find_gradients(self) -> TensorTable | None:
+        """The table with the gradients entered, if all of them can be."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.table is None or len(gradients) != len(self.parameters) or not all(map(_reachable, gradients)):
+            return None
+        self.table.find(gradients)
+        return self.table
+
+
+def _reachable(tensor: Tensor) -> bool:
+    """Whether a kernel can take a tensor by its address: float32, dense, aligned, whole, on the device."""
+    plain = tensor.is_cuda and tensor.dtype == torch.float32 and tensor.is_contiguous()
+    return plain and not hasattr(tensor, "full_tensor") and tensor.data_ptr() % 16 == 0

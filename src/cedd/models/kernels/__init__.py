@@ -1,1 +1,12 @@
 """The vocabulary head with its loss, in chunks of rows: never more than one [chunk, V], forward and backward."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+
+@cache
+def has_triton() -> bool:
+    """Whether kernels can be built here."""
+    return find_spec("triton") is not None

@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cedd.models.kernels import has_triton
+
 RowLoss = Callable[..., Tensor]
 """(outputs [R, V] float32, *row_args [R]) -> [R]: differentiable in the outputs."""
 
@@ -298,18 +300,11 @@ def _cross_entropy_pass(
     shifts: Tensor | None = None,
 ) -> Tensor:
     """-log softmax(outputs)[targets]; the gradient is weights · (softmax - onehot)."""
-    if outputs.is_cuda and outputs.dtype != torch.float64 and _has_triton():
+    if outputs.is_cuda and outputs.dtype != torch.float64 and has_triton():
         from cedd.models.kernels.cross_entropy_triton import cross_entropy_in_place
 
         return cross_entropy_in_place(outputs, weights, want_gradient, targets, shift_tokens, shifts)
     return cross_entropy_in_place_torch(outputs, weights, want_gradient, targets, shift_tokens, shifts)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None
 
 
 def cross_entropy_in_place_torch(

@@ -60,6 +60,11 @@ def gather_rows(features: Tensor, index: Tensor) -> Tensor:
     return gathered
 
 
+def scatter_rows(rows: Tensor, index: Tensor, count: int) -> Tensor:
+    """[count, D] with rows [R, D] at the *distinct* places ``index`` [R], and 0 elsewhere."""
+    return rows.new_zeros(count, rows.shape[1]).index_copy(0, index, rows)
+
+
 @dataclass(frozen=True)
 class Rows:
     """The positions of a batch that take part in a loss: all of them, or a selection."""

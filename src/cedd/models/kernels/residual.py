@@ -1,0 +1,108 @@
+"""The seam between two branches of the residual stream: add what one computed, norm the sum for the next.
+
+Shapes: B batch, L positions, D width.
+
+    x' = x + gate · dropout(branch),        h = norm(x') (1 + scale) + shift
+
+with gate, scale and shift one vector a sequence. Everything but the matrix products of a block happens here, twice a
+block, so it is written once for each kind of machine: as a kernel of its own where there is Triton, and elsewhere as a
+function that does in ten sweeps over [B, L, D], forward and backward, what twenty would do op by op. With
+x̂ = (x' - mean)·r the normed stream, and given the gradients of x' and h,
+
+    dscale = Σ_l dh x̂        dshift = Σ_l dh        e = dh (1 + scale)
+    dx = dx' + r (e - mean(e) - x̂ mean(e x̂))        dgate = Σ_l dx dropout(branch)        dbranch = gate dropout'(dx).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cedd.models.kernels import has_triton
+
+EPSILON = 1e-5
+"""Added to the variance, as in torch's layer norm."""
+
+
+def add_and_norm(
+    x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, dropped: int, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(x', h), in the type of x. x, branch [B, L, D]; gate, shift, scale [B, 1, D].
+
+    dropped: how many of 256 entries of the branch are dropped. seed: [] int32 on the device, of which the kernel makes
+    its random numbers; without a kernel they come from torch's generator.
+    """
+    if x.is_cuda and x.dtype != torch.float64 and has_triton():
+        from cedd.models.kernels.residual_triton import add_and_norm_kernel
+
+        return add_and_norm_kernel(x, branch, gate, shift, scale, dropped, seed)
+    x, branch = x.contiguous(), branch.to(x.dtype)
+    made = _AddAndNorm.apply(x, branch, gate.to(x.dtype), shift, scale, dropped_entries(x, dropped), _rescale(dropped))
+    assert isinstance(made, tuple)
+    return made
+
+
+def _rescale(dropped: int) -> float:
+    return 256 / (256 - dropped)
+
+
+def dropped_entries(x: Tensor, dropped: int) -> Tensor | None:
+    """Where to drop (None: nowhere), by one random byte an entry: a byte decides as well as a float does, and a
+    generator makes four for the price of one."""
+    if dropped == 0:
+        return None
+    words = math.ceil(x.shape[-1] / 4)
+    bits = torch.randint(-(2**31), 2**31, (*x.shape[:-1], words), dtype=torch.int32, device=x.device)
+    return bits.view(torch.uint8)[..., : x.shape[-1]] < dropped
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Float32, or float64 where the whole network is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+class _AddAndNorm(torch.autograd.Function):
+    """The equations above, each line one sweep."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        branch: Tensor,
+        gate: Tensor,
+        shift: Tensor,
+        scale: Tensor,
+        drop: Tensor | None,
+        rescale: float,
+    ) -> tuple[Tensor, Tensor]:
+        gate = gate * rescale
+        kept = branch if drop is None else branch.masked_fill(drop, 0.0)
+        added = torch.addcmul(x, kept, gate)
+        wide, scale = at_least_float32(added), 1 + at_least_float32(scale)
+        normed, mean, rstd = torch.native_layer_norm(wide, (x.shape[-1],), None, None, EPSILON)
+        ctx.save_for_backward(added, mean, rstd, normed, kept, drop, gate, scale)
+        ctx.rescale, ctx.types = rescale, (gate.dtype, shift.dtype)
+        return added, torch.addcmul(at_least_float32(shift), normed, scale).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_added: Tensor, d_h: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        added, mean, rstd, normed, kept, drop, gate, scale = ctx.saved_tensors
+        d_h = at_least_float32(d_h)
+        d_shift = d_h.sum(1, keepdim=True)
+        d_scale = (d_h * normed).sum(1, keepdim=True)
+        d_normed = d_h * scale
+        d_x, _, _ = torch.ops.aten.native_layer_norm_backward(
+            d_normed, at_least_float32(added), (added.shape[-1],), mean, rstd, None, None, (True, False, False)
+        )
+        d_x = d_x.add_(d_added).to(added.dtype)
+        d_gate = (d_x * kept).sum(1, keepdim=True, dtype=d_h.dtype) * ctx.rescale
+        d_branch = d_x * gate
+        if drop is not None:
+            d_branch.masked_fill_(drop, 0.0)
+        gate_type, type_ = ctx.types
+        return d_x, d_branch, d_gate.to(gate_type), d_shift.to(type_), d_scale.to(type_), None, None

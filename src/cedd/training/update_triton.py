@@ -1,0 +1,209 @@
+"""AdamW and the moving average of all parameters in one sweep, and the gradients' norm in another.
+
+Imported only where there is a CUDA device. A step of 32 x 128 tokens takes 7 ms on the chip that these sweeps are for,
+and the plain ones (AdamW, then the average, a list of kernels each) took a quarter as long again: a parameter of four
+bytes needs 36 bytes read and written (its value, gradient, two moments and average), and the memory's speed is what a
+sweep costs.
+
+The tensors stay where they are: the kernels find them by a table of addresses. A program takes a block of one tensor,
+and looks up which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
+from torch import Tensor
+
+BLOCK = 4096
+WARPS = 8
+
+
+@triton.jit
+def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+    """Addresses of a block of tensor `which` of the table's row, known to be aligned to 16 bytes."""
+    base = tl.load(table + row * tensors + which).to(tl.pointer_type(tl.float32))
+    return tl.max_contiguous(tl.multiple_of(base + offsets, [16]), [BLOCK])
+
+
+@triton.jit
+def _squares_kernel(table, which, starts, sizes, partial, tensors, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+    program = tl.program_id(0)
+    index = tl.load(which + program)
+    start = tl.load(starts + program)
+    size = tl.load(sizes + index)
+    offsets = start + tl.arange(0, BLOCK)
+    gradients = _whole(table, 1, tensors, index, offsets, BLOCK)
+    if start + BLOCK <= size:
+        values = tl.load(gradients)
+    else:
+        values = tl.load(gradients, mask=offsets < size, other=0.0)
+    tl.store(partial + program, tl.sum(values * values, 0))
+
+
+@triton.jit
+def _adamw(value, gradient, first, second, average, settings, corrections, scale, finite):  # noqa: ANN001, ANN202
+    """One entry: AdamW where the step is finite, then the average."""
+    rate, beta1, beta2, epsilon, decay, pace = settings
+    correction1, correction2 = corrections
+    gradient = gradient * scale
+    new_first = first + (gradient - first) * (1 - beta1)
+    new_second = beta2 * second + (1 - beta2) * gradient * gradient
+    denominator = tl.sqrt(new_second) / tl.sqrt(correction2) + epsilon
+    new_value = value * (1 - rate * decay) - rate / correction1 * new_first / denominator
+    value = tl.where(finite, new_value, value)
+    first = tl.where(finite, new_first, first)
+    second = tl.where(finite, new_second, second)
+    return value, first, second, average + (value - average) * pace
+
+
+@triton.jit
+def _update_kernel(  # noqa: ANN202
+    table,  # noqa: ANN001
+    which,  # noqa: ANN001
+    starts,  # noqa: ANN001
+    sizes,  # noqa: ANN001
+    count,  # noqa: ANN001
+    excess,  # noqa: ANN001
+    finite,  # noqa: ANN001
+    rate,  # noqa: ANN001
+    beta1,  # noqa: ANN001
+    beta2,  # noqa: ANN001
+    log_beta1,  # noqa: ANN001
+    log_beta2,  # noqa: ANN001
+    epsilon,  # noqa: ANN001
+    decay,  # noqa: ANN001
+    pace,  # noqa: ANN001
+    tensors,  # noqa: ANN001
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    index = tl.load(which + program)
+    start = tl.load(starts + program)
+    size = tl.load(sizes + index)
+    steps = tl.load(count).to(tl.float64) + 1.0
+    # In float64: 1 - 0.999 has lost four digits in float32.
+    correction1 = (1.0 - tl.exp(steps * log_beta1)).to(tl.float32)
+    correction2 = (1.0 - tl.exp(steps * log_beta2)).to(tl.float32)
+    scale = 1.0 / tl.load(excess)
+    good = tl.load(finite) != 0
+    settings = (rate, beta1, beta2, epsilon, decay, pace)
+    corrections = (correction1, correction2)
+    offsets = start + tl.arange(0, BLOCK)
+    values = _whole(table, 0, tensors, index, offsets, BLOCK)
+    gradients = _whole(table, 1, tensors, index, offsets, BLOCK)
+    firsts = _whole(table, 2, tensors, index, offsets, BLOCK)
+    seconds = _whole(table, 3, tensors, index, offsets, BLOCK)
+    averages = _whole(table, 4, tensors, index, offsets, BLOCK)
+    if start + BLOCK <= size:  # without a mask, loads and stores are 16 bytes wide
+        p, m, v, a = _adamw(
+            tl.load(values),
+            tl.load(gradients),
+            tl.load(firsts),
+            tl.load(seconds),
+            tl.load(averages),
+            settings,
+            corrections,
+            scale,
+            good,
+        )
+        tl.store(values, p)
+        tl.store(firsts, m)
+        tl.store(seconds, v)
+        tl.store(averages, a)
+    else:
+        inside = offsets < size
+        p, m, v, a = _adamw(
+            tl.load(values, mask=inside, other=0.0),
+            tl.load(gradients, mask=inside, other=0.0),
+            tl.load(firsts, mask=inside, other=0.0),
+            tl.load(seconds, mask=inside, other=0.0),
+            tl.load(averages, mask=inside, other=0.0),
+            settings,
+            corrections,
+            scale,
+            good,
+        )
+        tl.store(values, p, mask=inside)
+        tl.store(firsts, m, mask=inside)
+        tl.store(seconds, v, mask=inside)
+        tl.store(averages, a, mask=inside)
+
+
+class TensorTable:
+    """Where the parameters, their gradients, moments and averages lie: lists of the same shapes, float32, dense."""
+
+    def __init__(
+        self, values: Sequence[Tensor], firsts: Sequence[Tensor], seconds: Sequence[Tensor], averages: Sequence[Tensor]
+    ) -> None:
+        device = values[0].device
+        blocks = [(index, start) for index, v in enumerate(values) for start in range(0, v.numel(), BLOCK)]
+        self.which = torch.tensor([index for index, _ in blocks], dtype=torch.int32, device=device)
+        self.starts = torch.tensor([start for _, start in blocks], dtype=torch.int64, device=device)
+        self.sizes = torch.tensor([v.numel() for v in values], dtype=torch.int64, device=device)
+        gradients = [0] * len(values)
+        rows = [[t.data_ptr() for t in row] for row in (values, firsts, seconds, averages)]
+        rows.insert(1, gradients)
+        self.addresses = torch.tensor(rows, dtype=torch.int64, device=device)
+        self.partial = torch.empty(len(blocks), dtype=torch.float32, device=device)
+        self._gradients = gradients
+
+    def find(self, gradients: Sequence[Tensor]) -> None:
+        """Note where the gradients lie this time; they seldom move."""
+        places = [gradient.data_ptr() for gradient in gradients]
+        if places != self._gradients:
+            fresh = torch.tensor(places, dtype=torch.int64)
+            if self.addresses.is_cuda:
+                fresh = fresh.pin_memory()
+            self.addresses[1].copy_(fresh, non_blocking=True)
+            self._gradients = places
+
+    def norm(self) -> Tensor:
+        """The norm of all gradients, []."""
+        _squares_kernel[(len(self.which),)](  # pyright: ignore[reportIndexIssue]
+            self.addresses,
+            self.which,
+            self.starts,
+            self.sizes,
+            self.partial,
+            len(self.sizes),
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+        )
+        return self.partial.sum(dtype=torch.float64).sqrt().float()
+
+    def update(
+        self,
+        count: Tensor,
+        excess: Tensor,
+        finite: Tensor,
+        *,
+        rate: float,
+        betas: tuple[float, float],
+        epsilon: float,
+        decay: float,
+        pace: float,
+    ) -> None:
+        """Gradients divided by excess []; step count [] + 1 of AdamW unless finite [] is 0; averages move by `pace`."""
+        _update_kernel[(len(self.which),)](  # pyright: ignore[reportIndexIssue]
+            self.addresses,
+            self.which,
+            self.starts,
+            self.sizes,
+            count,
+            excess,
+            finite,
+            rate,
+            *betas,
+            *(math.log(beta) for beta in betas),
+            epsilon,
+            decay,
+            pace,
+            len(self.sizes),
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+        )

@@ -1,0 +1,118 @@
+"""The seam between branches: one function against plain autograd, the kernel against the function."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cedd.models.kernels.residual import add_and_norm, dropped_entries
+
+SHAPES = [(2, 5, 16), (3, 1, 48), (1, 7, 10)]
+NAMES = ("x", "branch", "gate", "shift", "scale")
+
+
+def inputs(shape, dtype=torch.float64, device="cpu"):
+    """Values in which nothing is special; vectors are slices, as the conditioning makes them."""
+    torch.manual_seed(0)
+    batch, _, width = shape
+    vectors = torch.randn(batch, 3, 1, width, dtype=dtype, device=device).unbind(1)
+    made = (torch.randn(shape, dtype=dtype, device=device), torch.randn(shape, dtype=dtype, device=device), *vectors)
+    return [value.detach().requires_grad_() for value in made]
+
+
+def plain(x, branch, gate, shift, scale, factor):
+    """Written out; factor [B, L, D] is dropout's: 0 where it drops, the rescaling elsewhere."""
+    added = x + gate * (branch * factor)
+    return added, F.layer_norm(added, x.shape[-1:]) * (1 + scale) + shift
+
+
+def results(function, values):
+    """Outputs and gradients of a loss that weighs both outputs."""
+    outputs = function(*values)
+    torch.manual_seed(1)
+    weights = [torch.randn(output.shape, dtype=torch.float64).to(output) for output in outputs]
+    loss = torch.stack([(weight * output).sum() for weight, output in zip(weights, outputs, strict=True)]).sum()
+    return [output.detach() for output in outputs], torch.autograd.grad(loss, values)
+
+
+def agree(got, wanted, tolerance):
+    for name, a, b in zip(("added", "normed"), got[0], wanted[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+    for name, a, b in zip(NAMES, got[1], wanted[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"d{name}: {m}")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dropped", [0, 26, 128])
+def test_against_autograd(shape, dropped):
+    values = inputs(shape)
+    torch.manual_seed(7)
+    entries = dropped_entries(values[0], dropped)
+    kept = torch.ones(shape, dtype=torch.float64) if entries is None else (~entries).double()
+    factor = kept * (256 / (256 - dropped))
+    wanted = results(lambda *v: plain(*v, factor=factor), values)
+
+    def ours(*v):
+        torch.manual_seed(7)
+        return add_and_norm(*v, dropped=dropped, seed=None)
+
+    agree(results(ours, values), wanted, 1e-12)
+
+
+def test_gradcheck():
+    assert torch.autograd.gradcheck(lambda *v: add_and_norm(*v, dropped=0, seed=None), inputs((2, 3, 6)))
+
+
+def test_dropped_share():
+    """Of 2^18 bytes the share below 26 lies within 5 standard deviations of 26/256."""
+    entries = dropped_entries(torch.zeros(2**10, 2**8), 26)
+    assert entries is not None
+    share = entries.double().mean().item()
+    assert abs(share - 26 / 256) < 5 * (0.1016 * 0.8984 / 2**18) ** 0.5
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The kernel: here by Triton's interpreter, in a process of its own because its switch is read at import
+
+
+def check_kernel(device, tolerance, dtype=torch.float32):
+    from cedd.models.kernels.residual_triton import add_and_norm_kernel
+
+    seed = torch.tensor(12345, dtype=torch.int32, device=device)
+    for shape in SHAPES:
+        for dropped in (0, 64):
+            batch, _, width = shape
+            one, zero = torch.ones(batch, 1, width, device=device), torch.zeros(batch, 1, width, device=device)
+            blank = torch.zeros(shape, device=device)
+            factor = add_and_norm_kernel(blank, torch.ones_like(blank), one, zero, zero, dropped, seed)[0]
+            if dropped == 0:
+                assert bool((factor == 1).all())
+            values = inputs(shape, dtype, device)
+            wanted = results(lambda *v, factor=factor: plain(*v, factor=factor), values)
+            got = results(lambda *v, dropped=dropped: add_and_norm_kernel(*v, dropped=dropped, seed=seed), values)
+            agree(got, wanted, tolerance)
+    big = torch.zeros(8, 16, 256, device=device)
+    one, zero = torch.ones(8, 1, 256, device=device), torch.zeros(8, 1, 256, device=device)
+    masks = [add_and_norm_kernel(big, big + 1, one, zero, zero, 64, seed + i)[0] == 0 for i in range(2)]
+    # 2^15 entries: the share dropped within 5 standard deviations of 1/4, two seeds independent within 5.
+    for mask in masks:
+        assert abs(mask.double().mean().item() - 0.25) < 5 * (3 / 16 / 2**15) ** 0.5
+    both = (masks[0] & masks[1]).double().mean().item()
+    assert abs(both - 1 / 16) < 5 * (15 / 256 / 2**15) ** 0.5
+
+
+def test_kernel_interpreted():
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("the device runs the kernel itself")
+    code = "from tests.models.test_residual import check_kernel; check_kernel('cpu', 2e-5)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.15)])
+def test_kernel_on_the_device(dtype, tolerance):
+    check_kernel("cuda", tolerance, dtype)

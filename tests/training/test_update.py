@@ -1,0 +1,109 @@
+"""The one kernel that updates all parameters, against torch's AdamW and a plain average."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from cedd.models.ema import EMA
+from cedd.training.config import OptimizerConfig
+from cedd.training.optimizer import Update, make_optimizer
+
+SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
+CONFIG = OptimizerConfig(rate=1e-2, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1)
+
+
+def check_table(device):
+    """Five steps, the third of them not finite: weights, moments and averages as torch's own."""
+    from cedd.training.update_triton import TensorTable
+
+    torch.manual_seed(0)
+    start = [torch.randn(size) for size in SIZES]
+    theirs = [nn.Parameter(value.clone()) for value in start]
+    averages = [value.clone() for value in start]
+    textbook = torch.optim.AdamW(theirs, lr=CONFIG.rate, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1)
+
+    ours = [value.clone().to(device) for value in start]
+    first, second = ([torch.zeros_like(value) for value in ours] for _ in range(2))
+    shadow = [value.clone() for value in ours]
+    table = TensorTable(ours, first, second, shadow)
+    count = torch.zeros((), device=device)
+    for step in range(5):
+        gradients = [torch.randn(size) for size in SIZES]
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        finite, excess, pace = step != 2, max(1.0, norm.item() / 20), 0.1 / (step + 1)
+        if not finite:
+            gradients[1][0, 0] = float("nan")
+        if finite:
+            for parameter, gradient in zip(theirs, gradients, strict=True):
+                parameter.grad = gradient / excess
+            textbook.step()
+        for average, parameter in zip(averages, theirs, strict=True):
+            average.lerp_(parameter.detach(), pace)
+        moved = [gradient.to(device) for gradient in gradients]  # elsewhere each time
+        table.find(moved)
+        if finite:
+            torch.testing.assert_close(table.norm().cpu(), norm, rtol=1e-5, atol=0)
+        else:
+            assert not torch.isfinite(table.norm())
+        good = torch.tensor(float(finite), device=device)
+        settings = {"rate": CONFIG.rate, "betas": (0.9, 0.99), "epsilon": 1e-6, "decay": 0.1, "pace": pace}
+        table.update(count, torch.tensor(excess, device=device), good, **settings)
+        count += good
+        for kind, found, wanted in (
+            ("value", ours, [p.detach() for p in theirs]),
+            ("average", shadow, averages),
+            ("first", first, [textbook.state[p]["exp_avg"] for p in theirs]),
+            ("second", second, [textbook.state[p]["exp_avg_sq"] for p in theirs]),
+        ):
+            for a, b in zip(found, wanted, strict=True):
+                torch.testing.assert_close(a.cpu(), b, rtol=2e-5, atol=2e-6, msg=lambda m, kind=kind: f"{kind}: {m}")
+
+
+def test_kernel_interpreted():
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("the device runs the kernel itself")
+    code = "from tests.training.test_update import check_table; check_table('cpu')"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+
+
+@pytest.mark.gpu
+def test_kernel_on_the_device():
+    check_table("cuda")
+
+
+def steps_of(device, plain):
+    """A small network's weights and averages after some updates, one of them skipped."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+    optimizer, ema = make_optimizer(network, CONFIG), EMA(network, 0.9)
+    update = Update(network, optimizer, ema, clip=0.1)
+    if plain:
+        update.table = None
+    inputs = torch.randn(10, 8, generator=torch.Generator().manual_seed(1)).to(device)
+    for step in range(4):
+        network.zero_grad()
+        network(inputs).square().mean().backward()
+        norm = update.norm()
+        update.apply(CONFIG.rate, norm, torch.tensor(step != 1, device=device))
+    assert ema.updates == 4
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+    return [parameter.detach() for parameter in network.parameters()] + list(ema.shadow.values()), update
+
+
+def test_plain_update_skips_and_averages():
+    values, update = steps_of("cpu", plain=False)
+    assert update.table is None  # no kernel on a CPU
+    assert all(bool(torch.isfinite(value).all()) for value in values)
+
+
+@pytest.mark.gpu
+def test_both_updates_agree_on_the_device():
+    fused, update = steps_of("cuda", plain=False)
+    assert update.found is not None
+    for a, b in zip(fused, steps_of("cuda", plain=True)[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
