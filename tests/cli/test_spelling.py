@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cedd.cli import main
-from cedd.cli.spelling import Arguments, one_step, paper_protocol, read_book, user_protocol
+from cedd.cli.spelling import Arguments, one_pass, paper_protocol, read_book, user_protocol
 from cedd.data.corruption import corrupt_letters
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correction_options
@@ -38,7 +38,7 @@ def mender() -> LanguageModel:
 
 
 def test_both_protocols_as_json(run, book, capsys):
-    words = ["spelling", run, "--data", book, "--blocks", "12", "--thresholds", "1", "0.1", "--steps", "1", "3"]
+    words = ["spelling", run, "--data", book, "--blocks", "12", "--thresholds", "0.5", "0.1", "--steps", "4"]
     assert main([*words, "--json", "--seed", "3", "--device", "cpu"]) == 0
     first = capsys.readouterr().out
     record = json.loads(first)
@@ -46,7 +46,8 @@ def test_both_protocols_as_json(run, book, capsys):
     paper = record["paper"]
     assert paper["all"]["total"] == paper["masked"]["total"] + paper["shuffled"]["total"] > 5
     ways = [(c["way"], c["options"]["threshold"]) for c in record["user"]["corrections"]]
-    assert ways == [("its own", 1.0), ("1 step", 1.0), ("1 step", 0.1), ("3 steps", 1.0), ("3 steps", 0.1)]
+    swept = [(way, threshold) for way in ("1 pass", "3 passes", "4 steps") for threshold in (0.5, 0.1)]
+    assert ways == [("its own", 0.5), *swept]
     for correction in record["user"]["corrections"]:
         parts = sum(correction[name]["count"] for name in ("fixed", "missed", "altered"))
         assert parts == correction["before"]["count"] == correction["fixed"]["total"] > 5
@@ -57,26 +58,28 @@ def test_both_protocols_as_json(run, book, capsys):
 
 def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
     plot = tmp_path / "fixed.svg"
-    words = ["spelling", run, "--data", book, "--blocks", "8", "--thresholds", "1", "0.2", "--steps", "1"]
+    words = ["spelling", run, "--data", book, "--blocks", "8", "--thresholds", "0.5", "0.2", "--steps", "2"]
     assert main([*words, "--plot", str(plot), "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
-    assert "paper's protocol: bayes on roulette" in printed
-    assert "user's protocol: bayes on roulette" in printed
+    assert "Paper's protocol: bayes on roulette" in printed
+    assert "User's protocol: bayes on roulette" in printed
     assert max(map(len, printed.splitlines())) <= 80
+    assert "…" not in printed
+    assert all(head in printed for head in ("threshold", "fixed", "altered", "missed", "broken", "others", "wrong"))
     assert "</svg>" in plot.read_text()
 
 
 def test_one_opinion_serves_all_thresholds_and_is_what_correct_does(monkeypatch):
     model = mender()
     text = "the czt sqt by the bzy."
-    thresholds = (1.0, 0.5, 0.3, 0.05, 0.0)
+    thresholds = (0.5, 0.3, 0.1, 0.01, 0.0)
     options = correction_options(model.setting, {"steps": 1, "passes": 1})
     calls = []
     network = model.setting.folder.model
     monkeypatch.setattr(network, "features", lambda x, s, f=network.features: calls.append(len(x)) or f(x, s))
-    texts = list(one_step(model, text, options, thresholds))
+    texts = list(one_pass(model, text, options, thresholds))
     once = len(calls)
-    assert texts == [str(model.correct(text, threshold=threshold)) for threshold in thresholds]
+    assert texts == [str(model.correct(text, threshold=threshold, passes=1)) for threshold in thresholds]
     assert len(calls) == once * (1 + len(thresholds))
     assert len(set(texts)) == 3  # q and z are mended, then only q, then nothing
     assert texts[-1] == text
@@ -87,14 +90,14 @@ def test_known_beliefs_fix_what_they_should(tmp_path):
     model = mender()
     path = tmp_path / "book.txt"
     path.write_text(20 * TEXT.replace("\n", "é"))
-    arguments = Arguments("", str(path), rate=0.3, steps=(1,), thresholds=(1.0, 0.0), json=True)
+    arguments = Arguments("", str(path), rate=0.1, passes=(1,), steps=(), thresholds=(0.5, 0.0), json=True)
     book = read_book(model, str(path), None)
     assert book.unknown == 20 * 12
     own, best, nothing = user_protocol(model, book, arguments)
     assert own.outcomes.record() == best.outcomes.record()
-    mistakes = corrupt_letters(book.text, 0.3, seed=0)
+    mistakes = corrupt_letters(book.text, 0.1, seed=0)
     mended = sum((a, b) in (("a", "q"), ("y", "z")) for a, b in zip(book.text, mistakes.text, strict=True))
-    assert best.outcomes.fixed.count == mended > 20
+    assert best.outcomes.fixed.count == mended > 10
     assert best.outcomes.broken.count == best.outcomes.broken_others.count == 0
     assert nothing.outcomes.missed.value == 1.0
     restored = paper_protocol(model, book, arguments)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -23,7 +24,7 @@ from cedd.data.corruption import Corruption, corrupt_letters
 from cedd.evaluation.perplexity import PLOT_SUFFIXES, check_suffix
 from cedd.evaluation.spelling import Correction, Restoration, Share, outcomes, restore, save_plot
 from cedd.tasks import LanguageModel, load
-from cedd.tasks.correct import CorrectionOptions, ask, correction_options, read_text, token_groups
+from cedd.tasks.correct import CorrectionOptions, ask, correction_options, read_text, surest, token_groups
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class Arguments:
     """Paper's: the time of the noise."""
     rate: float = 0.05
     """User's: the share of letters that are replaced."""
-    thresholds: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
-    """User's: a letter the model gives at least this probability is left alone; 1 leaves all to the argmax."""
-    steps: tuple[int, ...] = (1, 8)
-    """User's: 1 takes the likeliest letters, once for all thresholds; more sample the reverse process for each."""
+    thresholds: tuple[float, ...] = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+    """User's: a letter is replaced if it weighs less than this, as in cedd correct; 0.5 leaves all to the argmax."""
+    passes: tuple[int, ...] = (1, 3)
+    """User's: how often the text is read, each a curve over the thresholds, all of which one single pass serves."""
+    steps: tuple[int, ...] = (8,)
+    """User's: in place of passes, steps of the reverse process, sampled for each threshold."""
     times: tuple[float, ...] = ()
     """User's: the times that the text is taken to be at, in place of the model's own."""
     change: Literal["letters", "all"] | None = None
@@ -150,7 +153,7 @@ def paper_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> Re
 def user_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> list[Correction]:
     """Letters replaced, and corrected in every way that is asked for; the model's own way first."""
     corruption = corrupt_letters(book.text, arguments.rate, arguments.seed)
-    ways = [(steps, t) for steps in arguments.steps for t in (arguments.times or (None,))]
+    ways = ways_to_correct(arguments)
     planned = 1 + len(ways) * len(arguments.thresholds)
     done: list[Correction] = []
     with progress_bar("user's protocol", not arguments.json) as progress:
@@ -160,8 +163,16 @@ def user_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> lis
     return done
 
 
+def ways_to_correct(arguments: Arguments) -> dict[str, dict[str, Any]]:
+    """The options of each way that is asked for, but for its threshold, by its name."""
+    numbers = {f"{n} pass{'es' * (n != 1)}": {"steps": 1, "passes": n} for n in arguments.passes}
+    numbers |= {f"{n} step{'s' * (n != 1)}": {"steps": n, "passes": 1} for n in arguments.steps}
+    times = {f", t = {t:g}": {"t": t} for t in arguments.times} or {"": {}}
+    return {name + at: options | time for name, options in numbers.items() for at, time in times.items()}
+
+
 def _corrections(
-    model: LanguageModel, corruption: Corruption, ways: list[tuple[int, float | None]], arguments: Arguments
+    model: LanguageModel, corruption: Corruption, ways: Mapping[str, dict[str, Any]], arguments: Arguments
 ) -> Iterator[Correction]:
     setting = model.setting
 
@@ -173,31 +184,31 @@ def _corrections(
 
     own = correction_options(setting, {"change": arguments.change})
     yield outcome("its own", own, corrected(own))
-    for steps, t in ways:
-        options = correction_options(setting, {"change": arguments.change, "steps": steps, "t": t, "passes": 1})
-        way = f"{steps} step{'s' * (steps > 1)}" + ("" if t is None else f", t = {t:g}")
+    for way, given in ways.items():
+        options = correction_options(setting, {"change": arguments.change, **given})
         chosen = [replace(options, threshold=threshold) for threshold in arguments.thresholds]
         for each in chosen:
             each.check()
-        if steps == 1:
-            texts = one_step(model, corruption.text, options, arguments.thresholds)
+        if options.steps == options.passes == 1:
+            texts = one_pass(model, corruption.text, options, arguments.thresholds)
             yield from (outcome(way, each, text) for each, text in zip(chosen, texts, strict=True))
         else:
             yield from (outcome(way, each, corrected(each)) for each in chosen)
 
 
-def one_step(
+def one_pass(
     model: LanguageModel, text: str, options: CorrectionOptions, thresholds: tuple[float, ...]
 ) -> Iterator[str]:
-    """The text corrected in one step, for each threshold, from one opinion of the network."""
+    """The text corrected in one pass, for each threshold, from one opinion of the network (see `revise`)."""
     assert options.t is not None
     reading, groups = read_text(model.tokenizer, text), token_groups(model.tokenizer, options.change)
-    opinion = ask(model.setting, reading.ids, options.t, groups)
-    protected = reading.protected | (groups[reading.ids] < 0)
+    opinion = ask(model.setting, reading.ids, groups, options.t, options.rate)
+    free = ~reading.protected & (groups[reading.ids] >= 0)
     given, best = np.array(list(text)), np.array(list(model.tokenizer.decode(opinion.best)))
     for threshold in thresholds:
-        held = protected | (opinion.own >= threshold) | (opinion.best == reading.ids)
-        yield "".join(np.where(held, given, best).tolist())
+        turn = free & opinion.doubted(threshold)
+        turn &= surest(np.where(turn, opinion.strength, -np.inf), options.reach)
+        yield "".join(np.where(turn, best, given).tolist())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -241,9 +252,17 @@ def _print(
         escape(f"{book.name}: {len(book.text):,} characters in blocks of {book.length}{strange}"), highlight=False
     )
     if restoration is not None:
-        console.print(_paper_table(model, restoration))
+        console.print(escape(f"\nPaper's protocol: {model.name}, noise at t = {restoration.t:g}"), highlight=False)
+        console.print(_paper_table(restoration))
     if corrections:
-        console.print(_user_table(model, corrections))
+        mistakes = corrections[0].outcomes.fixed.total
+        console.print(escape(f"\nUser's protocol: {model.name}, {mistakes:,} letters replaced"), highlight=False)
+        console.print(_user_table(corrections))
+        console.print(
+            "%, ± half of the 95% interval. fixed, altered, missed: of the mistakes; broken: of the good letters; "
+            f"others: of the other characters; wrong: of all, {100 * corrections[0].outcomes.before.value:.2f} before",
+            highlight=False,
+        )
     if note is not None:
         console.print(escape(f"The user's protocol was left out: {note}."), highlight=False)
 
@@ -256,8 +275,8 @@ def _percent(share: Share, digits: int = 1) -> str:
     return f"{100 * share.value:.{digits}f} ± {50 * (high - low):.{digits}f}"
 
 
-def _paper_table(model: LanguageModel, restoration: Restoration) -> Table:
-    table = Table(title=escape(f"paper's protocol: {model.name}, t = {restoration.t:g}"))
+def _paper_table(restoration: Restoration) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for head in ("corrupted", "places", "restored, %"):
         table.add_column(head, justify="left" if head == "corrupted" else "right")
     kinds: Mapping[str, Share] = {
@@ -270,16 +289,11 @@ def _paper_table(model: LanguageModel, restoration: Restoration) -> Table:
     return table
 
 
-def _user_table(model: LanguageModel, corrections: list[Correction]) -> Table:
-    mistakes, before = corrections[0].outcomes.fixed.total, corrections[0].outcomes.before
-    table = Table(
-        title=escape(f"user's protocol: {model.name}, {mistakes:,} letters replaced"),
-        caption="%, ± half of the 95% interval. fixed, altered, missed: of the mistakes; broken: of the good letters; "
-        f"others: of the other characters; wrong: of all characters ({100 * before.value:.2f} before)",
-    )
+def _user_table(corrections: list[Correction]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
     columns = ("way", "threshold", "fixed", "altered", "missed", "broken", "others", "wrong")
     for head in columns:
-        table.add_column(head, justify="left" if head == "way" else "right")
+        table.add_column(head, justify="left" if head == "way" else "right", no_wrap=head != "way")
     for correction in corrections:
         seen = correction.outcomes
         table.add_row(
