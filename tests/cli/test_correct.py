@@ -87,8 +87,8 @@ def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
         (["infill", "RUN"], "there is no text"),
         (["correct", "teh", "--file", "x"], "not both"),
         (["correct", "--file", "/no/such/file"], "/no/such/file"),
-        (["correct", "teh", "--rate", "0"], "rate of wrong tokens"),
-        (["correct", "teh", "--rate", "0.1", "--t", "0.1"], "not both"),
+        (["correct", "teh", "--rate", "0"], "rate is a share of wrong tokens"),
+        (["correct", "teh", "--reach", "-1"], "reach"),
         (["sample", "a", "b"], "b"),
     ],
 )

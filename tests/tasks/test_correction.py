@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 import cedd
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
-from cedd.tasks.correct import correction_options, read_text, token_groups
+from cedd.tasks.correct import correction_options, judge, read_text, surest, token_groups
 from tests.tasks.models import ALPHABET, mending
 
 
@@ -40,9 +41,10 @@ def test_a_rate_is_the_share_of_wrong_tokens_among_those_not_masked(rate, vocab_
         "roulette": lambda: cedd.roulette(vocab_size, p_m=p_m),
         "eroulette": lambda: cedd.eroulette(vocab_size, mask_share=cedd.PowerShare(p_m, 0.95)),
     }[name]()
-    most = -float(torch.expm1(-process.beta(1.0))) * (1 - 1 / vocab_size)
+    column = process.transition_matrix(1.0)[:vocab_size, 0]
+    most = float(1 - column[0] / column.sum())
     if rate >= most:
-        with pytest.raises(ValueError, match="rate of wrong tokens must lie in"):
+        with pytest.raises(ValueError, match="a rate of wrong tokens must lie in"):
             time_of_rate(process, rate)
         return
     t = time_of_rate(process, rate)
@@ -73,19 +75,22 @@ def test_a_folder_has_defaults_of_its_own():
     assert correction_options(setting, {"rate": 0.2}).t == time_of_rate(process, 0.2)
     assert correction_options(setting, {"t": 0.5}).t == 0.5
     assert correction_options(setting, {}).passes == 2
-    assert correction_options(mending(), {}) == replace(CorrectionOptions(), rate=None, t=time_of_rate(process, 0.05))
+    assert correction_options(mending(), {}) == replace(CorrectionOptions(), t=time_of_rate(process, 0.05))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"t": 0.0}, "t says how noisy"),
-        ({"rate": 0.0}, "rate of wrong tokens must lie in"),
-        ({"rate": 1.0}, "rate of wrong tokens must lie in"),
-        ({"rate": 0.1, "t": 0.1}, "give rate or t, not both"),
+        ({"rate": 0.0}, r"rate is a share of wrong tokens and must lie in \(0, 1\)"),
+        (
+            {"rate": 0.99},
+            r"a rate of wrong tokens must lie in \(0, 0.966\) for this model's process; got 0.99, without t",
+        ),
         ({"threshold": 2.0}, "threshold"),
         ({"change": "words"}, "letters or all; got 'words'"),
         ({"passes": 0}, "passes must be at least 1"),
+        ({"reach": -1}, "reach must be at least 0"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"trust": 1}, "the options of correction do not include 'trust'"),
     ],
@@ -120,14 +125,6 @@ def test_only_letters_change_and_only_into_letters_of_their_case():
     assert [a for a, b in zip(text, drawn, strict=True) if not b.isalpha()] == list("1 .2\n")
 
 
-def test_the_best_letter_is_taken_where_the_best_token_is_none():
-    """A position that the model wants to be a space still gets the likeliest letter."""
-    setting = believing(mending(), {"q": " "})
-    table = setting.folder.model.get_buffer("table")
-    table[int(setting.folder.tokenizer.encode("q")[0]), int(setting.folder.tokenizer.encode("o")[0])] = 5.0
-    assert correct(setting, "dqg") == "dog"
-
-
 def test_tokens_that_are_no_characters():
     bpe = BPETokenizer.train(["the cat sat on the mat"] * 3, 270)
     assert (token_groups(bpe, None) == 0).all()
@@ -138,26 +135,70 @@ def test_tokens_that_are_no_characters():
     assert (token_groups(ByteTokenizer(), "all") == 0).all()
 
 
-def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
-    """A chain of wrong letters, of which each can be mended only once its left neighbour is."""
+def counting(monkeypatch):
+    """A model that believes in alphabetical order: a letter after two in order should be the next one."""
     setting = mending("uniform", tokenizer=CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
-    V = 26
 
     def features(x_t, sigma):
         before = torch.roll(x_t, 1, 1)
         settled = torch.roll(x_t, 2, 1) == before - 1
         settled[:, :2] = False
-        guess = torch.where(settled, (before + 1) % V, x_t)
-        return guess[..., None].float()
+        return torch.where(settled, (before + 1) % 26, x_t)[..., None].float()
 
     monkeypatch.setattr(setting.folder.model, "features", features)
-    setting.folder.model.get_buffer("table").copy_(torch.eye(V) * 20)
-    assert correct(setting, "abcxqefg") == "abcdqefg"
+    setting.folder.model.get_buffer("table").copy_(torch.eye(26) * 20)
+    return setting
+
+
+def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
+    """A chain of wrong letters, of which each can be mended only once its left neighbour is."""
+    setting = counting(monkeypatch)
+    assert correct(setting, "abcxqefg", passes=1) == "abcdqefg"
     twice = correct(setting, "abcxqefg", passes=2)
     assert twice == "abcdeefg"
     assert correct(setting, "abcxqefg", passes=9) == "abcdefgh"
     assert [(c.position, c.before, c.after) for c in twice.changes] == [(3, "x", "d"), (4, "q", "e")]
     assert all(c.confidence > 0.9 and c.doubt > 0.9 for c in twice.changes)
+
+
+def test_of_neighbouring_changes_only_the_surest_is_made():
+    """z (0.6 for y) beside q (0.9 for a) waits for a pass of its own, unless all are made at once."""
+    assert correct(mending(), "zqz  .  z", passes=1) == "zaz  .  y"
+    assert correct(mending(), "zqz  .  z", passes=1, reach=0) == "yay  .  y"
+    assert correct(mending(), "zqz  .  z", passes=2) == "yay  .  y"
+    strength = np.array([1.0, 3.0, 2.0, -np.inf, 2.0, 2.0])
+    assert surest(strength, 0).all()
+    assert surest(strength, 1).tolist() == [False, True, False, False, True, True]
+    assert surest(strength, 9).tolist() == [False, True, False, False, False, False]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    beliefs=st.lists(st.floats(0.01, 1.0), min_size=6, max_size=6),
+    noise_rate=st.floats(0.01, 0.9),
+    rate=st.floats(0.01, 0.9),
+    x=st.integers(0, 5),
+)
+def test_a_judgement_by_bayes_rule_written_out(beliefs, noise_rate, rate, x):
+    """Belief g before the token is seen; the process's likelihood in the network's posterior, the typist's in ours."""
+    g, groups = np.array(beliefs), np.array([0, 0, 0, 1, 1, -1])
+    process = np.full(6, noise_rate / 5)
+    process[x] = 1 - noise_rate
+    network = torch.from_numpy(g * process / (g * process).sum()).log()[None]
+    best, confidence, own = (
+        value.item() for value in judge(network, torch.tensor([x]), torch.from_numpy(groups), noise_rate, rate)
+    )
+    likeliest = max((h for h in range(6) if h != x), key=lambda h: g[h])
+    if groups[x] < 0 or groups[likeliest] != groups[x]:
+        assert (best, confidence, own) == (x, 0.0, 1.0)
+        return
+    group = np.flatnonzero(groups == groups[x])
+    typist = {h: 1 - rate if h == x else rate / (len(group) - 1) for h in group}
+    weights = {h: typist[h] * g[h] for h in group}
+    total = sum(weights.values())
+    assert own == pytest.approx(weights[x] / total)
+    assert confidence == pytest.approx(max(w for h, w in weights.items() if h != x) / total)
+    assert weights[best] == pytest.approx(confidence * total)
 
 
 # ---- what never changes -------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_autoregressive_models_do_not_infill(runs):
 @example("")
 def test_correction_mends_what_is_wrong_and_loses_nothing(text):
     """Any text, far longer than the model too: exactly the q and z are mended."""
-    result = correct(mending(), text)
+    result = correct(mending(), text, change="all")
     assert result == text.replace("q", "a").replace("z", "y")
     assert result.original == text
     assert [change.position for change in result.changes] == [i for i, c in enumerate(text) if c in "qz"]
@@ -173,9 +173,6 @@ def test_correction_is_refused_where_it_cannot_be(runs):
         load(runs["absorb", "cedd"], device="cpu").correct("teh")
     with pytest.raises(ValueError, match="autoregressive"):
         load(runs["absorb", "ar"], device="cpu").correct("teh")
-    for options, message in [({"t": 0.0}, "t says"), ({"threshold": 2.0}, "threshold"), ({"steps": 0}, "steps")]:
-        with pytest.raises(ValueError, match=message):
-            correct(mending(), "teh", **options)
 
 
 # ---- perplexity and the rest --------------------------------------------------------------------------------------

@@ -32,13 +32,15 @@ class Arguments:
     rate: float | None = None
     """The share of wrong letters that is expected (0.05, unless the model says otherwise)."""
     t: float | None = None
-    """In place of a rate: the time of the process that the text is taken to be at."""
+    """The time that the network is told (the one at which its process has this rate)."""
     threshold: float | None = None
-    """A token the model gives at least this probability is never touched (1: all is left to the argmax)."""
+    """A token the model gives at least this probability is never touched (0.5 or more: all is left to the argmax)."""
     change: Literal["letters", "all"] | None = None
     """letters (the default): letters become letters of their case, nothing else changes. all: anything may."""
     passes: int | None = None
-    """How often the text is read; later passes see what earlier ones have mended."""
+    """How often the text is read at most; later passes see what earlier ones have mended."""
+    reach: int | None = None
+    """Of changes within so many tokens a pass makes only the surest (3); 0 makes all at once."""
     steps: int | None = None
     """1: the likeliest token everywhere. More: sample the reverse process."""
     temperature: float | None = None

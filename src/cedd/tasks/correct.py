@@ -2,16 +2,24 @@
 
 Shapes: W windows, L positions, V vocabulary, N tokens of the text, R rows.
 
-One step (the paper's): argmax of p(x_0 | x_t) at every position. Several steps: sample the reverse process from t.
-Only a process that can shuffle believes that a token it sees may be wrong, so absorb is refused.
+The paper takes argmax p(x_0 | x_t) at every position at once. Two things serve a reader's text better:
+
+- What is known of typed mistakes replaces the noise of the process (`judge`): a wrong letter is another letter.
+- Changes that are near each other are not independent: one mistake makes its neighbours look wrong as well. So the
+  text is read in several passes, each of which makes the surest change of every neighbourhood only, and the next one
+  sees it made. This breaks far fewer right letters, and mends mistakes that stand side by side.
+
+With several *steps* the reverse process is sampled from t instead. Only a process that can shuffle believes that a
+token it sees may be wrong, so absorb is refused.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -36,74 +44,73 @@ _BATCH = 16
 class CorrectionOptions:
     """How to correct. A model's folder may have defaults of its own ("correction" in its config.json)."""
 
-    rate: float | None = 0.05
-    """The share of wrong tokens that is expected in the text; it stands for a time t (`time_of_rate`)."""
+    rate: float = 0.05
+    """The share of wrong tokens that is expected in the text."""
     t: float | None = None
-    """The time itself, in place of a rate."""
-    threshold: float = 1.0
-    """A token whose own probability is at least this is never touched; 1 leaves all to the argmax."""
+    """The time that the network is told; by default the one at which its process has this rate (`time_of_rate`)."""
+    threshold: float = 0.5
+    """A token is kept unless own / (own + best) is below this, own being its probability and best that of the likeliest
+    other; so one whose probability is at least this is never touched, and from 0.5 on all is left to the argmax.
+    Of all rules that break as many right tokens this one fixes most (each change adds best to what is expected to be
+    fixed and own to what is broken: take those with the highest ratio)."""
     change: Literal["letters", "all"] | None = None
     """letters: a letter may become another letter of its case, and nothing else changes: no space, digit, point or
     capital. all: any token may become any other. By default letters, where tokens are characters or bytes."""
-    passes: int = 1
-    """How often the text is read; later passes see what earlier ones have mended."""
+    passes: int = 3
+    """How often the text is read at most; later passes see what earlier ones have mended."""
+    reach: int = 3
+    """Of changes within so many tokens of each other a pass makes only the surest; 0 makes all at once."""
     steps: int = 1
-    """1 takes the likeliest token everywhere; more sample the reverse process from t."""
+    """1 takes the likeliest token; more sample the reverse process from t."""
     temperature: float = 0.0
     """Of several steps: 0 writes the likeliest token wherever it writes."""
 
     def changed(self, given: Mapping[str, Any], source: str = "the options of correction") -> CorrectionOptions:
-        """These options with those given (not None) in their place; a time replaces a rate, and a rate a time."""
+        """These options with those given (not None) in their place."""
         asked = {name: value for name, value in given.items() if value is not None}
         if unknown := sorted(set(asked) - {field.name for field in fields(self)}):
             raise ValueError(f"{source} do not include {unknown[0]!r}")
-        if {"t", "rate"} <= set(asked):
-            raise ValueError("a rate stands for a time: give rate or t, not both")
-        if "t" in asked:
-            asked["rate"] = None
-        elif "rate" in asked:
-            asked["t"] = None
         return replace(self, **asked)
 
     def check(self) -> None:
         """Refuse what cannot be meant."""
         if self.t is not None and not LAST_TIME < self.t <= 1:
             raise ValueError(f"t says how noisy the text is and must lie in ({LAST_TIME:g}, 1]; got {self.t:g}")
+        if not 0 < self.rate < 1:
+            raise ValueError(f"rate is a share of wrong tokens and must lie in (0, 1); got {self.rate:g}")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is a probability and must lie in [0, 1]; got {self.threshold:g}")
         if self.change not in (None, "letters", "all"):
             raise ValueError(f"change says what may be changed, letters or all; got {self.change!r}")
-        for name in ("passes", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name, least in (("passes", 1), ("reach", 0), ("steps", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+
+
+def rate_of_time(process: TokenProcess, t: float) -> float:
+    """The share of wrong tokens among those that are not masked at time t.
+
+    Such a token has been redrawn from all V with probability (alive - keep)/alive = 1 - exp(-beta), and is then wrong
+    but for one draw in V: rate = (1 - exp(-beta(t))) (1 - 1/V).
+    """
+    return -float(torch.expm1(-process.beta(t))) * (1 - 1 / process.vocab_size)
 
 
 def time_of_rate(process: TokenProcess, rate: float) -> float:
-    """The time at which this share of the tokens that are not masked is wrong.
+    """The time of this rate: beta(t) = -log(1 - rate V/(V-1)), by bisection, since beta never decreases.
 
-    At time t a token that is not masked has been redrawn from all V with probability (alive - keep)/alive =
-    1 - exp(-beta), and is then wrong but for one draw in V:
-
-        rate = (1 - exp(-beta(t))) (1 - 1/V),    hence    beta(t) = -log(1 - rate V/(V-1)),
-
-    which is solved for t by bisection, since the shuffle clock never decreases. For log-linear uniform, t is nearly
-    the rate itself; for roulette, (1-t)^((1-p_m)/p_m) = 1 - rate V/(V-1), but for the schedule's eps.
+    For log-linear uniform t is nearly the rate itself; for log-linear roulette (1-t)^((1-p_m)/p_m) = 1 - rate V/(V-1),
+    both but for the schedule's eps.
     """
-    V = process.vocab_size
-    wanted = rate * V / (V - 1)
-    most = -float(torch.expm1(-process.beta(1.0)))
-    if not 0 < wanted < most:
+    most = rate_of_time(process, 1.0)
+    if not 0 < rate < most:
         raise ValueError(
-            f"the rate of wrong tokens must lie in (0, {most * (1 - 1 / V):.3g}), what this model's process reaches; "
-            f"got {rate:g}"
+            f"a rate of wrong tokens must lie in (0, {most:.3g}) for this model's process; got {rate:g}, without t"
         )
     low, high = 0.0, 1.0
     while high - low > 1e-12:
         middle = (low + high) / 2
-        if -float(torch.expm1(-process.beta(middle))) < wanted:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if rate_of_time(process, middle) < rate else (low, middle)
     return max(high, 2 * LAST_TIME)
 
 
@@ -147,20 +154,29 @@ class Reading:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What the model thinks of each token, [N]: the likeliest of its group, that one's probability and its own."""
+    """What the model thinks of each token, [N]: the likeliest other one, that one's probability and its own."""
 
     best: Ids
     confidence: NDArray[np.float64]
     own: NDArray[np.float64]
 
+    @property
+    def trust(self) -> NDArray[np.float64]:
+        """own / (own + best): what the token weighs beside its likeliest replacement."""
+        return self.own / np.maximum(self.own + self.confidence, 1e-300)
 
-@dataclass(frozen=True)
-class Replacement:
-    """What a pass makes of each token, [N]: the tokens now, their probabilities, and those of the tokens before."""
+    def doubted(self, threshold: float) -> NDArray[np.bool_]:
+        """Which tokens should be replaced."""
+        return self.trust < min(threshold, 0.5)
 
-    tokens: Ids
-    confidence: NDArray[np.float64]
-    own: NDArray[np.float64]
+    def where(self, chosen: NDArray[np.bool_], other: Opinion) -> Opinion:
+        """This opinion of the chosen tokens, and the other one of the rest."""
+        return Opinion(*(np.where(chosen, a, b) for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def strength(self) -> NDArray[np.float64]:
+        """How far the scales are from level, |log(best / own)|."""
+        return np.abs(np.log(np.maximum(self.confidence, 1e-300)) - np.log(np.maximum(self.own, 1e-300)))
 
 
 def correct(setting: Setting, text: str, *, seed: int | None = None, **options: Any) -> Corrected:
@@ -182,8 +198,8 @@ def correct(setting: Setting, text: str, *, seed: int | None = None, **options: 
 
 
 def correction_options(setting: Setting, given: Mapping[str, Any]) -> CorrectionOptions:
-    """What holds for this model: the caller's options, before its folder's, before the defaults; checked, with the
-    time in place of the rate."""
+    """What holds for this model: the caller's options, before its folder's, before the defaults; checked, and with
+    a time."""
     folder = setting.folder
     if folder.method.causal:
         raise ValueError(f"{folder.method.name} is autoregressive and cannot correct; train on uniform or roulette")
@@ -195,9 +211,7 @@ def correction_options(setting: Setting, given: Mapping[str, Any]) -> Correction
     usual = CorrectionOptions().changed(folder.config.get("correction", {}), "the corrections of the model's folder")
     asked = usual.changed(given)
     asked.check()
-    if asked.rate is not None:
-        asked = asked.changed({"t": time_of_rate(folder.process, asked.rate)})
-    return asked
+    return asked if asked.t is not None else replace(asked, t=time_of_rate(folder.process, asked.rate))
 
 
 def _correct_part(
@@ -206,51 +220,60 @@ def _correct_part(
     tokenizer = setting.folder.tokenizer
     reading = read_text(tokenizer, text)
     groups = token_groups(tokenizer, options.change)
-    given = now = reading.ids
-    protected = reading.protected | (groups[given] < 0)
-    confidence, own = np.zeros(len(given)), np.ones(len(given))
-    for number in range(options.passes if not protected.all() else 0):
-        seen = replace_tokens(setting, now, protected, groups, options, None if seed is None else seed + number)
-        places = seen.tokens != now
-        if not places.any():
-            break
-        own = np.where(places & (now == given), seen.own, own)
-        confidence = np.where(places, seen.confidence, confidence)
-        now = seen.tokens
-    places = np.flatnonzero(now != given)
+    protected = reading.protected | (groups[reading.ids] < 0)
+    if protected.all():
+        return text, []
+    now, opinion = revise(setting, reading.ids, protected, groups, options, seed)
+    places = np.flatnonzero(now != reading.ids)
     if not len(places):
         return text, []
     changes = [
         Change(
             position=start,
-            before=tokenizer.decode(given[i : i + 1]),
+            before=tokenizer.decode(reading.ids[i : i + 1]),
             after=tokenizer.decode(now[i : i + 1]),
-            confidence=float(confidence[i]),
-            doubt=float(1 - own[i]),
+            confidence=float(opinion.confidence[i]),
+            doubt=float(1 - opinion.own[i]),
         )
-        for i, start in zip(places.tolist(), _starts(tokenizer, given, places), strict=True)
+        for i, start in zip(places.tolist(), _starts(tokenizer, reading.ids, places), strict=True)
     ]
     return _write_text(tokenizer, text, now, places), changes
 
 
-def replace_tokens(
+def revise(
     setting: Setting,
-    ids: Ids,
+    given: Ids,
     protected: NDArray[np.bool_],
     groups: NDArray[np.int64],
     options: CorrectionOptions,
-    seed: int | None,
-) -> Replacement:
-    """One pass: the tokens that are doubted, replaced by others of their group."""
+    seed: int | None = None,
+) -> tuple[Ids, Opinion]:
+    """The tokens after all passes, [N], and of each the opinion by which it was last decided."""
     assert options.t is not None
-    opinion = ask(setting, ids, options.t, groups)
-    held = protected | (opinion.own >= options.threshold)
-    if options.steps == 1:
-        return Replacement(np.where(held, ids, opinion.best), opinion.confidence, opinion.own)
-    settings = Settings(steps=options.steps, temperature=options.temperature, seed=seed)
-    drawn = _denoise(setting, ids, held, options.t, settings)
-    drawn = np.where(held | (groups[drawn] != groups[ids]), ids, drawn)
-    return Replacement(drawn, ask(setting, drawn, options.t, groups).own, opinion.own)
+    opinion = ask(setting, given, groups, options.t, options.rate)
+    if options.steps > 1:
+        held = protected | (opinion.trust >= options.threshold)
+        settings = Settings(steps=options.steps, temperature=options.temperature, seed=seed)
+        drawn = _denoise(setting, given, held, options.t, settings)
+        drawn = np.where(groups[drawn] == groups[given], drawn, given)
+        return drawn, replace(opinion, confidence=ask(setting, drawn, groups, options.t, options.rate).own)
+    now, decided, free = given, opinion, ~protected
+    for number in range(options.passes):
+        if number:
+            opinion = ask(setting, now, groups, options.t, options.rate)
+        turn = free & opinion.doubted(options.threshold)
+        turn &= surest(np.where(turn, opinion.strength, -np.inf), options.reach)
+        if not turn.any():
+            break
+        now, decided = np.where(turn, opinion.best, now), opinion.where(turn, decided)
+        free = free & ~turn  # what was replaced is not what was typed: its probability says nothing of it any more
+    return now, decided
+
+
+def surest(strength: NDArray[np.float64], reach: int) -> NDArray[np.bool_]:
+    """Where nothing within `reach` is stronger, [N]."""
+    around = np.pad(strength, reach, constant_values=-np.inf)
+    return strength >= np.lib.stride_tricks.sliding_window_view(around, 2 * reach + 1).max(-1)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -355,41 +378,64 @@ def windows(count: int, length: int) -> list[Window]:
 
 
 @torch.no_grad()
-def ask(setting: Setting, ids: Ids, t: float, groups: NDArray[np.int64]) -> Opinion:
-    """p(x_0 | the text at time t), token by token."""
+def ask(setting: Setting, ids: Ids, groups: NDArray[np.int64], t: float, rate: float) -> Opinion:
+    """What the model thinks of each token of a text (see `judge`)."""
     cuts = windows(len(ids), setting.folder.length)
     kinds = torch.from_numpy(groups).to(setting.device)
-    best, confidence, own = np.zeros_like(ids), np.zeros(len(ids)), np.zeros(len(ids))
+    opinion = Opinion(ids.copy(), np.zeros(len(ids)), np.ones(len(ids)))
     for begin in range(0, len(cuts), _BATCH):
         group = cuts[begin : begin + _BATCH]
         x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group])).to(setting.device)
-        columns = [v.cpu().numpy() for v in _posterior(setting, x, t, kinds)]
+        judged = [column.cpu().numpy() for column in _judge_windows(setting, x, kinds, t, rate)]
         for row, w in enumerate(group):
             inside = slice(w.first - w.start, w.last - w.start)
-            for target, column in zip((best, confidence, own), columns, strict=True):
+            for target, column in zip((opinion.best, opinion.confidence, opinion.own), judged, strict=True):
                 target[w.first : w.last] = column[row, inside]
-    return Opinion(best, confidence, own)
+    return opinion
 
 
-def _posterior(setting: Setting, x: Tensor, t: float, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest token of x's group, its probability and that of x itself, each [W, L]."""
+def _judge_windows(setting: Setting, x: Tensor, groups: Tensor, t: float, rate: float) -> list[Tensor]:
+    """`judge` for windows of the text, [W, L] each, through the vocabulary in chunks."""
     folder: Any = setting.folder
     noise = folder.process.noise(t).to(x.device)
     sigma = noise.sigma.to(x.device, torch.float32).expand(len(x))
-    hidden = folder.model.features(x, sigma).flatten(0, 1)
-    flat = x.flatten()
+    hidden, flat = folder.model.features(x, sigma).flatten(0, 1), x.flatten()
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for rows in chunks(len(flat), folder.process.vocab_size):
-        outputs = folder.model.head(hidden[rows])
         here = noise.like(flat[rows]) if noise.alpha.device == flat.device else noise.like(flat[rows].cpu())
-        log_probs = folder.method.parameterization.log_posterior(outputs, flat[rows], here)
-        probs = torch.exp(log_probs)
-        own = probs.gather(-1, flat[rows][:, None]).squeeze(-1)
-        allowed = (groups == groups[flat[rows]][:, None]) & (groups >= 0)  # [R, V]
-        value, best = torch.where(allowed, probs, -1.0).max(-1)
-        parts.append((torch.where(value > own, best, flat[rows]), torch.maximum(value, own), own))
-    best, value, own = (torch.cat(column).view(x.shape) for column in zip(*parts, strict=True))
-    return best, value, own
+        outputs = folder.model.head(hidden[rows])
+        log_posterior = folder.method.parameterization.log_posterior(outputs, flat[rows], here)
+        parts.append(judge(log_posterior, flat[rows], groups, rate_of_time(folder.process, t), rate))
+    return [torch.cat(column).view(x.shape) for column in zip(*parts, strict=True)]
+
+
+def judge(
+    log_posterior: Tensor, x: Tensor, groups: Tensor, noise_rate: float, rate: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest token other than x, its probability, and that of x itself; [R] each.
+
+    The network's log p(x_0 | x_t) [R, V] takes x for a token of its own process at t: right with 1 - r, and wrong as
+    each of V - 1 tokens with r / (V - 1), r = `noise_rate`. What is known of a *typed* text is something else: x is
+    wrong with probability `rate`, and what was meant is one of the G - 1 others of its group (a letter of the same
+    case). Bayes' rule puts the one in the place of the other: all outside the group drops out, the odds of x fall by
+
+        [(1 - r) (V - 1) / r]  /  [(1 - rate) (G - 1) / rate].
+
+    Where the likeliest other token of all is outside the group, what was meant cannot be written, and x stays as it is.
+    """
+    V = log_posterior.shape[-1]
+    allowed = (groups == groups[x][:, None]) & (groups >= 0)  # [R, V]
+    size = allowed.sum(-1).clamp_min(2).to(log_posterior)
+    shift = torch.log((size - 1) / (V - 1)) + _log_odds(noise_rate) - _log_odds(rate)
+    best = log_posterior.scatter(-1, x[:, None], -math.inf).argmax(-1)
+    posterior = log_posterior.scatter_add(-1, x[:, None], shift[:, None]).masked_fill(~allowed, -math.inf).softmax(-1)
+    own, confidence = (posterior.gather(-1, token[:, None]).squeeze(-1) for token in (x, best))
+    stays = ~allowed.gather(-1, best[:, None]).squeeze(-1)
+    return torch.where(stays, x, best), torch.where(stays, 0.0, confidence), torch.where(stays, 1.0, own)
+
+
+def _log_odds(probability: float) -> float:
+    return math.log(probability) - math.log1p(-probability)
 
 
 def _denoise(setting: Setting, ids: Ids, held: NDArray[np.bool_], t: float, settings: Settings) -> Ids:

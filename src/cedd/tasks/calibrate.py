@@ -1,0 +1,103 @@
+"""Defaults of correction for one model, found on a text that it was not trained on.
+
+Shapes: N tokens of the text.
+
+The text's letters are replaced as a user's would be (`corrupt_letters`: so many in a hundred, by other letters of
+their case, at places that the model is not told) and corrected again and again: told different times, and with a
+threshold that falls until no more right letters are broken than is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cedd.data.corruption import corrupt_letters
+from cedd.tasks.correct import (
+    Ids,
+    correction_options,
+    rate_of_time,
+    read_text,
+    revise,
+    time_of_rate,
+    token_groups,
+)
+from cedd.tasks.setting import Setting
+
+RATES = (0.02, 0.05, 0.1, 0.2)
+MOST_HALVINGS = 8
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Options of correction, and what they did: shares of wrong letters fixed and of right letters broken."""
+
+    options: dict[str, Any]
+    fixed: float
+    broken: float
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A text with mistakes, as tokens [N]: what was meant, what is given, and which of them are letters."""
+
+    text: str
+    meant: Ids
+    given: Ids
+    letters: NDArray[np.bool_]
+
+    def shares(self, now: Ids) -> tuple[float, float]:
+        """The share of wrong letters fixed, and that of right letters broken."""
+        wrong = self.given != self.meant
+        right = self.letters & ~wrong
+        return float((now == self.meant)[wrong].mean()), float((now != self.meant)[right].mean())
+
+
+def calibrate(
+    setting: Setting,
+    text: str,
+    *,
+    mistakes: float = 0.05,
+    broken: float = 0.0025,
+    rates: Sequence[float] = RATES,
+    seed: int = 0,
+) -> Calibration:
+    """The options that fix most mistakes of this text and break at most this share of its right letters.
+
+    For each time (that of one of the rates) the threshold is halved from 0.5, the argmax, until little enough breaks.
+    """
+    exercise = _exercise(setting, text, mistakes, seed)
+    process = setting.folder.process
+    times = [time_of_rate(process, rate) for rate in rates if rate < rate_of_time(process, 1.0)]
+    if not times:
+        raise ValueError("this model's process shuffles too little to correct; train one with a smaller p_m")
+
+    def tried(t: float) -> Calibration:
+        falling = (_try(setting, exercise, t, mistakes, 0.5 * 0.5**step) for step in range(MOST_HALVINGS))
+        return next((one for one in falling if one.broken <= broken), _try(setting, exercise, t, mistakes, 0.0))
+
+    return max((tried(t) for t in times), key=lambda one: one.fixed)
+
+
+def _try(setting: Setting, exercise: Exercise, t: float, rate: float, threshold: float) -> Calibration:
+    options = {"rate": rate, "t": float(f"{t:.4g}"), "threshold": threshold}
+    asked = correction_options(setting, options)
+    groups = token_groups(setting.folder.tokenizer, "letters")
+    now, _ = revise(setting, exercise.given, ~exercise.letters, groups, asked)
+    return Calibration(options, *exercise.shares(now))
+
+
+def _exercise(setting: Setting, text: str, mistakes: float, seed: int) -> Exercise:
+    tokenizer = setting.folder.tokenizer
+    if getattr(tokenizer, "characters", None) is None:
+        raise ValueError("correction is calibrated where tokens are characters; this model's are not")
+    corruption, meant = corrupt_letters(text, mistakes, seed), read_text(tokenizer, text)
+    given = read_text(tokenizer, corruption.text).ids
+    letters = (token_groups(tokenizer, "letters")[given] >= 0) & ~meant.protected
+    if not (given != meant.ids).any():
+        raise ValueError("the text to calibrate on has too few letters; give a longer one")
+    return Exercise(corruption.text, meant.ids, given, letters)

@@ -1,0 +1,67 @@
+"""`cedd export`: a run becomes a folder that can be given away, measured, and exported again with its figures."""
+
+import json
+
+import pytest
+
+from cedd.cli import main
+from cedd.tasks import load
+from cedd.tasks.calibrate import calibrate
+from cedd.training.config import PRESETS, to_json
+from tests.tasks.models import mending, save_random
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = save_random(tmp_path / "run")
+    config = to_json(PRESETS["char"][1]) | {"data": "/home/somebody/books.txt", "out": "/home/somebody/run"}
+    (folder / "train.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
+    out, figures = tmp_path / "english-char", tmp_path / "pride.json"
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 20)
+    words = ["export", str(run), "--out", str(out), "--weights", "int8", "--about", "Old books."]
+    assert main([*words, "--calibrate", str(tmp_path / "book.txt"), "--device", "cpu", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["weights"] == "int8"
+    assert said["bytes"] == sum(file.stat().st_size for file in out.iterdir())
+    assert set(said["correction"]) >= {"rate", "threshold"}
+    card = (out / "README.md").read_text()
+    assert "# english-char" in card
+    assert "Old books." in card
+    assert "cedd train char --data books.txt --out runs/english-char" in card
+    assert not [file for file in out.iterdir() if "somebody" in file.read_text(errors="ignore")]
+
+    figures.write_text(json.dumps({"fixed": {"share": 0.8125}}))
+    assert main(["export", str(out), "--out", str(out), "--results", str(figures), "--device", "cpu"]) == 0
+    assert "weights in int8" in capsys.readouterr().out
+    again = (out / "README.md").read_text()
+    assert "| fixed.share | 0.8125 |" in again
+    assert "Old books." in again
+    assert load(out, device="cpu").folder.config["correction"] == said["correction"]
+
+
+def test_a_run_is_not_overwritten_and_figures_must_be_json(run, tmp_path, capsys):
+    assert main(["export", str(run), "--out", str(run), "--device", "cpu"]) == 2
+    assert "export it to another folder" in capsys.readouterr().err
+    (tmp_path / "figures.json").write_text("fixed: 80%")
+    words = ["export", str(run), "--out", str(tmp_path / "x"), "--results", str(tmp_path / "figures.json")]
+    assert main([*words, "--device", "cpu"]) == 2
+    assert "is not JSON" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_calibration_takes_the_highest_threshold_that_breaks_no_more_than_allowed():
+    """q is meant as a (own probability 0), z as y (0.39): a text with right z's must keep them."""
+    setting, text = mending(length=64), "a cat and a mat " * 40 + "z" * 40
+    careful = calibrate(setting, text, broken=0.0, rates=(0.05,))
+    bold = calibrate(setting, text, broken=1.0, rates=(0.05,))
+    assert careful.broken == 0.0
+    assert 0.0 < careful.options["threshold"] <= 0.41
+    assert bold.options["threshold"] == 0.5
+    assert bold.broken > 0.05
+    assert bold.fixed >= careful.fixed
+    with pytest.raises(ValueError, match="too few letters"):
+        calibrate(setting, "12 34")
