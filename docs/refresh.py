@@ -10,8 +10,9 @@ say what is special about it:
 
     <!-- not run: REASON -->          only checked against the command line
     <!-- not tested: REASON -->       run here; the tests only check it against the command line
-    <!-- tested with: OPTIONS -->     the tests add these to `cedd train`, to be done in seconds
+    <!-- tested with: OPTIONS -->     the tests add these to the block's `cedd` commands, to be done in seconds
     <!-- varies: REASON -->           the tests ask only that something is printed
+    <!-- within: 10% -->              the tests ask that every figure is about the same
     <!-- needs: MODEL -->             left as it is, and not tested, where cedd cannot load this model
     <!-- picture: FILE -->            the block writes FILE, which is copied to docs/images
 """
@@ -33,8 +34,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/tutorial.md", "docs/extend.md")
-NOTES = ("not run", "not tested", "tested with", "varies", "needs", "picture")
-HEAD, TAIL = 10, 14  # lines kept of a long output
+NOTES = ("not run", "not tested", "tested with", "varies", "within", "needs", "picture")
+HEAD, TAIL = 8, 14  # lines kept of a long output
 ENVIRONMENT = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
 
 _FENCE = re.compile(r"^```\s*(\w*)(?:\{.*\})?\s*$")

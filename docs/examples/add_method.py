@@ -23,7 +23,7 @@ process = cedd.uniform(V)
 rivals = [cedd.METHODS["bayes"], cedd.METHODS["sedd"], mine]
 networks = [train(method, process) for method in rivals]
 
-held_out, values = counting(256), []
+held_out, values = counting(128), []
 for method, network in zip(rivals, networks, strict=True):
     same_noise = torch.Generator().manual_seed(1)
     bound = cedd.estimate_bound(network, process, held_out, method=method, generator=same_noise)

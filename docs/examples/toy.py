@@ -34,7 +34,7 @@ class Network(nn.Module):
         return self.layers(torch.cat([seen, sigma[:, None]], 1).float()).view(-1, L, V)
 
 
-def train(method: str | cedd.Method, process: cedd.TokenProcess, steps: int = 400) -> Network:
+def train(method: str | cedd.Method, process: cedd.TokenProcess, steps: int = 300) -> Network:
     """The whole of training."""
     torch.manual_seed(0)
     network = Network()

@@ -1,0 +1,118 @@
+"""Every command that a page shows is one that the command line takes: no flag that was renamed, no file that moved."""
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cedd.cli import COMMANDS, UserError, _parse, main
+from docs.refresh import ROOT, commands
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("cedd", "torchrun", "make", "python")
+_SPAN = re.compile(r"`((?:cedd|torchrun|make|python) [^`]*)`")
+
+
+def shown(text: str) -> Iterator[str]:
+    """Commands of a page: after a dollar sign, alone in an indented block, or in the text between backquotes."""
+    yield from (command.code for command in commands(text) if not command.is_python)
+    indented = (line.strip() for line in text.splitlines() if line.startswith("    "))
+    yield from (line for line in indented if line.startswith(tuple(f"{name} " for name in PROGRAMS)))
+    yield from _SPAN.findall(re.sub(r"\s+", " ", text))
+
+
+def calls() -> list[tuple[str, str]]:
+    found = {(path.name, " ".join(line.split())) for path in PAGES for line in shown(path.read_text("utf-8"))}
+    return sorted((page, line) for page, line in found if "..." not in line)
+
+
+def words_of(line: str) -> list[str]:
+    """The first command of a line, without what the shell does with its output."""
+    words = shlex.split(line, comments=True)
+    for sign in ("|", ">", "&&", ";", "2>&1"):
+        words = words[: words.index(sign)] if sign in words else words
+    return words
+
+
+def complaint(line: str) -> str | None:
+    """What is wrong with a command, if anything."""
+    program, *rest = words_of(line)
+    if program == "torchrun":
+        assert "-m" in rest, line
+        program, *rest = rest[rest.index("-m") + 1 :]
+    if program == "cedd":
+        return parsed(rest)
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        return None if {word for word in rest if "=" not in word} <= set(targets) else f"no such target: {line}"
+    if program == "python" and rest[0].endswith(".py"):
+        return None if (ROOT / rest[0]).is_file() else f"no such file: {rest[0]}"
+    return None
+
+
+def parsed(words: list[str]) -> str | None:
+    """The command line's own complaint."""
+    name, *rest = words
+    if name in ("--help", "--version"):
+        return None
+    if name not in COMMANDS:
+        return f"no command {name}"
+    if "--help" in rest or not rest:  # a command by its name
+        return None
+    try:
+        _parse(importlib.import_module(f"cedd.cli.{name}"), name, rest)
+    except (UserError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def test_every_command_on_every_page_parses():
+    found = calls()
+    assert len(found) > 50
+    wrong = {f"{page}: {line}": why for page, line in found if (why := complaint(line)) is not None}
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cedd train char --out runs/first --no-such-flag 1",
+        "cedd trian char --out runs/first",
+        "cedd evaluate runs/first --bound tightest",
+        "make quickest",
+        "python benchmarks/nothing.py",
+        "torchrun --nproc-per-node 8 -m cedd train small --data x --out y --stratgy fsdp",
+    ],
+)
+def test_a_stale_command_is_found(line: str):
+    assert complaint(line) is not None
+
+
+def test_every_command_of_the_command_line_is_on_a_page():
+    text = "\n".join(path.read_text("utf-8") for path in PAGES)
+    assert not [name for name in COMMANDS if f"cedd {name}" not in text]
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_example_of_help_parses(name: str, capsys: pytest.CaptureFixture[str]):
+    """Each command's --help has an example, which the command takes."""
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    example = re.search(r"example: (cedd .*)", capsys.readouterr().out)
+    assert example is not None
+    assert complaint(example[1]) is None
+
+
+def test_pages_have_no_machine_of_their_own():
+    for path in PAGES:
+        assert not re.search(r"(?<![\w.])/(work|home|root|tmp)/", path.read_text("utf-8")), Path(path).name
+
+
+def test_links_between_files_lead_somewhere():
+    """Those of the site's own pages are checked when it is built."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text("utf-8")):
+            assert target.startswith("https://") or (ROOT / target).exists(), f"{path.name}: {target}"

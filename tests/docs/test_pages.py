@@ -1,0 +1,170 @@
+"""What the pages show is what happens: their commands and programs run, in one folder and in order, and print the same
+but for the figures. Training is cut short by what a page says in `<!-- tested with: ... -->`."""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cedd
+from cedd.cli import main
+from docs.refresh import ENVIRONMENT, PAGES, ROOT, Command, commands, is_there_if_needed, prepare, tidied
+
+README = (ROOT / "README.md").read_text("utf-8")
+_NUMBER = re.compile(r"\b[0-9a-f]{12}\b|[-+±]?\d[\d,]*\.?\d*(e[-+]?\d+)?%?")
+
+
+def skeleton(output: str) -> set[str]:
+    """The lines of an output without their figures and hashes, and without what depends on how long those are."""
+    lines = (_NUMBER.sub("#", line) for line in tidied(output))
+    return {" ".join(re.sub(r"[─━┏┓┳┡┩╇└┘┴]+", " ", line).split()) for line in lines} - {"", "..."}
+
+
+def figures(output: str) -> list[float]:
+    """The numbers of an output, in order."""
+    found = (match[0].strip("±%").replace(",", "") for match in _NUMBER.finditer("\n".join(tidied(output))))
+    return [float(number) for number in found]
+
+
+def execute(command: Command) -> str:
+    """What a command prints, on both of its streams, run within this process where that is possible."""
+    printed = io.StringIO()
+    words = [] if command.is_python else shlex.split(command.code, comments=True)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        if command.is_python:
+            exec(compile(command.code, "<page>", "exec"), {"__name__": "__page__"})
+        elif {"|", ">"} & set(words) or words[0] not in ("cedd", "python"):
+            environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+            done = subprocess.run(
+                ["bash", "-euc", command.code], env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            printed.write(done.stdout)
+        elif words[0] == "python":
+            runpy.run_path(words[1], run_name="__main__")
+        else:
+            extra = shlex.split(command.notes.get("tested with", ""))
+            assert main([*words[1:], *extra]) == 0, printed.getvalue()
+    return printed.getvalue()
+
+
+def complaint(command: Command, printed: str) -> str | None:
+    """How an output differs from what its page says."""
+    if "varies" in command.notes:
+        return None if bool(command.output.strip()) == bool(printed.strip()) else "one prints and the other does not"
+    if skeleton(command.output) != skeleton(printed):
+        return f"the page says {sorted(skeleton(command.output))}, and it prints {sorted(skeleton(printed))}"
+    if "within" in command.notes:
+        share = float(command.notes["within"].rstrip("%")) / 100
+        pairs = zip(figures(command.output), figures(printed), strict=True)
+        far = [(said, found) for said, found in pairs if abs(said - found) > share * max(abs(said), abs(found)) + 0.02]
+        return f"the page says one thing, and it prints another: {far}" if far else None
+    return None
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    for name, value in {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_does_what_it_shows(page: str, folder: Path):
+    wrong, ran = {}, 0
+    for command in commands((ROOT / page).read_text("utf-8")):
+        if {"not run", "not tested"} & set(command.notes) or not is_there_if_needed(command):
+            continue
+        why = complaint(command, execute(command))
+        ran += 1
+        if why is not None:
+            wrong[command.code] = why
+    assert ran >= 3
+    assert not wrong
+
+
+def test_a_page_that_is_stale_is_noticed():
+    page = "```console\n$ cedd --version\ncedd 0.1.0 from afar\n```\n"
+    (command,) = commands(page)
+    assert complaint(command, execute(command)) is not None
+    (command,) = commands(page.replace(" from afar", ""))
+    assert complaint(command, execute(command)) is None
+    (command,) = commands("<!-- within: 10% -->\n```console\n$ python x.py\nloss 2.5\n```")
+    assert complaint(command, "loss 2.6\n") is None
+    assert complaint(command, "loss 2.9\n") is not None
+
+
+def test_what_is_not_run_says_why():
+    for page in PAGES:
+        for command in commands((ROOT / page).read_text("utf-8")):
+            reason = command.notes.get("not run") or command.notes.get("not tested")
+            assert reason is None or len(reason.split()) >= 2
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Tables of the README
+
+
+def rows(heading: str) -> list[dict[str, str]]:
+    """The rows of the first table of the README that has this column."""
+    lines = README.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("|") and f" {heading} " in f"{line} ")
+
+    def cells(line: str) -> list[str]:
+        return [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
+
+    names, found = cells(lines[first]), []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            return found
+        found.append(dict(zip(names, cells(line), strict=True)))
+    return found
+
+
+MAKERS = {
+    "absorb": lambda: cedd.absorb(5),
+    "uniform": lambda: cedd.uniform(5),
+    "roulette": lambda: cedd.roulette(5),
+    "eroulette": lambda: cedd.eroulette(5, mask_share=0.5),
+}
+
+
+def is_allowed(method: str, process: str) -> bool:
+    try:
+        cedd.METHODS[method].check(MAKERS[process]())
+    except ValueError:
+        return False
+    return True
+
+
+def test_the_table_of_methods_is_that_of_the_code():
+    table = {row["method"]: row for row in rows("method")}
+    assert {*table, "ar"} == set(cedd.METHODS)
+    for method, row in table.items():
+        assert {process: row[process] for process in MAKERS} == {
+            process: "✓" if is_allowed(method, process) else "–" for process in MAKERS
+        }
+
+
+def test_the_table_of_processes_is_that_of_the_code():
+    for row in rows("process"):
+        process = MAKERS[row["process"]]()
+        assert (row["correction"] == "✓") == process.can_shuffle
+        assert (row["first-hitting sampler"] == "✓") == (not process.can_shuffle)
+
+
+def test_measured_figures_are_those_of_the_performance_page():
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    for row in rows("textbook"):
+        for cell in (row["textbook"], row["cedd"]):
+            figure = cell.replace("*", "").split()[0]
+            assert figure == "1" or re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", page), row
