@@ -97,8 +97,8 @@ def test_help_has_an_example(preset: str, capsys: pytest.CaptureFixture[str]):
         (["--checkpoint-evry", "3"], "--checkpoint-evry, 3; did you mean --checkpoint-every?"),
         (["--optimizer.momentum", "0.9"], "--optimizer.momentum"),
         (["--steps", "ten"], "--steps"),
-        (["--process.name", "absorbing"], "'absorb', 'uniform', 'roulette', 'eroulette'"),
-        (["--method", "sed"], "unknown method 'sed'; known: sedd, "),
+        (["--process.name", "absorbing"], "--process.name has no choice 'absorbing'; did you mean 'absorb'?"),
+        (["--method", "sed"], "no method 'sed'; did you mean 'sedd'?"),
         (["--method", "dfm"], "absorb"),
         (["--data", "/nowhere/words.txt"], "there is no folder /nowhere"),
         (["--steps", "0"], "steps must be at least 1"),
@@ -116,8 +116,9 @@ def test_bad_settings_get_one_line(
 
 def test_a_missing_folder_or_preset_gets_one_line(capsys: pytest.CaptureFixture[str]):
     assert "--out FOLDER" in refusal(["train", "tiny"], capsys)
-    assert "tiny, char, small, medium" in refusal(["train", "tinny"], capsys)
-    assert "tiny, char, small, medium" in refusal(["train"], capsys)
+    assert "did you mean 'tiny'?" in refusal(["train", "tinny"], capsys)
+    assert ", ".join(PRESETS) in refusal(["train", "enormous"], capsys)
+    assert ", ".join(PRESETS) in refusal(["train"], capsys)
 
 
 def test_another_runs_folder_gets_one_line(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):

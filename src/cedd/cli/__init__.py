@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import inspect
 import io
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,12 +28,14 @@ COMMANDS: Mapping[str, str] = {
     "correct": "put a text's mistakes right",
     "spelling": "count the mistakes a model puts right in a book, and what it breaks",
     "genppl": "judge a model's samples by another language model",
+    "export": "write a run as a model to give away: small, described, with its figures",
     "report": "write a run as one page, or a comparison of several",
     "bench": "time training steps or sampling against a textbook implementation",
     "theory": "check every theorem, proposition and erratum on small chains, and print the table",
+    "completion": "print a script with which your shell completes all of this",
 }
 
-EXAMPLE = "cedd theory"
+EXAMPLE = "cedd quickstart --fast"
 
 
 class UserError(Exception):
@@ -54,10 +58,11 @@ def _overview() -> str:
     )
 
 
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; commands: {', '.join(COMMANDS)}"
-    return f"cedd: no command {name!r}{hint}"
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: the one that was perhaps meant, or all there are."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(names)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,9 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"cedd {version('cedd')}")
         return 0
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # that the hub is tried again is not the user's business
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        print(_unknown(name), file=sys.stderr)
+        print(f"cedd: no command {name!r}{suggestion(name, COMMANDS)}", file=sys.stderr)
         return 2
     try:
         return _run(name, rest)
@@ -82,16 +88,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
-    """The command's arguments, by its own parser if it has one."""
+def parse_arguments(kind: Any, words: Sequence[str], *, prog: str, description: str, **options: Any) -> Any:
+    """Tyro's parser for a dataclass; its help begins with the description, and so with an example."""
     import tyro
 
+    if {"-h", "--help"} & set(words):
+        print(f"{inspect.cleandoc(description)}\n")
+    return tyro.cli(kind, prog=prog, description="", args=words, **options)
+
+
+def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
+    """The command's arguments, by its own parser if it has one."""
     boxed = io.StringIO()
     try:
         with contextlib.redirect_stderr(boxed):
             if hasattr(module, "parse"):
                 return module.parse(words)
-            return tyro.cli(module.Arguments, prog=f"cedd {name}", description=module.Arguments.__doc__, args=words)
+            kind = module.Arguments
+            return parse_arguments(kind, words, prog=f"cedd {name}", description=kind.__doc__ or "")
     except SystemExit as end:
         if not end.code:  # --help
             raise
@@ -109,14 +123,39 @@ def _unboxed(message: str) -> str:
         elif parts[-1]:  # a rule ends a part
             parts.append([])
     near = [part[1].split()[0] for part in parts if part[:1] == ["Perhaps you meant:"] and len(part) > 1]
-    return " ".join(parts[0]).rstrip(".") + "".join(f"; did you mean {name}?" for name in near[:1])
+    return _plainer(" ".join(parts[0]).rstrip(".")) + "".join(f"; did you mean {name}?" for name in near[:1])
+
+
+def _plainer(complaint: str) -> str:
+    """Without the words of the parser's own language."""
+    if choice := re.fullmatch(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", complaint):
+        name, argument, known = choice.groups()
+        names = [word for word in re.findall(r"'([^']*)'", known) if word != "None"]
+        return f"{argument} has no choice {name!r}{suggestion(name, names)}"
+    kinds = {"literal for int\\(\\) with base 10": "a whole number", "could not convert string to float": "a number"}
+    for words, kind in kinds.items():
+        if number := re.fullmatch(rf"Error parsing (.*): .*{words}: (.*)", complaint):
+            return f"{number[1]} takes {kind}; got {number[2]}"
+    return complaint
+
+
+def check_method(name: str) -> None:
+    """Refuse a method that there is not, saying which was perhaps meant."""
+    from cedd.objectives.methods import METHODS, get_method
+
+    try:
+        get_method(name)
+    except ValueError:
+        raise UserError(f"no method {name!r}{suggestion(name, METHODS)}") from None
 
 
 def _run(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"cedd.cli.{name}")
     try:
         return int(module.run(_parse(module, name, words)) or 0)
-    except (UserError, ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+    except BrokenPipeError:
+        raise
+    except (UserError, ValueError, OSError) as error:
         if os.environ.get("CEDD_TRACEBACK"):
             raise
         print(f"cedd {name}: {' '.join(str(error).split())}", file=sys.stderr)

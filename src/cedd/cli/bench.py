@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from cedd.cli import UserError
+from cedd.cli import UserError, check_method, suggestion
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,13 @@ class Arguments:
     """
 
     suite: tyro.conf.Positional[Literal["train", "sample"]]
+    """What is timed."""
     preset: Literal["tiny", "char", "small", "medium"] = "small"
+    """The size of the network."""
     shapes: tuple[str, ...] = ()
     """Sequences x positions, each a row (train: 512x128 64x1024 32x128, sample: 64x128)."""
     vocab_size: Annotated[int, tyro.conf.arg(name="vocab")] = 50257
+    """Tokens V."""
     methods: tuple[str, ...] = ()
     """METHOD/PROCESS, each a row for every shape."""
     textbook: bool = True
@@ -36,9 +39,13 @@ class Arguments:
     warmup: int = 8
     """Training steps before the clock starts."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
+    """torch.compile, with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
     seed: int = 0
+    """Of tokens and weights."""
     json: bool = False
+    """Print one JSON object."""
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -49,6 +56,15 @@ def _shape(text: str) -> tuple[int, int]:
     if batch < 1 or length < 1:
         raise UserError(f"a shape needs at least one sequence and one position; got {text!r}")
     return batch, length
+
+
+def _check_pair(text: str) -> None:
+    from cedd.process import PROCESSES
+
+    method, _, process = text.partition("/")
+    check_method(method)
+    if process and process not in PROCESSES:
+        raise UserError(f"no process {process!r}{suggestion(process, PROCESSES)}")
 
 
 def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
@@ -124,6 +140,10 @@ def run(arguments: Arguments) -> int:
     """Print the table, or JSON."""
     if (arguments.steps is not None and arguments.steps < 1) or arguments.warmup < 0:
         raise UserError("--steps must be at least 1 and --warmup at least 0")
+    if arguments.vocab_size < 2:
+        raise UserError(f"--vocab must be at least 2; got {arguments.vocab_size}")
+    for pair in arguments.methods:
+        _check_pair(pair)
     from cedd.cli.bench_train import machine
 
     console = Console()

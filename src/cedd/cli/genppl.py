@@ -26,18 +26,20 @@ from cedd.evaluation.generative import (
 from cedd.tasks import load
 from cedd.tasks.generate import generate_ids
 from cedd.tasks.setting import chosen_device
+from cedd.training.locate import locate
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd genppl runs/first -n 256 --out samples.jsonl
+    """example: cedd genppl runs/quickstart -n 64 --out samples.jsonl
 
-    Judge a model's samples by another language model, both ways the literature defines it.
+    Judge a model's samples by another language model, both ways the literature defines it (the example: after
+    cedd quickstart; the judge, gpt2-large, is downloaded once).
     Judge the same samples again: cedd genppl --samples samples.jsonl --judge path/to/another
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """Not needed with --samples."""
+    """A run's folder, or a model by its name; not needed with --samples."""
     judge: str = DEFAULT_JUDGE
     """A causal model: a name on the hub, a folder, or a .gguf file. Needs pip install 'cedd[hub]'."""
     gguf_file: str | None = None
@@ -45,6 +47,7 @@ class Arguments:
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 256
     """Number of samples (the paper: 3840)."""
     length: int | None = None
+    """Tokens of a sample; by default as many as the model reads."""
     options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(
         default_factory=lambda: SamplerOptions(steps=1024)
     )
@@ -53,9 +56,13 @@ class Arguments:
     out: Path | None = None
     """Where the samples are saved; by default samples.jsonl in the run's folder."""
     judge_batch: int = 8
+    """Samples judged at once."""
     seed: int = 0
+    """Of the samples and of the intervals."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
     json: bool = False
+    """Print one JSON object."""
 
 
 def run(arguments: Arguments) -> int:
@@ -65,6 +72,8 @@ def run(arguments: Arguments) -> int:
         raise UserError("give either a RUN to sample from or --samples FILE to judge again")
     device = str(chosen_device(arguments.device))
     given = load_samples(arguments.samples) if arguments.samples is not None else None
+    if arguments.model is not None:
+        locate(arguments.model)
     # The judge before the samples are drawn: it is what fails, and they take long.
     judge = HubJudge(arguments.judge, device, arguments.judge_batch, arguments.gguf_file)
     samples = draw(arguments) if given is None else given

@@ -35,7 +35,9 @@ class Arguments:
     steps: int | None = None
     """Training steps: 2000, or 60 with --fast."""
     seed: int = 0
+    """Of everything random."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
     json: bool = False
     """Print all figures and texts as JSON."""
 

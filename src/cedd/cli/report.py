@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cedd.bounds.estimate import BoundEstimate
 from cedd.bounds.estimator import estimate_bound
+from cedd.cli.sampling import check_writable
 from cedd.data import TrainingData, corrupt_letters, prepare_training_data
 from cedd.data.storage import atomic_write
 from cedd.evaluation.baselines import Baseline, measure_baselines
@@ -65,21 +66,31 @@ class Effort:
     samples: int = 4
     """Texts that are sampled."""
 
+    def check(self) -> None:
+        """Refuse what cannot be measured."""
+        for name, least in {"sequences": 1, "draws": 1, "samples": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}; got {getattr(self, name)}")
+
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd report runs/first
+    """example: cedd report runs/quickstart
 
-    Write a run's curves, its bound beside simple models, samples and corrections as one page, RUN/report.html.
+    Write a run's curves, its bound beside simple models, samples and corrections as one page, RUN/report.html (the
+    example: after cedd quickstart).
     Of several runs, a comparison with paired intervals: cedd report runs/first runs/second --out comparison.html
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Folders of cedd train or cedd quickstart."""
     out: Path | None = None
     """The page; by default report.html, or comparison.html, in the (first) run's folder."""
     effort: Annotated[Effort, tyro.conf.arg(name="")] = Effort()
     seed: int = 0
+    """Of everything random."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
     json: bool = False
     """Print all figures and texts as JSON."""
 
@@ -88,6 +99,8 @@ def run(arguments: Arguments) -> int:
     """Write the page and say where it is."""
     if not arguments.runs:
         raise ValueError("name at least one run: cedd report runs/first")
+    arguments.effort.check()
+    check_writable(arguments.out)
     with showing_stages() as stages:
         if len(arguments.runs) == 1:
             opened = open_run(arguments.runs[0], arguments.device)

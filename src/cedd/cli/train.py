@@ -8,43 +8,43 @@ import os
 import tyro
 from rich.console import Console
 
-from cedd.cli import UserError
+from cedd.cli import UserError, check_method, parse_arguments, suggestion
 from cedd.training.config import PRESETS, TrainConfig
 
-DESCRIPTION = """example: cedd train char --data python-manual --out runs/first
+HELP = """example: cedd train char --data python-manual --out runs/first
+
+usage: cedd train {__NAMES__} [OPTIONS]      (cedd train char --help lists them)
 
 Train a network on a text file, a folder of them, a jsonl, a hub data set (hf:NAME) or python-manual.
 Every setting of the preset can be changed: --method cedd --process.name uniform --batch.size 64 --steps 5000.
 A run that was killed goes on with the same command. Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
-"""
+
+__PRESETS__"""
 _CONFIG = (tyro.conf.FlagConversionOff,)
 
 
 def parse(words: list[str]) -> TrainConfig:
     """The preset's configuration with the command line's changes; unknown keys are refused."""
-    if not words or words[0].startswith("-"):
-        presets = dict(PRESETS)
-        return tyro.extras.overridable_config_cli(
-            presets, prog="cedd train", description=DESCRIPTION, args=words, config=_CONFIG
-        )
-    name, rest = words[0], words[1:]
+    if words[:1] in (["-h"], ["--help"]):
+        presets = "\n".join(f"  {name:<7} {summary}" for name, (summary, _) in PRESETS.items())
+        print(HELP.replace("__NAMES__", ",".join(PRESETS)).replace("__PRESETS__", presets))
+        raise SystemExit(0)
+    name, rest = (words[0], words[1:]) if words else ("", [])
+    if not name or name.startswith("-"):
+        raise UserError(f"name a preset first, one of {', '.join(PRESETS)}: cedd train char --out runs/first")
     if name not in PRESETS:
-        raise UserError(f"no preset {name!r}; use one of {', '.join(PRESETS)}")
+        raise UserError(f"no preset {name!r}{suggestion(name, PRESETS)}")
     summary, config = PRESETS[name]
-    return tyro.cli(
-        TrainConfig,
-        default=config,
-        prog=f"cedd train {name}",
-        description=f"example: cedd train {name} --data {config.data} --out runs/first\n\n{summary}",
-        args=rest,
-        config=_CONFIG,
-    )
+    description = f"example: cedd train {name} --data {config.data} --out runs/first\n\n{summary}"
+    prog = f"cedd train {name}"
+    return parse_arguments(TrainConfig, rest, prog=prog, description=description, default=config, config=_CONFIG)
 
 
 def run(config: TrainConfig) -> int:
     """Train, and print how it ended as one line of JSON."""
     if str(config.out).startswith("("):
         raise UserError("say where the run goes: --out FOLDER")
+    check_method(config.method)
     from cedd.training.loop import train
     from cedd.training.records import in_json
 

@@ -1,0 +1,199 @@
+"""Help that begins with an example which works, completion that knows what the help says, errors of one line."""
+
+import contextlib
+import importlib
+import io
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cedd.cli import COMMANDS, main, parse_arguments
+from cedd.cli.completion import fish_script, help_text, read_options, read_usage, zsh_script
+from cedd.training.config import PRESETS
+from cedd.training.locate import pretrained_names
+
+BASH = shutil.which("bash")
+NEED_A_MODEL = {"sample", "infill", "correct"}  # that comes with the package
+
+
+def example_of(text: str) -> list[str]:
+    """The words of the example that a help begins with."""
+    first = text.splitlines()[0]
+    assert first.startswith("example: cedd "), first
+    return shlex.split(first.removeprefix("example: "))[1:]
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    return {name: help_text(name) for name in COMMANDS}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Examples
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_help_parses(helps: dict[str, str], name: str):
+    command, *words = example_of(helps[name])
+    assert command == name
+    module = importlib.import_module(f"cedd.cli.{name}")
+    if hasattr(module, "parse"):
+        assert module.parse(words)
+    else:
+        assert parse_arguments(module.Arguments, words, prog=name, description="")
+
+
+def test_the_overview_begins_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 0
+    command, *words = example_of(capsys.readouterr().out)
+    module = importlib.import_module(f"cedd.cli.{command}")
+    assert parse_arguments(module.Arguments, words, prog=command, description="").fast
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_help_with_an_example(name: str):
+    assert example_of(help_text("train", name))[:2] == ["train", name]
+
+
+@pytest.fixture
+def after_quickstart(fast_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as it is after `cedd quickstart`."""
+    shutil.copytree(fast_run, tmp_path / "runs" / "quickstart", ignore=shutil.ignore_patterns("checkpoints"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["evaluate", "report", *sorted(NEED_A_MODEL)])
+def test_examples_work_as_they_stand(
+    helps: dict[str, str], name: str, after_quickstart: Path, capsys: pytest.CaptureFixture[str]
+):
+    if name in NEED_A_MODEL and "english-char" not in pretrained_names():
+        pytest.skip("no model comes with this copy of the package")
+    less = {"evaluate": ["--draws", "1"], "report": ["--sequences", "16", "--draws", "1"]}.get(name, [])
+    assert main([*example_of(helps[name]), *less, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Completion
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["completion", "bash"]) == 0
+    path = tmp_path_factory.mktemp("completion") / "cedd.bash"
+    path.write_text(printed.getvalue())
+    return path
+
+
+def completed(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last of the words."""
+    given = " ".join(map(shlex.quote, ("cedd", *words)))
+    asking = f"source {shlex.quote(str(script))}; COMP_WORDS=({given}); COMP_CWORD={len(words)}; _cedd; "
+    asking += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    assert BASH is not None
+    done = subprocess.run([BASH, "-c", asking], capture_output=True, text=True, check=True, cwd=script.parent)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(BASH is None, reason="there is no bash here")
+def test_bash_completes_commands_options_choices_and_files(bash_script: Path):
+    assert set(COMMANDS) < set(completed(bash_script, ""))
+    assert completed(bash_script, "eva") == ["evaluate"]
+    assert completed(bash_script, "evaluate", "--bo") == ["--bound"]
+    assert completed(bash_script, "evaluate", "--bound", "") == ["tight", "j1", "j2", "all"]
+    assert completed(bash_script, "train", "") == list(PRESETS)
+    assert completed(bash_script, "train", "char", "--process.na") == ["--process.name"]
+    assert completed(bash_script, "train", "char", "--process.name", "r") == ["roulette"]
+    assert completed(bash_script, "train", "char", "--method", "bayes-") == ["bayes-star"]
+    assert completed(bash_script, "train", "char", "--data", "") == ["python-manual", "cedd.bash"]
+    assert completed(bash_script, "evaluate", "runs") == []  # left to the shell: file names
+    shown = subprocess.run(
+        [str(BASH), "-c", f"source {shlex.quote(str(bash_script))}; complete -p cedd"], capture_output=True, text=True
+    )
+    assert "-o default" in shown.stdout
+
+
+def test_completion_knows_the_options_that_a_help_names(helps: dict[str, str]):
+    for name, text in helps.items():
+        shown = re.findall(r"^│ (?:-\w(?: \w+)?, )?(--[a-z][\w.-]*)", text, re.MULTILINE)
+        assert set(shown) <= set(read_usage(name).options), name
+    train = read_usage("train")
+    assert {"--optimizer.rate", "--text.holdout-by", "--evaluation.every"} < set(train.options)
+    assert "--steps" not in train.flags
+    assert "--json" in read_usage("evaluate").flags
+
+
+def test_options_are_read_from_boxes_side_by_side():
+    line = "│ -n INT, --number INT  so many    ││ --kind {a,b}  which │"
+    assert read_options(line) == {"-n": "INT", "--number": "INT", "--kind": "{a,b}"}
+
+
+def test_scripts_for_the_other_shells():
+    usages = [read_usage("evaluate")]
+    assert "bashcompinit" in zsh_script(usages)
+    fish = fish_script(usages)
+    assert "-l bound -r -a 'tight j1 j2 all'" in fish
+    for shell, script in (("zsh", zsh_script(usages)), ("fish", fish)):
+        if (program := shutil.which(shell)) is not None:
+            subprocess.run([program, "--no-execute", "-c", script], check=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Errors
+
+BAD = [
+    ("evalute", "did you mean 'evaluate'?"),
+    ("train", "name a preset first"),
+    ("train chra --out o", "did you mean 'char'?"),
+    ("train tiny", "--out FOLDER"),
+    ("train tiny --out o --method beyes-star", "did you mean 'bayes-star'?"),
+    ("train tiny --out o --process.name absorbb", "did you mean 'absorb'?"),
+    ("train tiny --out o --optimzer.rate 1", "did you mean --optimizer.rate"),
+    ("train tiny --out o --steps many", "--steps takes a whole number; got 'many'"),
+    ("train tiny --out o --optimizer.rate fast", "takes a number; got 'fast'"),
+    ("train tiny --out o --data boook.txt", "did you mean book.txt"),
+    ("evaluate", "RUN"),
+    ("evaluate runs/quickstrat", "did you mean runs/quickstart?"),
+    ("evaluate runs/quickstart --data boook.txt", "did you mean book.txt"),
+    ("evaluate runs/quickstart --bound tihgt", "did you mean 'tight'?"),
+    ("evaluate runs/quickstart --plot nowhere/x.png", "there is no folder nowhere"),
+    ("report", "name at least one run"),
+    ("report runs/quickstrat", "did you mean runs/quickstart?"),
+    ("report runs/quickstart runs/quickstrat", "did you mean runs/quickstart?"),
+    ("report runs/quickstart --sequences 0", "--sequences must be at least 1"),
+    ("report runs/quickstart --out runs", "runs is a folder"),
+    ("genppl runs/quickstrat", "did you mean runs/quickstart?"),
+    ("genppl runs/quickstart --sampler eulr", "did you mean 'euler'?"),
+    ("genppl --samples nowhere.jsonl", "no samples at nowhere.jsonl"),
+    ("sample runs/quickstrat", "did you mean runs/quickstart?"),
+    ("bench trian", "did you mean 'train'?"),
+    ("bench train --vocab 0", "at least 2"),
+    ("bench train --methods cedd/absrob", "did you mean 'absorb'?"),
+    ("bench sample --methods ced/absorb", "did you mean 'cedd'?"),
+    ("theory --vocab 50", "choose V from 2 to 10"),
+    ("completion tcsh", "use one of bash, zsh, fish"),
+    ("quickstart --steps 0", "steps must be at least 1"),
+    ("quickstart --fats", "did you mean --fast"),
+    ("quickstart --device gpu", "there is no device 'gpu'"),
+    ("quickstart --out book.txt", "book.txt is a file"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[words for words, _ in BAD])
+def test_bad_input_is_one_line_that_helps(
+    words: str, said: str, after_quickstart: Path, capsys: pytest.CaptureFixture[str]
+):
+    (after_quickstart / "book.txt").write_text("A book. " * 500)
+    assert main(words.split()) == 2
+    *before, line = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+    assert [text for text in before if "Traceback" in text or "│" in text] == []
+    assert len(before) <= (1 if words.startswith("quickstart") else 0)  # what it was about to do
