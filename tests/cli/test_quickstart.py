@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cedd.cli import main
+from cedd.cli.completion import help_text
+from cedd.cli.quickstart import Arguments, configuration
 from cedd.cli.train import parse
 from cedd.training.config import read_config
 
@@ -110,3 +113,15 @@ def test_its_evaluate_command_gives_its_bound(out: Path, record: Record, capsys:
 def test_another_configuration_in_its_folder_is_one_line(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
     assert main(["quickstart", "--out", str(out), "--device", "cpu"]) == 2
     assert "holds another run" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_run_fits_its_device_and_is_not_compiled(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Compiling takes longer than the run; a GPU's steps cost the same at a larger batch."""
+    monkeypatch.setattr("cedd.cli.quickstart.pick_device", lambda _: torch.device(kind))
+    config = configuration(Arguments())
+    config.check()
+    assert config.model.build(config.process.build(96), config.length, causal=False)
+    assert config.compile == "off"
+    assert (config.steps, config.batch.size) == {"cpu": (4000, 16), "cuda": (1500, 128)}[kind]
+    assert f"{config.steps} on a" in help_text("quickstart")

@@ -108,7 +108,7 @@ def test_noise_is_drawn_as_what_happened():
 def test_corrections_are_counted_and_marked():
     #          fixed   missed  changed  broken
     original, given, now = "abcd ef", "xbyz ef", "abyq ex"
-    assert count_letters(original, given, now) == (3, 1, 1, 4, 1)
+    assert count_letters(CorrectedText(original, given, now)) == (3, 1, 1, 4, 1)
     marked = correction_spans(CorrectedText(original, given, now))
     assert marked == (
         '<span class="fixed">a</span>b<span class="missed">y</span><span class="changed">q</span> e'

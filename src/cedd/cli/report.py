@@ -49,7 +49,8 @@ from cedd.training.records import LOG_FILE, read_log
 
 PAGE_FILE, RECORD_FILE, HELD_OUT_FILE = "report.html", "report.json", "held-out.txt"
 _TIMES = tuple(k / 10 for k in range(1, 11))
-_CORRECTION_TIMES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6)
+_WRONG = 0.05  # the share of letters that are replaced
+_THRESHOLDS = (0.5, 0.3, 0.1, 0.03)
 _LINE = 72
 
 Say = Callable[[str], Any]
@@ -353,24 +354,24 @@ def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correcti
     if getattr(tokenizer, "characters", None) is None:
         raise ValueError("letters are replaced where tokens are characters; this run's are not: try cedd correct")
 
-    def tally(text: str, t: float) -> tuple[int, ...]:
-        given = corrupt_letters(text, 0.05, seed).text
-        return count_letters(text, given, str(model.correct(given, t=t)))
+    def corrected(text: str, threshold: float, seed: int) -> CorrectedText:
+        given = corrupt_letters(text, _WRONG, seed).text
+        return CorrectedText(text, given, str(model.correct(given, rate=_WRONG, threshold=threshold)))
 
-    practice = opened.text(opened.data.train[: min(24, len(opened.data.train))])
-    tallies = {t: tally(practice, t) for t in _CORRECTION_TIMES}
-    best = max(tallies, key=lambda t: tallies[t][1] - tallies[t][4])
-    wrong, fixed, untouched, right, broken = tally(opened.text(opened.data.validation[:64]), best)
-    examples = [
-        CorrectedText(line, bad := corrupt_letters(line, 0.06, seed + i).text, str(model.correct(bad, t=best)))
-        for i, line in enumerate(lines[:6])
-    ]
-    return Correction(best, wrong, fixed, untouched, right, broken, examples)
+    def gain(threshold: float) -> int:
+        _, fixed, _, _, broken = count_letters(corrected(practice, threshold, seed))
+        return fixed - broken
+
+    practice = opened.text(opened.data.train[: min(48, len(opened.data.train))])
+    best = max(_THRESHOLDS, key=gain)
+    counts = count_letters(corrected(opened.text(opened.data.validation[:128]), best, seed))
+    examples = [corrected(line, best, seed + i) for i, line in enumerate(lines[:6])]
+    return Correction(_WRONG, best, *counts, examples)
 
 
-def count_letters(original: str, given: str, now: str) -> tuple[int, int, int, int, int]:
+def count_letters(text: CorrectedText) -> tuple[int, int, int, int, int]:
     """Wrong letters, those of them put right and those left, right characters, and those of them broken."""
-    places = list(zip(original, given, now, strict=True))
+    places = list(zip(text.original, text.corrupted, text.corrected, strict=True))
     wrong = [(o, g, n) for o, g, n in places if o != g]
     fixed, untouched = sum(o == n for o, _, n in wrong), sum(g == n for _, g, n in wrong)
     broken = sum(o == g != n for o, g, n in places)
@@ -399,7 +400,8 @@ def run_commands(
     if filling is not None:
         commands["infill"] = command("infill", run, filling.template, "-n", "3", "--seed", str(seed))
     if correction is not None:
-        commands["correct"] = command("correct", run, correction.examples[0].corrupted, "--t", f"{correction.t:g}")
+        words = ["correct", run, correction.examples[0].corrupted, "--rate", f"{correction.rate:g}"]
+        commands["correct"] = command(*words, "--threshold", f"{correction.threshold:g}")
     words = ["report", run, "--draws", str(effort.draws), "--seed", str(seed)]
     commands["this page"] = command(*words, "--sequences", str(effort.sequences), "--samples", str(effort.samples))
     return commands

@@ -75,7 +75,9 @@ class CorrectedText:
 class Correction:
     """How many wrong letters were put right, and how many right ones were not left alone."""
 
-    t: float
+    rate: float
+    """The share of letters that were replaced, which the model was told."""
+    threshold: float
     wrong: int
     fixed: int
     untouched: int
@@ -409,7 +411,7 @@ def _correction(report: RunReport) -> str:
     hurt = f"{done.broken / done.right:.2%}" if done.right else "–"
     return (
         f"<p>Letters of the held-out text replaced by others at places the model is not told, and its corrections "
-        f"(the text read as noise at t = {done.t:g}, which was chosen on training text). "
+        f"(told that {done.rate:.0%} are wrong; threshold {done.threshold:g}, chosen on training text). "
         f"Of {done.wrong:,} wrong letters <b>{done.fixed:,}</b> were put right ({share}); of {done.right:,} right "
         f"characters <b>{done.broken:,}</b> were broken ({hurt}).</p>"
         '<p class="keys"><span class="key fixed">put right</span> <span class="key missed">left wrong</span> '
