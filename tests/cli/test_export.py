@@ -27,7 +27,7 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["weights"] == "int8"
     assert said["bytes"] == sum(file.stat().st_size for file in out.iterdir())
-    assert set(said["correction"]) >= {"rate", "threshold"}
+    assert set(said["correction"]) == {"rate", "t", "threshold", "strange"}
     card = (out / "README.md").read_text()
     assert "# english-char" in card
     assert "Old books." in card

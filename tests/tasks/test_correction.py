@@ -1,5 +1,6 @@
 """Correction: what is expected of the text, what may change, and what never does."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 import cedd
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
-from cedd.tasks.correct import correction_options, judge, read_text, surest, token_groups
+from cedd.tasks.correct import (
+    Opinion,
+    correction_options,
+    judge,
+    read_text,
+    strangeness,
+    surest,
+    token_groups,
+    windows,
+)
 from tests.tasks.models import ALPHABET, mending
 
 
@@ -161,6 +171,15 @@ def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
     assert all(c.confidence > 0.9 and c.doubt > 0.9 for c in twice.changes)
 
 
+def test_only_what_changed_is_read_again(monkeypatch):
+    """Of 100 windows one has a mistake, and only it and those that overlap it are read in the second pass."""
+    setting, text = mending(length=16), "the cat sat. " * 92 + "q" + "the cat sat. " * 10
+    read, features = [], setting.folder.model.features
+    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: read.append(len(x)) or features(x, s))
+    assert correct(setting, text) == text.replace("q", "a")
+    assert sum(read) - len(windows(len(text), 16)) in (1, 2)
+
+
 def test_of_neighbouring_changes_only_the_surest_is_made():
     """z (0.6 for y) beside q (0.9 for a) waits for a pass of its own, unless all are made at once."""
     assert correct(mending(), "zqz  .  z", passes=1) == "zaz  .  y"
@@ -192,13 +211,40 @@ def test_a_judgement_by_bayes_rule_written_out(beliefs, noise_rate, rate, x):
     if groups[x] < 0 or groups[likeliest] != groups[x]:
         assert (best, confidence, own) == (x, 0.0, 1.0)
         return
-    group = np.flatnonzero(groups == groups[x])
+    group = np.flatnonzero(groups == groups[x]).tolist()
     typist = {h: 1 - rate if h == x else rate / (len(group) - 1) for h in group}
     weights = {h: typist[h] * g[h] for h in group}
     total = sum(weights.values())
     assert own == pytest.approx(weights[x] / total)
     assert confidence == pytest.approx(max(w for h, w in weights.items() if h != x) / total)
-    assert weights[best] == pytest.approx(confidence * total)
+    assert weights[int(best)] == pytest.approx(confidence * total)
+
+
+def test_a_strange_text_is_left_alone():
+    """A q among letters that the model knows is mended; among z's, which it doubts but keeps, it is not."""
+    setting = mending(length=64)
+    known, strange = "the cat sat on a mqt " * 10, "zzz zzz zzz zzz mqt " * 10
+    assert correct(setting, known + strange, threshold=0.3) == (known + strange).replace("q", "a")
+    limited = correct(setting, known + strange, strange=0.3, threshold=0.3)
+    assert limited[:150] == known.replace("q", "a")[:150]
+    assert limited[-150:] == strange[-150:]
+    assert all(change.position < 250 for change in limited.changes)
+    with pytest.raises(ValueError, match="strange"):
+        correct(setting, "teh", strange=-1.0)
+
+
+def test_strangeness_is_the_mean_doubt_of_what_was_left():
+    trust = np.full(300, 1.0)
+    trust[:100] = math.exp(-1)
+    trust[7] = 0.0
+    opinion = Opinion(np.zeros(300, int), 1 - trust, trust)
+    left = np.ones(300, bool)
+    found = strangeness(opinion, left)
+    assert found[20] == pytest.approx((84 + 4) / 85)
+    assert found[299] == 0.0
+    assert strangeness(Opinion(np.zeros(4, int), 1 - trust[:4], trust[:4]), left[:4]) == pytest.approx(4 / 32)
+    left[7] = False
+    assert strangeness(opinion, left)[20] == pytest.approx(1.0)
 
 
 # ---- what never changes -------------------------------------------------------------------------------------------

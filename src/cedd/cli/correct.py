@@ -41,6 +41,8 @@ class Arguments:
     """How often the text is read at most; later passes see what earlier ones have mended."""
     reach: int | None = None
     """Of changes within so many tokens a pass makes only the surest (3); 0 makes all at once."""
+    strange: float | None = None
+    """Changes are taken back where the text around them is stranger to the model than this (no limit)."""
     steps: int | None = None
     """1: the likeliest token everywhere. More: sample the reverse process."""
     temperature: float | None = None

@@ -4,13 +4,14 @@ Shapes: N tokens of the text.
 
 The text's letters are replaced as a user's would be (`corrupt_letters`: so many in a hundred, by other letters of
 their case, at places that the model is not told) and corrected again and again: told different times, and with a
-threshold that falls until no more right letters are broken than is allowed.
+threshold that falls until no more right letters are broken than is allowed. How strange the text is to the model once
+it is corrected then says from where on it should leave a text alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from cedd.data.corruption import corrupt_letters
 from cedd.tasks.correct import (
     Ids,
+    ask,
     correction_options,
     rate_of_time,
     read_text,
     revise,
+    strangeness,
     time_of_rate,
     token_groups,
 )
@@ -80,7 +83,18 @@ def calibrate(
         falling = (_try(setting, exercise, t, mistakes, 0.5 * 0.5**step) for step in range(MOST_HALVINGS))
         return next((one for one in falling if one.broken <= broken), _try(setting, exercise, t, mistakes, 0.0))
 
-    return max((tried(t) for t in times), key=lambda one: one.fixed)
+    best = max((tried(t) for t in times), key=lambda one: one.fixed)
+    return replace(best, options={**best.options, "strange": _limit(setting, exercise, best.options)})
+
+
+def _limit(setting: Setting, exercise: Exercise, options: dict[str, Any]) -> float:
+    """Half as strange again as 99 in 100 places of the text, once corrected."""
+    asked, groups = correction_options(setting, options), token_groups(setting.folder.tokenizer, "letters")
+    assert asked.t is not None
+    now, _ = revise(setting, exercise.given, ~exercise.letters, groups, asked)
+    left = exercise.letters & (now == exercise.given)
+    strange = strangeness(ask(setting, now, groups, asked.t, asked.rate), left)
+    return float(f"{1.5 * np.quantile(strange[exercise.letters], 0.99):.3g}")
 
 
 def _try(setting: Setting, exercise: Exercise, t: float, rate: float, threshold: float) -> Calibration:

@@ -60,6 +60,9 @@ class CorrectionOptions:
     """How often the text is read at most; later passes see what earlier ones have mended."""
     reach: int = 3
     """Of changes within so many tokens of each other a pass makes only the surest; 0 makes all at once."""
+    strange: float | None = None
+    """Changes are taken back where the text around them is stranger than this (`strangeness`): it is then in a
+    language, or of a kind, that the model does not know. Without a limit none is."""
     steps: int = 1
     """1 takes the likeliest token; more sample the reverse process from t."""
     temperature: float = 0.0
@@ -80,6 +83,8 @@ class CorrectionOptions:
             raise ValueError(f"rate is a share of wrong tokens and must lie in (0, 1); got {self.rate:g}")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is a probability and must lie in [0, 1]; got {self.threshold:g}")
+        if self.strange is not None and self.strange < 0:
+            raise ValueError(f"strange is a mean of doubts and cannot be negative; got {self.strange:g}")
         if self.change not in (None, "letters", "all"):
             raise ValueError(f"change says what may be changed, letters or all; got {self.change!r}")
         for name, least in (("passes", 1), ("reach", 0), ("steps", 1)):
@@ -258,16 +263,33 @@ def revise(
         drawn = np.where(groups[drawn] == groups[given], drawn, given)
         return drawn, replace(opinion, confidence=ask(setting, drawn, groups, options.t, options.rate).own)
     now, decided, free = given, opinion, ~protected
+    turn = np.zeros_like(protected)
     for number in range(options.passes):
         if number:
-            opinion = ask(setting, now, groups, options.t, options.rate)
+            opinion = ask(setting, now, groups, options.t, options.rate, earlier=(opinion, turn))
         turn = free & opinion.doubted(options.threshold)
         turn &= surest(np.where(turn, opinion.strength, -np.inf), options.reach)
         if not turn.any():
             break
         now, decided = np.where(turn, opinion.best, now), opinion.where(turn, decided)
         free = free & ~turn  # what was replaced is not what was typed: its probability says nothing of it any more
+    if options.strange is not None and (now != given).any():
+        opinion = ask(setting, now, groups, options.t, options.rate, earlier=(opinion, turn))
+        now = np.where(strangeness(opinion, free) > options.strange, given, now)
     return now, decided
+
+
+def strangeness(opinion: Opinion, left: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """How doubtful the text around each token is to the model, once it has changed what it wants to, [N].
+
+    The mean of -log trust, at most 4 each, over the letters that were left within 64 tokens (of fewer than 32 as if
+    there were 32). After correction a text with mistakes is as familiar as one without; one in another language is
+    not, however few of its letters were changed.
+    """
+    width = np.ones(2 * 64 + 1)
+    doubts = np.where(left, np.minimum(-np.log(np.maximum(opinion.trust, 1e-9)), 4.0), 0.0)
+    total, count = (np.convolve(values, width, "full")[64 : 64 + len(left)] for values in (doubts, left.astype(float)))
+    return total / np.maximum(count, 32)
 
 
 def surest(strength: NDArray[np.float64], reach: int) -> NDArray[np.bool_]:
@@ -378,11 +400,25 @@ def windows(count: int, length: int) -> list[Window]:
 
 
 @torch.no_grad()
-def ask(setting: Setting, ids: Ids, groups: NDArray[np.int64], t: float, rate: float) -> Opinion:
-    """What the model thinks of each token of a text (see `judge`)."""
+def ask(
+    setting: Setting,
+    ids: Ids,
+    groups: NDArray[np.int64],
+    t: float,
+    rate: float,
+    *,
+    earlier: tuple[Opinion, NDArray[np.bool_]] | None = None,
+) -> Opinion:
+    """What the model thinks of each token of a text (see `judge`).
+
+    earlier: an opinion of the text as it was, and which tokens have changed since: windows without a change keep it.
+    """
     cuts = windows(len(ids), setting.folder.length)
     kinds = torch.from_numpy(groups).to(setting.device)
     opinion = Opinion(ids.copy(), np.zeros(len(ids)), np.ones(len(ids)))
+    if earlier is not None:
+        opinion = Opinion(*(values.copy() for values in astuple(earlier[0])))
+        cuts = [w for w in cuts if earlier[1][w.start : w.stop].any()]
     for begin in range(0, len(cuts), _BATCH):
         group = cuts[begin : begin + _BATCH]
         x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group])).to(setting.device)
