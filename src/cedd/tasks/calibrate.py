@@ -3,14 +3,16 @@
 Shapes: N tokens of the text.
 
 The text's letters are replaced as a user's would be (`corrupt_letters`: so many in a hundred, by other letters of
-their case, at places that the model is not told) and corrected again and again: told different times, and with a
-threshold that falls until no more right letters are broken than is allowed. How strange the text is to the model once
-it is corrected then says from where on it should leave a text alone.
+their case, at places that the model is not told) and corrected. A letter is replaced where it weighs less than a
+*level* beside its likeliest replacement; the level falls from daring to timid until no more right letters are broken
+than is allowed. That is done with a single pass for each of several times that the network may be told, then with all
+passes at the time that fixes most. How strange the text is to the model once it is corrected says from where on it
+should leave a text alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from cedd.data.corruption import corrupt_letters
 from cedd.tasks.correct import (
+    CorrectionOptions,
     Ids,
     ask,
     correction_options,
@@ -26,13 +29,15 @@ from cedd.tasks.correct import (
     read_text,
     revise,
     strangeness,
+    surest,
     time_of_rate,
     token_groups,
 )
 from cedd.tasks.setting import Setting
 
 RATES = (0.02, 0.05, 0.1, 0.2)
-MOST_HALVINGS = 8
+"""Times are tried at which the process has these rates."""
+LEVELS = (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001, 0.0)
 
 
 @dataclass(frozen=True)
@@ -69,22 +74,50 @@ def calibrate(
     rates: Sequence[float] = RATES,
     seed: int = 0,
 ) -> Calibration:
-    """The options that fix most mistakes of this text and break at most this share of its right letters.
-
-    For each time (that of one of the rates) the threshold is halved from 0.5, the argmax, until little enough breaks.
-    """
+    """The options that fix most mistakes of this text and break at most this share of its right letters."""
     exercise = _exercise(setting, text, mistakes, seed)
-    process = setting.folder.process
+    process, groups = setting.folder.process, token_groups(setting.folder.tokenizer, "letters")
     times = [time_of_rate(process, rate) for rate in rates if rate < rate_of_time(process, 1.0)]
     if not times:
         raise ValueError("this model's process shuffles too little to correct; train one with a smaller p_m")
 
-    def tried(t: float) -> Calibration:
-        falling = (_try(setting, exercise, t, mistakes, 0.5 * 0.5**step) for step in range(MOST_HALVINGS))
-        return next((one for one in falling if one.broken <= broken), _try(setting, exercise, t, mistakes, 0.0))
+    def once(t: float) -> Calibration:
+        opinion = ask(setting, exercise.given, groups, t, mistakes)
 
-    best = max((tried(t) for t in times), key=lambda one: one.fixed)
+        def at(level: float) -> Calibration:
+            turn = exercise.letters & (opinion.trust < level)
+            turn &= surest(np.where(turn, opinion.strength, -np.inf), CorrectionOptions.reach)
+            now = np.where(turn, opinion.best, exercise.given)
+            return Calibration(level_options(t, mistakes, level), *exercise.shares(now))
+
+        return _boldest(map(at, LEVELS), broken)
+
+    def in_full(level: float) -> Calibration:
+        options = level_options(chosen, mistakes, level)
+        now, _ = revise(setting, exercise.given, ~exercise.letters, groups, correction_options(setting, options))
+        return Calibration(options, *exercise.shares(now))
+
+    chosen = max(map(once, times), key=lambda one: one.fixed).options["t"]
+    best = _boldest(map(in_full, LEVELS), broken)
     return replace(best, options={**best.options, "strange": _limit(setting, exercise, best.options)})
+
+
+def level_options(t: float, rate: float, level: float) -> dict[str, Any]:
+    """Options by which a letter is replaced if own / (own + best) < level at this rate.
+
+    Up to 1/2 that is the threshold. Beyond, it is the argmax at a higher rate, whose odds are level / (1 - level) times
+    those of this one.
+    """
+    odds = rate / (1 - rate) * max(1.0, level / (1 - level))
+    return {"rate": _short(odds / (1 + odds)), "t": _short(t), "threshold": min(level, 0.5)}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _boldest(falling: Iterable[Calibration], broken: float) -> Calibration:
+    return next(one for one in falling if one.broken <= broken)  # the last level, 0, changes nothing
 
 
 def _limit(setting: Setting, exercise: Exercise, options: dict[str, Any]) -> float:
@@ -94,7 +127,7 @@ def _limit(setting: Setting, exercise: Exercise, options: dict[str, Any]) -> flo
     now, _ = revise(setting, exercise.given, ~exercise.letters, groups, asked)
     left = exercise.letters & (now == exercise.given)
     strange = strangeness(ask(setting, now, groups, asked.t, asked.rate), left)
-    return float(f"{1.5 * np.quantile(strange[exercise.letters], 0.99):.3g}")
+    return _short(1.5 * float(np.quantile(strange[exercise.letters], 0.99)))
 
 
 def _try(setting: Setting, exercise: Exercise, t: float, rate: float, threshold: float) -> Calibration:

@@ -97,8 +97,11 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Figures under their names, joined by points; a short list is a figure."""
-    if isinstance(value, Mapping):
+    """Figures under their names, joined by points; a share with its interval, or a short list, is one figure."""
+    if isinstance(value, Mapping) and {"share", "low", "high"} <= value.keys() and None not in value.values():
+        share, low, high = (f"{100 * value[key]:.3g}" for key in ("share", "low", "high"))
+        yield name, f"{share}% ({low} to {high})" + (f" of {value['total']:,}" if "total" in value else "")
+    elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
