@@ -1,5 +1,6 @@
 """Every command that a page shows is one that the command line takes: no flag that was renamed, no file that moved."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cedd.cli import COMMANDS, UserError, _parse, main
-from docs.refresh import ROOT, commands
+from docs.refresh import ROOT, blocks, commands
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("cedd", "torchrun", "make", "python")
@@ -106,6 +107,29 @@ def test_the_example_of_help_parses(name: str, capsys: pytest.CaptureFixture[str
     assert complaint(example[1]) is None
 
 
+def names_used(code: str) -> set[str]:
+    """The dotted names that begin with cedd, each with all that it begins with."""
+    nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute))
+    return {name for node in nodes if (name := ast.unparse(node)).startswith("cedd.") and "(" not in name}
+
+
+def test_programs_on_pages_use_names_that_are_there():
+    """What is not run is at least Python, and what it takes from cedd exists."""
+    used: set[str] = set()
+    for path in PAGES:
+        text = path.read_text("utf-8")
+        lines = text.splitlines()
+        for block in blocks(text):
+            if block.language == "python":
+                used |= names_used("\n".join(lines[block.start : block.stop]))
+    assert {"cedd.load", "cedd.sample", "cedd.estimate_bound"} <= used
+    for name in used:
+        found = importlib.import_module("cedd")
+        for part in name.split(".")[1:]:
+            assert hasattr(found, part), name
+            found = getattr(found, part)
+
+
 def test_pages_have_no_machine_of_their_own():
     for path in PAGES:
         assert not re.search(r"(?<![\w.])/(work|home|root|tmp)/", path.read_text("utf-8")), Path(path).name
@@ -116,3 +140,11 @@ def test_links_between_files_lead_somewhere():
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#\s]+)", path.read_text("utf-8")):
             assert target.startswith("https://") or (ROOT / target).exists(), f"{path.name}: {target}"
+
+
+def test_a_name_that_is_gone_is_noticed():
+    assert names_used("cedd.nothing(cedd.samplers.RULES['euler'])") == {
+        "cedd.nothing",
+        "cedd.samplers",
+        "cedd.samplers.RULES",
+    }
