@@ -106,3 +106,11 @@ def test_times_outside_are_refused(t) -> None:
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown schedule 'linear'; known: log-linear"):
         schedule_from_config({"name": "linear"})
+
+
+def test_a_schedule_without_a_name_is_refused_when_it_is_saved():
+    class Mine(LogLinear):
+        pass
+
+    with pytest.raises(ValueError, match="Mine cannot be saved"):
+        Mine().config()

@@ -74,7 +74,9 @@ class Schedule(ABC):
 
     def config(self) -> dict[str, Any]:
         """A JSON record from which `schedule_from_config` makes this schedule again."""
-        name = next(name for name, kind in SCHEDULES.items() if kind is type(self))
+        name = next((name for name, kind in SCHEDULES.items() if kind is type(self)), None)
+        if name is None:
+            raise ValueError(f"{type(self).__name__} cannot be saved: give it a name in cedd.schedules.SCHEDULES first")
         return {"name": name, **asdict(self)}  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
