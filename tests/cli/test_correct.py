@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from cedd.cli import main
+from cedd.cli.correct import coloured
+from cedd.tasks import correct
 from cedd.training import locate
-from tests.tasks.models import save_random
+from tests.tasks.models import mending, save_random
 
 
 @pytest.fixture
@@ -64,6 +67,13 @@ def test_bytes_come_through_a_file_as_they_were(shelf, capfdbinary, tmp_path):
     assert changed != content
     assert changed.count(b"\xe4t\r\n") <= 40
     assert changed.count(b"\xe4") == changed.count(b"\r\n") == 40
+
+
+def test_what_is_no_text_is_printed_all_the_same(shelf, capfdbinary):
+    assert main(["correct", "teh \udcff cat", "--threshold", "0", "--device", "cpu"]) == 0
+    assert capfdbinary.readouterr().out == b"teh \xff cat\n"
+    console = Console(force_terminal=True, width=80, file=io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    console.print(coloured(correct(mending(), "cqt \udcff")))
 
 
 def test_infill_and_sample_have_a_model_too(shelf, run, capsys):

@@ -70,11 +70,9 @@ def run(arguments: Arguments) -> int:
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal:
         console.print(coloured(corrected), end="\n" if typed else "")
-    elif typed:
-        print(corrected.text)
     else:
         sys.stdout.flush()
-        sys.stdout.buffer.write(corrected.text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.write((corrected.text + "\n" * typed).encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
     return 0
 
@@ -90,11 +88,12 @@ def read_input(file: Path | None, *, asked: bool) -> str:
 
 def coloured(corrected: Corrected) -> Text:
     """The text with what was taken out struck through in red and what was put in its place in green."""
+    original = corrected.original.encode("utf-8", "replace").decode()  # no terminal shows lone surrogates
     text, end = Text(), 0
     for change in corrected.changes:
-        text.append(corrected.original[end : change.position])
+        text.append(original[end : change.position])
         text.append(change.before, style="red strike")
         text.append(change.after, style="bold green")
         end = change.position + len(change.before)
-    text.append(corrected.original[end:])
+    text.append(original[end:])
     return text
