@@ -269,6 +269,14 @@ def test_unknown_characters_are_read_as_what_they_look_like():
     assert reading.protected.sum() == 9
 
 
+def test_bytes_that_are_no_text_cost_no_context(monkeypatch):
+    setting, read = mending(length=64), []
+    features = setting.folder.model.features
+    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: read.append(x.shape) or features(x, s))
+    assert correct(setting, "a cqt \udcff sat \udce9 on \udcff") == "a cat \udcff sat \udce9 on \udcff"
+    assert set(read) == {(1, 19)}
+
+
 def test_a_long_text_is_read_in_one_go_and_comes_back_whole():
     text = "the cqt sat on the mzt, ü\n" * 4000
     result = correct(mending(length=64), text)

@@ -194,7 +194,7 @@ def correct(setting: Setting, text: str, *, seed: int | None = None, **options: 
     done: list[str] = []
     changes: list[Change] = []
     offset = 0
-    for part, mark in zip(_SURROGATE.split(text), [*_SURROGATE.findall(text), ""], strict=True):
+    for part, mark in _parts(setting.folder.tokenizer, text):
         fixed, changed = _correct_part(setting, part, asked, seed)
         done += [fixed, mark]
         changes += [replace(change, position=change.position + offset) for change in changed]
@@ -309,6 +309,14 @@ def _characters(tokenizer: Tokenizer) -> dict[str, int] | None:
 
 _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "''''\"\"\"\"'\"------  ")
 """Characters of print and of other systems, as a typewriter writes them."""
+
+
+def _parts(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
+    """A text cut at lone surrogates, (part, surrogate) each: to a tokenizer of characters they are characters like
+    others that it does not know, but bytes cannot write them."""
+    if _characters(tokenizer) is not None:
+        return [(text, "")]
+    return list(zip(_SURROGATE.split(text), [*_SURROGATE.findall(text), ""], strict=True))
 
 
 def read_text(tokenizer: Tokenizer, text: str) -> Reading:
