@@ -8,12 +8,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
 from cedd.cli import UserError
 from cedd.cli.given import ModelAndText, model_and_text
 from cedd.tasks import Corrected, CorrectionOptions, load
+
+A_FEW_LINES = 1000
+"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ def run(arguments: Arguments) -> int:
         raise UserError("give the text or a file of it, not both")
     text = given if typed else read_input(arguments.file, asked=given == "-")
     assert text is not None
+    if len(text) <= A_FEW_LINES:  # read in hundredths of a second: on a busy machine threads would wait for each other
+        torch.set_num_threads(1)
     model = load(name, arguments.device)
     options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
     corrected = model.correct(text, **options, seed=arguments.seed)
