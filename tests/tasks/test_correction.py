@@ -269,6 +269,14 @@ def test_unknown_characters_are_read_as_what_they_look_like():
     assert reading.protected.sum() == 9
 
 
+def test_what_stands_for_unknown_characters_is_read_but_never_written():
+    tokenizer = CharTokenizer(ALPHABET, unknown="\ufffd")
+    reading = read_text(tokenizer, "é日")
+    assert tokenizer.decode(reading.ids) == "e\ufffd"
+    setting = believing(mending(tokenizer=tokenizer), {"b": "\ufffd"})
+    assert correct(setting, "q日b", change="all") == "a日b"
+
+
 def test_bytes_that_are_no_text_cost_no_context(monkeypatch):
     setting, read = mending(length=64), []
     features = setting.folder.model.features

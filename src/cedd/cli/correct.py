@@ -77,9 +77,7 @@ def run(arguments: Arguments) -> int:
     if console.is_terminal:
         console.print(coloured(corrected), end="\n" if typed else "")
     else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write((corrected.text + "\n" * typed).encode("utf-8", "surrogateescape"))
-        sys.stdout.buffer.flush()
+        write_output(corrected.text + "\n" * typed)
     return 0
 
 
@@ -90,6 +88,16 @@ def read_input(file: Path | None, *, asked: bool) -> str:
         raise UserError('there is no text: cedd correct "teh cat", or - to type it, or --file FILE')
     content = sys.stdin.buffer.read() if file is None else file.read_bytes()
     return content.decode("utf-8", "surrogateescape")
+
+
+def write_output(text: str) -> None:
+    """The counterpart of `read_input`, on standard output, or on what stands in for it and takes only text."""
+    sys.stdout.flush()
+    if hasattr(sys.stdout, "buffer"):
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
+    else:
+        sys.stdout.write(text)
 
 
 def coloured(corrected: Corrected) -> Text:

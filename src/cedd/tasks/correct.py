@@ -307,6 +307,11 @@ def _characters(tokenizer: Tokenizer) -> dict[str, int] | None:
     return getattr(tokenizer, "characters", None)
 
 
+def _stand_in(tokenizer: Tokenizer) -> str | None:
+    """The character that stands for those outside the alphabet, where a tokenizer has one; it is never written."""
+    return getattr(tokenizer, "unknown", None)
+
+
 _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "''''\"\"\"\"'\"------  ")
 """Characters of print and of other systems, as a typewriter writes them."""
 
@@ -321,13 +326,13 @@ def _parts(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
 
 def read_text(tokenizer: Tokenizer, text: str) -> Reading:
     """Tokens of any text. An unknown character is protected, and read as the known one that is most like it (é as e,
-    a curly quote as a straight one), else as a space, else as the first token."""
+    a curly quote as a straight one), else as what stands for unknown ones, else as a space, else as the first token."""
     table = _characters(tokenizer)
     if table is None:
         ids = tokenizer.encode(text)
         return Reading(ids, np.zeros(len(ids), dtype=np.bool_))
     unknown = {character for character in set(text) if character not in table}
-    filler = table.get(" ", next(iter(table.values())))
+    filler = table.get(_stand_in(tokenizer) or " ", next(iter(table.values())))
     read_as = table | {
         character: table.get(unicodedata.normalize("NFKD", character.translate(_PLAIN))[0], filler)
         for character in unknown
@@ -354,7 +359,7 @@ def token_groups(tokenizer: Tokenizer, change: str | None) -> NDArray[np.int64]:
     groups = np.full(V, -1, dtype=np.int64)
     for character, token in table.items():
         if change == "all":
-            groups[token] = 0
+            groups[token] = -int(character == _stand_in(tokenizer))
         elif character.isalpha():
             groups[token] = int(character.islower()) + 2 * int(character.isupper())
     return groups
