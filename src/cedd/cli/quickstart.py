@@ -33,7 +33,7 @@ class Arguments:
     out: Path | None = None
     """The run's folder: runs/quickstart, or runs/quickstart-fast with --fast."""
     steps: int | None = None
-    """Training steps: 4000 on a CPU, 1500 on a GPU, 60 with --fast."""
+    """Training steps: 5000 on a CPU, 1500 on a GPU, 60 with --fast."""
     seed: int = 0
     """Of everything random."""
     device: str = "auto"
@@ -96,7 +96,7 @@ def cpu_run(base: TrainConfig) -> TrainConfig:
         length=64,
         model=replace(base.model, width=128, depth=2, heads=4),
         optimizer=replace(base.optimizer, rate=1.5e-3, beta2=0.99, warmup=60),
-        steps=4000,
+        steps=5000,
         log_every=5,
     )
 
