@@ -111,10 +111,19 @@ class TextbookStep:
     """One call is one training step on fresh tokens."""
 
     def __init__(
-        self, vocab_size: int, batch: int, length: int, width: int, depth: int, heads: int, method: str, device: str
+        self,
+        vocab_size: int,
+        batch: int,
+        length: int,
+        width: int,
+        depth: int,
+        heads: int,
+        method: str,
+        device: str,
+        dropout: float = 0.1,
     ) -> None:
         self.vocab_size, self.shape, self.device = vocab_size, (batch, length), device
-        self.model = TextbookNetwork(vocab_size, length, width, depth, heads, 0.1).to(device).train()
+        self.model = TextbookNetwork(vocab_size, length, width, depth, heads, dropout).to(device).train()
         self.average = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.0)
         self.loss = LOSSES[method]

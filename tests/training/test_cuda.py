@@ -9,7 +9,11 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from cedd.objectives.loss import NoisyBatch
+from cedd.models.transformer import Transformer, config_from_preset
+from cedd.objectives.loss import Draws, NoisyBatch, batch_loss, noisy_batch
+from cedd.objectives.methods import get_method
+from cedd.process import absorb
+from cedd.training.captured import CapturedGradient
 from cedd.training.config import OptimizerConfig, TrainConfig
 from cedd.training.distributed import LossModule, Ranks
 from cedd.training.optimizer import apply_gradients, gradient_norm, make_optimizer
@@ -100,3 +104,49 @@ def test_a_checkpoint_changes_device(config: Make, tmp_path: Path):
     alone, mixed = final_state(config("cpu").out), final_state(config("mixed").out)
     for name in alone:
         torch.testing.assert_close(alone[name], mixed[name], rtol=0, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize(("method", "process"), [("cedd-star", "absorb"), ("bayes", "roulette"), ("sedd", "uniform")])
+def test_recorded_steps_are_the_steps(config: Make, method: str, process: str):
+    """Compiled and recorded as a graph, a run is the same run, up to rounding."""
+    changes = {**STEADY, "method": method, "process.name": process, "evaluation.every": 0}
+    plain, recorded = (
+        train_on_cuda(config(f"run-{mode}", {**changes, "compile": mode})).state.tensors() for mode in ("off", "graphs")
+    )
+    for name, tensor in plain.items():
+        torch.testing.assert_close(
+            recorded[name], tensor, rtol=2e-3, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def test_a_recorded_gradient_is_the_gradient_whatever_the_rows():
+    torch.manual_seed(0)
+    method, process = get_method("cedd-star"), absorb(7)
+    model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0)).cuda()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+
+    def gradient(batch: NoisyBatch) -> Tensor:
+        loss = batch_loss(method, model, batch)
+        loss.backward()
+        return loss.detach()
+
+    def batch(seed: int, capacity: int | None) -> NoisyBatch:
+        generator = torch.Generator().manual_seed(seed)
+        x0 = torch.randint(7, (4, 16), generator=generator)
+        draws = Draws.make((4, 16), 7, x0.device, generator)
+        return noisy_batch(method, process, x0, torch.full((4,), 0.5).double(), draws, capacity).to("cuda")
+
+    captured = CapturedGradient(gradient, list(model.parameters()))
+    for seed, capacity in enumerate([None, 56, 56, 56, 56, None, 56, 56]):
+        given = batch(seed, capacity)
+        loss = captured(given).clone()
+        found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        kept = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        torch.testing.assert_close(loss, gradient(given))
+        for a, b in zip(found, [p.grad for p in model.parameters()], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        for parameter, value in zip(model.parameters(), kept, strict=True):
+            parameter.grad = value
+    assert captured._graph is not None

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from cedd.data import CharTokenizer, PackedDataset, TextCorpus, pack
 from cedd.data.batches import BatchSampler
-from cedd.objectives.loss import covering
+from cedd.models.transformer import Transformer, config_from_preset
+from cedd.objectives.loss import Draws, batch_loss, filled_up, noisy_batch
 from cedd.objectives.methods import get_method
 from cedd.process import TokenProcess, absorb, roulette, uniform
 from cedd.training.config import BatchConfig
@@ -35,8 +36,11 @@ def cut(
         for part in NoisingSampler(sampler, get_method(method), process, config).batch(step).parts:
             assert part.inputs.shape == (B // world_size // config.accumulate, L)
             noise = part.rows.noise
-            tensors = {"inputs": part.inputs, "sigma": part.sigma, "places": part.places + tokens}
-            tensors |= {"x0": part.rows.x0, "x_t": part.rows.x_t, "t": noise.t, "alpha": noise.alpha}
+            number = len(part.places) if part.counts is None else int(part.counts.sum())
+            tensors = {"places": part.places + tokens, "x0": part.rows.x0, "x_t": part.rows.x_t}
+            tensors |= {"t": noise.t, "alpha": noise.alpha}
+            tensors = {name: tensor[:number] for name, tensor in tensors.items()}
+            tensors |= {"inputs": part.inputs, "sigma": part.sigma}
             for name, tensor in tensors.items():
                 joined.setdefault(name, []).append(tensor)
             tokens += part.tokens
@@ -93,7 +97,7 @@ def test_a_share_that_cannot_be_cut_is_refused(dataset: PackedDataset, tmp_path:
 
 @pytest.mark.parametrize("times", ["stratified", "independent"])
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (2, 2)])
-def test_covers_have_one_size_and_hold_all_rows(dataset: PackedDataset, times, world_size, accumulate):
+def test_rows_are_filled_up_to_one_number(dataset: PackedDataset, times, world_size, accumulate):
     """Five standard deviations: of 200 batches hardly one is beyond the capacity (about 1e-6 each)."""
     sampler = BatchSampler(dataset, 256, seed=3, world_size=world_size)
     config = BatchConfig(256, accumulate, times)
@@ -103,21 +107,51 @@ def test_covers_have_one_size_and_hold_all_rows(dataset: PackedDataset, times, w
     assert noising.capacity < tokens
     for step in range(200 // accumulate):
         for part in noising.batch(step).parts:
-            assert part.cover is not None
-            assert len(part.cover) == noising.capacity == len(part.cover.unique())
-            assert torch.equal(part.cover[: len(part.places)], part.places)
+            assert part.counts is not None
+            assert len(part.counts) == noising.capacity == len(part.places.unique())
+            masked = (part.inputs.reshape(-1) == dataset.vocab_size).nonzero().squeeze(1)
+            assert torch.equal(part.places[part.counts > 0], masked)
 
 
 @pytest.mark.parametrize(("method", "kind"), [("bayes", roulette), ("cedd", uniform), ("ar", absorb)])
-def test_no_cover_where_all_positions_count(dataset: PackedDataset, method: str, kind):
+def test_nothing_is_filled_up_where_all_positions_count(dataset: PackedDataset, method: str, kind):
     noising = NoisingSampler(BatchSampler(dataset, B), get_method(method), kind(dataset.vocab_size), BatchConfig(B))
     assert noising.capacity is None
-    assert noising.batch(0).parts[0].cover is None
+    assert noising.batch(0).parts[0].counts is None
 
 
-def test_more_rows_than_the_cover_holds_means_no_cover():
-    counts = torch.tensor([True, False, True, True, False])
-    places = counts.nonzero().squeeze(1)
-    assert covering(counts, places, 2) is None
-    assert covering(counts, places, 5) is None
-    assert torch.equal(covering(counts, places, 4), torch.tensor([0, 2, 3, 1]))  # pyright: ignore
+def test_filling_up():
+    chosen = torch.tensor([True, False, True, True, False])
+    for capacity in (None, 2, 5):  # too few, or no gain
+        assert torch.equal(filled_up(chosen, capacity).places, torch.tensor([0, 2, 3]))
+        assert filled_up(chosen, capacity).counts is None
+    assert len(filled_up(torch.zeros(5, dtype=torch.bool), 2).places) == 0
+    places, counts = filled_up(chosen, 4)
+    assert places.tolist() == [0, 2, 3, 1]
+    assert counts is not None
+    assert counts.tolist() == [1.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("method", ["cedd-star", "bayes", "sedd", "sedds"])
+@pytest.mark.parametrize("rows", [True, False])
+def test_rows_that_fill_up_change_neither_loss_nor_gradient(method: str, rows: bool):
+    """With a network whose head runs on rows, and with a plain one."""
+    process = absorb(7)
+    config = config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0)
+    torch.manual_seed(0)
+    model = Transformer(config).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    called = model if rows else lambda x, sigma: model(x, sigma)
+    x0, t = torch.randint(7, (4, 16)), torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
+    draws = Draws.make((4, 16), 7, x0.device, torch.Generator().manual_seed(1))
+    results: list[list[Tensor]] = []
+    for capacity in (None, 48):
+        batch = noisy_batch(get_method(method), process, x0, t, draws, capacity)
+        assert (batch.counts is None) == (capacity is None)
+        model.zero_grad()
+        loss = batch_loss(get_method(method), called, batch)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for plain, filled in zip(*results, strict=True):
+        torch.testing.assert_close(plain, filled)

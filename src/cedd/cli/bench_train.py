@@ -135,7 +135,15 @@ def time_textbook(config: TrainConfig, vocab_size: int, steps: int, warmup: int,
     _fresh(device)
     model = config.model
     step = textbook.TextbookStep(
-        vocab_size, config.batch.size, config.length, model.width, model.depth, model.heads, method, str(device)
+        vocab_size,
+        config.batch.size,
+        config.length,
+        model.width,
+        model.depth,
+        model.heads,
+        method,
+        str(device),
+        model.dropout,
     )
     milliseconds, spread = timed(step, steps, warmup, device)
     tokens = config.batch.size * config.length
@@ -172,7 +180,6 @@ def bench_train(
             compile=compile_mode,  # pyright: ignore[reportArgumentType]
             seed=seed,
             out=Path("bench"),
-            model=replace(base.model, dropout=0.1),
         )
         reference: BenchRow | None = None
         if textbook:

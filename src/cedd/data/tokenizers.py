@@ -26,7 +26,7 @@ HEADER_FILE = "cedd_tokenizer.json"
 BPE_FILE = "tokenizer.json"
 GPT2_HUB_NAME = "openai-community/gpt2"
 GPT2_VOCAB_SIZE = 50257
-NAMES = ("char", "byte", "gpt2", "gpt2-char", "bpe:SIZE")
+NAMES = ("char", "char:SIZE", "byte", "gpt2", "gpt2-char", "bpe:SIZE")
 
 Ids = Sequence[int] | NDArray[Any]
 
@@ -182,12 +182,22 @@ class CharTokenizer(_CharacterTable):
         super().__init__({c: i for i, c in enumerate(letters)}, len(letters), unknown, name)
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str], unknown: str | None = None) -> CharTokenizer:
-        """The alphabet of the data, in one pass over it."""
-        alphabet: set[str] = set()
+    def from_texts(cls, texts: Iterable[str], unknown: str | None = None, size: int | None = None) -> CharTokenizer:
+        """The alphabet of the data, in one pass over it, or its `size` most frequent characters.
+
+        With a size, U+FFFD stands for the others, unless `unknown` is given, and is one of the `size`.
+        """
+        if size is None:
+            return cls({character for text in texts for character in set(text)}, unknown)
+        counts = np.zeros(0x110000, dtype=np.int64)
         for text in texts:
-            alphabet.update(text)
-        return cls(alphabet, unknown)
+            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+            seen = np.bincount(codes)
+            counts[: len(seen)] += seen
+        stand_in = unknown or "\ufffd"
+        counts[ord(stand_in)] = 0
+        frequent = np.argsort(-counts, kind="stable")[: size - 1]
+        return cls((chr(code) for code in frequent if counts[code]), stand_in)
 
     def definition(self) -> dict[str, Any]:
         return {"alphabet": self.alphabet, "unknown": self.unknown}
@@ -482,9 +492,10 @@ def make_tokenizer(
     gpt2_files: str | Path | None = None,
     unknown: str | None = None,
 ) -> Tokenizer:
-    """A tokenizer by name: "char", "byte", "gpt2", "gpt2-char", "bpe:8000", or the folder of a saved one.
+    """A tokenizer by name: "char", "char:96", "byte", "gpt2", "gpt2-char", "bpe:8000", or the folder of a saved one.
 
-    texts: the data, read once, for "char" (its alphabet) and "bpe:SIZE" (trained on it).
+    texts: the data, read once, for "char" (its alphabet), "char:SIZE" (its most frequent characters, and one that
+        stands for the others) and "bpe:SIZE" (trained on it).
     gpt2_files: folder with vocab.json and merges.txt (default: CEDD_DATA/gpt2-bpe, then the hub).
     unknown: for the character tokenizers, the character that stands for those outside the alphabet.
     """
@@ -495,14 +506,17 @@ def make_tokenizer(
         return load_gpt2(gpt2_files)
     if name == "gpt2-char":
         return CharAsGPT2.from_gpt2(load_gpt2(gpt2_files), unknown)
-    if name == "char" or name.startswith("bpe:"):
+    kind, _, size = name.partition(":")
+    if name == "char" or (kind in ("char", "bpe") and ":" in name):
         if texts is None:
             raise ValueError(f"the tokenizer {name!r} is made from the data: give `texts`")
         if name == "char":
             return CharTokenizer.from_texts(texts, unknown)
-        if not name[4:].isdigit():
-            raise ValueError(f"{name!r} has no vocabulary size: write for example 'bpe:8000'")
-        return BPETokenizer.train(texts, int(name[4:]))
+        if not size.isdigit() or int(size) < 2:
+            raise ValueError(f"{name!r} has no vocabulary size: write for example 'char:96' or 'bpe:8000'")
+        if kind == "bpe":
+            return BPETokenizer.train(texts, int(size))
+        return CharTokenizer.from_texts(texts, unknown, int(size))
     if Path(name).expanduser().is_dir():
         return load_tokenizer(Path(name).expanduser())
     near = get_close_matches(name, ("char", "byte", "gpt2", "gpt2-char", "bpe:8000"), n=1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Protocol, TypeGuard
+from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -35,8 +35,14 @@ class RowTotal(Protocol):
 class SupportsRowLosses(Protocol):
     """A vocabulary head that costs chosen rows of features in chunks, without all outputs at once."""
 
-    def loss(self, features: Tensor, row_loss: Callable[..., Tensor], row_args: tuple[Tensor, ...]) -> RowTotal:
-        """The sum of row_loss(outputs [R, V], *row_args [R]) over the rows of features [N, D]."""
+    def loss(
+        self,
+        features: Tensor,
+        row_loss: Callable[..., Tensor],
+        row_args: tuple[Tensor, ...],
+        row_weights: Tensor | None,
+    ) -> RowTotal:
+        """The weighted sum of row_loss(outputs [R, V], *row_args [R]) over the rows of features [N, D]."""
         ...
 
     def cross_entropy(
@@ -70,15 +76,15 @@ def supports_rows(model: object) -> TypeGuard[SupportsRows]:
 @dataclass(frozen=True)
 class NoisyBatch:
     """A batch ready for the network: its input [B, L], sigma [B] float32, and the rows that count, with their
-    places [N] in the flattened batch."""
+    distinct places [N] in the flattened batch."""
 
     inputs: Tensor
     sigma: Tensor
     places: Tensor
     rows: Rows
-    cover: Tensor | None = None
-    """Distinct places [C] that hold all the others, and whose number is the same in every batch: a shape that a
-    compiler can count on. None: all."""
+    counts: Tensor | None = None
+    """[N] float32: 1 for a row that counts, 0 for one that only fills up, so that all batches have as many. None: all
+    count."""
 
     @property
     def tokens(self) -> int:
@@ -87,8 +93,8 @@ class NoisyBatch:
     def map(self, function: Callable[[Tensor], Tensor]) -> NoisyBatch:
         """The same batch with `function` applied to each of its tensors."""
         rows = Rows(function(self.rows.x0), function(self.rows.x_t), self.rows.noise.map(function))
-        cover = None if self.cover is None else function(self.cover)
-        return NoisyBatch(function(self.inputs), function(self.sigma), function(self.places), rows, cover)
+        counts = None if self.counts is None else function(self.counts)
+        return NoisyBatch(function(self.inputs), function(self.sigma), function(self.places), rows, counts)
 
     def to(self, device: torch.device | str) -> NoisyBatch:
         """On another device, without waiting (its float64 fields in float32 where the device has none)."""
@@ -119,26 +125,39 @@ class Draws:
 def noisy_batch(
     method: Method, process: TokenProcess, x0: Tensor, t: Tensor, draws: Draws, capacity: int | None = None
 ) -> NoisyBatch:
-    """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count; `capacity` is the size of their cover."""
+    """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count, filled up to `capacity` if given."""
     noise = process.noise(t).to(x0.device)
     x_t = noise.move(x0, draws.u, draws.redraw)
-    wide = noise.like(x_t)
-    counts = method.objective.positions(x_t, wide).reshape(-1)
-    places = counts.nonzero().squeeze(-1)
-    sequences = places // x0.shape[1]
-    rows = Rows(x0.reshape(-1)[places], x_t.reshape(-1)[places], noise.map(lambda v: v[sequences]))
+    chosen = method.objective.positions(x_t, noise.like(x_t)).reshape(-1)
+    filled = filled_up(chosen, capacity)
+    places = filled.places
+    # A row that fills up is a copy of the first: whatever the loss makes of it is finite, and counts for nothing.
+    origins = places if filled.counts is None else torch.where(filled.counts > 0, places, places[0])
+    sequences = origins // x0.shape[1]
+    rows = Rows(x0.reshape(-1)[origins], x_t.reshape(-1)[origins], noise.map(lambda v: v[sequences]))
     inputs = method.objective.network_input(x0, x_t, process)
     sigma = noise.sigma.to(device=x0.device, dtype=torch.float32)
-    return NoisyBatch(inputs, sigma, places, rows, covering(counts, places, capacity))
+    return NoisyBatch(inputs, sigma, places, rows, filled.counts)
 
 
-def covering(counts: Tensor, places: Tensor, capacity: int | None) -> Tensor | None:
-    """The places where counts [B*L] holds, filled up to `capacity` with others; None where they are more, or where it
-    would save nothing."""
-    if capacity is None or not len(places) <= capacity < len(counts):
-        return None
-    others = counts.logical_not().nonzero().squeeze(-1)
-    return torch.cat([places, others[: capacity - len(places)]])
+class FilledUp(NamedTuple):
+    """Distinct places, and which of them count (None: all)."""
+
+    places: Tensor
+    counts: Tensor | None
+
+
+def filled_up(chosen: Tensor, capacity: int | None) -> FilledUp:
+    """The places where chosen [B*L] holds, then others, `capacity` of them in all; only the former, if they are more or
+    none, or if nothing would be saved."""
+    places = chosen.nonzero().squeeze(-1)
+    number = len(places)
+    if capacity is None or not 0 < number <= capacity < len(chosen):
+        return FilledUp(places, None)
+    others = chosen.logical_not().nonzero().squeeze(-1)[: capacity - number]
+    counts = torch.zeros(capacity, device=chosen.device)
+    counts[:number] = 1.0
+    return FilledUp(torch.cat([places, others]), counts)
 
 
 _NOISE_TENSORS = ("alpha", "beta", "t", "alpha_rate", "beta_rate", "ratio_beta")
@@ -161,19 +180,21 @@ def row_function(method: Method, vocab_size: int, has_mask: bool) -> Callable[..
 
 def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
     """The loss in nats per token of the batch: the sum over its rows, divided by B*L."""
-    rows, noise = batch.rows, batch.rows.noise
+    rows, noise, counts = batch.rows, batch.rows.noise, batch.counts
     if not supports_rows(model):
         outputs = model(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
-        return method.objective.row_loss(method.parameterization, outputs, rows).sum() / batch.tokens
-    wanted = {} if batch.cover is None else {"where": batch.cover}
+        losses = method.objective.row_loss(method.parameterization, outputs, rows)
+        return (losses if counts is None else losses * counts).sum() / batch.tokens
+    wanted = {} if counts is None else {"where": batch.places}
     features = model.rows(model.features(batch.inputs, batch.sigma, **wanted), batch.places)
     simple = method.objective.cross_entropy(method.parameterization, rows)
     if simple is not None:
+        weight = simple.weight if counts is None else simple.weight * counts
         shift = (simple.raise_at, simple.raise_by)
-        return model.head.cross_entropy(features, simple.target, simple.weight, shift=shift).total / batch.tokens
+        return model.head.cross_entropy(features, simple.target, weight, shift=shift).total / batch.tokens
     row_loss = row_function(method, noise.vocab_size, noise.has_mask)
     arguments = (rows.x0, rows.x_t, *(getattr(noise, name) for name in _NOISE_TENSORS))
-    return model.head.loss(features, row_loss, arguments).total / batch.tokens
+    return model.head.loss(features, row_loss, arguments, counts).total / batch.tokens
 
 
 def loss(

@@ -28,9 +28,11 @@ from cedd.data.storage import atomic_write
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
+from cedd.objectives.loss import NoisyBatch
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess
 from cedd.samplers.loop import sample
+from cedd.training.captured import CapturedGradient, Gradient
 from cedd.training.checkpoints import Checkpoints
 from cedd.training.claim import claimed
 from cedd.training.config import TrainConfig, read_config, same_run, to_json
@@ -133,6 +135,8 @@ class Trainer:
     data: TrainingData = field(init=False)
     state: TrainingState = field(init=False)
     update: Update = field(init=False)
+    gradient: Gradient = field(init=False)
+    """Both passes over the last micro-batch of a step."""
     module: nn.Module = field(init=False)
     checkpoints: Checkpoints = field(init=False)
     saved: int = field(init=False, default=-1)
@@ -155,11 +159,14 @@ class Trainer:
         network = config.model.build(self.process, config.length, self.method.causal)
         model = Transformer(network).to(ranks.device).train()
         mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
+        strategy = choose_strategy(config.strategy, ranks)
         if mode != "off":
-            # Graphs only without sharding: FSDP's parameters come and go.
-            graphs = mode == "graphs" and choose_strategy(config.strategy, ranks) != "fsdp"
-            model.compile(mode="reduce-overhead" if graphs else "default")
-        self.module = distribute(LossModule(model, self.method), choose_strategy(config.strategy, ranks))
+            # With several ranks the compiler's own graphs, of each pass; with sharding none: parameters come and go.
+            model.compile(mode="reduce-overhead" if mode == "graphs" and strategy == "ddp" else "default")
+        self.module = distribute(LossModule(model, self.method), strategy)
+        self.gradient = self._both_passes
+        if mode == "graphs" and strategy == "single" and config.batch.accumulate == 1 and ranks.device.type == "cuda":
+            self.gradient = CapturedGradient(self._both_passes, list(model.parameters()))
         ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
         self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
         self.update = Update(model, self.state.optimizer, ema, config.optimizer.clip)
@@ -326,23 +333,31 @@ class Trainer:
         """Gradient, clipping, update, average; returns figures that may still be on their way."""
         config, state, device = self.config, self.state, self.ranks.device
         torch.manual_seed(derived_seed(config.seed, state.step, _DROPOUT, self.ranks.rank))
+        *parts, last = batch.parts
         total = torch.zeros((), device=device)
-        for index, part in enumerate(batch.parts):
-            last = index == len(batch.parts) - 1
-            with without_sync(self.module, last), self._autocast():
-                loss = self.module(part) / len(batch.parts)
-                loss.backward()
-            total += loss.detach()
+        for part in parts:
+            with without_sync(self.module, last=False):
+                total += self._both_passes(part, len(batch.parts))
+        with without_sync(self.module, last=True):
+            total += self.gradient(last) if not parts else self._both_passes(last, len(batch.parts))
         norm = self.update.norm()
         broken = (~(torch.isfinite(total) & torch.isfinite(norm))).float()
         summed = self.ranks.sum(torch.stack([total, broken, torch.full_like(total, float(stop))]))
         finite = summed[1] == 0
         rate = learning_rate(config.optimizer, state.step, config.steps)
         self.update.apply(rate, norm, finite)
-        state.optimizer.zero_grad(set_to_none=True)
+        if not isinstance(self.gradient, CapturedGradient):  # whose gradients stay where they are
+            state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         values = torch.stack([summed[0] / self.ranks.world_size, norm.float(), summed[1], summed[2]])
         return self._later(state.step, values)
+
+    def _both_passes(self, part: NoisyBatch, parts: int = 1) -> Tensor:
+        """The loss of one of a step's `parts` micro-batches, its share of the step's; gradients are added up."""
+        with self._autocast():
+            loss = self.module(part) / parts
+        loss.backward()
+        return loss.detach()
 
     def _later(self, step: int, values: Tensor) -> StepFigures:
         if values.device.type != "cuda":

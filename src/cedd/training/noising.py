@@ -77,7 +77,7 @@ class NoisingSampler:
 
     def _capacity(self, sequences: int) -> int | None:
         """How many positions nearly always suffice for the rows of a micro-batch: five standard deviations above
-        their mean number, in whole tiles of 128; None where they are more than three quarters of all.
+        their mean number, in whole tiles of 64; None where they are more than three quarters of all.
 
         With s(t) the chance that a position counts, m sequences of L positions and one stratum of a global batch of n
         for each, their number has variance m L E[s(1-s)], and L² m/(12 n²) s'² for the time's place in its stratum;
@@ -94,7 +94,7 @@ class NoisingSampler:
         else:
             variance += sequences * length**2 * share.var()
         enough = sequences * length * share.mean() + 5 * variance.sqrt()
-        return min(128 * math.ceil(float(enough) / 128), sequences * length)
+        return min(64 * math.ceil(float(enough) / 64), sequences * length)
 
     def _share_that_counts(self, times: torch.Tensor) -> torch.Tensor:
         """s(t): the chance that a position is one of the loss's rows."""

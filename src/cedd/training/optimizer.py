@@ -125,7 +125,9 @@ class Update:
             decay=group["weight_decay"],
             pace=self.ema.advance(),
         )
-        torch._foreach_add_([state["step"] for state in self.states], good)  # type: ignore[attr-defined]
+        # A list, one for each: a single tensor would be read by the host, which would wait for the device.
+        counts = [state["step"] for state in self.states]
+        torch._foreach_add_(counts, [good] * len(counts))  # type: ignore[attr-defined]
 
     def _find_gradients(self) -> TensorTable | None:
         """The table with the gradients entered, if all of them can be."""

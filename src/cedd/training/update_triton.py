@@ -19,8 +19,8 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-BLOCK = 4096
-WARPS = 8
+BLOCK = 1024
+WARPS = 4
 
 
 @triton.jit

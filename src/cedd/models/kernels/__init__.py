@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 
+_TRITON = find_spec("triton") is not None
 
-@cache
+
 def has_triton() -> bool:
     """Whether kernels can be built here."""
-    return find_spec("triton") is not None
+    return _TRITON

@@ -2,13 +2,16 @@
 
 Shapes: R rows, V vocabulary. Imported only where there is a CUDA device.
 
-The first sweep keeps, in every lane, a running maximum m and the sum of exp(o - m), rescaled whenever m grows; lanes
-are joined once, at its end, so that no step of it waits for another warp. The second overwrites each output by its
+The first sweep keeps, in every lane, a running maximum m and the sum of exp(o - m), rescaled as m grows; lanes are
+joined once, at its end, so that no step of it waits for another warp. The second overwrites each output by its
 gradient. A row of 50,257 bfloat16 outputs is 100 kB, so the second sweep reads from the cache what the first one
-fetched.
+fetched. What bounds both is not memory but instructions, dozens an output in a plain version, so the loops hold
+nothing that can be done outside.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton  # type: ignore[import-not-found]
@@ -18,23 +21,21 @@ from torch import Tensor
 BLOCK = 4096
 """Outputs a program holds at once: 16 for each of its threads."""
 
+VECTOR = 8
+"""Neighbouring outputs that a thread loads at once, 16 bytes of them."""
+
 WARPS = 8
 
 
-@triton.jit
-def _shifted(values, columns, shift_token, shift, HAS_SHIFT: tl.constexpr):  # noqa: ANN001, ANN202
-    if HAS_SHIFT:
-        values += tl.where(columns == shift_token, shift, 0.0)
-    return values
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
 def _absorb(values, maxima, totals):  # noqa: ANN001, ANN202
-    """One value a lane into its running maximum and sum, with one exponential: of the value beyond the maximum, or
-    of the maximum beyond the value."""
-    apart = tl.exp(-tl.abs(values - maxima))
-    totals = tl.where(values > maxima, totals * apart + 1.0, totals + apart)
-    return tl.maximum(maxima, values), totals
+    """A vector of values a lane into its running maximum m and sum of 2^(v - m)."""
+    larger = tl.maximum(maxima, tl.max(values, 1))
+    totals = totals * tl.exp2(maxima - larger) + tl.sum(tl.exp2(values - larger[:, None]), 1)
+    return larger, totals
 
 
 @triton.jit
@@ -50,58 +51,66 @@ def _cross_entropy_kernel(  # noqa: ANN202
     whole,  # noqa: ANN001
     HAS_SHIFT: tl.constexpr,
     WANT_GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """Both sweeps go through the whole blocks, up to `whole`, without a mask, and then through the rest with one: a
-    mask that ends inside a vector would turn every load and store of the loop into one of two bytes."""
+    mask that ends inside a vector would turn every load and store of the loop into one of two bytes. Neither looks for
+    the target or the shifted token on its way; what is special about the two is put right afterwards."""
     row = tl.program_id(0).to(tl.int64)
     outputs += row * row_stride
     weight = tl.load(weights + row)
     target = tl.load(targets + row)
-    offsets = tl.arange(0, BLOCK)
+    BLOCK: tl.constexpr = LANES * VECTOR
+    offsets = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     rest = whole + offsets
     in_rest = rest < vocab_size
 
     if weight == 0.0:  # the row contributes nothing: skip its arithmetic
         tl.store(losses + row, 0.0)
         if WANT_GRADIENT:
-            nothing = tl.zeros([BLOCK], tl.float32)
+            nothing = tl.zeros([LANES, VECTOR], outputs.dtype.element_ty)
             for start in range(0, whole, BLOCK):
                 tl.store(outputs + start + offsets, nothing)
             tl.store(outputs + rest, nothing, mask=in_rest)
         return
 
-    shift_token = -1
-    shift = 0.0
-    if HAS_SHIFT:
-        shift_token = tl.load(shift_tokens + row).to(tl.int32)
-        shift = tl.load(shifts + row)
-    at_target = _shifted(tl.load(outputs + target).to(tl.float32), target, shift_token, shift, HAS_SHIFT)
-
-    # One maximum and one sum a lane; a large negative number, not -inf, so that the first difference is no NaN.
-    maxima = tl.full([BLOCK], -1e30, tl.float32)
-    totals = tl.zeros([BLOCK], tl.float32)
+    # In units of log 2, the hardware's own. A large negative number, not -inf, so that no difference is a NaN.
+    maxima = tl.full([LANES], -1e30, tl.float32)
+    totals = tl.zeros([LANES], tl.float32)
     for start in range(0, whole, BLOCK):
-        columns = start + offsets
-        values = _shifted(tl.load(outputs + columns).to(tl.float32), columns, shift_token, shift, HAS_SHIFT)
+        values = tl.load(outputs + start + offsets).to(tl.float32) * LOG2_E
         maxima, totals = _absorb(values, maxima, totals)
-    last = tl.load(outputs + rest, mask=in_rest, other=float("-inf")).to(tl.float32)
-    last = _shifted(last, rest, shift_token, shift, HAS_SHIFT)
+    last = tl.load(outputs + rest, mask=in_rest, other=float("-inf")).to(tl.float32) * LOG2_E
     maxima, totals = _absorb(last, maxima, totals)
+    at_target = tl.load(outputs + target).to(tl.float32) * LOG2_E
     maximum = tl.max(maxima, 0)
-    total = tl.sum(totals * tl.exp(maxima - maximum), 0)
-    log_normalizer = maximum + tl.log(total)
-    tl.store(losses + row, log_normalizer - at_target)
-    tl.debug_barrier()  # every warp has read the target's output before any warp overwrites it
+    shift_token = target
+    plain = at_target
+    shifted = at_target
+    if HAS_SHIFT:
+        shift_token = tl.load(shift_tokens + row)
+        plain = tl.load(outputs + shift_token).to(tl.float32) * LOG2_E
+        shifted = plain + tl.load(shifts + row) * LOG2_E
+        at_target = tl.where(shift_token == target, shifted, at_target)
+        maximum = tl.maximum(maximum, shifted)
+    total = tl.sum(totals * tl.exp2(maxima - maximum), 0)
+    if HAS_SHIFT:  # the token's own term is exchanged; the new one is no smaller, so that nothing cancels
+        total = tl.maximum(total - tl.exp2(plain - maximum), 0.0) + tl.exp2(shifted - maximum)
+    log_normalizer = maximum + tl.log2(total)
+    tl.store(losses + row, (log_normalizer - at_target) / LOG2_E)
+    tl.debug_barrier()  # every warp has read these outputs before any warp overwrites them
 
     if WANT_GRADIENT:
+        # weight · 2^(v - normalizer), the weight (of either sign) outside.
         for start in range(0, whole, BLOCK):
-            columns = start + offsets
-            values = _shifted(tl.load(outputs + columns).to(tl.float32), columns, shift_token, shift, HAS_SHIFT)
-            gradient = weight * (tl.exp(values - log_normalizer) - tl.where(columns == target, 1.0, 0.0))
-            tl.store(outputs + columns, gradient)
-        gradient = weight * (tl.exp(last - log_normalizer) - tl.where(rest == target, 1.0, 0.0))
-        tl.store(outputs + rest, gradient, mask=in_rest)
+            values = tl.load(outputs + start + offsets).to(tl.float32)
+            tl.store(outputs + start + offsets, weight * tl.exp2(values * LOG2_E - log_normalizer))
+        tl.store(outputs + rest, weight * tl.exp2(last - log_normalizer), mask=in_rest)
+        tl.debug_barrier()
+        if HAS_SHIFT:
+            tl.store(outputs + shift_token, weight * tl.exp2(shifted - log_normalizer))
+        tl.store(outputs + target, weight * (tl.exp2(at_target - log_normalizer) - 1.0))
 
 
 def cross_entropy_in_place(
@@ -116,7 +125,7 @@ def cross_entropy_in_place(
     rows, vocab_size = outputs.shape
     losses = torch.empty(rows, dtype=torch.float32, device=outputs.device)
     has_shift = shift_tokens is not None and shifts is not None
-    block = min(BLOCK, triton.next_power_of_2(vocab_size))
+    block = min(BLOCK, max(VECTOR, triton.next_power_of_2(vocab_size)))
     with torch.cuda.device_of(outputs):
         _cross_entropy_kernel[(rows,)](  # type: ignore[index]
             outputs,
@@ -130,7 +139,8 @@ def cross_entropy_in_place(
             vocab_size // block * block,
             HAS_SHIFT=has_shift,
             WANT_GRADIENT=want_gradient,
-            BLOCK=block,
+            LANES=block // VECTOR,
+            VECTOR=VECTOR,
             num_warps=min(WARPS, max(1, block // 512)),
         )
     return losses

@@ -13,6 +13,7 @@ eight integer operations an entry it hides behind the loads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +23,27 @@ from torch import Tensor
 
 from cedd.models.kernels.residual import EPSILON
 
-WARPS = 4
-PROGRAMS = 2048
-"""About how many programs the rows are dealt out to: enough to fill the chip, few enough to make partial sums rare."""
+PROGRAMS = 4096
+"""About how many programs the rows are dealt out to: enough to fill the chip."""
+CHUNK = 8
+"""Rows that a program has at least: each writes sums of its own, which must be read again."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Rows that a program has in hand at once, so that one's sums need not wait for another's; and its warps."""
+
+    rows: int
+    warps: int
+
+    def options(self, x: Tensor, dropped: int) -> dict[str, Any]:
+        block = triton.next_power_of_2(x.shape[-1])
+        return {"DROPPED": dropped, "BLOCK": block, "ROWS": self.rows, "num_warps": self.warps}
+
+
+# The fastest of `benchmarks/kernels.py` on an H200.
+FORWARD = Launch(rows=4, warps=4)
+BACKWARD = Launch(rows=2, warps=2)
 
 
 @triton.jit
@@ -38,13 +57,18 @@ def _mixed(word):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _kept(values, seed, row, columns, DROPPED: tl.constexpr):  # noqa: ANN001, ANN202
-    """The values with DROPPED of 256 set to zero."""
+def _kept(values, seed, rows, columns, DROPPED: tl.constexpr):  # noqa: ANN001, ANN202
+    """The values [R, D] with DROPPED of 256 set to zero."""
     if DROPPED:
-        key = _mixed(seed ^ _mixed(row.to(tl.uint32)))
-        word = _mixed(columns.to(tl.uint32) * 0x9E3779B1 + key)
-        values = tl.where((word >> 24) < DROPPED, 0.0, values)
+        keys = _mixed(seed ^ _mixed(rows.to(tl.uint32)))
+        words = _mixed(columns.to(tl.uint32)[None, :] * 0x9E3779B1 + keys[:, None])
+        values = tl.where((words >> 24) < DROPPED, 0.0, values)
     return values
+
+
+@triton.jit
+def _sum_both(a, b, c, d):  # noqa: ANN001, ANN202
+    return a + c, b + d
 
 
 @triton.jit
@@ -57,9 +81,10 @@ def _forward_kernel(  # noqa: ANN202
     seed,  # noqa: ANN001
     added,  # noqa: ANN001
     normed,  # noqa: ANN001
+    moments,  # noqa: ANN001
     length,  # noqa: ANN001
     width,  # noqa: ANN001
-    rows,  # noqa: ANN001
+    chunk,  # noqa: ANN001
     gate_stride,  # noqa: ANN001
     shift_stride,  # noqa: ANN001
     scale_stride,  # noqa: ANN001
@@ -67,28 +92,34 @@ def _forward_kernel(  # noqa: ANN202
     epsilon,  # noqa: ANN001
     DROPPED: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * rows
+    sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     gates = tl.load(gate + sequence * gate_stride + columns, mask=inside, other=0.0).to(tl.float32) * rescale
     shifts = tl.load(shift + sequence * shift_stride + columns, mask=inside, other=0.0).to(tl.float32)
     scales = tl.load(scale + sequence * scale_stride + columns, mask=inside, other=0.0).to(tl.float32) + 1.0
     key = tl.load(seed).to(tl.uint32) if DROPPED else 0
-    for position in range(first, tl.minimum(first + rows, length)):
-        row = sequence * length + position
-        here = row * width + columns
-        values = tl.load(branch + here, mask=inside, other=0.0).to(tl.float32)
-        values = _kept(values, key, row, columns, DROPPED)
-        stream = tl.load(x + here, mask=inside, other=0.0).to(tl.float32) + gates * values
+    end = tl.minimum(first + chunk, length)
+    for position in range(first, end, ROWS):
+        positions = position + tl.arange(0, ROWS)
+        rows = sequence * length + positions
+        here = rows[:, None] * width + columns[None, :]
+        there = (positions < end)[:, None] & inside[None, :]
+        values = tl.load(branch + here, mask=there, other=0.0).to(tl.float32)
+        values = _kept(values, key, rows, columns, DROPPED)
+        stream = tl.load(x + here, mask=there, other=0.0).to(tl.float32) + gates[None, :] * values
         # What is normed is what is stored: the backward pass reads it again.
         stream = stream.to(added.dtype.element_ty)
-        tl.store(added + here, stream, mask=inside)
+        tl.store(added + here, stream, mask=there)
         stream = stream.to(tl.float32)
-        mean = tl.sum(stream, 0) / width
-        apart = tl.where(inside, stream - mean, 0.0)
-        inverse = tl.rsqrt(tl.sum(apart * apart, 0) / width + epsilon)
-        tl.store(normed + here, apart * inverse * scales + shifts, mask=inside)
+        mean = tl.sum(stream, 1) / width
+        apart = tl.where(inside[None, :], stream - mean[:, None], 0.0)
+        inverse = tl.rsqrt(tl.sum(apart * apart, 1) / width + epsilon)
+        tl.store(moments + 2 * rows, mean, mask=positions < end)
+        tl.store(moments + 2 * rows + 1, inverse, mask=positions < end)
+        tl.store(normed + here, apart * inverse[:, None] * scales[None, :] + shifts[None, :], mask=there)
 
 
 @triton.jit
@@ -96,6 +127,7 @@ def _backward_kernel(  # noqa: ANN202
     d_added,  # noqa: ANN001
     d_normed,  # noqa: ANN001
     added,  # noqa: ANN001
+    moments,  # noqa: ANN001
     branch,  # noqa: ANN001
     gate,  # noqa: ANN001
     scale,  # noqa: ANN001
@@ -105,15 +137,15 @@ def _backward_kernel(  # noqa: ANN202
     d_vectors,  # noqa: ANN001
     length,  # noqa: ANN001
     width,  # noqa: ANN001
-    rows,  # noqa: ANN001
+    chunk,  # noqa: ANN001
     gate_stride,  # noqa: ANN001
     scale_stride,  # noqa: ANN001
     rescale,  # noqa: ANN001
-    epsilon,  # noqa: ANN001
     DROPPED: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * rows
+    sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     gates = tl.load(gate + sequence * gate_stride + columns, mask=inside, other=0.0).to(tl.float32) * rescale
@@ -122,28 +154,30 @@ def _backward_kernel(  # noqa: ANN202
     d_gate = tl.zeros([BLOCK], tl.float32)
     d_shift = tl.zeros([BLOCK], tl.float32)
     d_scale = tl.zeros([BLOCK], tl.float32)
-    for position in range(first, tl.minimum(first + rows, length)):
-        row = sequence * length + position
-        here = row * width + columns
-        stream = tl.load(added + here, mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.load(d_normed + here, mask=inside, other=0.0).to(tl.float32)
-        passed = tl.load(d_added + here, mask=inside, other=0.0).to(tl.float32)
-        values = tl.load(branch + here, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.sum(stream, 0) / width
-        apart = tl.where(inside, stream - mean, 0.0)
-        inverse = tl.rsqrt(tl.sum(apart * apart, 0) / width + epsilon)
-        hat = apart * inverse
-        d_shift += gradient
-        d_scale += gradient * hat
-        gradient *= scales
-        across = tl.sum(gradient, 0) / width
-        along = tl.sum(gradient * hat, 0) / width
-        total = passed + inverse * (gradient - across - hat * along)
-        tl.store(d_x + here, total, mask=inside)
-        d_gate += total * _kept(values, key, row, columns, DROPPED)
-        tl.store(d_branch + here, _kept(gates * total, key, row, columns, DROPPED), mask=inside)
-    chunk = sequence * tl.num_programs(1) + tl.program_id(1)
-    out = d_vectors + chunk * 3 * width + columns
+    end = tl.minimum(first + chunk, length)
+    for position in range(first, end, ROWS):
+        positions = position + tl.arange(0, ROWS)
+        rows = sequence * length + positions
+        here = rows[:, None] * width + columns[None, :]
+        there = (positions < end)[:, None] & inside[None, :]
+        mean = tl.load(moments + 2 * rows, mask=positions < end, other=0.0)
+        inverse = tl.load(moments + 2 * rows + 1, mask=positions < end, other=0.0)
+        stream = tl.load(added + here, mask=there, other=0.0).to(tl.float32)
+        gradient = tl.load(d_normed + here, mask=there, other=0.0).to(tl.float32)
+        passed = tl.load(d_added + here, mask=there, other=0.0).to(tl.float32)
+        values = tl.load(branch + here, mask=there, other=0.0).to(tl.float32)
+        hat = (stream - mean[:, None]) * inverse[:, None]
+        d_shift += tl.sum(gradient, 0)
+        d_scale += tl.sum(gradient * hat, 0)  # the gradient is 0 where there is nothing
+        gradient *= scales[None, :]
+        across, along = tl.reduce((gradient, gradient * hat), 1, _sum_both)
+        apart = gradient - (across / width)[:, None] - hat * (along / width)[:, None]
+        total = passed + inverse[:, None] * apart
+        tl.store(d_x + here, total, mask=there)
+        d_gate += tl.sum(tl.where(there, total, 0.0) * _kept(values, key, rows, columns, DROPPED), 0)
+        tl.store(d_branch + here, _kept(gates[None, :] * total, key, rows, columns, DROPPED), mask=there)
+    place = sequence * tl.num_programs(1) + tl.program_id(1)
+    out = d_vectors + place * 3 * width + columns
     tl.store(out, d_gate * rescale, mask=inside)
     tl.store(out + width, d_shift, mask=inside)
     tl.store(out + 2 * width, d_scale, mask=inside)
@@ -152,21 +186,18 @@ def _backward_kernel(  # noqa: ANN202
 def _grid(x: Tensor) -> tuple[tuple[int, int], int]:
     """((B, C), rows of a chunk)."""
     batch, length, _ = x.shape
-    rows = max(1, batch * length // PROGRAMS)
+    rows = max(CHUNK, batch * length // PROGRAMS)
     chunks = triton.cdiv(length, min(rows, length))
     return (batch, chunks), triton.cdiv(length, chunks)
-
-
-def _options(x: Tensor, dropped: int) -> dict[str, Any]:
-    return {"DROPPED": dropped, "BLOCK": triton.next_power_of_2(x.shape[-1]), "num_warps": WARPS}
 
 
 @torch.library.custom_op("cedd::add_and_norm", mutates_args=())
 def _forward(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, seed: Tensor, dropped: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     x, branch = x.contiguous(), branch.contiguous()
     added, normed = torch.empty_like(x), torch.empty_like(x)
+    moments = torch.empty(*x.shape[:2], 2, dtype=torch.float32, device=x.device)
     grid, rows = _grid(x)
     vectors = [_unit_stride(vector) for vector in (gate, shift, scale)]
     _forward_kernel[grid](  # pyright: ignore[reportIndexIssue]
@@ -176,15 +207,16 @@ def _forward(
         seed,
         added,
         normed,
+        moments,
         x.shape[1],
         x.shape[2],
         rows,
         *(vector.stride(0) for vector in vectors),
         256 / (256 - dropped),
         EPSILON,
-        **_options(x, dropped),
+        **FORWARD.options(x, dropped),
     )
-    return added, normed
+    return added, normed, moments
 
 
 @torch.library.custom_op("cedd::add_and_norm_backward", mutates_args=())
@@ -192,6 +224,7 @@ def _backward(
     d_added: Tensor,
     d_normed: Tensor,
     added: Tensor,
+    moments: Tensor,
     branch: Tensor,
     gate: Tensor,
     scale: Tensor,
@@ -207,6 +240,7 @@ def _backward(
         d_added,
         d_normed,
         added,
+        moments,
         branch,
         *vectors,
         seed,
@@ -218,8 +252,7 @@ def _backward(
         rows,
         *(vector.stride(0) for vector in vectors),
         256 / (256 - dropped),
-        EPSILON,
-        **_options(added, dropped),
+        **BACKWARD.options(added, dropped),
     )
     return d_x, d_branch, d_vectors.sum(1)
 
@@ -229,27 +262,30 @@ def _unit_stride(vector: Tensor) -> Tensor:
 
 
 @_forward.register_fake
-def _(x: Tensor, branch: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     like = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return like, torch.empty_like(like)
+    return like, torch.empty_like(like), torch.empty(*x.shape[:2], 2, dtype=torch.float32, device=x.device)
 
 
 @_backward.register_fake
-def _(d_added: Tensor, d_normed: Tensor, added: Tensor, branch: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    d_added: Tensor, d_normed: Tensor, added: Tensor, moments: Tensor, branch: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, width = added.shape[0], added.shape[2]
     vectors = torch.empty(batch, 3, width, dtype=torch.float32, device=added.device)
     return torch.empty_like(added), torch.empty(branch.shape, dtype=branch.dtype, device=branch.device), vectors
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, branch, gate, _, scale, seed, dropped = inputs
-    ctx.save_for_backward(output[0], branch, gate, scale, seed)
+    added, _, moments = output
+    ctx.save_for_backward(added, moments, branch, gate, scale, seed)
     ctx.dropped = dropped
 
 
-def _differentiate(ctx: Any, d_added: Tensor, d_normed: Tensor) -> tuple[Tensor | None, ...]:
-    added, branch, gate, scale, seed = ctx.saved_tensors
-    d_x, d_branch, vectors = _backward(d_added, d_normed, added, branch, gate, scale, seed, ctx.dropped)
+def _differentiate(ctx: Any, d_added: Tensor, d_normed: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    added, moments, branch, gate, scale, seed = ctx.saved_tensors
+    d_x, d_branch, vectors = _backward(d_added, d_normed, added, moments, branch, gate, scale, seed, ctx.dropped)
     d_gate, d_shift, d_scale = (vector[:, None].to(gate.dtype) for vector in vectors.unbind(1))
     return d_x, d_branch, d_gate, d_shift, d_scale, None, None
 
@@ -265,4 +301,5 @@ def add_and_norm_kernel(
         if dropped:
             raise ValueError("dropout needs a seed on the device")
         seed = torch.empty((), dtype=torch.int32, device=x.device)
-    return _forward(x, branch, gate, shift, scale, seed, dropped)
+    added, normed, _ = _forward(x, branch, gate, shift, scale, seed, dropped)
+    return added, normed

@@ -1,0 +1,93 @@
+"""The kernels of a training step alone, over their block sizes: how near the memory's speed they come.
+
+    python benchmarks/kernels.py
+
+Needs a CUDA device and Triton. Prints milliseconds and gigabytes a second for each setting; the settings in the code
+are the fastest of these on one NVIDIA H200.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from cedd.models.kernels import cross_entropy_triton, residual_triton
+from cedd.models.kernels.residual_triton import Launch
+from cedd.training import update_triton
+
+SHAPE = (512, 128, 768)
+VOCABULARY = 50257
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
+    """The mean time of a call on the device."""
+    for _ in range(3):
+        run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+def report(what: str, time: float, gigabytes: float) -> None:
+    """One line."""
+    print(f"{what}: {time:.3f} ms, {1000 * gigabytes / time:,.0f} GB/s", flush=True)
+
+
+def time_residual() -> None:
+    """Add and norm, forward (four sweeps) and backward (six)."""
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    x, branch, d_added, d_normed = (torch.randn(SHAPE, **options) for _ in range(4))
+    gate, shift, scale = torch.randn(SHAPE[0], 3, 1, SHAPE[2], **options).unbind(1)
+    seed = torch.tensor(3, device="cuda", dtype=torch.int32)
+    moments = torch.rand(*SHAPE[:2], 2, device="cuda")
+    gigabytes = x.numel() * x.itemsize / 1e9
+    for rows, warps in itertools.product((1, 2, 4), (2, 4, 8)):
+        residual_triton.FORWARD = residual_triton.BACKWARD = Launch(rows, warps)
+        forward = milliseconds(lambda: residual_triton._forward(x, branch, gate, shift, scale, seed, 26))
+        report(f"add and norm, {rows} rows, {warps} warps", forward, 4 * gigabytes)
+        backward = milliseconds(
+            lambda: residual_triton._backward(d_added, d_normed, x, moments, branch, gate, scale, seed, 26)
+        )
+        report(f"  and its gradient, {rows} rows, {warps} warps", backward, 6 * gigabytes)
+
+
+def time_cross_entropy(rows: int = 8192) -> None:
+    """Cross entropy in place: one sweep of reading, one of reading from the cache and writing."""
+    outputs = torch.randn(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
+    weights, shifts = torch.rand(2, rows, device="cuda")
+    targets = torch.randint(VOCABULARY, (rows,), device="cuda")
+    for block, warps in itertools.product((2048, 4096, 8192), (4, 8, 16)):
+        cross_entropy_triton.BLOCK, cross_entropy_triton.WARPS = block, warps
+        time = milliseconds(
+            lambda: cross_entropy_triton.cross_entropy_in_place(outputs, weights, True, targets, targets, shifts)
+        )
+        report(f"cross entropy, blocks of {block}, {warps} warps", time, 2 * rows * VOCABULARY * 2 / 1e9)
+
+
+def time_update() -> None:
+    """AdamW and the average of a network of the `small` preset's size, and the norm of its gradients."""
+    sizes = [(VOCABULARY + 1, 768), (VOCABULARY, 768), (74 * 768, 128)]
+    sizes += [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12
+    values, gradients, first, second, averages = ([torch.rand(s, device="cuda") for s in sizes] for _ in range(5))
+    count, one = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
+    settings = {"rate": 1e-4, "betas": (0.9, 0.999), "epsilon": 1e-8, "decay": 0.0, "pace": 1e-4}
+    gigabytes = 4 * sum(value.numel() for value in values) / 1e9
+    for block, warps in itertools.product((1024, 2048, 4096), (4, 8)):
+        update_triton.BLOCK, update_triton.WARPS = block, warps
+        table = update_triton.TensorTable(values, first, second, averages)
+        table.find(gradients)
+        time = milliseconds(lambda table=table: table.update(count, one, one, **settings))
+        report(f"update, blocks of {block}, {warps} warps", time, 9 * gigabytes)
+        report(f"  and the norm, blocks of {block}, {warps} warps", milliseconds(table.norm), gigabytes)
+
+
+if __name__ == "__main__":
+    time_residual()
+    time_cross_entropy()
+    time_update()
