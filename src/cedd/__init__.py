@@ -23,26 +23,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cedd.bounds.estimate import BoundEstimate
-from cedd.bounds.estimator import estimate_bound
-from cedd.bounds.exact import exact_bound, exact_cross_entropy
-from cedd.clocks import PowerShare
-from cedd.objectives import METHODS, Method, get_method, log_scores, loss
-from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
-from cedd.process import (
-    Kernel,
-    Noise,
-    TokenProcess,
-    absorb,
-    eroulette,
-    process_from_config,
-    roulette,
-    uniform,
-)
-from cedd.samplers import Corrector, Fixed, sample
-from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
-
 if TYPE_CHECKING:
+    from cedd.bounds.estimate import BoundEstimate
+    from cedd.bounds.estimator import estimate_bound
+    from cedd.bounds.exact import exact_bound, exact_cross_entropy
+    from cedd.clocks import PowerShare
+    from cedd.objectives import METHODS, Method, get_method, log_scores, loss
+    from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
+    from cedd.process import (
+        Kernel,
+        Noise,
+        TokenProcess,
+        absorb,
+        eroulette,
+        process_from_config,
+        roulette,
+        uniform,
+    )
+    from cedd.samplers import Corrector, Fixed, sample
+    from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
     from cedd.tasks import LanguageModel, load
 
     PRETRAINED: tuple[str, ...]
@@ -87,13 +86,36 @@ __all__ = [
 ]
 
 
+_HOMES = {
+    "bounds.estimate": ("BoundEstimate",),
+    "bounds.estimator": ("estimate_bound",),
+    "bounds.exact": ("exact_bound", "exact_cross_entropy"),
+    "clocks": ("PowerShare",),
+    "objectives": ("METHODS", "Method", "get_method", "log_scores", "loss"),
+    "parameterization": ("Bayes", "Denoiser", "Parameterization", "ScaledScore", "Score"),
+    "process": (
+        *("Kernel", "Noise", "TokenProcess", "absorb", "eroulette", "process_from_config", "roulette", "uniform"),
+    ),
+    "samplers": ("Corrector", "Fixed", "sample"),
+    "schedules": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
+    "tasks": ("LanguageModel", "load"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
 def __getattr__(name: str) -> Any:
-    """The verbs need data and training, which the mathematics does not: they are imported when first asked for.
+    """Names are imported when first asked for: torch takes seconds, and `cedd --help` has no use for it.
 
     PRETRAINED: the names of the models that come with the package, for `load`.
     """
-    if name in ("LanguageModel", "load"):
-        return getattr(importlib.import_module("cedd.tasks"), name)
     if name == "PRETRAINED":
         return importlib.import_module("cedd.training.locate").pretrained_names()
-    raise AttributeError(f"module 'cedd' has no attribute {name!r}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'cedd' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"cedd.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

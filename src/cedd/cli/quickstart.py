@@ -69,7 +69,7 @@ def run(arguments: Arguments) -> int:
 def configuration(arguments: Arguments) -> TrainConfig:
     """The run that quickstart trains: what has measured best in the time that its device has (docs/lab-notes.md)."""
     if arguments.fast:
-        base, folder = replace(PRESETS["tiny"][1], steps=60, log_every=1), f"{DEFAULT_OUT.name}-fast"
+        base, folder = replace(PRESETS["tiny"][1], steps=60, log_every=1, compile="off"), f"{DEFAULT_OUT.name}-fast"
     else:
         kind = pick_device(arguments.device).type
         base, folder = (gpu_run if kind == "cuda" else cpu_run)(PRESETS["char"][1]), DEFAULT_OUT.name
@@ -84,13 +84,12 @@ def configuration(arguments: Arguments) -> TrainConfig:
         steps=steps,
         seed=arguments.seed,
         device=arguments.device,
-        compile="off",  # which takes longer than the run
     )
 
 
 def cpu_run(base: TrainConfig) -> TrainConfig:
-    """Minutes on two cores: for so few tokens a network of 2 blocks learns as much from each as one of 4, at two
-    thirds of its price, and 64 positions more than 128."""
+    """Minutes on two cores. In trials of one seed each (docs/lab-notes.md), for so few tokens a network of 2 blocks
+    learnt as much from each as one of 4, at two thirds of its price, and 64 positions no less than 128."""
     return replace(
         base,
         length=64,
@@ -98,11 +97,12 @@ def cpu_run(base: TrainConfig) -> TrainConfig:
         optimizer=replace(base.optimizer, rate=1.5e-3, beta2=0.99, warmup=60),
         steps=5000,
         log_every=5,
+        compile="off",
     )
 
 
 def gpu_run(base: TrainConfig) -> TrainConfig:
-    """Seconds on a GPU, where a small step waits for the host whatever its batch: more sequences, fewer steps."""
+    """Seconds on a GPU, which is fast enough for a larger network: more sequences, fewer steps."""
     return replace(
         base,
         length=128,
@@ -111,6 +111,7 @@ def gpu_run(base: TrainConfig) -> TrainConfig:
         batch=replace(base.batch, size=128),
         steps=1500,
         log_every=5,
+        compile="record",  # the compiler would take longer than the run
     )
 
 

@@ -12,7 +12,7 @@ their rows to know whether anything jumps: the dense path, a chunk of rows at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -200,6 +200,15 @@ def _draw_dense(
 # The public function
 
 
+def _rule_of(sampler: str | StepRule, rules: Mapping[str, StepRule]) -> StepRule:
+    """The step rule by its name; a sampler that is no rule (first-hitting) ends with a step of the analytic one."""
+    if isinstance(sampler, StepRule):
+        return sampler
+    if sampler in RULES and sampler not in rules:
+        raise ValueError(f"flow matching has no rule {sampler!r}; use one of {', '.join(rules)}")
+    return rules.get(sampler, rules["analytic"])
+
+
 def sample(
     model: Network,
     process: TokenProcess,
@@ -261,7 +270,7 @@ def sample(
         model=model,
         process=process,
         method=chosen,
-        rule=sampler if isinstance(sampler, StepRule) else rules.get(sampler, rules["analytic"]),
+        rule=_rule_of(sampler, rules),
         last_rule=plain["analytic"],
         times=time_grid(process, steps, grid, start=t_start, final_denoise=final_denoise),
         sharpening=sharpening,

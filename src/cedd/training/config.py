@@ -185,8 +185,9 @@ class TrainConfig:
     device: str = "auto"
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """bf16 autocast (auto: on CUDA only)."""
-    compile: Literal["auto", "off", "on", "graphs"] = "auto"
-    """torch.compile, with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
+    compile: Literal["auto", "off", "on", "graphs", "record"] = "auto"
+    """torch.compile (on), with the step as a CUDA graph (graphs), or that graph alone, which needs no compiler and
+    starts at once (record). auto: graphs on CUDA, off elsewhere."""
     checkpoint_every: int = 1000
     keep: int = 3
     """Checkpoints that are kept."""

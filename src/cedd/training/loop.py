@@ -160,12 +160,13 @@ class Trainer:
         model = Transformer(network).to(ranks.device).train()
         mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
         strategy = choose_strategy(config.strategy, ranks)
-        if mode != "off":
+        if mode in ("on", "graphs"):
             # With several ranks the compiler's own graphs, of each pass; with sharding none: parameters come and go.
             model.compile(mode="reduce-overhead" if mode == "graphs" and strategy == "ddp" else "default")
         self.module = distribute(LossModule(model, self.method), strategy)
         self.gradient = self._both_passes
-        if mode == "graphs" and strategy == "single" and config.batch.accumulate == 1 and ranks.device.type == "cuda":
+        static = strategy == "single" and config.batch.accumulate == 1 and ranks.device.type == "cuda"
+        if mode in ("graphs", "record") and static:
             self.gradient = CapturedGradient(self._both_passes, list(model.parameters()))
         ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
         self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
