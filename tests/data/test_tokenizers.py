@@ -114,6 +114,14 @@ def test_the_mask_shows_as_a_placeholder_or_is_refused() -> None:
         tokenizer.decode(np.zeros((2, 2), dtype=int))
 
 
+def test_the_most_frequent_characters_and_a_stand_in() -> None:
+    tokenizer = CharTokenizer.from_texts(["aaabbc", "abd"], size=4)
+    assert tokenizer.alphabet == "abc\ufffd"  # of c and d, as frequent, the first
+    assert tokenizer.decode(tokenizer.encode("cabdé")) == "cab\ufffd\ufffd"
+    assert CharTokenizer.from_texts(["ab"], size=50).alphabet == "ab\ufffd"
+    assert CharTokenizer.from_texts(["ab?"], unknown="?", size=2).alphabet == "?a"
+
+
 def test_an_alphabet_does_not_depend_on_the_order_of_the_data() -> None:
     assert CharTokenizer.from_texts(["ba", "c"]) == CharTokenizer.from_texts(["c", "ab"])
 
@@ -185,6 +193,7 @@ def test_bpe_training_is_the_same_in_another_process() -> None:
 def test_the_factory_knows_every_name(gpt2: GPT2Tokenizer, shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_tokenizer("byte").kind == "byte"
     assert make_tokenizer("char", ["abc"]).vocab_size == 3
+    assert make_tokenizer("char:3", ["aaabbc", "abd"]).decode(np.array([0, 1, 2])) == "ab\ufffd"
     assert make_tokenizer("bpe:280", [SAMPLE]).vocab_size == 280
     assert make_tokenizer("gpt2", gpt2_files=shared_data / "gpt2-bpe") == gpt2
     monkeypatch.setenv("CEDD_DATA", str(shared_data))
@@ -199,10 +208,11 @@ def test_the_factory_knows_every_name(gpt2: GPT2Tokenizer, shared_data: Path, mo
         ("no/such/folder", "unknown tokenizer"),
         ("char", "give `texts`"),
         ("bpe:many", "bpe:8000"),
+        ("char:1", "char:96"),
     ],
 )
 def test_a_bad_name_is_one_clear_line(spec: str, message: str) -> None:
-    texts = ["abc"] if spec.startswith("bpe") else None
+    texts = ["abc"] if ":" in spec else None
     with pytest.raises(ValueError, match=message) as caught:
         make_tokenizer(spec, texts)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,28 @@
+"""The command behind the model in the box: it cuts its corpus as it says, and trains."""
+
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "english_char.py"
+PARAGRAPHS = "".join(f"Paragraph {i} says that the rain in Spain stays mainly in the plain.\n\n" for i in range(20_000))
+
+
+def test_the_corpus_is_cut_and_a_run_begins(tmp_path: Path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "books.txt.xz").write_bytes(lzma.compress(PARAGRAPHS.encode(), preset=0))
+    (corpus / "short.txt").write_text("All of it.\n" * 100)
+    small = ["--steps", "2", "--batch.size", "2", "--length", "16", "--model.width", "32", "--model.depth", "1"]
+    small += ["--model.heads", "2", "--evaluation.every", "0", "--device", "cpu", "--text.workers", "1"]
+    places = ["--corpus", str(corpus), "--megabytes", "1", "--out", str(tmp_path / "run")]
+    places += ["--text.cache", str(tmp_path / "cache")]
+    done = subprocess.run([sys.executable, str(SCRIPT), *places, *small], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "run-text" / "books.txt").read_text()
+    assert 999_000 < len(text) <= 1_000_000
+    assert PARAGRAPHS.startswith(text)
+    assert text.endswith(".\n")  # a whole paragraph
+    assert (tmp_path / "run-text" / "short.txt").read_text() == "All of it.\n" * 100
+    assert (tmp_path / "run" / "model.safetensors").is_file()
