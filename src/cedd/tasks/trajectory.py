@@ -132,7 +132,8 @@ h1 { font-size: 1rem; font-weight: 600; margin: 0 0 .8rem; }
 #text { white-space: pre-wrap; overflow-wrap: anywhere; }
 .mask { color: var(--mask); } .late { color: var(--new); }
 .new { color: var(--on-new); background: var(--new); border-radius: 3px; }
-#bar { display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; margin: 0 0 1rem; color: var(--quiet); font-size: .85rem; }
+#bar { display: flex; flex-wrap: wrap; gap: 1rem; align-items: center; margin: 0 0 1rem; }
+#bar { color: var(--quiet); font-size: .85rem; }
 #where { min-width: 17rem; text-align: right; }
 input { flex: 1; accent-color: var(--new); }
 button { background: var(--card); color: var(--ink); border: 1px solid var(--line); border-radius: 6px;
