@@ -1,4 +1,4 @@
-"""What the tests of the commands share: one run of `cedd quickstart --fast`."""
+"""What the tests of the commands share: one run of `cedd quickstart --fast`, and folders of untrained models."""
 
 import contextlib
 import io
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cedd.cli import main
+from tests.tasks.models import save_random
 
 
 def quickstart(out: Path) -> dict:
@@ -24,3 +25,15 @@ def fast_run(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "quickstart"
     quickstart(out)
     return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    """A folder with random weights, on roulette."""
+    return str(save_random(tmp_path_factory.mktemp("run") / "roulette"))
+
+
+@pytest.fixture(scope="module")
+def absorb(tmp_path_factory) -> str:
+    """The same on absorb, which cannot correct."""
+    return str(save_random(tmp_path_factory.mktemp("run") / "absorb", "absorb", "cedd"))

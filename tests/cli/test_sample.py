@@ -10,17 +10,7 @@ from cedd.cli import main
 from cedd.cli.correct import coloured
 from cedd.evaluation.generative import Judged
 from cedd.tasks import correct
-from tests.tasks.models import mending, save_random
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return str(save_random(tmp_path_factory.mktemp("run") / "roulette"))
-
-
-@pytest.fixture(scope="module")
-def absorb(tmp_path_factory):
-    return str(save_random(tmp_path_factory.mktemp("run") / "absorb", "absorb", "cedd"))
+from tests.tasks.models import mending
 
 
 def test_sample_prints_texts(run, capsys):

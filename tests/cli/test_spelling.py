@@ -9,7 +9,7 @@ from cedd.cli.spelling import Arguments, one_pass, paper_protocol, read_book, us
 from cedd.data.corruption import corrupt_letters
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correction_options
-from tests.tasks.models import mending, save_random
+from tests.tasks.models import mending
 
 TEXT = "the cat sat by the bay, a day away. say, can a cat play all day.\n" * 12
 
@@ -19,16 +19,6 @@ def book(tmp_path_factory):
     path = tmp_path_factory.mktemp("book") / "book.txt"
     path.write_text(TEXT.replace("\n", " "))
     return str(path)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return str(save_random(tmp_path_factory.mktemp("run") / "roulette"))
-
-
-@pytest.fixture(scope="module")
-def absorb(tmp_path_factory):
-    return str(save_random(tmp_path_factory.mktemp("run") / "absorb", "absorb", "cedd"))
 
 
 def mender() -> LanguageModel:

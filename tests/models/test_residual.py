@@ -1,14 +1,11 @@
 """The seam between branches: one function against plain autograd, the kernel against the function."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from cedd.models.kernels.residual import add_and_norm, dropped_entries
+from tests.interpreted import run_interpreted
 
 SHAPES = [(2, 5, 16), (3, 1, 48), (1, 7, 10)]
 NAMES = ("x", "branch", "gate", "shift", "scale")
@@ -77,7 +74,7 @@ def test_dropped_share():
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# The kernel: here by Triton's interpreter, in a process of its own because its switch is read at import
+# The kernel
 
 
 def check_kernel(device, tolerance, dtype=torch.float32):
@@ -108,11 +105,7 @@ def check_kernel(device, tolerance, dtype=torch.float32):
 
 
 def test_kernel_interpreted():
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("the device runs the kernel itself")
-    code = "from tests.models.test_residual import check_kernel; check_kernel('cpu', 2e-5)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    run_interpreted("from tests.models.test_residual import check_kernel; check_kernel('cpu', 2e-5)")
 
 
 @pytest.mark.gpu

@@ -1,9 +1,5 @@
 """The one kernel that updates all parameters, against torch's AdamW and a plain average."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +7,7 @@ from torch import nn
 from cedd.models.ema import EMA
 from cedd.training.config import OptimizerConfig
 from cedd.training.optimizer import Update, make_optimizer
+from tests.interpreted import run_interpreted
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
 CONFIG = OptimizerConfig(rate=1e-2, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1)
@@ -64,11 +61,7 @@ def check_table(device):
 
 
 def test_kernel_interpreted():
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        pytest.skip("the device runs the kernel itself")
-    code = "from tests.training.test_update import check_table; check_table('cpu')"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    run_interpreted("from tests.training.test_update import check_table; check_table('cpu')")
 
 
 @pytest.mark.gpu

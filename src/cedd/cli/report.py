@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from cedd.bounds.estimate import BoundEstimate
 from cedd.bounds.estimator import estimate_bound
 from cedd.cli.sampling import check_writable
-from cedd.data import TrainingData, corrupt_letters, prepare_training_data
+from cedd.data import TrainingData, corrupt_letters
 from cedd.data.storage import atomic_write
 from cedd.evaluation.baselines import Baseline, measure_baselines
 from cedd.evaluation.perplexity import compare
@@ -45,6 +45,7 @@ from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
 from cedd.tasks.setting import Settings
 from cedd.training.config import PRESETS, TrainConfig, read_config, to_json
+from cedd.training.loop import data_of_run
 from cedd.training.records import LOG_FILE, read_log
 
 PAGE_FILE, RECORD_FILE, HELD_OUT_FILE = "report.html", "report.json", "held-out.txt"
@@ -184,18 +185,7 @@ def open_run(path: Path, device: str) -> OpenedRun:
     if not file.is_file():
         raise ValueError(f"{path} has no train.json: a report needs a run of cedd train, which says what was held out")
     config = read_config(file)
-    data = prepare_training_data(
-        config.data,
-        length=config.length,
-        tokenizer=model.tokenizer,
-        validation=config.text.validation,
-        holdout=config.text.holdout,
-        holdout_by=config.text.holdout_by,
-        field=config.text.field,
-        cache=config.text.cache,
-        workers=config.text.workers,
-    )
-    return OpenedRun(path, model, config, data)
+    return OpenedRun(path, model, config, data_of_run(config, model.tokenizer))
 
 
 def prose_lines(text: str, count: int, longest: int) -> list[str]:

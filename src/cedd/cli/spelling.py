@@ -24,7 +24,7 @@ from cedd.data.corruption import Corruption, corrupt_letters
 from cedd.evaluation.perplexity import PLOT_SUFFIXES, check_suffix
 from cedd.evaluation.spelling import Correction, Restoration, Share, outcomes, restore, save_plot
 from cedd.tasks import LanguageModel, load
-from cedd.tasks.correct import CorrectionOptions, ask, correction_options, read_text, surest, token_groups
+from cedd.tasks.correct import CorrectionOptions, ask, correction_options, read_text, token_groups
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,7 @@ def one_pass(
     free = ~reading.protected & (groups[reading.ids] >= 0)
     given, best = np.array(list(text)), np.array(list(model.tokenizer.decode(opinion.best)))
     for threshold in thresholds:
-        turn = free & opinion.doubted(threshold)
-        turn &= surest(np.where(turn, opinion.strength, -np.inf), options.reach)
+        turn = opinion.surest_of(free & opinion.doubted(threshold), options.reach)
         yield "".join(np.where(turn, best, given).tolist())
 
 

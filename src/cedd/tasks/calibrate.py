@@ -29,7 +29,6 @@ from cedd.tasks.correct import (
     read_text,
     revise,
     strangeness,
-    surest,
     time_of_rate,
     token_groups,
 )
@@ -85,8 +84,7 @@ def calibrate(
         opinion = ask(setting, exercise.given, groups, t, mistakes)
 
         def at(level: float) -> Calibration:
-            turn = exercise.letters & (opinion.trust < level)
-            turn &= surest(np.where(turn, opinion.strength, -np.inf), CorrectionOptions.reach)
+            turn = opinion.surest_of(exercise.letters & (opinion.trust < level), CorrectionOptions.reach)
             now = np.where(turn, opinion.best, exercise.given)
             return Calibration(level_options(t, mistakes, level), *exercise.shares(now))
 
@@ -128,14 +126,6 @@ def _limit(setting: Setting, exercise: Exercise, options: dict[str, Any]) -> flo
     left = exercise.letters & (now == exercise.given)
     strange = strangeness(ask(setting, now, groups, asked.t, asked.rate), left)
     return _short(1.5 * float(np.quantile(strange[exercise.letters], 0.99)))
-
-
-def _try(setting: Setting, exercise: Exercise, t: float, rate: float, threshold: float) -> Calibration:
-    options = {"rate": rate, "t": float(f"{t:.4g}"), "threshold": threshold}
-    asked = correction_options(setting, options)
-    groups = token_groups(setting.folder.tokenizer, "letters")
-    now, _ = revise(setting, exercise.given, ~exercise.letters, groups, asked)
-    return Calibration(options, *exercise.shares(now))
 
 
 def _exercise(setting: Setting, text: str, mistakes: float, seed: int) -> Exercise:

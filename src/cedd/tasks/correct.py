@@ -183,6 +183,10 @@ class Opinion:
         """How far the scales are from level, |log(best / own)|."""
         return np.abs(np.log(np.maximum(self.confidence, 1e-300)) - np.log(np.maximum(self.own, 1e-300)))
 
+    def surest_of(self, wanted: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
+        """The wanted changes within whose `reach` no other wanted one is stronger."""
+        return wanted & surest(np.where(wanted, self.strength, -np.inf), reach)
+
 
 def correct(setting: Setting, text: str, *, seed: int | None = None, **options: Any) -> Corrected:
     """The text with its mistakes put right; options are the fields of `CorrectionOptions`.
@@ -267,8 +271,7 @@ def revise(
     for number in range(options.passes):
         if number:
             opinion = ask(setting, now, groups, options.t, options.rate, earlier=(opinion, turn))
-        turn = free & opinion.doubted(options.threshold)
-        turn &= surest(np.where(turn, opinion.strength, -np.inf), options.reach)
+        turn = opinion.surest_of(free & opinion.doubted(options.threshold), options.reach)
         if not turn.any():
             break
         now, decided = np.where(turn, opinion.best, now), opinion.where(turn, decided)

@@ -19,7 +19,7 @@ Gradient = Callable[[NoisyBatch], Tensor]
 
 
 class CapturedGradient:
-    """A gradient, recorded at its third batch; one whose shapes are not those of the recording is run as it is."""
+    """A gradient, recorded after some batches; one whose shapes are not those of the recording is run as it is."""
 
     WARM_UP = 3
     """Batches run as they are, while kernels are compiled and chosen."""

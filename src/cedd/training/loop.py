@@ -25,6 +25,7 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.data import Prefetcher, TrainingData, prepare_training_data
 from cedd.data.batches import BatchSampler
 from cedd.data.storage import atomic_write
+from cedd.data.tokenizers import Tokenizer
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
@@ -123,6 +124,23 @@ def train(config: TrainConfig, console: Console | None = None) -> TrainResult:
         return Trainer(config, ranks, console if ranks.is_first else Console(quiet=True)).run()
 
 
+def data_of_run(config: TrainConfig, tokenizer: Tokenizer | None = None) -> TrainingData:
+    """The blocks that a configuration trains on and holds out, by the run's own tokenizer once there is one."""
+    text = config.text
+    return prepare_training_data(
+        config.data,
+        length=config.length,
+        tokenizer=tokenizer or text.tokenizer,
+        validation=text.validation,
+        holdout=text.holdout,
+        holdout_by=text.holdout_by,
+        field=text.field,
+        gpt2_files=text.gpt2_files,
+        cache=text.cache,
+        workers=text.workers,
+    )
+
+
 @dataclass
 class Trainer:
     """One rank of one run."""
@@ -202,20 +220,8 @@ class Trainer:
             )
 
     def _prepare_data(self) -> TrainingData:
-        config = self.config
         with self.ranks.first_goes_first():
-            return prepare_training_data(
-                config.data,
-                length=config.length,
-                tokenizer=config.text.tokenizer,
-                validation=config.text.validation,
-                holdout=config.text.holdout,
-                holdout_by=config.text.holdout_by,
-                field=config.text.field,
-                gpt2_files=config.text.gpt2_files,
-                cache=config.text.cache,
-                workers=config.text.workers,
-            )
+            return data_of_run(self.config)
 
     def _say(self, message: str) -> None:
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,5 @@
-"""The vocabulary head with its loss, in chunks of rows: never more than one [chunk, V], forward and backward."""
+"""What a network does between its matrix products, fused where that pays: the head with its loss in chunks of rows, the
+seams of the residual stream, rotations. Each kernel has a twin in plain torch."""
 
 from __future__ import annotations
 

@@ -57,6 +57,12 @@ def _mixed(word):  # noqa: ANN001, ANN202
 
 
 @triton.jit
+def _vector(vectors, sequence, stride, columns, width):  # noqa: ANN001, ANN202
+    """One sequence's vector [D], in float32."""
+    return tl.load(vectors + sequence * stride + columns, mask=columns < width, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _kept(values, seed, rows, columns, DROPPED: tl.constexpr):  # noqa: ANN001, ANN202
     """The values [R, D] with DROPPED of 256 set to zero."""
     if DROPPED:
@@ -97,9 +103,9 @@ def _forward_kernel(  # noqa: ANN202
     sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    gates = tl.load(gate + sequence * gate_stride + columns, mask=inside, other=0.0).to(tl.float32) * rescale
-    shifts = tl.load(shift + sequence * shift_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    scales = tl.load(scale + sequence * scale_stride + columns, mask=inside, other=0.0).to(tl.float32) + 1.0
+    gates = _vector(gate, sequence, gate_stride, columns, width) * rescale
+    shifts = _vector(shift, sequence, shift_stride, columns, width)
+    scales = _vector(scale, sequence, scale_stride, columns, width) + 1.0
     key = tl.load(seed).to(tl.uint32) if DROPPED else 0
     end = tl.minimum(first + chunk, length)
     for position in range(first, end, ROWS):
@@ -148,8 +154,8 @@ def _backward_kernel(  # noqa: ANN202
     sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    gates = tl.load(gate + sequence * gate_stride + columns, mask=inside, other=0.0).to(tl.float32) * rescale
-    scales = tl.load(scale + sequence * scale_stride + columns, mask=inside, other=0.0).to(tl.float32) + 1.0
+    gates = _vector(gate, sequence, gate_stride, columns, width) * rescale
+    scales = _vector(scale, sequence, scale_stride, columns, width) + 1.0
     key = tl.load(seed).to(tl.uint32) if DROPPED else 0
     d_gate = tl.zeros([BLOCK], tl.float32)
     d_shift = tl.zeros([BLOCK], tl.float32)
