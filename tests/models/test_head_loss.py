@@ -21,7 +21,7 @@ from cedd.models.kernels.head_loss import (
     default_chunk_rows,
     linear_cross_entropy,
 )
-from cedd.models.kernels.rows import gather_rows, select_rows
+from cedd.models.kernels.rows import gather_rows
 
 WIDTH = 6
 TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
@@ -248,62 +248,34 @@ def test_chunks_keep_to_the_budget(count, vocabulary, device_type):
     assert rows * vocabulary * 2 <= (2**26 if device_type == "cpu" else 2**30)
 
 
-@pytest.mark.parametrize(("count", "capacity"), [(0, 4), (3, 4), (4, 4), (7, 4), (10, 10), (5, 99)])
-def test_select_rows(count, capacity):
-    mask = torch.zeros(10, dtype=torch.bool)
-    chosen = torch.randperm(10, generator=torch.Generator().manual_seed(count))[:count].sort().values
-    mask[chosen] = True
-    selection = select_rows(mask, capacity)
-    kept = min(count, capacity)
-    assert selection.index.shape == selection.valid.shape == (min(capacity, 10),)
-    assert selection.index[:kept].tolist() == chosen[:kept].tolist()
-    assert selection.valid.sum() == kept
-    assert selection.count == count
-    assert len(set(selection.index.tolist())) == len(selection.index)
-
-
 def test_gather_rows_gradcheck():
     features = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda f: gather_rows(f, torch.tensor([4, 0, 3])), (features,))
 
 
-@pytest.mark.parametrize("capacity", [None, 12, 11, 8])
+@pytest.mark.parametrize("places", [[0, 3, 7, 11], [4], []])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_head_on_active_positions(capacity, weighted):
+def test_head_on_chosen_rows(places, weighted):
+    """Rows of a batch [3, 4], as the loss takes them: the same as the dense outputs there, even of none."""
     torch.manual_seed(0)
     head = VocabularyHead(WIDTH, 9).double()
     torch.nn.init.normal_(head.weight)
     features = torch.randn(3, 4, WIDTH, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(9, (3, 4))
-    active = torch.ones(3, 4, dtype=torch.bool)
-    active[0, 2] = active[2, 1] = active[2, 3] = False  # 9 are left
-    weights = torch.rand(3, 1, dtype=torch.float64) if weighted else None  # one a sequence, broadcast
-    counted = active.clone()
-    if capacity == 8:
-        counted[2, 2] = False  # the last active position is beyond the capacity
-    dense_losses = nll(head(features).flatten(0, 1), targets.flatten()).view(3, 4)
-    expected = torch.where(counted, dense_losses * (1.0 if weights is None else weights), 0.0)
-    wanted = torch.autograd.grad(expected.sum(), (features, head.weight))
-    for result in (
-        head.cross_entropy(features, targets, weights, active=active, capacity=capacity),
-        head.loss(features, nll, (targets,), weights, active=active, capacity=capacity),
+    chosen = torch.tensor(places, dtype=torch.int64)
+    targets = torch.randint(9, (len(places),))
+    weights = torch.rand(len(places), dtype=torch.float64) if weighted else None
+    losses = nll(head(features).flatten(0, 1)[chosen], targets)
+    expected = (losses if weights is None else losses * weights).sum()
+    wanted = torch.autograd.grad(expected, (features, head.weight))
+    for loss in (
+        lambda rows: head.cross_entropy(rows, targets, weights),
+        lambda rows: head.loss(rows, nll, (targets,), weights),
     ):
-        assert result.left_out == (1 if capacity == 8 else 0)
-        torch.testing.assert_close(result.total, expected.sum())
-        torch.testing.assert_close(result.rows, torch.where(counted, dense_losses, 0.0).detach())
+        result = loss(gather_rows(features.flatten(0, 1), chosen))
+        torch.testing.assert_close(result.total, expected)
+        torch.testing.assert_close(result.rows, losses.detach())
         for got, exact in zip(torch.autograd.grad(result.total, (features, head.weight)), wanted, strict=True):
             torch.testing.assert_close(got, exact)
-
-
-def test_head_without_any_active_position():
-    head = VocabularyHead(WIDTH, 9)
-    features = torch.randn(2, 3, WIDTH, requires_grad=True)
-    nothing = torch.zeros(2, 3, dtype=torch.bool)
-    result = head.cross_entropy(features, nothing.long(), active=nothing)
-    result.total.backward()
-    assert result.total == 0.0
-    assert features.grad is not None
-    assert not features.grad.any()
 
 
 def shifted_by(amount, outputs, targets):

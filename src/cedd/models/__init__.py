@@ -3,7 +3,6 @@
 from cedd.models.ema import EMA
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.head_loss import RowLosses, chunked_head_loss, linear_cross_entropy
-from cedd.models.kernels.rows import select_rows
 from cedd.models.transformer import PRESETS, KVCache, Transformer, TransformerConfig, config_from_preset
 from cedd.models.weights import load_weights, read_weights, save_weights
 
@@ -21,5 +20,4 @@ __all__ = [
     "load_weights",
     "read_weights",
     "save_weights",
-    "select_rows",
 ]

@@ -3,11 +3,12 @@
 What a loss needs of a model to use this, and all it needs:
 
     features = model.features(x_t, sigma)                                        # [B, L, D]
-    losses = model.head.loss(features, row_loss, (x_t, x0, ...), weights)        # any loss of one row of outputs
-    losses = model.head.cross_entropy(features, x0, weights)                     # the closed form, fused on CUDA
+    rows = model.rows(features, places)                                          # [N, D], those that count
+    losses = model.head.loss(rows, row_loss, (x_t, x0, ...), weights)            # any loss of one row of outputs
+    losses = model.head.cross_entropy(rows, x0, weights)                         # the closed form, fused on CUDA
     losses.total.backward()
 
-A model without ``features`` and ``head.loss`` is a plain callable, and the loss takes its dense outputs.
+A model without these is a plain callable, and the loss takes its dense outputs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cedd.models.kernels.head_loss import RowLoss, RowLosses, chunked_head_loss, linear_cross_entropy
-from cedd.models.kernels.rows import Rows
 
 
 class VocabularyHead(nn.Linear):
@@ -35,32 +35,16 @@ class VocabularyHead(nn.Linear):
         row_args: tuple[Tensor, ...] = (),
         row_weights: Tensor | None = None,
         *,
-        active: Tensor | None = None,
-        capacity: int | None = None,
         chunk_rows: int | None = None,
     ) -> RowLosses:
-        """Sum of row_weights · row_loss(outputs, *row_args) over all positions, or over the ``active`` ones.
+        """Sum of row_weights · row_loss(outputs, *row_args) over the rows of features [N, D].
 
-        features [..., D]; row_args, row_weights and active [...]. ``row_loss`` gets float32 outputs [R, V] and
-        [R] slices of ``row_args``, and returns [R]; gradients flow to the features and the head alone.
-
-        ``active`` (bool) says which positions count; only they go through the vocabulary. Their number is a
-        shape: without ``capacity`` it is read from the device (a synchronization), with it, ``capacity`` rows
-        are always computed and ``left_out`` counts the active ones beyond: 0, or the loss must be done again
-        without a capacity.
+        row_args and row_weights [N]. ``row_loss`` gets float32 outputs [R, V] and [R] slices of ``row_args``, and
+        returns [R]; gradients flow to the features and the head alone. A row of weight 0 counts for nothing.
         """
-        rows = Rows.choose(features, active, capacity)
-        losses = chunked_head_loss(
-            rows.gather_features(features),
-            self.weight,
-            self.bias,
-            row_loss,
-            tuple(rows.gather(argument) for argument in row_args),
-            rows.gather_weights(row_weights),
-            chunk_rows,
-            fused=self.fused,
+        return chunked_head_loss(
+            features, self.weight, self.bias, row_loss, row_args, row_weights, chunk_rows, fused=self.fused
         )
-        return losses._replace(rows=rows.scatter(losses.rows), left_out=rows.left_out)
 
     def cross_entropy(
         self,
@@ -69,23 +53,11 @@ class VocabularyHead(nn.Linear):
         row_weights: Tensor | None = None,
         *,
         shift: tuple[Tensor, Tensor] | None = None,
-        active: Tensor | None = None,
-        capacity: int | None = None,
         chunk_rows: int | None = None,
     ) -> RowLosses:
-        """Sum of row_weights · -log softmax(outputs)[targets]; ``active`` and ``capacity`` as in ``loss``.
+        """Sum of row_weights · -log softmax(outputs)[targets] over the rows of features [N, D].
 
-        ``shift`` = (tokens [...], amounts [...]) adds each position's amount to its token's output before the
-        softmax: the likelihood of the noisy token, in the bayes parameterization.
+        ``shift`` = (tokens [N], amounts [N]) adds each row's amount to its token's output before the softmax: the
+        likelihood of the noisy token, in the bayes parameterization.
         """
-        rows = Rows.choose(features, active, capacity)
-        losses = linear_cross_entropy(
-            rows.gather_features(features),
-            self.weight,
-            self.bias,
-            rows.gather(targets),
-            rows.gather_weights(row_weights),
-            chunk_rows,
-            shift=None if shift is None else (rows.gather(shift[0]), rows.gather(shift[1])),
-        )
-        return losses._replace(rows=rows.scatter(losses.rows), left_out=rows.left_out)
+        return linear_cross_entropy(features, self.weight, self.bias, targets, row_weights, chunk_rows, shift=shift)

@@ -47,8 +47,6 @@ class RowLosses(NamedTuple):
     """[] the weighted sum; the only differentiable part."""
     rows: Tensor
     """The losses of the rows, not weighted; 0 where the weight is 0."""
-    left_out: Tensor | None = None
-    """[] int64: rows that should have counted but were beyond the capacity; None if no rows were selected."""
 
 
 def chunked_head_loss(
