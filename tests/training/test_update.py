@@ -10,11 +10,12 @@ from cedd.training.optimizer import Update, make_optimizer
 from tests.interpreted import run_interpreted
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
+COPIED = [False, True, False, False, True]
 CONFIG = OptimizerConfig(rate=1e-2, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1)
 
 
 def check_table(device):
-    """Five steps, the third of them not finite: weights, moments and averages as torch's own."""
+    """Five steps, the third of them not finite: weights, moments and averages as torch's own, copies rounded."""
     from cedd.training.update_triton import TensorTable
 
     torch.manual_seed(0)
@@ -26,21 +27,24 @@ def check_table(device):
     ours = [value.clone().to(device) for value in start]
     first, second = ([torch.zeros_like(value) for value in ours] for _ in range(2))
     shadow = [value.clone() for value in ours]
-    table = TensorTable(ours, first, second, shadow)
+    copies = [value.bfloat16() if copied else None for value, copied in zip(ours, COPIED, strict=True)]
+    table = TensorTable(ours, first, second, shadow, copies)
     count = torch.zeros((), device=device)
     for step in range(5):
-        gradients = [torch.randn(size) for size in SIZES]
+        types = [torch.bfloat16 if copied else torch.float32 for copied in COPIED]
+        low = [torch.randn(size).to(dtype) for size, dtype in zip(SIZES, types, strict=True)]
+        gradients = [gradient.float() for gradient in low]
         norm = torch.stack([g.norm() for g in gradients]).norm()
         finite, excess, pace = step != 2, max(1.0, norm.item() / 20), 0.1 / (step + 1)
         if not finite:
-            gradients[1][0, 0] = float("nan")
+            low[1][0, 0] = float("nan")
         if finite:
             for parameter, gradient in zip(theirs, gradients, strict=True):
                 parameter.grad = gradient / excess
             textbook.step()
         for average, parameter in zip(averages, theirs, strict=True):
             average.lerp_(parameter.detach(), pace)
-        moved = [gradient.to(device) for gradient in gradients]  # elsewhere each time
+        moved = [gradient.to(device) for gradient in low]  # elsewhere each time
         table.find(moved)
         if finite:
             torch.testing.assert_close(table.norm().cpu(), norm, rtol=1e-5, atol=0)
@@ -58,6 +62,10 @@ def check_table(device):
         ):
             for a, b in zip(found, wanted, strict=True):
                 torch.testing.assert_close(a.cpu(), b, rtol=2e-5, atol=2e-6, msg=lambda m, kind=kind: f"{kind}: {m}")
+        for value, copy in zip(ours, copies, strict=True):
+            if copy is not None:  # the interpreter rounds towards zero, the device to the nearest
+                ulp = 2.0**-7 if device == "cpu" else 0.0
+                torch.testing.assert_close(copy.float(), value.bfloat16().float(), rtol=ulp, atol=0)
 
 
 def test_kernel_interpreted():

@@ -269,6 +269,10 @@ class TimeConditioning(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
+    def exact(self) -> tuple[nn.Linear, ...]:
+        """The maps that autocast does not touch."""
+        return self.hidden, self.output
+
     def forward(self, sigma: Tensor) -> list[Modulation]:
         """One for each branch, and one for the last norm."""
         with torch.autocast(sigma.device.type, enabled=False):
@@ -422,6 +426,16 @@ class Transformer(nn.Module):
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         self.backbone.compile(*args, **{"fullgraph": True, **options})
         self.head.fused = True
+
+    def rounded_parameters(self) -> dict[str, nn.Parameter]:
+        """Those that autocast rounds before each use, by name: all linear maps' but the noise level's embedding's."""
+        exact = () if self.backbone.conditioning is None else self.backbone.conditioning.exact()
+        return {
+            f"{name}.{leaf}": parameter
+            for name, module in self.named_modules()
+            if isinstance(module, nn.Linear) and module not in exact
+            for leaf, parameter in module.named_parameters()
+        }
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

@@ -40,6 +40,7 @@ from cedd.training.config import TrainConfig, read_config, same_run, to_json
 from cedd.training.distributed import (
     LossModule,
     Ranks,
+    Strategy,
     choose_strategy,
     distribute,
     joined_ranks,
@@ -48,7 +49,7 @@ from cedd.training.distributed import (
 )
 from cedd.training.folder import WEIGHTS_FILE, read_description, save_description
 from cedd.training.noising import NoisingSampler, StepBatch
-from cedd.training.optimizer import Update, learning_rate, make_optimizer
+from cedd.training.optimizer import Update, learning_rate, make_optimizer, with_rounded_weights
 from cedd.training.records import Records, plot_log
 from cedd.training.speed import peak_flops
 from cedd.training.state import TrainingState, derived_seed
@@ -176,20 +177,25 @@ class Trainer:
         torch.manual_seed(config.seed)
         network = config.model.build(self.process, config.length, self.method.causal)
         model = Transformer(network).to(ranks.device).train()
-        mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
         strategy = choose_strategy(config.strategy, ranks)
+        run = with_rounded_weights(model, torch.bfloat16) if self._rounds_weights(strategy) else model
+        mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
         if mode in ("on", "graphs"):
             # With several ranks the compiler's own graphs, of each pass; with sharding none: parameters come and go.
-            model.compile(mode="reduce-overhead" if mode == "graphs" and strategy == "ddp" else "default")
-        self.module = distribute(LossModule(model, self.method), strategy)
+            run.compile(mode="reduce-overhead" if mode == "graphs" and strategy == "ddp" else "default")
+        self.module = distribute(LossModule(run, self.method), strategy)
         self.gradient = self._both_passes
         static = strategy == "single" and config.batch.accumulate == 1 and ranks.device.type == "cuda"
         if mode in ("graphs", "record") and static:
-            self.gradient = CapturedGradient(self._both_passes, list(model.parameters()))
+            self.gradient = CapturedGradient(self._both_passes, list(run.parameters()))
         ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
         self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
-        self.update = Update(model, self.state.optimizer, ema, config.optimizer.clip)
+        self.update = Update(model, self.state.optimizer, ema, config.optimizer.clip, run)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
+
+    def _rounds_weights(self, strategy: Strategy) -> bool:
+        """Whether a step runs on weights rounded once: their gradients are too, and must not be added up."""
+        return strategy == "single" and self.config.batch.accumulate == 1 and self._autocast_enabled()
 
     def _refuse_other_run(self) -> None:
         """A folder that holds another run, or something else, is left alone."""
@@ -276,6 +282,7 @@ class Trainer:
         found = self.checkpoints.load_latest(state.tensors())
         if found is not None:
             state.restore(*found)
+            self.update.refresh()
             self._restore_patience(found[1])
             self.saved = state.step
             self._say(f"resuming {config.out} at step {state.step}")
@@ -354,7 +361,7 @@ class Trainer:
         rate = learning_rate(config.optimizer, state.step, config.steps)
         self.update.apply(rate, norm, finite)
         if not isinstance(self.gradient, CapturedGradient):  # whose gradients stay where they are
-            state.optimizer.zero_grad(set_to_none=True)
+            self.update.forget_gradients()
         state.step += 1
         values = torch.stack([summed[0] / self.ranks.world_size, norm.float(), summed[1], summed[2]])
         return self._later(state.step, values)
@@ -376,10 +383,12 @@ class Trainer:
         event.record()
         return StepFigures(step, copy, event)
 
+    def _autocast_enabled(self) -> bool:
+        wanted = self.config.precision
+        return wanted == "bf16" or (wanted == "auto" and self.ranks.device.type == "cuda")
+
     def _autocast(self) -> torch.autocast:
-        device, wanted = self.ranks.device.type, self.config.precision
-        use = wanted == "bf16" or (wanted == "auto" and device == "cuda")
-        return torch.autocast(device, dtype=torch.bfloat16, enabled=use)
+        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self._autocast_enabled())
 
     def _account(self, figures: StepFigures, meter: Meter, records: Records) -> tuple[float, bool]:
         """Read a step's figures: log them, and act on what is not finite or on a wish to stop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import AdamW
 
 from cedd.models.ema import EMA
 from cedd.models.kernels import has_triton
+from cedd.models.transformer import Transformer
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import whole
 
@@ -84,35 +86,51 @@ def apply_gradients(optimizer: AdamW, rate: float, norm: Tensor, clip: float, fi
 class Update:
     """What follows a step's gradients: their norm, then clipping, AdamW and the moving average.
 
-    One kernel for all parameters where Triton can reach them as they lie, else torch's own, in turn.
+    One kernel for all parameters where Triton can reach them as they lie, else torch's own, in turn. `run` is the
+    network that the gradients are of: the model itself, or its copy with rounded weights, which is kept up to date.
     """
 
-    def __init__(self, model: nn.Module, optimizer: AdamW, ema: EMA, clip: float) -> None:
+    def __init__(self, model: nn.Module, optimizer: AdamW, ema: EMA, clip: float, run: nn.Module | None = None) -> None:
         self.model, self.optimizer, self.ema, self.clip = model, optimizer, ema, clip
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.states = [optimizer.state[parameter] for parameter in self.parameters]
+        source = model if run is None else run
+        self.sources = [parameter for parameter in source.parameters() if parameter.requires_grad]
+        self.copies = [
+            None if source is parameter else source.detach()
+            for source, parameter in zip(self.sources, self.parameters, strict=True)
+        ]
         self.table = self._table()
         self.found: TensorTable | None = None
 
     def _table(self) -> TensorTable | None:
         shadow = [self.ema.shadow[name] for name, p in self.model.named_parameters() if p.requires_grad]
         first, second = ([state[name] for state in self.states] for name in ("exp_avg", "exp_avg_sq"))
-        if not has_triton() or not all(map(_reachable, (*self.parameters, *shadow, *first, *second))):
+        wide = (*self.parameters, *shadow, *first, *second)
+        low = [copy for copy in self.copies if copy is not None]
+        reached = all(map(_reachable, wide)) and all(_reachable(copy, torch.bfloat16) for copy in low)
+        if not has_triton() or not reached:
             return None
         from cedd.training.update_triton import TensorTable
 
-        return TensorTable(self.parameters, first, second, shadow)
+        return TensorTable(self.parameters, first, second, shadow, self.copies)
 
     def norm(self) -> Tensor:
         """The norm of all gradients, []."""
         self.found = self._find_gradients()
-        return gradient_norm(self.parameters) if self.found is None else self.found.norm()
+        if self.found is not None:
+            return self.found.norm()
+        for parameter, source, copy in zip(self.parameters, self.sources, self.copies, strict=True):
+            if copy is not None:
+                parameter.grad = None if source.grad is None else source.grad.to(parameter.dtype)
+        return gradient_norm(self.parameters)
 
     def apply(self, rate: float, norm: Tensor, finite: Tensor) -> None:
         """One step with the gradients whose norm was asked for last; if finite [] is false, of the average alone."""
         if self.found is None:
             apply_gradients(self.optimizer, rate, norm, self.clip, finite)
             self.ema.update(self.model)
+            self.refresh()
             return
         group, good = self.optimizer.param_groups[0], finite.float()
         self.found.update(
@@ -129,16 +147,44 @@ class Update:
         counts = [state["step"] for state in self.states]
         torch._foreach_add_(counts, [good] * len(counts))  # type: ignore[attr-defined]
 
+    def refresh(self) -> None:
+        """Make the copies anew, after the parameters were changed by another than this."""
+        for parameter, copy in zip(self.parameters, self.copies, strict=True):
+            if copy is not None:
+                copy.copy_(parameter.detach())
+
+    def forget_gradients(self) -> None:
+        """Before the next step's are made."""
+        for parameter in (*self.parameters, *self.sources):
+            parameter.grad = None
+
     def _find_gradients(self) -> TensorTable | None:
         """The table with the gradients entered, if all of them can be."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.table is None or len(gradients) != len(self.parameters) or not all(map(_reachable, gradients)):
+        gradients = [source.grad for source in self.sources if source.grad is not None]
+        if self.table is None or len(gradients) != len(self.sources):
+            return None
+        if not all(_reachable(g, source.dtype) for g, source in zip(gradients, self.sources, strict=True)):
             return None
         self.table.find(gradients)
         return self.table
 
 
-def _reachable(tensor: Tensor) -> bool:
-    """Whether a kernel can take a tensor by its address: float32, dense, aligned, whole, on the device."""
-    plain = tensor.is_cuda and tensor.dtype == torch.float32 and tensor.is_contiguous()
+def _reachable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether a kernel can take a tensor by its address: of that type, dense, aligned, whole, on the device."""
+    plain = tensor.is_cuda and tensor.dtype == dtype and tensor.is_contiguous()
     return plain and not hasattr(tensor, "full_tensor") and tensor.data_ptr() % 16 == 0
+
+
+def with_rounded_weights(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """The same network, its own parameters where autocast leaves them alone, copies in `dtype` where it rounds them.
+
+    Autocast would round each weight in every step, and widen its gradient again: two sweeps over all weights, in
+    kernels of some microseconds each.
+    """
+    copy = deepcopy(model)
+    rounded = model.rounded_parameters()
+    for name, parameter in model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        low = nn.Parameter(parameter.detach().to(dtype)) if name in rounded else parameter
+        copy.get_submodule(owner).register_parameter(leaf, low)
+    return copy

@@ -5,6 +5,9 @@ and the plain ones (AdamW, then the average, a list of kernels each) took a quar
 bytes needs 36 bytes read and written (its value, gradient, two moments and average), and the memory's speed is what a
 sweep costs.
 
+A parameter may have a copy in bfloat16, which the network reads in its stead: its gradient is then bfloat16 too, and
+the sweep that updates the parameter writes the copy.
+
 The tensors stay where they are: the kernels find them by a table of addresses. A program takes a block of one tensor,
 and looks up which.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton  # type: ignore[import-not-found]
@@ -24,24 +28,34 @@ WARPS = 4
 
 
 @triton.jit
-def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
-    """Addresses of a block of tensor `which` of the table's row, known to be aligned to 16 bytes."""
-    base = tl.load(table + row * tensors + which).to(tl.pointer_type(tl.float32))
+def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl.constexpr):  # noqa: ANN001, ANN202
+    """Addresses of a block of tensor `which` of the table's row, bfloat16 if LOW, known to be aligned to 16 bytes."""
+    address = tl.load(table + row * tensors + which)
+    base = address.to(tl.pointer_type(tl.bfloat16)) if LOW else address.to(tl.pointer_type(tl.float32))
     return tl.max_contiguous(tl.multiple_of(base + offsets, [16]), [BLOCK])
 
 
 @triton.jit
-def _squares_kernel(table, which, starts, sizes, partial, tensors, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _squares_kernel(  # noqa: ANN202
+    table,  # noqa: ANN001
+    which,  # noqa: ANN001
+    starts,  # noqa: ANN001
+    sizes,  # noqa: ANN001
+    partial,  # noqa: ANN001
+    tensors,  # noqa: ANN001
+    BLOCK: tl.constexpr,
+    COPIED: tl.constexpr,
+):
     program = tl.program_id(0)
     index = tl.load(which + program)
     start = tl.load(starts + program)
     size = tl.load(sizes + index)
     offsets = start + tl.arange(0, BLOCK)
-    gradients = _whole(table, 1, tensors, index, offsets, BLOCK)
+    gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
     if start + BLOCK <= size:
-        values = tl.load(gradients)
+        values = tl.load(gradients).to(tl.float32)
     else:
-        values = tl.load(gradients, mask=offsets < size, other=0.0)
+        values = tl.load(gradients, mask=offsets < size, other=0.0).to(tl.float32)
     tl.store(partial + program, tl.sum(values * values, 0))
 
 
@@ -80,6 +94,7 @@ def _update_kernel(  # noqa: ANN202
     pace,  # noqa: ANN001
     tensors,  # noqa: ANN001
     BLOCK: tl.constexpr,
+    COPIED: tl.constexpr,
 ):
     program = tl.program_id(0)
     index = tl.load(which + program)
@@ -94,15 +109,15 @@ def _update_kernel(  # noqa: ANN202
     settings = (rate, beta1, beta2, epsilon, decay, pace)
     corrections = (correction1, correction2)
     offsets = start + tl.arange(0, BLOCK)
-    values = _whole(table, 0, tensors, index, offsets, BLOCK)
-    gradients = _whole(table, 1, tensors, index, offsets, BLOCK)
-    firsts = _whole(table, 2, tensors, index, offsets, BLOCK)
-    seconds = _whole(table, 3, tensors, index, offsets, BLOCK)
-    averages = _whole(table, 4, tensors, index, offsets, BLOCK)
+    values = _whole(table, 0, tensors, index, offsets, BLOCK, False)
+    gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
+    firsts = _whole(table, 2, tensors, index, offsets, BLOCK, False)
+    seconds = _whole(table, 3, tensors, index, offsets, BLOCK, False)
+    averages = _whole(table, 4, tensors, index, offsets, BLOCK, False)
     if start + BLOCK <= size:  # without a mask, loads and stores are 16 bytes wide
         p, m, v, a = _adamw(
             tl.load(values),
-            tl.load(gradients),
+            tl.load(gradients).to(tl.float32),
             tl.load(firsts),
             tl.load(seconds),
             tl.load(averages),
@@ -115,11 +130,13 @@ def _update_kernel(  # noqa: ANN202
         tl.store(firsts, m)
         tl.store(seconds, v)
         tl.store(averages, a)
+        if COPIED:
+            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16))
     else:
         inside = offsets < size
         p, m, v, a = _adamw(
             tl.load(values, mask=inside, other=0.0),
-            tl.load(gradients, mask=inside, other=0.0),
+            tl.load(gradients, mask=inside, other=0.0).to(tl.float32),
             tl.load(firsts, mask=inside, other=0.0),
             tl.load(seconds, mask=inside, other=0.0),
             tl.load(averages, mask=inside, other=0.0),
@@ -132,48 +149,95 @@ def _update_kernel(  # noqa: ANN202
         tl.store(firsts, m, mask=inside)
         tl.store(seconds, v, mask=inside)
         tl.store(averages, a, mask=inside)
+        if COPIED:
+            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16), mask=inside)
+
+
+@dataclass
+class _Group:
+    """The tensors with a copy, or those without one, and where they lie."""
+
+    members: list[int]
+    """Their places in the lists that the table was made of."""
+    copied: bool
+    addresses: Tensor
+    """[6, members] int64: of values, gradients, moments, averages and copies."""
+    sizes: Tensor
+    which: Tensor
+    """[programs]: a program's tensor, and where its block starts there."""
+    starts: Tensor
+    partial: Tensor
+    """[programs]: sums of squares."""
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        return self.addresses, self.which, self.starts, self.sizes
 
 
 class TensorTable:
-    """Where the parameters, their gradients, moments and averages lie: lists of the same shapes, float32, dense."""
+    """Where the parameters, their gradients, moments, averages and copies lie.
+
+    Lists of the same shapes, dense: float32, but for the copies, which are bfloat16 where they are not None, and the
+    gradients, which are of the type of the copy, if there is one.
+    """
 
     def __init__(
-        self, values: Sequence[Tensor], firsts: Sequence[Tensor], seconds: Sequence[Tensor], averages: Sequence[Tensor]
+        self,
+        values: Sequence[Tensor],
+        firsts: Sequence[Tensor],
+        seconds: Sequence[Tensor],
+        averages: Sequence[Tensor],
+        copies: Sequence[Tensor | None] | None = None,
     ) -> None:
+        copies = copies or [None] * len(values)
         device = values[0].device
-        blocks = [(index, start) for index, v in enumerate(values) for start in range(0, v.numel(), BLOCK)]
-        self.which = torch.tensor([index for index, _ in blocks], dtype=torch.int32, device=device)
-        self.starts = torch.tensor([start for _, start in blocks], dtype=torch.int64, device=device)
-        self.sizes = torch.tensor([v.numel() for v in values], dtype=torch.int64, device=device)
-        gradients = [0] * len(values)
-        rows = [[t.data_ptr() for t in row] for row in (values, firsts, seconds, averages)]
-        rows.insert(1, gradients)
-        self.addresses = torch.tensor(rows, dtype=torch.int64, device=device)
-        self.partial = torch.empty(len(blocks), dtype=torch.float32, device=device)
-        self._gradients = gradients
+        programs = [math.ceil(value.numel() / BLOCK) for value in values]
+        self.partial = torch.empty(sum(programs), dtype=torch.float32, device=device)
+        self._groups: list[_Group] = []
+        self._gradients = [0] * len(values)
+        first = 0
+        for copied in (True, False):
+            members = [i for i, copy in enumerate(copies) if (copy is not None) == copied]
+            if not members:
+                continue
+            rows = [[row[i].data_ptr() for i in members] for row in (values, firsts, seconds, averages)]
+            rows.insert(1, [0] * len(members))
+            rows.append([0 if (copy := copies[i]) is None else copy.data_ptr() for i in members])
+            blocks = [(number, BLOCK * block) for number, i in enumerate(members) for block in range(programs[i])]
+            group = _Group(
+                members,
+                copied,
+                addresses=torch.tensor(rows, dtype=torch.int64, device=device),
+                sizes=torch.tensor([values[i].numel() for i in members], dtype=torch.int64, device=device),
+                which=torch.tensor([number for number, _ in blocks], dtype=torch.int32, device=device),
+                starts=torch.tensor([start for _, start in blocks], dtype=torch.int64, device=device),
+                partial=self.partial[first : first + len(blocks)],
+            )
+            self._groups.append(group)
+            first += len(blocks)
 
     def find(self, gradients: Sequence[Tensor]) -> None:
         """Note where the gradients lie this time; they seldom move."""
         places = [gradient.data_ptr() for gradient in gradients]
-        if places != self._gradients:
-            fresh = torch.tensor(places, dtype=torch.int64)
-            if self.addresses.is_cuda:
+        if places == self._gradients:
+            return
+        for group in self._groups:
+            fresh = torch.tensor([places[i] for i in group.members], dtype=torch.int64)
+            if group.addresses.is_cuda:
                 fresh = fresh.pin_memory()
-            self.addresses[1].copy_(fresh, non_blocking=True)
-            self._gradients = places
+            group.addresses[1].copy_(fresh, non_blocking=True)
+        self._gradients = places
 
     def norm(self) -> Tensor:
         """The norm of all gradients, []."""
-        _squares_kernel[(len(self.which),)](  # pyright: ignore[reportIndexIssue]
-            self.addresses,
-            self.which,
-            self.starts,
-            self.sizes,
-            self.partial,
-            len(self.sizes),
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-        )
+        for group in self._groups:
+            _squares_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
+                *group.arguments(),
+                group.partial,
+                len(group.sizes),
+                BLOCK=BLOCK,
+                COPIED=group.copied,
+                num_warps=WARPS,
+            )
         return self.partial.sum(dtype=torch.float64).sqrt().float()
 
     def update(
@@ -189,21 +253,20 @@ class TensorTable:
         pace: float,
     ) -> None:
         """Gradients divided by excess []; step count [] + 1 of AdamW unless finite [] is 0; averages move by `pace`."""
-        _update_kernel[(len(self.which),)](  # pyright: ignore[reportIndexIssue]
-            self.addresses,
-            self.which,
-            self.starts,
-            self.sizes,
-            count,
-            excess,
-            finite,
-            rate,
-            *betas,
-            *(math.log(beta) for beta in betas),
-            epsilon,
-            decay,
-            pace,
-            len(self.sizes),
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-        )
+        for group in self._groups:
+            _update_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
+                *group.arguments(),
+                count,
+                excess,
+                finite,
+                rate,
+                *betas,
+                *(math.log(beta) for beta in betas),
+                epsilon,
+                decay,
+                pace,
+                len(group.sizes),
+                BLOCK=BLOCK,
+                COPIED=group.copied,
+                num_warps=WARPS,
+            )

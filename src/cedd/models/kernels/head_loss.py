@@ -135,7 +135,8 @@ class _ChunkedHead(torch.autograd.Function):
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         features_, row_weights = features.to(dtype), row_weights.to(exact)
         weight_, bias_ = _padded(weight, dtype), None if bias is None else _padded(bias, dtype)
-        gradients = _Gradients(features_, weight_, bias_, exact) if want_gradient else None
+        summed = exact if count > chunk_rows else weight.dtype  # of one chunk nothing is added up
+        gradients = _Gradients(features_, weight_, bias_, summed) if want_gradient else None
         losses = row_weights.new_empty(count)
         buffer = weight_.new_empty(min(chunk_rows, count), weight_.shape[0])
         for start in range(0, count, chunk_rows):
@@ -156,26 +157,30 @@ class _ChunkedHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         scaled = (
-            None if gradient is None else (gradient * scale).to(dtype)
+            None if gradient is None else torch.mul(gradient, scale, out=torch.empty_like(gradient, dtype=dtype))
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*scaled, *(None,) * 6)
 
 
 class _Gradients:
-    """∂total/∂(features, weight, bias), collected from the chunks' ∂total/∂outputs."""
+    """∂total/∂(features, weight, bias), collected from the chunks' ∂total/∂outputs, the latter two in `dtype`."""
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, exact: torch.dtype) -> None:
+    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.features, self.weight = features, weight
         self.d_features = torch.empty_like(features)
-        self.d_weight = torch.zeros_like(weight, dtype=exact)
-        self.d_bias = None if bias is None else torch.zeros_like(bias, dtype=exact)
+        self.begun = len(features) == 0  # without rows all is 0; else the first chunk overwrites what is there
+        make = torch.zeros_like if self.begun else torch.empty_like
+        self.d_weight = make(weight, dtype=dtype)
+        self.d_bias = None if bias is None else make(bias, dtype=dtype)
 
     def add(self, chunk: slice, d_outputs: Tensor) -> None:
         torch.mm(d_outputs, self.weight, out=self.d_features[chunk])
-        _add_outer(self.d_weight, d_outputs, self.features[chunk])
+        _add_outer(self.d_weight, d_outputs, self.features[chunk], keep=self.begun)
         if self.d_bias is not None:
-            self.d_bias += d_outputs.sum(0, dtype=self.d_bias.dtype)
+            column_sums = d_outputs.sum(0, dtype=self.d_bias.dtype)
+            self.d_bias = self.d_bias + column_sums if self.begun else column_sums
+        self.begun = True
 
     def of_parameters(self, vocab_size: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Without the padding."""
@@ -201,8 +206,9 @@ def _padded(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     missing = -parameter.shape[0] % 64 if parameter.is_cuda else 0
     if not missing:
         return parameter.to(dtype).contiguous()
-    padded = parameter.new_zeros(parameter.shape[0] + missing, *parameter.shape[1:], dtype=dtype)
+    padded = parameter.new_empty(parameter.shape[0] + missing, *parameter.shape[1:], dtype=dtype)
     padded[: parameter.shape[0]] = parameter
+    padded[parameter.shape[0] :] = 0
     return padded
 
 
@@ -213,15 +219,18 @@ def _linear(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) 
         torch.addmm(bias, features, weight.T, out=out)
 
 
-def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += leftᵀ right, where total may be float32 and the others bfloat16."""
+def _add_outer(total: Tensor, left: Tensor, right: Tensor, keep: bool) -> None:
+    """total += leftᵀ right (if not `keep`, =), where total may be float32 and the others bfloat16."""
     if left.dtype == total.dtype:
-        total.addmm_(left.T, right)
+        total.addmm_(left.T, right, beta=int(keep))
     elif _can_accumulate(left.device.type, left.dtype):
-        torch.addmm(total, left.T, right, out_dtype=total.dtype, out=total)  # type: ignore[call-overload]
+        torch.addmm(  # type: ignore[call-overload]
+            total, left.T, right, beta=int(keep), out_dtype=total.dtype, out=total
+        )
     else:
         # Each chunk's product is rounded once to the low type; their sum is still kept in float32.
-        total += left.T @ right
+        product = left.T @ right
+        total.copy_(total + product if keep else product)
 
 
 @functools.cache

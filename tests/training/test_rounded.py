@@ -1,0 +1,75 @@
+"""Weights rounded once a step, by the update, instead of by every product."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from cedd.models.transformer import Transformer, config_from_preset
+from cedd.objectives.loss import Draws, batch_loss, noisy_batch
+from cedd.objectives.methods import get_method
+from cedd.process import roulette
+from cedd.training.config import TrainConfig
+from cedd.training.optimizer import with_rounded_weights
+from tests.training.runs import ALONE, Crash, WatchedTrainer, assert_same_run, crash_at, run
+
+Make = Callable[..., TrainConfig]
+BF16: dict[str, Any] = {"precision": "bf16"}
+
+
+def network() -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def test_gradients_are_autocasts():
+    """What autocast rounds is a copy, all else the network's own; gradients are those of autocast, rounded once."""
+    model, method, process = network(), get_method("bayes-star"), roulette(7)
+    rounded = with_rounded_weights(model, torch.bfloat16)
+    generator = torch.Generator().manual_seed(1)
+    x0 = torch.randint(7, (4, 16), generator=generator)
+    draws = Draws.make((4, 16), 7, x0.device, generator)
+    batch = noisy_batch(method, process, x0, torch.linspace(0.1, 0.9, 4).double(), draws)
+    found: list[dict[str, torch.Tensor]] = []
+    for each in (model, rounded):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            batch_loss(method, each, batch).backward()
+        found.append({name: p.grad.clone() for name, p in each.named_parameters() if p.grad is not None})
+    wide, low = found
+    assert wide.keys() == low.keys() == dict(model.named_parameters()).keys()
+    copies = {name for name, p in rounded.named_parameters() if p is not model.get_parameter(name)}
+    assert copies == set(model.rounded_parameters())
+    assert not any("embedding" in name or "conditioning.hidden" in name for name in copies)
+    for name, gradient in wide.items():
+        assert low[name].dtype == (torch.bfloat16 if name in copies else torch.float32)
+        torch.testing.assert_close(low[name].float(), gradient, rtol=2**-7, atol=1e-6, msg=name)
+
+
+def test_copies_follow_the_weights(config: Make):
+    trainer = WatchedTrainer(config("run", BF16), ALONE, Console(quiet=True))
+    trainer.run()
+    pairs = [(p, c) for p, c in zip(trainer.update.parameters, trainer.update.copies, strict=True) if c is not None]
+    assert len(pairs) == len(trainer.state.model.rounded_parameters())
+    assert all(torch.equal(copy, parameter.detach().bfloat16()) for parameter, copy in pairs)
+
+
+def test_a_resumed_run_is_the_run(config: Make):
+    """The copies are made anew from what a checkpoint holds."""
+    run(config("whole", BF16))
+    with pytest.raises(Crash):
+        run(config("crashed", BF16), crash_at(6))
+    run(config("crashed", BF16))
+    assert_same_run(config("whole").out, config("crashed").out)
+
+
+def test_accumulated_gradients_stay_wide(config: Make):
+    """Sums of rounded gradients would lose digits: with micro-batches autocast does the rounding."""
+    trainer = WatchedTrainer(config("run", {**BF16, "batch.accumulate": 2}), ALONE, Console(quiet=True))
+    assert all(copy is None for copy in trainer.update.copies)
