@@ -587,7 +587,7 @@ def eroulette(
     return TokenProcess(size, True, kind(_or_log_linear(schedule), function), SigmaLift(), spec)
 
 
-PROCESSES: Mapping[str, Callable[..., TokenProcess]] = {
+PROCESSES: dict[str, Callable[..., TokenProcess]] = {
     "absorb": absorb,
     "uniform": uniform,
     "roulette": roulette,

@@ -176,7 +176,7 @@ class Geometric(Schedule):
         return (torch.log(double(sigma) / self.sigma_min) / self._log_ratio).clamp(0.0, 1.0)
 
 
-SCHEDULES: Mapping[str, type[Schedule]] = {
+SCHEDULES: dict[str, type[Schedule]] = {
     "log-linear": LogLinear,
     "polynomial": Polynomial,
     "cosine": Cosine,

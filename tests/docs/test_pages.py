@@ -14,6 +14,7 @@ import pytest
 
 import cedd
 from cedd.cli import main
+from cedd.process import PROCESSES
 from docs.refresh import ENVIRONMENT, PAGES, ROOT, Command, commands, is_there_if_needed, prepare, tidied
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -35,7 +36,7 @@ def figures(output: str) -> list[float]:
 def execute(command: Command) -> str:
     """What a command prints, on both of its streams, run within this process where that is possible."""
     printed = io.StringIO()
-    words = [] if command.is_python else shlex.split(command.code, comments=True)
+    words = [] if command.is_python else shlex.split(command.code.replace("\\\n", " "), comments=True)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         if command.is_python:
             exec(compile(command.code, "<page>", "exec"), {"__name__": "__page__"})
@@ -47,11 +48,22 @@ def execute(command: Command) -> str:
             assert done.returncode == 0, done.stderr
             printed.write(done.stdout)
         elif words[0] == "python":
-            runpy.run_path(words[1], run_name="__main__")
+            assert run_program(words[1:]) == 0, printed.getvalue()
         else:
             extra = shlex.split(command.notes.get("tested with", ""))
             assert main([*words[1:], *extra]) == 0, printed.getvalue()
     return printed.getvalue()
+
+
+def run_program(words: list[str]) -> int:
+    """A Python program with its arguments, in this process; its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words)
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
 
 
 def complaint(command: Command, printed: str) -> str | None:
@@ -70,6 +82,8 @@ def complaint(command: Command, printed: str) -> str | None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, from which no row of a table gets into other tests."""
+    monkeypatch.setitem(PROCESSES, "shuffle-first", PROCESSES["absorb"])  # so that the example's row is taken back
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))

@@ -136,6 +136,8 @@ def _plainer(complaint: str) -> str:
     for words, kind in kinds.items():
         if number := re.fullmatch(rf"Error parsing (.*): .*{words}: (.*)", complaint):
             return f"{number[1]} takes {kind}; got {number[2]}"
+    if pairs := re.fullmatch(r"Error parsing (.*): Failed to parse key-value pairs!", complaint):
+        return f"{pairs[1]} takes pairs of a name and a number"
     return complaint
 
 

@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cedd.clocks import PowerShare
 from cedd.models.transformer import PRESETS as SIZES
 from cedd.models.transformer import TransformerConfig
 from cedd.objectives.methods import get_method
-from cedd.process import TokenProcess, absorb, eroulette, roulette, uniform
-from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
+from cedd.process import PROCESSES, TokenProcess, process_from_config
+from cedd.schedules import SCHEDULES, Schedule, schedule_from_config
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """How noise grows with time."""
 
-    name: Literal["log-linear", "polynomial", "cosine", "geometric"] = "log-linear"
+    name: Literal[*SCHEDULES] = "log-linear"  # pyright: ignore[reportInvalidTypeForm]
+    """A row of SCHEDULES, yours too."""
     eps: float = 1e-3
     """What is left untouched at t = 1 (all but geometric)."""
     power: float = 2.0
     """The power of polynomial: kappa = t^power for dfm."""
     sigma_min: float = 1e-4
     sigma_max: float = 20.0
+    settings: dict[str, float] = field(default_factory=dict)
+    """Numbers by name, of a schedule that was added to SCHEDULES."""
 
     def build(self) -> Schedule:
-        schedules = {
-            "log-linear": lambda: LogLinear(self.eps),
-            "polynomial": lambda: Polynomial(self.power, self.eps),
-            "cosine": lambda: Cosine(self.eps),
-            "geometric": lambda: Geometric(self.sigma_min, self.sigma_max),
-        }
-        return schedules[self.name]()
+        known = {"eps": self.eps, "power": self.power, "sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
+        return schedule_from_config({"name": self.name, **fitting(SCHEDULES, self.name, known, self.settings)})
 
 
 @dataclass(frozen=True)
 class ProcessConfig:
     """The noise process."""
 
-    name: Literal["absorb", "uniform", "roulette", "eroulette"] = "absorb"
+    name: Literal[*PROCESSES] = "absorb"  # pyright: ignore[reportInvalidTypeForm]
+    """A row of PROCESSES, yours too."""
     p_m: float = 0.95
     """Roulette: the share of masking among all events."""
     share_start: float = 0.0
@@ -54,18 +53,31 @@ class ProcessConfig:
     """Eroulette: the instantaneous share of masking, start + (stop - start) t^power."""
     sigma_floor: float = 0.0015
     """Uniform: the smallest sigma inside the denoiser's ratios (0.003 in the paper's spelling experiments)."""
+    settings: dict[str, float] = field(default_factory=dict)
+    """Numbers by name, of a process that was added to PROCESSES."""
     schedule: ScheduleConfig = ScheduleConfig()
 
     def build(self, vocab_size: int) -> TokenProcess:
-        schedule = self.schedule.build()
-        share = PowerShare(self.share_start, self.share_stop, self.share_power)
-        processes = {
-            "absorb": lambda: absorb(vocab_size, schedule),
-            "uniform": lambda: uniform(vocab_size, schedule, self.sigma_floor),
-            "roulette": lambda: roulette(vocab_size, self.p_m, schedule),
-            "eroulette": lambda: eroulette(vocab_size, schedule=schedule, mask_share=share),
-        }
-        return processes[self.name]()
+        share = {"start": self.share_start, "stop": self.share_stop, "power": self.share_power}
+        known = {"p_m": self.p_m, "sigma_floor": self.sigma_floor, "mask_share": share}
+        chosen = fitting(PROCESSES, self.name, known, self.settings)
+        if "mask_share" in chosen:  # a share of masking that changes takes the place of the constant one
+            chosen.pop("p_m", None)
+        schedule = self.schedule.build().config()
+        return process_from_config({"name": self.name, "vocab_size": vocab_size, "schedule": schedule, **chosen})
+
+
+def fitting(
+    table: Mapping[str, Callable[..., Any]], name: str, known: Mapping[str, Any], settings: Mapping[str, float]
+) -> dict[str, Any]:
+    """The arguments of the row `name`: of the settings that are known to all, those that it takes; of its own, all."""
+    if name not in table:
+        raise ValueError(f"there is no {name!r}; use one of {', '.join(table)}")
+    takes = list(inspect.signature(table[name]).parameters)
+    own = [argument for argument in takes if argument not in (*known, "vocab_size", "schedule")]
+    if strange := sorted(set(settings) - set(own)):
+        raise ValueError(f"{name} has no setting {strange[0]!r} of its own; it has {', '.join(own) or 'none'}")
+    return {key: value for key, value in known.items() if key in takes} | dict(settings)
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,8 @@ class BatchConfig:
     """Micro-batches that a rank's share is cut into."""
     times: Literal["stratified", "independent"] = "stratified"
     lowest_time: float = 1e-3
+    highest_time: float = 1.0
+    """Below 1, what is trained is a corrector: much noise, which it never saw, it cannot turn into text."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +234,9 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1; got {value}")
         if self.evaluation.patience > 0 and self.evaluation.every < 1:
             raise ValueError("evaluation.patience needs evaluations: set evaluation.every too")
-        if not 0.0 <= self.batch.lowest_time < 1.0:
-            raise ValueError(f"batch.lowest_time must lie in [0, 1); got {self.batch.lowest_time}")
+        times = self.batch.lowest_time, self.batch.highest_time
+        if not 0.0 <= times[0] < times[1] <= 1.0:
+            raise ValueError(f"batch.lowest_time must lie in [0, 1), below batch.highest_time, at most 1; got {times}")
         if self.optimizer.rate <= 0:
             raise ValueError(f"optimizer.rate must be positive; got {self.optimizer.rate}")
         if not 0.0 <= self.optimizer.ema < 1.0:
@@ -359,7 +374,7 @@ _MAY_DIFFER = (
 def same_run(first: TrainConfig, second: TrainConfig) -> list[str]:
     """The names of settings, such as optimizer.rate, that make two configurations different runs."""
     a, b = _flat(to_json(first)), _flat(to_json(second))
-    different = [name for name in a if a[name] != b[name]]
+    different = [name for name in a | b if a.get(name) != b.get(name)]
     return [name for name in different if not any(f"{name}.".startswith(f"{free}.") for free in _MAY_DIFFER)]
 
 

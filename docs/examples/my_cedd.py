@@ -1,0 +1,25 @@
+"""The command line with a process of your own: `python my_cedd.py train tiny --process.name shuffle-first ...`."""
+
+# --8<-- [start:register]
+import sys
+from dataclasses import replace
+
+import torch
+
+import cedd
+from cedd.cli import main
+from cedd.process import PROCESSES
+
+
+def shuffle_first(vocab_size: int, until: float = 0.5, schedule: cedd.Schedule | None = None) -> cedd.TokenProcess:
+    """Tokens are shuffled until about this time, and masked from then on."""
+    made = cedd.eroulette(vocab_size, schedule=schedule, mask_share=lambda t: torch.sigmoid(20 * (t - until)))
+    # The record that is saved with a model: the name, and the arguments with which it is made again.
+    return replace(made, spec={"name": "shuffle-first", "vocab_size": vocab_size, "until": until})
+
+
+PROCESSES["shuffle-first"] = shuffle_first
+
+if __name__ == "__main__":
+    sys.exit(main())
+# --8<-- [end:register]
