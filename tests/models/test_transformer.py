@@ -6,14 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cedd.models.transformer import (
-    PRESETS,
-    Transformer,
-    TransformerConfig,
-    config_from_preset,
-    rotary_tables,
-    rotate,
-)
+from cedd.models.kernels.gelu import CHUNK, gelu
+from cedd.models.kernels.rotation import project_and_rotate, rotary_tables, rotate
+from cedd.models.transformer import PRESETS, Transformer, TransformerConfig, config_from_preset
 
 VOCABULARY = 11
 
@@ -106,6 +101,39 @@ def test_rotations_depend_on_distance_alone_and_leave_values():
     assert (product(3, 7) - product(3, 8)).abs() > 1e-4
     torch.testing.assert_close(turned(5)[:2].norm(dim=1), qkv.view(3, 8)[:2].norm(dim=1), rtol=1e-6, atol=1e-6)
     assert torch.equal(turned(5)[2], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pairs_turned_as_complex_numbers_give_the_same_attention_and_gradients(dtype):
+    generator = torch.Generator().manual_seed(0)
+    cosine, sine = rotary_tables(10, 8)
+    projection = torch.nn.Linear(24, 72, bias=False, dtype=dtype)
+    x = torch.randn(2, 10, 24, generator=generator, dtype=dtype).requires_grad_()
+    upstream = torch.randn(2, 3, 10, 8, generator=generator, dtype=dtype)
+
+    def attention_and_gradients(heads):
+        mixed = F.scaled_dot_product_attention(*heads)
+        return mixed.detach(), *torch.autograd.grad(mixed, (x, projection.weight), upstream)
+
+    by_halves = rotate(projection(x).unflatten(-1, (3, 3, -1)), cosine, sine).transpose(1, 3).unbind(2)
+    by_pairs = project_and_rotate(x, projection, 3, cosine, sine)
+    assert "ProjectAndTurn" in type(by_pairs.queries.grad_fn).__name__
+    assert torch.equal(by_pairs.values, by_halves[2])
+    for got, expected in zip(attention_and_gradients(by_pairs), attention_and_gradients(by_halves), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gelu_in_chunks_is_torchs_with_its_gradient(dtype):
+    count = 2 * CHUNK * torch.get_num_threads() + 7  # three chunks, the last of them short
+    x = torch.linspace(-30, 30, count, dtype=dtype).requires_grad_()
+    upstream = torch.linspace(1, 2, count, dtype=dtype)
+    expected = F.gelu(x, approximate="tanh")
+    (gradient,) = torch.autograd.grad(gelu(x), x, upstream)
+    (expected_gradient,) = torch.autograd.grad(expected, x, upstream)
+    torch.testing.assert_close(gelu(x), expected)
+    torch.testing.assert_close(gelu(x.detach()), expected)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
 def test_positions_matter():

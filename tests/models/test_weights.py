@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.models.weights import FORMS, load_weights, read_weights, save_weights
+from cedd.models.weights import FORMS, NoFirstWeights, load_weights, read_weights, save_weights
 
 
 def network(**changes):
@@ -166,3 +166,15 @@ def test_any_module_can_be_stored(tmp_path):
     module = nn.BatchNorm1d(3)
     save_weights(tmp_path / "file", module.state_dict())
     load_weights(nn.BatchNorm1d(3), tmp_path / "file")
+
+
+def test_a_network_to_be_filled_from_a_file_draws_no_weights(tmp_path):
+    trained = network()
+    save_weights(tmp_path / "file", trained.state_dict())
+    before = torch.get_rng_state()
+    with NoFirstWeights():
+        empty = Transformer(trained.config)
+    assert torch.equal(torch.get_rng_state(), before)
+    load_weights(empty, tmp_path / "file")
+    x_t = torch.arange(8)[None] % 7
+    assert torch.equal(empty.eval()(x_t, torch.ones(1)), trained.eval()(x_t, torch.ones(1)))

@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cedd.models.head import VocabularyHead
+from cedd.models.kernels.gelu import gelu
 from cedd.models.kernels.residual import add_and_norm, at_least_float32, dropped_entries
-from cedd.models.kernels.rotation import rotary_tables, rotate
+from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
 from cedd.models.kernels.rows import gather_rows, scatter_rows
 
 FREQUENCIES = 128
@@ -125,8 +126,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [B, L, 3, H, D/H]
-        queries, keys, values = rotate(qkv, *rotation).transpose(1, 3).unbind(2)  # each [B, H, L, D/H]
+        queries, keys, values = project_and_rotate(x, self.qkv, self.heads, *rotation)  # each [B, H, L, D/H]
         mask, causal = None, self.causal
         if cache is not None:
             mask, causal = self._cached_mask(cache.length, queries), cache.length == 0
@@ -141,15 +141,6 @@ class Attention(nn.Module):
         if past == 0 or new == 1:
             return None
         return torch.ones(new, past + new, dtype=torch.bool, device=queries.device).tril(past)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU by its tanh form; compiled, as x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is the same and needs no
-    tanh."""
-    if not torch.compiler.is_compiling():
-        return F.gelu(x, approximate="tanh")
-    wide = at_least_float32(x)
-    return (wide * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))).to(x.dtype)
 
 
 class MLP(nn.Module):

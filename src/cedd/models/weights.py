@@ -15,11 +15,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 Tensors = Mapping[str, Tensor]
 STEP = ".step"
@@ -79,6 +81,20 @@ def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: 
         return unpack(stored)
     except ValueError as error:
         raise ValueError(f"{path} is not stored as {form}: {error}") from None
+
+
+class NoFirstWeights(TorchFunctionMode):
+    """Modules made inside leave parameters unset that would be drawn: a file overwrites them.
+
+    To draw 22 million takes longer than to read them. (On the meta device too they are not drawn; but torch takes more
+    than a second to get ready for random numbers there.)
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def load_weights(model: nn.Module, path: str | Path, *, form: str = "float32") -> None:

@@ -16,7 +16,7 @@ import torch
 from cedd.data.storage import atomic_write
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import get_form, load_weights, save_weights
+from cedd.models.weights import NoFirstWeights, get_form, load_weights, save_weights
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess, process_from_config
 from cedd.training.locate import CONFIG_FILE, WEIGHTS_FILE, locate
@@ -126,7 +126,8 @@ def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **
     if tokenizer.fingerprint != config["tokenizer"]["fingerprint"]:
         raise ValueError(f"the tokenizer in {folder} is not the one the model was trained with")
     process = process_from_config(config["process"])
-    model = Transformer(TransformerConfig(**config["network"]))
+    with NoFirstWeights():
+        model = Transformer(TransformerConfig(**config["network"]))
     load_weights(model, weights, form=config.get("weights", "float32"))
     model = model.to(device).eval().requires_grad_(False)
     return ModelFolder(model, process, get_method(config["method"]), tokenizer, config["length"], config, folder)

@@ -6,14 +6,20 @@ Pair i of a head is (x_i, x_{i+W/2}), turned by position · 10000^(-2i/W). With 
 c = (cos, cos) and s = (-sin, sin), and x̃ the vector with its halves exchanged,
 
     rotate(x) = x c + x̃ s,        and its transpose, for the gradient:        g c + (g s)~.
+
+On a CPU, where an exchange of halves costs as much as a product of matrices, the projection that makes q and k is
+asked for their entries in another order, the two of a pair side by side: each pair is then a complex number, and to
+turn it is to multiply it by exp(i angle), in place. q·k does not depend on the order of the entries.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
@@ -28,6 +34,30 @@ def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
     angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * turns[:, None, None] * frequencies
     cosine, sine = angles.cos(), angles.sin()
     return torch.cat((cosine, cosine), -1).float(), torch.cat((-sine, sine), -1).float()
+
+
+class Heads(NamedTuple):
+    """What attention reads, [B, H, L, W] each."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def project_and_rotate(x: Tensor, projection: nn.Linear, heads: int, cosine: Tensor, sine: Tensor) -> Heads:
+    """x [B, L, D] to queries and keys, turned by the tables of their positions, and values."""
+    weight, plain = projection.weight, (torch.float32, torch.float64)
+    if x.device.type == "cpu" and x.dtype in plain and x.dtype == weight.dtype and not _watched():
+        turned = _ProjectAndTurn.apply(x, weight, heads, cosine, sine)
+        assert isinstance(turned, tuple)
+        return Heads(*turned)
+    qkv = projection(x).unflatten(-1, (3, heads, -1))  # [B, L, 3, H, W]
+    return Heads(*rotate(qkv, cosine, sine).transpose(1, 3).unbind(2))
+
+
+def _watched() -> bool:
+    """Whether a compiler or autocast must see the product itself."""
+    return torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
 
 
 def exchanged(x: Tensor) -> Tensor:
@@ -59,3 +89,52 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         cosine, sine = ctx.saved_tensors
         return (gradient * cosine).add_(exchanged(gradient * sine)).to(gradient.dtype), None, None
+
+
+class _ProjectAndTurn(torch.autograd.Function):
+    """(q, k, v) [B, H, L, W] from x [B, L, D] and the projection's weight [3 D, D], pairs as complex numbers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, heads: int, cosine: Tensor, sine: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        half = cosine.shape[-1] // 2
+        turns = torch.complex(cosine[:, :2, :, :half], sine[:, :2, :, half:]).to(x.dtype.to_complex())
+        turns = turns.expand(-1, -1, heads, -1).contiguous()  # [L, 2, H, W/2]: exp(i angle) for q and k
+        weight = weight.index_select(0, _paired(heads, 2 * half))
+        qkv = F.linear(x, weight).unflatten(-1, (3, heads, -1))
+        _pairs(qkv[:, :, :2]).mul_(turns)
+        ctx.save_for_backward(x, weight, turns)
+        queries, keys, values = qkv.transpose(1, 3).unbind(2)
+        return queries, keys, values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight, turns = ctx.saved_tensors
+        d_queries, d_keys, d_values = (gradient.transpose(1, 2) for gradient in gradients)  # [B, L, H, W]
+        d_qkv = x.new_empty(*x.shape[:2], 3, *d_values.shape[2:])
+        back = turns.conj_physical()
+        torch.mul(_pairs(d_queries), back[:, 0], out=_pairs(d_qkv[:, :, 0]))
+        torch.mul(_pairs(d_keys), back[:, 1], out=_pairs(d_qkv[:, :, 1]))
+        d_qkv[:, :, 2] = d_values
+        d_qkv = d_qkv.flatten(2)
+        d_x = d_qkv @ weight if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return d_x, None, None, None, None
+        d_weight = d_qkv.flatten(0, 1).T @ x.flatten(0, 1)
+        order = _paired(d_values.shape[2], d_values.shape[3])
+        return d_x, torch.empty_like(d_weight).index_copy_(0, order, d_weight), None, None, None
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """[..., W] with the two of a pair side by side, as complex numbers [..., W/2]: the same memory where it can be."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+@functools.cache
+def _paired(heads: int, width: int) -> Tensor:
+    """The rows of a projection [3 H W, D] in the order that puts (x_i, x_{i+W/2}) of q and k side by side."""
+    rows = torch.arange(3 * heads * width).view(3, heads, 2, width // 2)
+    return torch.cat((rows[:2].transpose(2, 3).flatten(), rows[2].flatten()))
