@@ -6,7 +6,8 @@ import gc
 import itertools
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfi
 from cedd.training.distributed import Ranks, pick_device
 from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.noising import NoisingSampler
+
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -67,29 +70,40 @@ def machine(device: str) -> str:
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
-def timed(step: Callable[[], object], steps: int, warmup: int, device: torch.device) -> tuple[float, float]:
-    """Milliseconds a step (median), and the spread of the middle two thirds; the device is waited for each time
-    only to read its clock, at the end."""
+def timed(step: Step, steps: int, warmup: int, device: torch.device) -> list[float]:
+    """Milliseconds of each step; the device is waited for only to read its clock, at the end."""
     for _ in range(warmup):
         step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-        events[0].record()
-        for event in events[1:]:
-            step()
-            event.record()
-        torch.cuda.synchronize(device)
-        times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
-    else:
-        times = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            step()
-            times.append(1000 * (time.perf_counter() - start))
-        times.sort()
-    third = len(times) // 6
-    return times[len(times) // 2], (times[-1 - third] - times[third]) / 2
+    if device.type != "cuda":
+        return [_milliseconds(step) for _ in range(steps)]
+    torch.cuda.synchronize(device)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+
+
+def timed_in_turn(named: Mapping[str, Step], steps: int, warmup: int) -> dict[str, list[float]]:
+    """Milliseconds of each step, a step of one and a step of the next: whatever else the cores do meets them alike."""
+    rounds = [{name: _milliseconds(step) for name, step in named.items()} for _ in range(warmup + steps)]
+    return {name: [times[name] for times in rounds[warmup:]] for name in named}
+
+
+def _milliseconds(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return 1000 * (time.perf_counter() - start)
+
+
+def bench_row(what: str, config: TrainConfig, times: Sequence[float], gibibytes: float | None = None) -> BenchRow:
+    """The median, and the spread of the middle two thirds."""
+    ordered, third, tokens = sorted(times), len(times) // 6, config.batch.size * config.length
+    median = ordered[len(times) // 2]
+    spread = (ordered[-1 - third] - ordered[third]) / 2
+    return BenchRow(what, config.batch.size, config.length, median, spread, 1000 * tokens / median, gibibytes)
 
 
 def _peak(device: torch.device) -> float | None:
@@ -113,44 +127,24 @@ def synthetic_trainer(config: TrainConfig, vocab_size: int) -> tuple[Trainer, No
     return trainer, NoisingSampler(sampler, trainer.method, trainer.process, config.batch)
 
 
-def time_ours(config: TrainConfig, vocab_size: int, steps: int, warmup: int, label: str) -> BenchRow:
+@contextmanager
+def our_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
     """The loop's own step, with its prefetcher."""
-    device = pick_device(config.device)
-    _fresh(device)
     trainer, noising = synthetic_trainer(config, vocab_size)
-    with Prefetcher(noising, device) as batches:
-        milliseconds, spread = timed(lambda: trainer.step(next(batches)), steps, warmup, device)
-    tokens = config.batch.size * config.length
-    return BenchRow(
-        label, config.batch.size, config.length, milliseconds, spread, 1000 * tokens / milliseconds, _peak(device)
-    )
+    with Prefetcher(noising, trainer.ranks.device) as batches:
+        yield lambda: trainer.step(next(batches))
 
 
-def time_textbook(config: TrainConfig, vocab_size: int, steps: int, warmup: int, method: str) -> BenchRow | None:
-    """The textbook's step, where the source tree is at hand."""
-    textbook = load_textbook("train")
-    if textbook is None:
-        return None
-    device = pick_device(config.device)
-    _fresh(device)
-    model = config.model
-    step = textbook.TextbookStep(
-        vocab_size,
-        config.batch.size,
-        config.length,
-        model.width,
-        model.depth,
-        model.heads,
-        method,
-        str(device),
-        model.dropout,
-    )
-    milliseconds, spread = timed(step, steps, warmup, device)
-    tokens = config.batch.size * config.length
-    label = f"textbook {method}/absorb"
-    return BenchRow(
-        label, config.batch.size, config.length, milliseconds, spread, 1000 * tokens / milliseconds, _peak(device)
-    )
+@contextmanager
+def textbook_step(config: TrainConfig, vocab_size: int, method: str) -> Iterator[Step]:
+    """The textbook's step."""
+    textbook, model = load_textbook("train"), config.model
+    assert textbook is not None
+    sizes = (vocab_size, config.batch.size, config.length, model.width, model.depth, model.heads)
+    yield textbook.TextbookStep(*sizes, method, str(pick_device(config.device)), model.dropout)
+
+
+TEXTBOOK = "textbook cedd-star/absorb"
 
 
 def bench_train(
@@ -167,13 +161,17 @@ def bench_train(
     seed: int,
     say: Callable[[str], object],
 ) -> list[BenchRow]:
-    """A row for every shape and method, and one for the textbook step of each shape."""
+    """A row for every shape and method, and one for the textbook step of each shape, where the source tree is at hand.
+
+    A GPU is ours alone, and its memory is part of the answer: one after the other. The cores of a CPU are shared, and
+    what a step takes varies with what else runs: a step of each in turn.
+    """
     rows: list[BenchRow] = []
     share_the_interpreter()
-    base = PRESETS[preset][1]
+    measure = _one_by_one if pick_device(device).type == "cuda" else _in_turn
     for batch, length in shapes:
         config = replace(
-            base,
+            PRESETS[preset][1],
             length=length,
             batch=BatchConfig(size=batch),
             device=device,
@@ -181,18 +179,38 @@ def bench_train(
             seed=seed,
             out=Path("bench"),
         )
-        reference: BenchRow | None = None
-        if textbook:
-            reference = time_textbook(config, vocab_size, max(3, steps // 4), min(3, warmup), "cedd-star")
-            if reference is not None:
-                rows.append(reference)
-                say(f"{reference.what} {batch}x{length}: {reference.milliseconds:.1f} ms")
+        named: dict[str, AbstractContextManager[Step]] = {}
+        if textbook and load_textbook("train") is not None:
+            named[TEXTBOOK] = textbook_step(config, vocab_size, "cedd-star")
         for pair in methods:
             method, _, process = pair.partition("/")
             chosen = replace(config, method=method, process=ProcessConfig(process or "absorb"))  # pyright: ignore
-            row = time_ours(chosen, vocab_size, steps, warmup, pair)
-            if reference is not None:
-                row = replace(row, speedup=reference.milliseconds / row.milliseconds)
-            rows.append(row)
+            named[pair] = our_step(chosen, vocab_size)
+        measured = measure(named, config, steps, warmup)
+        reference = measured[0].milliseconds if TEXTBOOK in named else None
+        for row in measured:
+            faster = None if reference is None or row.what == TEXTBOOK else reference / row.milliseconds
+            rows.append(replace(row, speedup=faster))
             say(f"{row.what} {batch}x{length}: {row.milliseconds:.1f} ms")
     return rows
+
+
+def _one_by_one(
+    named: Mapping[str, AbstractContextManager[Step]], config: TrainConfig, steps: int, warmup: int
+) -> list[BenchRow]:
+    device, rows = pick_device(config.device), list[BenchRow]()
+    for what, opened in named.items():
+        _fresh(device)
+        enough = (max(3, steps // 4), min(3, warmup)) if what == TEXTBOOK else (steps, warmup)
+        with opened as step:
+            rows.append(bench_row(what, config, timed(step, *enough, device), _peak(device)))
+    return rows
+
+
+def _in_turn(
+    named: Mapping[str, AbstractContextManager[Step]], config: TrainConfig, steps: int, warmup: int
+) -> list[BenchRow]:
+    _fresh(pick_device(config.device))
+    with ExitStack() as opened:
+        ready = {what: opened.enter_context(step) for what, step in named.items()}
+        return [bench_row(what, config, times) for what, times in timed_in_turn(ready, steps, warmup).items()]

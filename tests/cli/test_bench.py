@@ -1,0 +1,30 @@
+"""`cedd bench`: what is compared on shared cores takes turns."""
+
+import json
+
+from cedd.cli import main
+from cedd.cli.bench_train import TEXTBOOK, timed_in_turn
+
+
+def test_steps_take_turns_and_only_those_after_the_warm_up_are_timed():
+    calls: list[str] = []
+    times = timed_in_turn({name: lambda name=name: calls.append(name) for name in "ab"}, steps=3, warmup=2)
+    assert calls == ["a", "b"] * 5
+    assert [len(times[name]) for name in "ab"] == [3, 3]
+
+
+def test_training_on_the_cpu_is_measured_against_the_textbook_in_turn(capsys, monkeypatch):
+    asked = []
+
+    def watched(named, steps, warmup):
+        asked.append(list(named))
+        return timed_in_turn(named, steps, warmup)
+
+    monkeypatch.setattr("cedd.cli.bench_train.timed_in_turn", watched)
+    command = "bench train --preset tiny --vocab 9 --shapes 2x8 --steps 2 --warmup 1 --device cpu --json --methods"
+    assert main([*command.split(), "cedd-star/absorb", "bayes/uniform"]) == 0
+    assert asked == [[TEXTBOOK, "cedd-star/absorb", "bayes/uniform"]]
+    first, *ours = json.loads(capsys.readouterr().out)["rows"]
+    assert first["speedup"] is None
+    for row in ours:
+        assert row["speedup"] == first["milliseconds"] / row["milliseconds"]
