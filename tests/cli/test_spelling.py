@@ -1,14 +1,16 @@
 """`cedd spelling`: both protocols from the command line, on models whose beliefs are known."""
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 
 from cedd.cli import main
-from cedd.cli.spelling import Arguments, one_pass, paper_protocol, read_book, user_protocol
+from cedd.cli.spelling import Arguments, Readings, paper_protocol, read_book, user_protocol
 from cedd.data.corruption import corrupt_letters
+from cedd.evaluation.spelling import outcomes
 from cedd.tasks import LanguageModel
-from cedd.tasks.correct import correction_options
+from cedd.tasks.correct import correction_options, corrections
 from tests.tasks.models import mending
 
 TEXT = "the cat sat by the bay, a day away. say, can a cat play all day.\n" * 12
@@ -21,10 +23,10 @@ def book(tmp_path_factory):
     return str(path)
 
 
-def mender() -> LanguageModel:
+def mender(**correction) -> LanguageModel:
     """Reads q as a and z as y, and all else as it stands."""
     setting = mending()
-    return LanguageModel(setting.folder, setting.device)
+    return LanguageModel(replace(setting.folder, config={"correction": correction}), setting.device)
 
 
 def test_both_protocols_as_json(run, book, capsys):
@@ -59,20 +61,50 @@ def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
     assert "</svg>" in plot.read_text()
 
 
-def test_one_opinion_serves_all_thresholds_and_is_what_correct_does(monkeypatch):
+def test_every_way_is_what_correct_does(tmp_path):
+    """With the limit of strangeness that the model's folder has: among z's, which it doubts, changes are taken back."""
+    model = mender(strange=0.3)
+    (tmp_path / "book.txt").write_text(10 * TEXT.replace("\n", " ") + 2000 * "zzz zaz ")
+    chosen = {"rate": 0.1, "thresholds": (0.5, 0.3, 0.0), "passes": (1, 3), "steps": (4,), "json": True}
+    arguments = Arguments("", str(tmp_path / "book.txt"), **chosen)
+    book = read_book(model, arguments.data, 0)
+    mistakes = corrupt_letters(book.text, 0.1, seed=0)
+    found = {(c.way, c.threshold): c.outcomes for c in user_protocol(model, book, arguments)}
+    ways = {"its own": {}, "1 pass": {"passes": 1}, "3 passes": {"passes": 3}, "4 steps": {"passes": 1, "steps": 4}}
+    for (way, threshold), seen in found.items():
+        text = model.correct(mistakes.text, **ways[way], threshold=threshold, seed=0)
+        assert seen.record() == outcomes(mistakes.original, mistakes.text, text, model.length).record()
+    unlimited = mender().correct(mistakes.text, passes=1, threshold=0.3)
+    fixed = outcomes(mistakes.original, mistakes.text, unlimited, model.length).fixed.count
+    assert 0 < found["1 pass", 0.3].fixed.count < fixed
+    assert len(found) == 1 + 3 * 3
+
+
+def test_ways_share_the_first_reading(monkeypatch):
     model = mender()
-    text = "the czt sqt by the bzy."
-    thresholds = (0.5, 0.3, 0.1, 0.01, 0.0)
-    options = correction_options(model.setting, {"steps": 1, "passes": 1})
-    calls = []
-    network = model.setting.folder.model
+    calls: list[int] = []
+    network, text = model.setting.folder.model, "the czt sqt by the bzy."
     monkeypatch.setattr(network, "features", lambda x, s, f=network.features: calls.append(len(x)) or f(x, s))
-    texts = list(one_pass(model, text, options, thresholds))
-    once = len(calls)
-    assert texts == [str(model.correct(text, threshold=threshold, passes=1)) for threshold in thresholds]
-    assert len(calls) == once * (1 + len(thresholds))
+    ways = [correction_options(model.setting, {"passes": n, "threshold": at}) for n in (1, 3) for at in (0.5, 0.3, 0.0)]
+    texts = [str(corrected) for corrected in corrections(model.setting, text, ways)]
+    shared = len(calls)
+    assert texts == [str(model.correct(text, **asdict(way))) for way in ways]
+    assert len(calls) - shared == shared + len(ways) - 1  # alone, each of the others reads once more
     assert len(set(texts)) == 3  # q and z are mended, then only q, then nothing
-    assert texts[-1] == text
+
+
+def test_the_bar_moves_on_with_every_reading_and_ends_full():
+    model = mender()
+    told = []
+    ways = [correction_options(model.setting, given) for given in ({}, {"passes": 1}, {"steps": 4, "t": 0.2})]
+    counter = Readings(ways, lambda done, planned: told.append((done, planned)))
+    for _ in corrections(model.setting, 4 * TEXT.replace("a", "q"), ways, 0, counter.read):
+        counter.finish()
+    done, planned = zip(*told, strict=True)
+    assert set(planned) == {3 + 0 + 6}
+    assert list(done) == sorted(done)
+    assert done[-1] == planned[-1]
+    assert len(told) > 20  # not only at the end of a way
 
 
 def test_known_beliefs_fix_what_they_should(tmp_path):
@@ -81,7 +113,7 @@ def test_known_beliefs_fix_what_they_should(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(20 * TEXT.replace("\n", "é"))
     arguments = Arguments("", str(path), rate=0.1, passes=(1,), steps=(), thresholds=(0.5, 0.0), json=True)
-    book = read_book(model, str(path), None)
+    book = read_book(model, str(path), 0)
     assert book.unknown == 20 * 12
     own, best, nothing = user_protocol(model, book, arguments)
     assert own.outcomes.record() == best.outcomes.record()
@@ -118,7 +150,7 @@ def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--blocks", "0"], "at least 1"),
+        (["--blocks", "-1"], "0 for the whole book"),
         (["--t", "0"], "must lie in"),
         (["--thresholds", "2"], "threshold is a probability"),
         (["--steps", "0"], "steps must be at least 1"),

@@ -165,7 +165,7 @@ def parse_share(text: str | None) -> float | None:
 
 
 @contextmanager
-def progress_bar(name: str, visible: bool) -> Generator[Callable[[int, int], None]]:
+def progress_bar(name: str, visible: bool) -> Generator[Callable[[float, float], None]]:
     """A bar of network evaluations on stderr, gone when done."""
     columns = (TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

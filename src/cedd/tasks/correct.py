@@ -15,11 +15,12 @@ token it sees may be wrong, so absorb is refused.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,8 @@ from cedd.samplers.network import chunks
 from cedd.tasks.setting import Setting, Settings
 
 Ids = NDArray[np.int64]
+Watch = Callable[[float], None]
+"""Told, now and then, how much the network has read since, in whole texts."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BATCH = 16
 
@@ -194,16 +197,29 @@ def correct(setting: Setting, text: str, *, seed: int | None = None, **options: 
     What the caller does not give (or gives as None), the model's folder may say, and else the class does. Text of any
     length is read in overlapping windows. Characters the tokenizer does not know are left as they are.
     """
-    asked = correction_options(setting, options)
-    done: list[str] = []
-    changes: list[Change] = []
-    offset = 0
-    for part, mark in _parts(setting.folder.tokenizer, text):
-        fixed, changed = _correct_part(setting, part, asked, seed)
-        done += [fixed, mark]
-        changes += [replace(change, position=change.position + offset) for change in changed]
-        offset += len(part) + len(mark)
-    return Corrected("".join(done), text, tuple(changes))
+    (corrected,) = corrections(setting, text, [correction_options(setting, options)], seed)
+    return corrected
+
+
+def corrections(
+    setting: Setting,
+    text: str,
+    ways: Iterable[CorrectionOptions],
+    seed: int | None = None,
+    watch: Watch | None = None,
+) -> Iterator[Corrected]:
+    """The text corrected in one way after another, each as if alone; its first reading is shared."""
+    parts = [(Draft(setting, part), mark) for part, mark in _parts(setting.folder.tokenizer, text)]
+    for options in ways:
+        done: list[str] = []
+        changes: list[Change] = []
+        offset = 0
+        for draft, mark in parts:
+            fixed, changed = draft.corrected(options, seed, watch)
+            done += [fixed, mark]
+            changes += [replace(change, position=change.position + offset) for change in changed]
+            offset += len(draft.text) + len(mark)
+        yield Corrected("".join(done), text, tuple(changes))
 
 
 def correction_options(setting: Setting, given: Mapping[str, Any]) -> CorrectionOptions:
@@ -223,30 +239,44 @@ def correction_options(setting: Setting, given: Mapping[str, Any]) -> Correction
     return asked if asked.t is not None else replace(asked, t=time_of_rate(folder.process, asked.rate))
 
 
-def _correct_part(
-    setting: Setting, text: str, options: CorrectionOptions, seed: int | None
-) -> tuple[str, list[Change]]:
-    tokenizer = setting.folder.tokenizer
-    reading = read_text(tokenizer, text)
-    groups = token_groups(tokenizer, options.change)
-    protected = reading.protected | (groups[reading.ids] < 0)
-    if protected.all():
-        return text, []
-    now, opinion = revise(setting, reading.ids, protected, groups, options, seed)
-    places = np.flatnonzero(now != reading.ids)
-    if not len(places):
-        return text, []
-    changes = [
-        Change(
-            position=start,
-            before=tokenizer.decode(reading.ids[i : i + 1]),
-            after=tokenizer.decode(now[i : i + 1]),
-            confidence=float(opinion.confidence[i]),
-            doubt=float(1 - opinion.own[i]),
+@dataclass(frozen=True)
+class Draft:
+    """A text to be corrected, perhaps in several ways: those that ask the same of it at first ask once."""
+
+    setting: Setting
+    text: str
+    first: dict[tuple[float | None, float, str | None], Opinion] = field(default_factory=dict)
+
+    def corrected(
+        self, options: CorrectionOptions, seed: int | None, watch: Watch | None = None
+    ) -> tuple[str, list[Change]]:
+        """The text put right, and what was changed."""
+        tokenizer = self.setting.folder.tokenizer
+        reading, groups = read_text(tokenizer, self.text), token_groups(tokenizer, options.change)
+        protected = reading.protected | (groups[reading.ids] < 0)
+        if protected.all():
+            return self.text, []
+        question = (options.t, options.rate, options.change)
+        if question not in self.first:
+            assert options.t is not None
+            self.first[question] = ask(self.setting, reading.ids, groups, options.t, options.rate, watch=watch)
+        now, opinion = revise(
+            self.setting, reading.ids, protected, groups, options, seed, first=self.first[question], watch=watch
         )
-        for i, start in zip(places.tolist(), _starts(tokenizer, reading.ids, places), strict=True)
-    ]
-    return _write_text(tokenizer, text, now, places), changes
+        places = np.flatnonzero(now != reading.ids)
+        if not len(places):
+            return self.text, []
+        changes = [
+            Change(
+                position=start,
+                before=tokenizer.decode(reading.ids[i : i + 1]),
+                after=tokenizer.decode(now[i : i + 1]),
+                confidence=float(opinion.confidence[i]),
+                doubt=float(1 - opinion.own[i]),
+            )
+            for i, start in zip(places.tolist(), _starts(tokenizer, reading.ids, places), strict=True)
+        ]
+        return _write_text(tokenizer, self.text, now, places), changes
 
 
 def revise(
@@ -256,30 +286,42 @@ def revise(
     groups: NDArray[np.int64],
     options: CorrectionOptions,
     seed: int | None = None,
+    *,
+    first: Opinion | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Ids, Opinion]:
-    """The tokens after all passes, [N], and of each the opinion by which it was last decided."""
+    """The tokens after all passes, [N], and of each the opinion by which it was last decided.
+
+    first: what the model thinks of the text as it is given, where that is known already.
+    """
     assert options.t is not None
-    opinion = ask(setting, given, groups, options.t, options.rate)
+    think = functools.partial(ask, setting, groups=groups, t=options.t, rate=options.rate, watch=watch)
+    opinion = first or think(given)
     if options.steps > 1:
         held = protected | (opinion.trust >= options.threshold)
         settings = Settings(steps=options.steps, temperature=options.temperature, seed=seed)
-        drawn = _denoise(setting, given, held, options.t, settings)
+        drawn = _denoise(setting, given, held, options.t, settings, watch)
         drawn = np.where(groups[drawn] == groups[given], drawn, given)
-        return drawn, replace(opinion, confidence=ask(setting, drawn, groups, options.t, options.rate).own)
+        return drawn, replace(opinion, confidence=think(drawn).own)
     now, decided, free = given, opinion, ~protected
     turn = np.zeros_like(protected)
     for number in range(options.passes):
         if number:
-            opinion = ask(setting, now, groups, options.t, options.rate, earlier=(opinion, turn))
+            opinion = think(now, earlier=(opinion, turn))
         turn = opinion.surest_of(free & opinion.doubted(options.threshold), options.reach)
         if not turn.any():
             break
         now, decided = np.where(turn, opinion.best, now), opinion.where(turn, decided)
         free = free & ~turn  # what was replaced is not what was typed: its probability says nothing of it any more
     if options.strange is not None and (now != given).any():
-        opinion = ask(setting, now, groups, options.t, options.rate, earlier=(opinion, turn))
+        opinion = think(now, earlier=(opinion, turn))
         now = np.where(strangeness(opinion, free) > options.strange, given, now)
     return now, decided
+
+
+def readings(options: CorrectionOptions) -> int:
+    """How often, at most, the network reads a text to correct it so, after it has read it once."""
+    return options.steps + 1 if options.steps > 1 else options.passes - 1 + (options.strange is not None)
 
 
 def strangeness(opinion: Opinion, left: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -424,12 +466,14 @@ def ask(
     rate: float,
     *,
     earlier: tuple[Opinion, NDArray[np.bool_]] | None = None,
+    watch: Watch | None = None,
 ) -> Opinion:
     """What the model thinks of each token of a text (see `judge`).
 
     earlier: an opinion of the text as it was, and which tokens have changed since: windows without a change keep it.
     """
     cuts = windows(len(ids), setting.folder.length)
+    whole = len(cuts)
     kinds = torch.from_numpy(groups).to(setting.device)
     opinion = Opinion(ids.copy(), np.zeros(len(ids)), np.ones(len(ids)))
     if earlier is not None:
@@ -443,6 +487,8 @@ def ask(
             inside = slice(w.first - w.start, w.last - w.start)
             for target, column in zip((opinion.best, opinion.confidence, opinion.own), judged, strict=True):
                 target[w.first : w.last] = column[row, inside]
+        if watch is not None:
+            watch(len(group) / whole)
     return opinion
 
 
@@ -490,7 +536,9 @@ def _log_odds(probability: float) -> float:
     return math.log(probability) - math.log1p(-probability)
 
 
-def _denoise(setting: Setting, ids: Ids, held: NDArray[np.bool_], t: float, settings: Settings) -> Ids:
+def _denoise(
+    setting: Setting, ids: Ids, held: NDArray[np.bool_], t: float, settings: Settings, watch: Watch | None
+) -> Ids:
     """The reverse process from t, with what is held fixed.
 
     The denoiser is taken at its word: its rescaling of sigma, which tames the bound, would keep mistakes in place.
@@ -507,4 +555,6 @@ def _denoise(setting: Setting, ids: Ids, held: NDArray[np.bool_], t: float, sett
         drawn = setting.draw((len(group), x.shape[1]), settings, Fixed(x, where), method=method, x_start=x, t_start=t)
         for row, w in enumerate(group):
             result[w.first : w.last] = drawn[row, w.first - w.start : w.last - w.start].numpy()
+        if watch is not None:
+            watch((settings.steps or 1) * len(group) / len(cuts))
     return result
