@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import os
 import re
 import shlex
 import shutil
@@ -144,7 +145,7 @@ def test_scripts_for_the_other_shells():
     assert "-l bound -r -a 'tight j1 j2 all'" in fish
     for shell, script in (("zsh", zsh_script(usages)), ("fish", fish)):
         if (program := shutil.which(shell)) is not None:
-            subprocess.run([program, "--no-execute", "-c", script], check=True)
+            subprocess.run([program, "-n", "-c", script], check=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -198,3 +199,18 @@ def test_bad_input_is_one_line_that_helps(
     assert said in line
     assert [text for text in before if "Traceback" in text or "│" in text] == []
     assert len(before) <= (1 if words.startswith("quickstart") else 0)  # what it was about to do
+
+
+def test_commands_share_the_cores_unless_told_how_to_wait(monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    main(["no-such-command"])
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    main(["no-such-command"])
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    main(["no-such-command"])
+    assert "GOMP_SPINCOUNT" not in os.environ
