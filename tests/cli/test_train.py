@@ -104,16 +104,59 @@ def test_help_has_an_example(preset: str, capsys: pytest.CaptureFixture[str]):
         (["--method", "dfm"], "absorb"),
         (["--data", "/nowhere/words.txt"], "there is no folder /nowhere"),
         (["--steps", "0"], "steps must be at least 1"),
+        (["--seed", "-5"], "seed must be a whole number from 0 up, below 2^63; got -5"),
+        (["--seed", str(2**63)], "seed must be a whole number from 0 up"),
+        (["--model.width", "18", "--model.heads", "4"], "use a multiple of 8"),
+        (["--model.depth", "0"], "depth must be at least 1"),
+        (["--process.p-m", "2"], "p_m is a probability and must lie in [0, 1]; got 2.0"),
+        (["--optimizer.rate", "nan"], "optimizer.rate must be positive and finite; got nan"),
+        (["--optimizer.rate", "inf"], "optimizer.rate must be positive and finite; got inf"),
+        (["--optimizer.beta1", "1.5"], "optimizer.beta1 must lie in [0, 1); got 1.5"),
+        (["--optimizer.weight-decay", "-1"], "optimizer.weight_decay must be finite, and 0 (none) or more; got -1.0"),
+        (["--optimizer.warmup", "-5"], "optimizer.warmup must be a number of steps from 0 up; got -5"),
+        (["--optimizer.clip", "nan"], "optimizer.clip must be a norm, or 0 for no clipping; got nan"),
+        (["--optimizer.final-share", "2"], "optimizer.final_share must lie in [0, 1]; got 2.0"),
+        (["--evaluation.samples", "-1"], "evaluation.samples must be at least 0, which turns it off; got -1"),
+        (["--batch.size", "7", "--batch.accumulate", "2"], "use a multiple of 2"),
+        (["--data", "EMPTY"], "empty.txt is empty: give a file with text in it"),
+        (["--text.cache", "EMPTY"], "empty.txt/packed: Not a directory"),
+        (
+            ["--text.tokenizer", "bpe:abc"],
+            "'bpe:abc' has no vocabulary size: write for example 'char:96' or 'bpe:8000'",
+        ),
+        (["--text.holdout", "1.5"], "the held-out share lies between 0 and 1, not at 1.5"),
         (["--resume", "must"], "no run to resume"),
         (["--text.tokenizer", "words"], "words"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_bad_settings_get_one_line(
-    words: Words, out: Path, changes: Words, message: str, capsys: pytest.CaptureFixture[str]
+    words: Words, out: Path, changes: Words, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert message in refusal([*words, *changes], capsys)
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert message in refusal([*words, *(str(empty) if word == "EMPTY" else word for word in changes)], capsys)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to ...")])
+def test_too_little_memory_gets_one_line(
+    words: Words, error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("cedd.training.loop.train", refuse)
+    assert "not enough memory for this; take a smaller batch" in refusal(words, capsys)
+
+
+def test_a_mistake_of_ours_is_not_hidden(words: Words, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr("cedd.training.loop.train", fail)
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(words)
 
 
 def test_a_missing_folder_or_preset_gets_one_line(capsys: pytest.CaptureFixture[str]):

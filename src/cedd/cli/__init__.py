@@ -162,16 +162,27 @@ def check_method(name: str) -> None:
         raise UserError(f"no method {name!r}{suggestion(name, METHODS)}") from None
 
 
+def _line(error: Exception) -> str | None:
+    """The one line about an error that is the input's or the machine's; None for one that is ours."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own, a RuntimeError
+        return "there is not enough memory for this; take a smaller batch, model or length"
+    if isinstance(error, RuntimeError):
+        return None
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
+
+
 def _run(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"cedd.cli.{name}")
     try:
         return int(module.run(_parse(module, name, words)) or 0)
     except BrokenPipeError:
         raise
-    except (UserError, ValueError, OSError) as error:
-        if os.environ.get("CEDD_TRACEBACK"):
+    except (UserError, ValueError, OSError, MemoryError, RuntimeError) as error:
+        if os.environ.get("CEDD_TRACEBACK") or (line := _line(error)) is None:
             raise
-        print(f"cedd {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"cedd {name}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"cedd {name}: interrupted", file=sys.stderr)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -217,30 +218,46 @@ class TrainConfig:
     def check(self) -> None:
         """Refuse what could only fail later, in one sentence."""
         get_method(self.method)
-        positive = {
-            "steps": self.steps,
-            "length": self.length,
-            "batch.size": self.batch.size,
-            "batch.accumulate": self.batch.accumulate,
-            "checkpoint_every": self.checkpoint_every,
-            "keep": self.keep,
-            "log_every": self.log_every,
-            "evaluation.sequences": self.evaluation.sequences,
-            "evaluation.draws": self.evaluation.draws,
-            "evaluation.sample_steps": self.evaluation.sample_steps,
-        }
-        for name, value in positive.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}")
+        values = _flat(to_json(self))
+        for names, words, holds in _LIMITS:
+            for name in names:
+                if not holds(values[name]):
+                    raise ValueError(f"{name} must {words}; got {values[name]}")
         if self.evaluation.patience > 0 and self.evaluation.every < 1:
             raise ValueError("evaluation.patience needs evaluations: set evaluation.every too")
         times = self.batch.lowest_time, self.batch.highest_time
         if not 0.0 <= times[0] < times[1] <= 1.0:
             raise ValueError(f"batch.lowest_time must lie in [0, 1), below batch.highest_time, at most 1; got {times}")
-        if self.optimizer.rate <= 0:
-            raise ValueError(f"optimizer.rate must be positive; got {self.optimizer.rate}")
-        if not 0.0 <= self.optimizer.ema < 1.0:
-            raise ValueError(f"optimizer.ema must lie in [0, 1); got {self.optimizer.ema}")
+        if self.batch.size % self.batch.accumulate:
+            raise ValueError(
+                f"batch.size {self.batch.size} cannot be cut into {self.batch.accumulate} micro-batches: use a "
+                f"multiple of {self.batch.accumulate}, or another batch.accumulate"
+            )
+
+
+_LIMITS: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
+    (
+        (
+            *("steps", "length", "batch.size", "batch.accumulate", "checkpoint_every", "keep", "log_every"),
+            *("evaluation.sequences", "evaluation.draws", "evaluation.sample_steps"),
+        ),
+        "be at least 1",
+        lambda value: value >= 1,
+    ),
+    (("seed",), "be a whole number from 0 up, below 2^63", lambda value: 0 <= value < 2**63),
+    (
+        ("evaluation.every", "evaluation.samples", "evaluation.patience"),
+        "be at least 0, which turns it off",
+        lambda value: value >= 0,
+    ),
+    (("optimizer.warmup",), "be a number of steps from 0 up", lambda value: value >= 0),
+    (("optimizer.rate", "optimizer.eps"), "be positive and finite", lambda value: 0.0 < value < math.inf),
+    (("optimizer.beta1", "optimizer.beta2", "optimizer.ema"), "lie in [0, 1)", lambda value: 0.0 <= value < 1.0),
+    (("optimizer.weight_decay",), "be finite, and 0 (none) or more", lambda value: 0.0 <= value < math.inf),
+    (("optimizer.clip",), "be a norm, or 0 for no clipping", lambda value: value >= 0.0),
+    (("optimizer.final_share",), "lie in [0, 1]", lambda value: 0.0 <= value <= 1.0),
+)
+"""What numbers of a run, by their names, must be; said so that nan holds for none."""
 
 
 def model_of_size(name: str, **changes: Any) -> ModelConfig:
