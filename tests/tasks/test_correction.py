@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 import cedd
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
-from cedd.tasks.correct import (
-    Opinion,
-    correction_options,
-    judge,
-    read_text,
-    strangeness,
-    surest,
-    token_groups,
-    windows,
-)
+from cedd.tasks.correct import correction_options
+from cedd.tasks.opinion import Opinion, judge, strangeness, surest, windows
+from cedd.tasks.reading import read_text, token_groups
 from tests.tasks.models import ALPHABET, mending
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import cedd
 from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
-from cedd.tasks.correct import windows
+from cedd.tasks.opinion import windows
 from cedd.tasks.setting import Settings
 from tests.tasks.models import ALPHABET, mending, save_random
 

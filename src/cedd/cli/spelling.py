@@ -24,7 +24,8 @@ from cedd.data.corruption import corrupt_letters
 from cedd.evaluation.perplexity import PLOT_SUFFIXES, check_suffix
 from cedd.evaluation.spelling import Correction, Outcomes, Restoration, Share, outcomes, restore, save_plot
 from cedd.tasks import LanguageModel, load
-from cedd.tasks.correct import CorrectionOptions, correction_options, corrections, read_text, readings
+from cedd.tasks.correct import CorrectionOptions, correction_options, corrections, readings
+from cedd.tasks.reading import read_text
 
 
 @dataclass(frozen=True)

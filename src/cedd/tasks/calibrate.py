@@ -20,18 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.data.corruption import corrupt_letters
-from cedd.tasks.correct import (
-    CorrectionOptions,
-    Ids,
-    ask,
-    correction_options,
-    rate_of_time,
-    read_text,
-    revise,
-    strangeness,
-    time_of_rate,
-    token_groups,
-)
+from cedd.tasks.correct import CorrectionOptions, correction_options, revise
+from cedd.tasks.opinion import ask, rate_of_time, strangeness, time_of_rate
+from cedd.tasks.reading import Ids, read_text, token_groups
 from cedd.tasks.setting import Setting
 
 RATES = (0.02, 0.05, 0.1, 0.2)

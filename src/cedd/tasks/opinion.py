@@ -1,0 +1,220 @@
+"""What a model thinks of each token of a text: the likeliest other one, and how far it trusts what is there.
+
+Shapes: W windows, L positions, V vocabulary, N tokens of the text, R rows.
+
+The text is read in windows as if it were noisy data at a small t; what is known of typed mistakes then replaces the
+noise of the process (`judge`): a wrong letter is another letter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cedd.process import TokenProcess
+from cedd.samplers.grids import LAST_TIME
+from cedd.samplers.network import chunks
+from cedd.tasks.reading import Ids
+from cedd.tasks.setting import Setting
+
+BATCH = 16
+"""Windows that are read at once."""
+Watch = Callable[[float], None]
+"""Told, now and then, how much the network has read since, in whole texts."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What the model thinks of each token, [N]: the likeliest other one, that one's probability and its own."""
+
+    best: Ids
+    confidence: NDArray[np.float64]
+    own: NDArray[np.float64]
+
+    @property
+    def trust(self) -> NDArray[np.float64]:
+        """own / (own + best): what the token weighs beside its likeliest replacement."""
+        return self.own / np.maximum(self.own + self.confidence, 1e-300)
+
+    def doubted(self, threshold: float) -> NDArray[np.bool_]:
+        """Which tokens should be replaced."""
+        return self.trust < min(threshold, 0.5)
+
+    def where(self, chosen: NDArray[np.bool_], other: Opinion) -> Opinion:
+        """This opinion of the chosen tokens, and the other one of the rest."""
+        return Opinion(*(np.where(chosen, a, b) for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def strength(self) -> NDArray[np.float64]:
+        """How far the scales are from level, |log(best / own)|."""
+        return np.abs(np.log(np.maximum(self.confidence, 1e-300)) - np.log(np.maximum(self.own, 1e-300)))
+
+    def surest_of(self, wanted: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
+        """The wanted changes within whose `reach` no other wanted one is stronger."""
+        return wanted & surest(np.where(wanted, self.strength, -np.inf), reach)
+
+
+def strangeness(opinion: Opinion, left: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """How doubtful the text around each token is to the model, once it has changed what it wants to, [N].
+
+    The mean of -log trust, at most 4 each, over the letters that were left within 64 tokens (of fewer than 32 as if
+    there were 32). After correction a text with mistakes is as familiar as one without; one in another language is
+    not, however few of its letters were changed.
+    """
+    width = np.ones(2 * 64 + 1)
+    doubts = np.where(left, np.minimum(-np.log(np.maximum(opinion.trust, 1e-9)), 4.0), 0.0)
+    total, count = (np.convolve(values, width, "full")[64 : 64 + len(left)] for values in (doubts, left.astype(float)))
+    return total / np.maximum(count, 32)
+
+
+def surest(strength: NDArray[np.float64], reach: int) -> NDArray[np.bool_]:
+    """Where nothing within `reach` is stronger, [N]."""
+    around = np.pad(strength, reach, constant_values=-np.inf)
+    return strength >= np.lib.stride_tricks.sliding_window_view(around, 2 * reach + 1).max(-1)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Rates and times
+
+
+def rate_of_time(process: TokenProcess, t: float) -> float:
+    """The share of wrong tokens among those that are not masked at time t.
+
+    Such a token has been redrawn from all V with probability (alive - keep)/alive = 1 - exp(-beta), and is then wrong
+    but for one draw in V: rate = (1 - exp(-beta(t))) (1 - 1/V).
+    """
+    return -float(torch.expm1(-process.beta(t))) * (1 - 1 / process.vocab_size)
+
+
+def time_of_rate(process: TokenProcess, rate: float) -> float:
+    """The time of this rate: beta(t) = -log(1 - rate V/(V-1)), by bisection, since beta never decreases.
+
+    For log-linear uniform t is nearly the rate itself; for log-linear roulette (1-t)^((1-p_m)/p_m) = 1 - rate V/(V-1),
+    both but for the schedule's eps.
+    """
+    most = rate_of_time(process, 1.0)
+    if not 0 < rate < most:
+        raise ValueError(
+            f"a rate of wrong tokens must lie in (0, {most:.3g}) for this model's process; got {rate:g}, without t"
+        )
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate_of_time(process, middle) < rate else (low, middle)
+    return max(high, 2 * LAST_TIME)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The network's opinion, window by window
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens start..stop-1, of which it decides those from `first` to `last`-1: the rest is context."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def windows(count: int, length: int) -> list[Window]:
+    """Windows of `length` tokens that overlap by a quarter and together decide every token once."""
+    if count <= length:
+        return [Window(0, count, 0, count)]
+    context = length // 8
+    stride = length - 2 * context
+    starts = [*range(0, count - length, stride), count - length]
+    made: list[Window] = []
+    decided = 0
+    for start in starts:
+        last = count if start == count - length else start + length - context
+        made.append(Window(start, start + length, decided, last))
+        decided = last
+    return made
+
+
+@torch.no_grad()
+def ask(
+    setting: Setting,
+    ids: Ids,
+    groups: NDArray[np.int64],
+    t: float,
+    rate: float,
+    *,
+    earlier: tuple[Opinion, NDArray[np.bool_]] | None = None,
+    watch: Watch | None = None,
+) -> Opinion:
+    """What the model thinks of each token of a text (see `judge`).
+
+    earlier: an opinion of the text as it was, and which tokens have changed since: windows without a change keep it.
+    """
+    cuts = windows(len(ids), setting.folder.length)
+    whole = len(cuts)
+    kinds = torch.from_numpy(groups).to(setting.device)
+    opinion = Opinion(ids.copy(), np.zeros(len(ids)), np.ones(len(ids)))
+    if earlier is not None:
+        opinion = Opinion(*(values.copy() for values in astuple(earlier[0])))
+        cuts = [w for w in cuts if earlier[1][w.start : w.stop].any()]
+    for begin in range(0, len(cuts), BATCH):
+        group = cuts[begin : begin + BATCH]
+        x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group])).to(setting.device)
+        judged = [column.cpu().numpy() for column in _judge_windows(setting, x, kinds, t, rate)]
+        for row, w in enumerate(group):
+            inside = slice(w.first - w.start, w.last - w.start)
+            for target, column in zip((opinion.best, opinion.confidence, opinion.own), judged, strict=True):
+                target[w.first : w.last] = column[row, inside]
+        if watch is not None:
+            watch(len(group) / whole)
+    return opinion
+
+
+def _judge_windows(setting: Setting, x: Tensor, groups: Tensor, t: float, rate: float) -> list[Tensor]:
+    """`judge` for windows of the text, [W, L] each, through the vocabulary in chunks."""
+    folder: Any = setting.folder
+    noise = folder.process.noise(t).to(x.device)
+    sigma = noise.sigma.to(x.device, torch.float32).expand(len(x))
+    hidden, flat = folder.model.features(x, sigma).flatten(0, 1), x.flatten()
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for rows in chunks(len(flat), folder.process.vocab_size):
+        here = noise.like(flat[rows]) if noise.alpha.device == flat.device else noise.like(flat[rows].cpu())
+        outputs = folder.model.head(hidden[rows])
+        log_posterior = folder.method.parameterization.log_posterior(outputs, flat[rows], here)
+        parts.append(judge(log_posterior, flat[rows], groups, rate_of_time(folder.process, t), rate))
+    return [torch.cat(column).view(x.shape) for column in zip(*parts, strict=True)]
+
+
+def judge(
+    log_posterior: Tensor, x: Tensor, groups: Tensor, noise_rate: float, rate: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest token other than x, its probability, and that of x itself; [R] each.
+
+    The network's log p(x_0 | x_t) [R, V] takes x for a token of its own process at t: right with 1 - r, and wrong as
+    each of V - 1 tokens with r / (V - 1), r = `noise_rate`. What is known of a *typed* text is something else: x is
+    wrong with probability `rate`, and what was meant is one of the G - 1 others of its group (a letter of the same
+    case). Bayes' rule puts the one in the place of the other: all outside the group drops out, the odds of x fall by
+
+        [(1 - r) (V - 1) / r]  /  [(1 - rate) (G - 1) / rate].
+
+    Where the likeliest other token of all is outside the group, what was meant cannot be written, and x stays as it is.
+    """
+    V = log_posterior.shape[-1]
+    allowed = (groups == groups[x][:, None]) & (groups >= 0)  # [R, V]
+    size = allowed.sum(-1).clamp_min(2).to(log_posterior)
+    shift = torch.log((size - 1) / (V - 1)) + _log_odds(noise_rate) - _log_odds(rate)
+    best = log_posterior.scatter(-1, x[:, None], -math.inf).argmax(-1)
+    posterior = log_posterior.scatter_add(-1, x[:, None], shift[:, None]).masked_fill(~allowed, -math.inf).softmax(-1)
+    own, confidence = (posterior.gather(-1, token[:, None]).squeeze(-1) for token in (x, best))
+    stays = ~allowed.gather(-1, best[:, None]).squeeze(-1)
+    return torch.where(stays, x, best), torch.where(stays, 0.0, confidence), torch.where(stays, 1.0, own)
+
+
+def _log_odds(probability: float) -> float:
+    return math.log(probability) - math.log1p(-probability)
