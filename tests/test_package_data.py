@@ -32,8 +32,9 @@ def test_the_build_takes_the_models_along():
     assert "src" in targets["sdist"]["include"]
     assert not any("exclude" in target for target in targets.values())
     if (ROOT / ".git").exists():
-        file = pretrained_root().relative_to(ROOT) / DEFAULT_MODEL / WEIGHTS_FILE
-        assert subprocess.run(["git", "check-ignore", "-q", str(file)], cwd=ROOT).returncode == 1
+        weights = pretrained_root().relative_to(ROOT) / DEFAULT_MODEL / WEIGHTS_FILE
+        for file in (weights, Path("src/cedd/evaluation/page.html")):
+            assert subprocess.run(["git", "check-ignore", "-q", str(file)], cwd=ROOT).returncode == 1
 
 
 @shipped

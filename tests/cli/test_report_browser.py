@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cedd.evaluation.baselines import Baseline
-from cedd.evaluation.report import BoundFigures, ComparedRun, comparison_page
+from cedd.evaluation.pages import comparison_page
+from cedd.evaluation.report import BoundFigures, ComparedRun
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

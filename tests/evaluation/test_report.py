@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from cedd.cli import main
-from cedd.cli.report import count_letters, prose_lines
+from cedd.cli.opened_run import prose_lines
+from cedd.cli.report import count_letters
 from cedd.data.tokenizers import CharTokenizer
 from cedd.evaluation.charts import Curve, Level, line_chart, ticks
-from cedd.evaluation.report import CorrectedText, correction_spans, draw_noise, smoothed, spans
+from cedd.evaluation.pages import correction_spans, smoothed, spans
+from cedd.evaluation.report import CorrectedText, draw_noise
 from cedd.process import absorb, uniform
 
 SENTENCES = ("the cat sat on the mat", "a dog ran to the river", "when it rains the fox sleeps", "nobody saw the moon")

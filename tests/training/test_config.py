@@ -1,5 +1,6 @@
 """A run's configuration: a row of a table is all that a process or a schedule needs to be trained."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 import cedd
+from cedd.cli.report import train_command
 from cedd.cli.train import parse
 from cedd.process import PROCESSES
 from cedd.schedules import SCHEDULES, check_time, double
@@ -80,6 +82,15 @@ def test_a_row_of_yours_trains_and_is_loaded_again(config: Make):
 
 
 @pytest.mark.usefixtures("registered")
+def test_its_command_can_be_typed_again():
+    words = ["tiny", "--out", "x", "--process.name", "shuffle-first", "--process.settings", "until", "0.3"]
+    asked = parse(words)
+    command = shlex.split(train_command(asked))
+    assert command[:3] == ["cedd", "train", "tiny"]
+    assert parse(command[2:]) == asked
+
+
+@pytest.mark.usefixtures("registered")
 def test_settings_that_a_row_has_not_are_refused():
     with pytest.raises(ValueError, match="shuffle-first has no setting 'untl' of its own; it has until"):
         ProcessConfig("shuffle-first", settings={"untl": 0.3}).build(5)
@@ -98,5 +109,5 @@ def test_a_run_of_before_goes_on(config: Make):
     del before["process"]["settings"], before["process"]["schedule"]["settings"]
     assert from_json(TrainConfig, before) == now
     other = replace(now, process=replace(now.process, settings={"until": 0.3}))
-    assert same_run(from_json(TrainConfig, before), other) == ["process.settings.until"]
-    assert same_run(other, now) == ["process.settings.until"]
+    assert same_run(from_json(TrainConfig, before), other) == ["process.settings"]
+    assert same_run(other, now) == ["process.settings"]

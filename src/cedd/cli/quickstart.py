@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from cedd.cli.report import PAGE_FILE, Effort, describe_run, open_run, showing_stages, write_report
-from cedd.evaluation.report import RunReport, interval, number
+from cedd.cli.opened_run import open_run
+from cedd.cli.report import PAGE_FILE, Effort, describe_run, write_report
+from cedd.cli.stages import showing_stages
+from cedd.evaluation.pages import interval, number
+from cedd.evaluation.report import RunReport
 from cedd.training.config import PRESETS, TrainConfig
 from cedd.training.distributed import pick_device
 from cedd.training.loop import train

@@ -15,15 +15,16 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cedd.bounds.estimate import BoundEstimate
 from cedd.bounds.estimator import estimate_bound
+from cedd.cli.opened_run import OpenedRun, open_run, prose_lines
 from cedd.cli.sampling import check_writable
-from cedd.data import TrainingData, corrupt_letters
+from cedd.cli.stages import Stages, showing_stages
+from cedd.data import corrupt_letters
 from cedd.data.storage import atomic_write
 from cedd.evaluation.baselines import Baseline, measure_baselines
+from cedd.evaluation.pages import comparison_page, run_page
 from cedd.evaluation.perplexity import compare
 from cedd.evaluation.report import (
     BoundFigures,
@@ -34,18 +35,15 @@ from cedd.evaluation.report import (
     NoiseDrawing,
     RunReport,
     bound_figures,
-    comparison_page,
     draw_noise,
     plain,
-    run_page,
 )
 from cedd.process import absorb, roulette, uniform
-from cedd.tasks import LanguageModel, Trajectory, load
+from cedd.tasks import Trajectory
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
 from cedd.tasks.setting import Settings
-from cedd.training.config import PRESETS, TrainConfig, read_config, to_json
-from cedd.training.loop import data_of_run
+from cedd.training.config import PRESETS, TrainConfig, flat
 from cedd.training.records import LOG_FILE, read_log
 
 PAGE_FILE, RECORD_FILE, HELD_OUT_FILE = "report.html", "report.json", "held-out.txt"
@@ -115,90 +113,6 @@ def run(arguments: Arguments) -> int:
             record = compare_runs(arguments, path, stages)
     print(json.dumps(record) if arguments.json else f"open {path}")
     return 0
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# Progress
-
-
-class Stages:
-    """What is being done: a bar on a terminal, a line a stage elsewhere; both on standard error."""
-
-    def __init__(self, progress: Progress, console: Console) -> None:
-        self._progress, self._console = progress, console
-        self._task = progress.add_task("", total=None)
-
-    def begin(self, text: str) -> None:
-        self._progress.reset(self._task, description=text, total=None)
-        if not self._console.is_terminal:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def move(self, done: int, planned: int) -> None:
-        self._progress.update(self._task, completed=done, total=planned)
-
-
-@contextmanager
-def showing_stages() -> Generator[Stages]:
-    """Show stages while the block runs."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Stages(progress, console)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# A run and its text
-
-
-@dataclass(frozen=True)
-class OpenedRun:
-    """A run with the text it was trained on and the text it was not."""
-
-    path: Path
-    model: LanguageModel
-    config: TrainConfig
-    data: TrainingData
-
-    @property
-    def process(self) -> str:
-        spec = self.model.process.spec or {}
-        share = f" (p_m = {spec['p_m']:g})" if isinstance(spec.get("p_m"), float) else ""
-        return "a causal network" if self.model.method.causal else f"{spec.get('name', 'a process')}{share}"
-
-    @property
-    def parameters(self) -> int:
-        return sum(weight.numel() for weight in self.model.model.parameters())
-
-    def held_out(self, most: int) -> np.ndarray:
-        """At most so many held-out blocks [N, L], evenly spaced."""
-        count = len(self.data.validation)
-        return self.data.validation[np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))]
-
-    def text(self, blocks: np.ndarray) -> str:
-        return "".join(self.model.tokenizer.decode(block) for block in blocks)
-
-
-def open_run(path: Path, device: str) -> OpenedRun:
-    """The run in a folder, with its data as it was split."""
-    model = load(path, device)
-    file = path / "train.json"
-    if not file.is_file():
-        raise ValueError(f"{path} has no train.json: a report needs a run of cedd train, which says what was held out")
-    config = read_config(file)
-    return OpenedRun(path, model, config, data_of_run(config, model.tokenizer))
-
-
-def prose_lines(text: str, count: int, longest: int) -> list[str]:
-    """The lines that read most like prose: long enough, mostly letters and spaces, without a blank of infilling."""
-    lines = {line.strip(): None for line in text.splitlines()}  # a set that keeps its order
-    lines = [line[:longest].rstrip() for line in lines if "___" not in line]
-
-    def score(line: str) -> float:
-        letters = sum(character.isalpha() or character == " " for character in line) / max(1, len(line))
-        return letters * min(1.0, len(line) / min(60, longest)) - (line != line.lstrip("abcdefghijklmnopqrstuvwxyz"))
-
-    chosen = sorted(lines, key=score, reverse=True)[:count]
-    return chosen or [text[:longest]]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -414,23 +328,17 @@ def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
 
 def train_command(config: TrainConfig) -> str:
     """`cedd train` with the preset that is nearest and what differs from it."""
-    asked = _flat(to_json(config))
+    asked = flat(config)
     changes: dict[str, dict[str, Any]] = {}
     for name, (_, preset) in PRESETS.items():
-        usual = _flat(to_json(preset))
+        usual = flat(preset)
         changes[name] = {key: value for key, value in asked.items() if value != usual[key]}
     nearest = min(changes, key=lambda name: len(changes[name]))
     words = ["train", nearest]
     for key, value in changes[nearest].items():
-        words += [f"--{key.replace('_', '-')}", str(value)]
+        values = [part for pair in value.items() for part in pair] if isinstance(value, dict) else [value]
+        words += [f"--{key.replace('_', '-')}", *map(str, values)]
     return command(*words)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ class TrainConfig:
     def check(self) -> None:
         """Refuse what could only fail later, in one sentence."""
         get_method(self.method)
-        values = _flat(to_json(self))
+        values = flat(self)
         for names, words, holds in _LIMITS:
             for name in names:
                 if not holds(values[name]):
@@ -390,14 +390,16 @@ _MAY_DIFFER = (
 
 def same_run(first: TrainConfig, second: TrainConfig) -> list[str]:
     """The names of settings, such as optimizer.rate, that make two configurations different runs."""
-    a, b = _flat(to_json(first)), _flat(to_json(second))
-    different = [name for name in a | b if a.get(name) != b.get(name)]
+    a, b = flat(first), flat(second)
+    different = [name for name in a if a[name] != b[name]]
     return [name for name in different if not any(f"{name}.".startswith(f"{free}.") for free in _MAY_DIFFER)]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested records as one, with dots in the names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration's settings as JSON values, by names with dots such as optimizer.rate."""
+    settings: dict[str, Any] = {}
+    for part in dataclasses.fields(config):
+        value = getattr(config, part.name)
+        nested = dataclasses.is_dataclass(value)
+        settings |= flat(value, f"{prefix}{part.name}.") if nested else {f"{prefix}{part.name}": to_json(value)}
+    return settings

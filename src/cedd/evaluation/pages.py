@@ -1,0 +1,341 @@
+"""The report of a run, or of several, as one self-contained page: a function of what `report` holds.
+
+Nothing in it is loaded from anywhere: style (`page.html`), charts and scripts are inline, and the animation of a sample
+is a page of its own inside a frame.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from importlib import resources
+
+from cedd.evaluation.baselines import Baseline
+from cedd.evaluation.charts import Curve, Level, line_chart
+from cedd.evaluation.report import ComparedRun, CorrectedText, RunReport
+
+# ----------------------------------------------------------------------------------------------------------------
+# Pieces of a page
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number as the page writes it."""
+    if value is None or math.isnan(value):
+        return "–"
+    return ("∞" if value > 0 else "-∞") if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def interval(low: float, high: float, digits: int = 3) -> str:
+    """An interval as the page writes it."""
+    return f"[{number(low, digits)}, {number(high, digits)}]"
+
+
+def spans(pieces: Sequence[tuple[str, str]]) -> str:
+    """Pieces of text, each in the class of what happened to it; neighbours of one class share an element."""
+    made: list[str] = []
+    last, text = "", ""
+    for piece, kind in [*pieces, ("", "end")]:
+        if kind != last and text:
+            made.append(f'<span class="{last}">{html.escape(text)}</span>' if last else html.escape(text))
+            text = ""
+        last, text = kind, text + piece
+    return "".join(made)
+
+
+def command_block(command: str | None) -> str:
+    """A command to copy."""
+    return "" if not command else f'<pre class="command"><code>{html.escape(command)}</code></pre>'
+
+
+def section(name: str, title: str, body: str, command: str | None = None) -> str:
+    """A part of the page, and the command that does it again."""
+    return f'<section id="{name}"><h2>{html.escape(title)}</h2>{body}{command_block(command)}</section>'
+
+
+def correction_spans(text: CorrectedText) -> str:
+    """The corrected text; where letters differ from the original or from what was given, marked by what happened."""
+    pieces: list[tuple[str, str]] = []
+    for right, given, now in zip(text.original, text.corrupted, text.corrected, strict=True):
+        if given != right:
+            kind = "fixed" if now == right else "missed" if now == given else "changed"
+        else:
+            kind = "broken" if now != given else ""
+        pieces.append(("↵" if now == "\n" and kind else now, kind))
+    return spans(pieces)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The sections of a run's page
+
+
+def _summary(report: RunReport) -> str:
+    bound = report.bound
+    word = "exactly" if bound.exact else "at most"
+    facts = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in report.facts.items()
+    )
+    return f"""<header><p class="eyebrow">{html.escape(report.run)}</p>
+<h1>{html.escape(report.method)} on {html.escape(report.process)}</h1>
+<div class="hero"><div class="figure"><b id="bits">{number(bound.bits_per_character)}</b>
+<span>bits per character, {word}<br>95% interval {interval(*bound.ci95)}</span></div>
+<p>{_verdict(report)}</p></div>
+<dl>{facts}</dl></header>"""
+
+
+def _verdict(report: RunReport) -> str:
+    """One sentence that places the number among the baselines."""
+    bound = report.bound
+    if not math.isfinite(bound.bits_per_character):
+        return "The bound is infinite: this network's cost of clean tokens grows like 1/t."
+    low, high = bound.ci95
+    beaten = [b.name for b in report.baselines if b.bits_per_character > high]
+    ahead = [b.name for b in report.baselines if b.bits_per_character < low]
+    level = [b.name for b in report.baselines if low <= b.bits_per_character <= high]
+    parts = [("fewer than ", beaten), ("about as many as ", level), ("more than ", ahead)]
+    said = [f"{word}{html.escape(_listed(names))}" for word, names in parts if names]
+    text = f"On {bound.characters:,} characters that training never saw."
+    return f"{text} It needs {'; '.join(said)}." if said else text
+
+
+def _listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _curves(report: RunReport) -> str:
+    levels = [Level(b.name, b.bits_per_character) for b in report.baselines if b.stderr is not None]
+    smooth = smoothed(report.losses)
+    loss = [
+        Curve("each step", report.losses, faint=True, colour=0),
+        Curve("training loss", smooth, colour=0),
+    ]
+    points = [(step, bits) for step, bits, _ in report.bounds]
+    curve = Curve("held-out bound", points, [half for *_, half in report.bounds], dots=True, colour=1)
+    return (
+        "<p>The loss of each step, and its running mean. It is a weighted cross entropy: its size depends on the "
+        "method's weights, its slope shows progress.</p>"
+        + line_chart(loss, "step", "loss")
+        + "<p>The bound on a part of the held-out text while training, with its 95% band, between the simple models "
+        "that the table below explains.</p>"
+        + line_chart([curve], "step", "bits per character", levels if points else ())
+    )
+
+
+def smoothed(points: Sequence[tuple[int, float]], share: float = 0.06) -> list[tuple[int, float]]:
+    """An exponential running mean over a share of the points, without the bias of its start."""
+    keep = 1 - 1 / max(1.0, share * len(points))
+    mean = weight = 0.0
+    made: list[tuple[int, float]] = []
+    for step, value in points:
+        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        made.append((step, mean / weight))
+    return made
+
+
+def _bound(report: RunReport) -> str:
+    bound = report.bound
+    running = [(count, mean) for count, mean, _ in bound.running]
+    curve = Curve("estimate", running, [half for *_, half in bound.running], colour=1)
+    what = "The exact likelihood" if bound.exact else "The <i>tight</i> bound, a true upper bound on the code length,"
+    noisy = "" if bound.exact else f", each shown to the network at {bound.draws} levels of noise"
+    return (
+        f"<p>{what} of {bound.sequences:,} held-out sequences{noisy}: "
+        f"<b>{number(bound.bits_per_character)}</b> bits per character, 95% interval {interval(*bound.ci95)}, "
+        f"a perplexity of {number(bound.perplexity, 2)} per token. The band is how far the estimate could still be "
+        "from that of endlessly many such sequences, after the first 2, 3, … of them.</p>"
+        + line_chart([curve], "sequences", "bits per character")
+    )
+
+
+def _baselines(report: RunReport) -> str:
+    if not report.baselines:
+        return _note(report, "baselines")
+    rows = [(b.name, b.bits_per_character, b.stderr, b.detail, "") for b in report.baselines]
+    detail = "exact likelihood" if report.bound.exact else "tight bound: the truth is lower or equal"
+    rows.append(("this model", report.bound.bits_per_character, report.bound.stderr, detail, "ours"))
+    rows.sort(key=lambda row: row[1], reverse=True)
+    most = max(row[1] for row in rows if math.isfinite(row[1]))
+    body = "".join(
+        f'<tr class="{kind}"><td>{html.escape(name)}</td><td class="value">{number(bits)}</td>'
+        f'<td class="value dim">{"± " + number(1.96 * error) if error is not None else ""}</td>'
+        f'<td class="bar"><i style="width:{100 * min(bits, most) / most:.1f}%"></i></td>'
+        f'<td class="dim detail">{html.escape(text)}</td></tr>'
+        for name, bits, error, text, kind in rows
+    )
+    return (
+        "<p>The same held-out text in the same unit, fewer is better. n-gram models read the same sequences one by "
+        "one; compressors read them as one text.</p>"
+        '<table class="bars"><thead><tr><th>model</th><th>bits per character</th><th>95%</th><th></th><th></th></tr>'
+        f"</thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _noise(report: RunReport) -> str:
+    columns = "".join(
+        f"<h3>{html.escape(drawing.process)}</h3><table class='noise'>"
+        + "".join(f'<tr><th>t = {t:.1f}</th><td class="text">{spans(row)}</td></tr>' for t, row in drawing.rows)
+        + "</table>"
+        for drawing in report.noise
+    )
+    return (
+        "<p>The same held-out sentence on its way to noise. Training shows the network such texts and asks what they "
+        'were; sampling walks back up from t = 1. <span class="key masked">▒ masked</span> '
+        '<span class="key shuffled">shuffled</span></p>' + columns
+    )
+
+
+def _samples(report: RunReport) -> str:
+    frame = ""
+    if report.animation:
+        frame = f'<iframe title="a sample being denoised" srcdoc="{html.escape(report.animation)}"></iframe>'
+    texts = "".join(f'<div class="text card">{html.escape(text)}</div>' for text in report.samples)
+    return _note(report, "samples") + frame + f'<div class="cards">{texts}</div>'
+
+
+def _infilling(report: RunReport) -> str:
+    if report.infilling is None:
+        return _note(report, "infilling")
+    filling = report.infilling
+    given = re.split(r"_{3,}(?:\{\d+\})?", filling.template)
+    rows = "".join(
+        f'<tr><th>{name}</th><td class="text">{_filled(given, text)}</td></tr>'
+        for name, text in [
+            ("held-out", filling.original),
+            *((f"{i}.", text) for i, text in enumerate(filling.fills, 1)),
+        ]
+    )
+    return (
+        "<p>Words of a held-out text taken out, and written anew by the model, which sees what comes before and after. "
+        f'The first line is what stood there.</p><table class="plain">{rows}</table>'
+    )
+
+
+def _filled(given: Sequence[str], text: str) -> str:
+    """The text with what stands between the given parts marked."""
+    pattern = "(.*?)".join(re.escape(part) for part in given)
+    found = re.fullmatch(pattern, text, re.DOTALL)
+    if found is None:
+        return html.escape(text)
+    pieces = [(given[0], "")]
+    for fill, part in zip(found.groups(), given[1:], strict=True):
+        pieces += [(fill.replace("\n", "↵"), "filled"), (part, "")]
+    return spans(pieces)
+
+
+def _correction(report: RunReport) -> str:
+    if report.correction is None:
+        return _note(report, "correction")
+    done = report.correction
+    examples = "".join(f'<div class="text card">{correction_spans(text)}</div>' for text in done.examples)
+    share = f"{done.fixed / done.wrong:.0%}" if done.wrong else "–"
+    hurt = f"{done.broken / done.right:.2%}" if done.right else "–"
+    return (
+        f"<p>Letters of the held-out text replaced by others at places the model is not told, and its corrections "
+        f"(told that {done.rate:.0%} are wrong; threshold {done.threshold:g}, chosen on training text). "
+        f"Of {done.wrong:,} wrong letters <b>{done.fixed:,}</b> were put right ({share}); of {done.right:,} right "
+        f"characters <b>{done.broken:,}</b> were broken ({hurt}).</p>"
+        '<p class="keys"><span class="key fixed">put right</span> <span class="key missed">left wrong</span> '
+        '<span class="key changed">wrong in another way</span> <span class="key broken">broken</span></p>'
+        f'<div class="cards">{examples}</div>'
+    )
+
+
+def _note(report: RunReport, name: str) -> str:
+    return f'<p class="note">{html.escape(report.notes[name])}</p>' if name in report.notes else ""
+
+
+def _again(report: RunReport) -> str:
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{command_block(command)}</td></tr>"
+        for name, command in report.commands.items()
+    )
+    return f'<p>Every step of this page as a command.</p><table class="plain">{rows}</table>'
+
+
+def run_page(report: RunReport) -> str:
+    """The page of one run."""
+    commands = report.commands
+    body = "".join(
+        [
+            _summary(report),
+            section("curves", "Training", _curves(report)),
+            section("bound", "The bound", _bound(report), commands.get("evaluate")),
+            section("baselines", "What the number means", _baselines(report)),
+            section("noise", "The noise", _noise(report)),
+            section("samples", "Writing", _samples(report), commands.get("sample")),
+            section("infilling", "Filling in", _infilling(report), commands.get("infill")),
+            section("correction", "Correcting", _correction(report), commands.get("correct")),
+            section("again", "Do it again", _again(report)),
+        ]
+    )
+    return whole_page(f"{report.method} on {report.process}", body)
+
+
+def comparison_page(runs: Sequence[ComparedRun], baselines: Sequence[Baseline], command: str) -> str:
+    """The page of several runs."""
+    names = short_names([run.run for run in runs])
+    curves = [
+        Curve(
+            names[i],
+            [(step, bits) for step, bits, _ in run.bounds],
+            [half for *_, half in run.bounds],
+            dots=True,
+            colour=i % 6,
+        )
+        for i, run in enumerate(runs)
+    ]
+    levels = [Level(b.name, b.bits_per_character) for b in baselines if b.stderr is not None]
+    chart = "<p>On a part of the held-out text while training, with 95% bands.</p>" + line_chart(
+        curves, "step", "bits per character", levels
+    )
+    header = f'<header><p class="eyebrow">comparison</p><h1>{len(runs)} runs</h1></header>'
+    body = header + section("table", "The bounds", _compared_table(runs))
+    body += section("curves", "While training", chart) + section("again", "Do it again", command_block(command))
+    return whole_page(f"{len(runs)} runs", body)
+
+
+def _compared_table(runs: Sequence[ComparedRun]) -> str:
+    rows: list[str] = []
+    for i, run in enumerate(runs):
+        if i == 0:
+            difference = '<td class="dim">the reference</td>'
+        elif run.difference is None:
+            difference = '<td class="dim">other held-out text</td>'
+        else:
+            mean, low, high = run.difference
+            kind = "better" if high < 0 else "worse" if low > 0 else ""
+            difference = f'<td class="value {kind}">{mean:+.4f} <span class="dim">[{low:+.4f}, {high:+.4f}]</span></td>'
+        rows.append(
+            f'<tr><td><i class="swatch curve-{i % 6}"></i>{html.escape(run.run)}</td>'
+            f"<td class='value'><b>{number(run.bound.bits_per_character, 4)}</b> "
+            f"<span class='dim'>{interval(*run.bound.ci95, digits=4)}</span></td>{difference}"
+            f"<td>{html.escape(run.method)}</td><td>{html.escape(run.process)}</td>"
+            f"<td class='value'>{run.parameters:,}</td><td class='value'>{run.step:,}</td></tr>"
+        )
+    heads = ("run", "bits per character", "difference", "method", "process", "parameters", "steps")
+    return (
+        "<p>Bits per character of the held-out text, at most (exactly, for an autoregressive model), with 95% "
+        "intervals. Differences are to the first run, sequence by sequence on the same noise levels, which is why "
+        "their intervals are narrower than those of the two figures.</p>"
+        f'<div class="scroll"><table><thead><tr>{"".join(f"<th>{head}</th>" for head in heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The last parts of paths, as many as tell them apart."""
+    parts = [path.rstrip("/").split("/") for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(set(paths)):
+            return names
+    return list(paths)
+
+
+def whole_page(title: str, body: str) -> str:
+    """The document around a body."""
+    template = resources.files("cedd.evaluation").joinpath("page.html").read_text("utf-8")
+    return template.replace("__TITLE__", html.escape(title)).replace("__BODY__", body)
