@@ -4,11 +4,13 @@
     python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 --jobs 2 ...
     python benchmarks/spelling.py --table runs/spelling.json
 
-A cell is METHOD/PROCESS. Each is trained in a process of its own by the package's trainer, without its evaluations and
+A cell is METHOD/PROCESS, or METHOD/PROCESS/TIME to train at times up to TIME only (ours: the test is at 0.05). Each is
+trained in a process of its own by the package's trainer, without its evaluations and
 without a checkpoint before the end, and tested by the paper's protocol (`cedd spelling --protocol paper`) on the two
 test books every --every steps. What is learnt goes into one small file, rewritten after every test. The same command
 goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its checkpoint.
-The rate is constant after its warm-up, so a run of 50,000 steps passes through that of 25,000: its curve has both.
+The rate is constant after its warm-up (unless --schedule says otherwise), so a run of 50,000 steps passes through that
+of 25,000: its curve has both.
 """
 
 from __future__ import annotations
@@ -21,18 +23,17 @@ import subprocess
 import sys
 import threading
 import time
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import tyro
 from rich.console import Console
 
 from cedd.cli.bench_train import machine
-from cedd.data import CharAsGPT2, Prefetcher, load_gpt2, open_corpus, pack
+from cedd.data import CharAsGPT2, GPT2Tokenizer, Prefetcher, load_gpt2, open_corpus, pack
 from cedd.data.storage import atomic_write
 from cedd.evaluation.spelling import restore
 from cedd.models.ema import EMA
@@ -85,7 +86,7 @@ PAPER: Mapping[int, Mapping[str, tuple[float, float]]] = {
 class Arguments:
     """example: python benchmarks/spelling.py --only cedd-star/uniform --size tiny --steps 20 --every 10 --warmup 5
 
-    Train and test the cells METHOD/PROCESS of the paper's spelling tables.
+    Train and test the cells METHOD/PROCESS[/TIME] of the paper's spelling tables, and of ours.
     """
 
     only: tuple[str, ...] = tuple(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS))
@@ -106,6 +107,10 @@ class Arguments:
     """Test on the first so many blocks of each book only."""
     rate: float = 3e-4
     warmup: int = 2500
+    schedule: Literal["constant", "cosine"] = "constant"
+    clip: float = 1.0
+    """The largest norm of the gradient of a *sequence's* loss, the sum over its positions, as in the code that the
+    paper builds on: nearly every gradient is longer, and so is scaled to this length."""
     ema: float = 0.9999
     ema_warmup: bool = True
     """The average's decay is at most (1+step)/(10+step), as in the code that the paper builds on; a plain one of 0.9999
@@ -135,35 +140,63 @@ class Arguments:
 
     def check(self) -> None:
         for cell in self.only:
-            method, _, process = cell.partition("/")
-            if get_method(method).name not in METHODS or process not in PROCESSES:
-                raise ValueError(f"a cell is one of {{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}; got {cell!r}")
+            read_cell(cell)
         if self.jobs < 1 or self.steps < 1 or self.every < 1:
             raise ValueError("--jobs, --steps and --every must be at least 1")
 
 
+class Cell(NamedTuple):
+    """One model of the tables."""
+
+    method: str
+    process: str
+    highest_time: float = 1.0
+
+
+def read_cell(text: str) -> Cell:
+    """METHOD/PROCESS, or METHOD/PROCESS/TIME."""
+    try:
+        method, process, *times = text.split("/")
+        cell = Cell(get_method(method).name, process, *map(float, times))
+    except (TypeError, ValueError):
+        cell = Cell("", "")
+    if cell.method not in METHODS or cell.process not in PROCESSES or not 0 < cell.highest_time <= 1:
+        kinds = f"{{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}"
+        raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME; got {text!r}")
+    return cell
+
+
 # ----------------------------------------------------------------------------------------------------------------
-# The books, in characters that GPT-2 has a token for
+# The books, a character at a time, as GPT-2's tokens
 
-_TYPEWRITER = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "œ": "oe"})
+_PRIVATE = 0xF0000
+"""Where Unicode has room for 65,534 characters of one's own: the stand-in of token i is character _PRIVATE + i."""
 
 
-def plain(text: str, known: Mapping[str, int]) -> str:
-    """The text with what is no single GPT-2 token written plainly: curly quotes straight, rare accents left off."""
-    text = text.translate(_TYPEWRITER)
-    rare = {c: unicodedata.normalize("NFKD", c) for c in set(text) - set(known)}
-    return text.translate({ord(c): "".join(d for d in parts if d in known) for c, parts in rare.items()})
+def spelt(text: str, gpt2: GPT2Tokenizer, characters: dict[str, int]) -> str:
+    """The text in characters that are one token each, which `characters` is extended to know.
+
+    GPT-2 writes a curly quote, and a few accented letters, as two tokens: these become two stand-ins, one for each.
+    """
+    stand_ins: dict[int, str] = {}
+    for character in set(text) - set(characters):
+        tokens = [int(token) for token in gpt2.encode(character)]
+        characters.update({chr(_PRIVATE + token): token for token in tokens})
+        stand_ins[ord(character)] = "".join(chr(_PRIVATE + token) for token in tokens)
+    return text.translate(stand_ins)
 
 
 def prepare(arguments: Arguments) -> None:
     """Write the tokenizer and the books, as they are read by every cell, beside the runs."""
-    files = arguments.gpt2 or arguments.data.parent / "gpt2-bpe"
-    tokenizer = CharAsGPT2.from_gpt2(load_gpt2(files))
-    tokenizer.save(arguments.out / "tokenizer")
+    gpt2 = load_gpt2(arguments.gpt2 or arguments.data.parent / "gpt2-bpe")
+    characters = dict(CharAsGPT2.from_gpt2(gpt2).characters)
     ending = {"clean": ".txt", "gutenberg": ".gutenberg.txt"}[arguments.form]
     for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
         text = "".join(open_corpus(arguments.data / f"{name}{ending}").documents())
-        atomic_write(book(arguments, name), plain(text, tokenizer.characters).encode())
+        atomic_write(book(arguments, name), spelt(text, gpt2, characters).encode())
+    tokenizer = CharAsGPT2(characters, gpt2.vocab_size)
+    tokenizer.save(arguments.out / "tokenizer")
+    for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
         pack(open_corpus(book(arguments, name)), tokenizer, arguments.length)  # so that no cell has to
 
 
@@ -174,11 +207,10 @@ def book(arguments: Arguments, name: str) -> Path:
 
 def configuration(arguments: Arguments, cell: str) -> TrainConfig:
     """The run of one cell: the paper's settings, no evaluations of the trainer's own, no checkpoint before the end."""
-    method, _, process = cell.partition("/")
-    method = get_method(method).name
+    method, process, highest_time = read_cell(cell)
     return TrainConfig(
         data=str(book(arguments, TRAINING_BOOK)),
-        out=arguments.out / f"{method}-{process}",
+        out=arguments.out / cell.replace("/", "-").replace("*", "-star"),
         method=method,
         process=ProcessConfig(
             "uniform" if process == "uniform" else "roulette", p_m=arguments.p_m, sigma_floor=arguments.sigma_floor
@@ -188,9 +220,15 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         # A book of its own to validate on: all of War and Peace is trained on.
         text=DataConfig(str(arguments.out / "tokenizer"), validation=str(book(arguments, TEST_BOOKS["pap"]))),
         optimizer=OptimizerConfig(
-            rate=arguments.rate, warmup=arguments.warmup, ema=arguments.ema, ema_warmup=arguments.ema_warmup
+            rate=arguments.rate,
+            eps=1e-8 / arguments.length,  # our loss is the mean over positions: the same steps, in its unit
+            clip=arguments.clip / arguments.length,
+            warmup=arguments.warmup,
+            schedule=arguments.schedule,
+            ema=arguments.ema,
+            ema_warmup=arguments.ema_warmup,
         ),
-        batch=BatchConfig(arguments.batch),
+        batch=BatchConfig(arguments.batch, highest_time=highest_time),
         evaluation=EvaluationConfig(every=arguments.every, samples=0),
         steps=arguments.steps,
         seed=arguments.seed,
@@ -427,8 +465,9 @@ def run(arguments: Arguments) -> int:
 def tables(content: Mapping[str, Any]) -> str:
     """The measured shares beside the paper's, and the curves, in Markdown."""
     cells: Mapping[str, Any] = content["cells"]
-    order = [f"{method}/{process}" for process in PROCESSES for method in METHODS]
-    found = [cell for cell in order if cells.get(cell, {}).get("curve")]
+    order = [(process, method) for process in PROCESSES for method in METHODS]
+    found = [cell for cell in cells if cells[cell].get("curve")]
+    found.sort(key=lambda name: ((cell := read_cell(name)).highest_time < 1, order.index((cell.process, cell.method))))
     lines = [
         "| method | process | steps | PAP, % | paper | CAP, % | paper | masked, shuffled (PAP) | ms a step |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -457,7 +496,8 @@ def _row(cell: str, record: Mapping[str, Any]) -> str:
     scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
     kinds = [last["books"]["pap"][kind]["share"] for kind in ("masked", "shuffled")]
     parts = ", ".join("" if share is None else f"{100 * share:.1f}" for share in kinds)
-    method, process = cell.split("/")
+    method, process, highest_time = read_cell(cell)
+    process += f", t ≤ {highest_time:g}" if highest_time < 1 else ""
     speed = record.get("seconds_per_step")
     return (
         f"| {method} | {process} | {last['step']:,} | {scores[0]} | {paper[0]} | {scores[1]} | {paper[1]} "

@@ -241,9 +241,16 @@ def benchmark():
     return module
 
 
-def test_books_are_written_in_characters_that_have_a_token(benchmark):
-    known = {c: i for i, c in enumerate("abceioy\"' \n")}
-    assert benchmark.plain("“a ý”\n‘bœe’\ufeff", known) == "\"a y\"\n'boee'"
+def test_books_are_written_a_character_at_a_time_in_gpt2s_tokens(benchmark):
+    """A character that is two tokens becomes two stand-ins, the same in every book."""
+
+    class TwoTokens:
+        def encode(self, text):
+            return [447, {"“": 250, "”": 251}[text]]
+
+    known = {"a": 64, " ": 220}
+    texts = [benchmark.spelt(text, TwoTokens(), known) for text in ("“a a”", "”a")]
+    assert [[known[c] for c in text] for text in texts] == [[447, 250, 64, 220, 64, 447, 251], [447, 251, 64]]
 
 
 def books(value):
@@ -287,11 +294,14 @@ def test_the_papers_settings_are_the_defaults(benchmark):
     assert (config.model.width, config.model.depth, config.model.dropout) == (768, 12, 0.1)
     assert (config.batch.size, config.length, config.steps) == (32, 128, 25_000)
     assert (config.optimizer.rate, config.optimizer.warmup, config.optimizer.ema) == (3e-4, 2500, 0.9999)
+    assert (config.optimizer.clip, config.optimizer.eps) == (1 / 128, 1e-8 / 128)  # of a loss that is a mean
     assert (config.process.name, config.process.sigma_floor) == ("uniform", 0.003)
     assert config.checkpoint_every > config.steps
     config.check()
-    with pytest.raises(ValueError, match="a cell is one of"):
-        benchmark.Arguments(only=("cedd/absorb",)).check()
+    assert benchmark.configuration(benchmark.Arguments(), "bayes*/roulette/0.3").batch.highest_time == 0.3
+    for cell in ("cedd/absorb", "cedd/uniform/2", "cedd/uniform/0.1/0.2", "cedd"):
+        with pytest.raises(ValueError, match="a cell is one of"):
+            benchmark.Arguments(only=(cell,)).check()
 
 
 @pytest.mark.slow

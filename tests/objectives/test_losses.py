@@ -235,7 +235,7 @@ def test_independent_times_and_limits() -> None:
     assert 1e-3 <= float(t.min()) < 2e-3
     assert float(t.max()) <= 1.0
     assert abs(float(t.mean()) - 0.5005) < 4 * 0.2887 / 100  # 4 standard errors
-    for count, low, message in ((0, 0.0, "at least one sequence"), (1, 1.0, r"lie in \[0, 1\)"), (1, -0.1, "lie in")):
+    for count, low, message in ((0, 0.0, "at least one sequence"), (1, 1.0, r"lie in \[0, 1\]"), (1, -0.1, "lie in")):
         with pytest.raises(ValueError, match=message):
             draw_times(count, low=low)
 

@@ -119,6 +119,18 @@ def test_recorded_steps_are_the_steps(config: Make, method: str, process: str):
         )
 
 
+@pytest.mark.parametrize("mode", ["record", "graphs"])
+def test_recorded_steps_on_rounded_weights_are_the_steps(config: Make, mode: str):
+    """The same in bfloat16, whose weights the update rounds."""
+    changes = {**STEADY, "precision": "bf16", "evaluation.every": 0}
+    plain, recorded = (train_on_cuda(config(f"run-{kind}", {**changes, "compile": kind})) for kind in ("off", mode))
+    assert recorded.update.found is not None
+    assert any(copy is not None for copy in recorded.update.copies)
+    for name, tensor in plain.state.tensors().items():
+        found = recorded.state.tensors()[name]
+        torch.testing.assert_close(found, tensor, rtol=2e-2, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_a_recorded_gradient_is_the_gradient_whatever_the_rows():
     torch.manual_seed(0)
     method, process = get_method("cedd-star"), absorb(7)

@@ -69,10 +69,10 @@ def times_of(dataset: PackedDataset, step: int, world_size: int, config: BatchCo
 
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_each_stratum_of_the_global_batch_has_one_time(dataset: PackedDataset, world_size: int):
-    low = 0.25
+    low, high = 0.25, 0.75
     for step in range(5):
-        t = times_of(dataset, step, world_size, BatchConfig(B, 2, lowest_time=low))
-        strata = ((t - low) / (1 - low) * B).floor().long()
+        t = times_of(dataset, step, world_size, BatchConfig(B, 2, lowest_time=low, highest_time=high))
+        strata = ((t - low) / (high - low) * B).floor().long()
         assert sorted(strata.tolist()) == list(range(B))
 
 

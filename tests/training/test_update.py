@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from cedd.models.ema import EMA
+from cedd.models.transformer import Transformer, config_from_preset
 from cedd.training.config import OptimizerConfig
-from cedd.training.optimizer import Update, make_optimizer
+from cedd.training.optimizer import Update, make_optimizer, with_rounded_weights
 from tests.interpreted import run_interpreted
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
@@ -100,6 +101,38 @@ def test_plain_update_skips_and_averages():
     values, update = steps_of("cpu", plain=False)
     assert update.table is None  # no kernel on a CPU
     assert all(bool(torch.isfinite(value).all()) for value in values)
+
+
+def rounded_steps_of(device, plain):
+    """A small transformer's weights, averages and copies after updates by made-up gradients of the copies."""
+    torch.manual_seed(0)
+    model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
+    run = with_rounded_weights(model, torch.bfloat16)
+    ema = EMA(model, 0.9)
+    update = Update(model, make_optimizer(model, CONFIG), ema, clip=0.1, run=run)
+    if plain:
+        update.table = None
+    generator = torch.Generator().manual_seed(1)
+    for step in range(4):
+        for source in run.parameters():
+            source.grad = torch.randn(source.shape, generator=generator).to(source)
+        update.apply(CONFIG.rate, update.norm(), torch.tensor(step != 1, device=device))
+    return [*(p.detach() for p in model.parameters()), *ema.shadow.values(), *(p.detach() for p in run.parameters())]
+
+
+def test_the_plain_update_keeps_copies_too():
+    count = len(list(Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).parameters()))
+    values = rounded_steps_of("cpu", plain=True)
+    for value, copy in zip(values[:count], values[2 * count :], strict=True):
+        assert torch.equal(value.to(copy.dtype), copy)
+
+
+@pytest.mark.gpu
+def test_both_updates_agree_on_copies_on_the_device():
+    pairs = zip(rounded_steps_of("cuda", plain=False), rounded_steps_of("cuda", plain=True), strict=True)
+    for a, b in pairs:
+        low = a.dtype == torch.bfloat16
+        torch.testing.assert_close(a, b, rtol=2**-7 if low else 1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

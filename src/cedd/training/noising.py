@@ -63,6 +63,7 @@ class NoisingSampler:
             generator,
             stratified=self.config.times == "stratified",
             low=self.config.lowest_time,
+            high=self.config.highest_time,
         )
         everyone = (sampler.batch_size, x0.shape[1])
         draws = Draws.make(everyone, self.process.vocab_size, x0.device, generator)
@@ -84,7 +85,8 @@ class NoisingSampler:
         where the m are not all strata, or times are independent, m L² Var s instead of the latter.
         """
         whole, length = self.sampler.batch_size, self.sampler.dataset.length
-        times = self.config.lowest_time + (1 - self.config.lowest_time) * (torch.arange(256.0).double() + 0.5) / 256
+        low, high = self.config.lowest_time, self.config.highest_time
+        times = low + (high - low) * (torch.arange(256.0).double() + 0.5) / 256
         share = self._share_that_counts(times)
         if share.mean() > 0.75:
             return None
