@@ -14,14 +14,10 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.exact import BOUNDS
 from cedd.models import Transformer, TransformerConfig
 from cedd.process import TokenProcess
-from tests.networks import Model, random_data, random_network
+from tests.networks import Model, four_processes, random_data, random_network
 
 V, L = 3, 2
-PROCESSES = {
-    "absorb": cedd.absorb(V),
-    "uniform": cedd.uniform(V),
-    "roulette": cedd.roulette(V, 0.7),
-    "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
+PROCESSES = four_processes(V) | {
     "absorb, polynomial": cedd.absorb(V, cedd.Polynomial(2.0)),
     "uniform, geometric": cedd.uniform(V, cedd.Geometric(0.05, 6.0)),
     "roulette, geometric": cedd.roulette(V, 0.7, cedd.Geometric(0.02, 5.0)),

@@ -22,14 +22,10 @@ from cedd.bounds.times import PathTimes, stratified_levels
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy
 from cedd.parameterization import Affine, Bayes, Denoiser
-from tests.networks import random_data, random_network
+from tests.networks import four_processes, random_data, random_network
 
 V, L = 3, 2
-PROCESSES = {
-    "absorb": cedd.absorb(V),
-    "uniform": cedd.uniform(V),
-    "roulette": cedd.roulette(V, 0.7),
-    "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
+PROCESSES = four_processes(V) | {
     "uniform, geometric": cedd.uniform(V, cedd.Geometric(0.05, 6.0)),
     "absorb, cosine": cedd.absorb(V, cedd.Cosine()),
 }

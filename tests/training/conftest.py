@@ -38,3 +38,17 @@ def config(corpus: Path, cache: Path, tmp_path: Path) -> Callable[..., TrainConf
         return tiny_config(corpus, cache, tmp_path / name, changes)
 
     return make
+
+
+@pytest.fixture
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No picture of the loss, which takes longer than a small run's steps."""
+    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
+
+
+@pytest.fixture(scope="session")
+def server() -> None:
+    """The server from which children that train come."""
+    from tests.training.processes import start_server  # which imports the compiler, too slow for those without children
+
+    start_server()

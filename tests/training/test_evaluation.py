@@ -19,13 +19,9 @@ from cedd.training.state import derived_seed
 from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
 
 Make = Callable[..., TrainConfig]
+pytestmark = pytest.mark.usefixtures("no_plot")
 SMALL: dict[str, Any] = {"evaluation.every": 6, "evaluation.sequences": 16, "evaluation.draws": 4}
 SMALL |= {"evaluation.samples": 2, "evaluation.sample_steps": 4, "log_every": 4}
-
-
-@pytest.fixture(autouse=True)
-def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
 
 
 def records(out: Path, kind: str) -> list[dict[str, Any]]:

@@ -11,21 +11,12 @@ from pathlib import Path
 import pytest
 
 from cedd.training.config import TrainConfig
-from tests.training.processes import PATIENCE, POINTS, start_server, start_training, wait
+from tests.training.processes import PATIENCE, POINTS, start_training, wait
 from tests.training.runs import assert_same_run, changed, checkpoint_steps, run, tiny_config
 
 Make = Callable[..., TrainConfig]
+pytestmark = pytest.mark.usefixtures("server", "no_plot")
 SETTINGS = {"checkpoint_every": 3, "keep": 2}  # saves at 3, 6, 9 and 12; from the third on, an old one goes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> None:
-    start_server()
-
-
-@pytest.fixture(autouse=True)
-def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,9 @@ def fixed_loss(trainer: Trainer) -> float:
     return loss
 
 
+@pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(("method", "process"), PAIRS, ids=[f"{m}-{'-'.join(map(str, p.values()))}" for m, p in PAIRS])
-def test_fifty_steps_lower_the_loss(
-    method: str, process: dict[str, Any], config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)  # takes longer than the steps
+def test_fifty_steps_lower_the_loss(method: str, process: dict[str, Any], config: Callable[..., TrainConfig]):
     changes = {"method": method, **process, "steps": 50, "checkpoint_every": 50, "log_every": 50, "batch.size": 16}
     trainer = Trainer(config("run", changes), ALONE, Console(quiet=True))
     before = fixed_loss(trainer)

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from cedd.training.config import TrainConfig
 from cedd.training.loop import Trainer
-from tests.training.processes import start_server
 from tests.training.ranks import (
     assert_near,
     double_precision,
@@ -32,19 +31,10 @@ from tests.training.ranks import (
 from tests.training.runs import ALONE, checkpoint_steps, tiny_config
 
 Make = Callable[..., TrainConfig]
+pytestmark = pytest.mark.usefixtures("server", "no_plot")
 # No dropout, whose random numbers are each rank's own. Odd sizes make unequal shards.
 SETTINGS: dict[str, Any] = {"model.dropout": 0.0, "model.width": 20, "model.depth": 2}
 SETTINGS |= {"steps": 6, "checkpoint_every": 3}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> None:
-    start_server()
-
-
-@pytest.fixture(autouse=True)
-def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
 
 
 def alone(scenario: Callable[..., None], config: TrainConfig, *arguments: Any) -> None:
