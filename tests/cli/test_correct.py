@@ -46,6 +46,33 @@ def test_without_a_run_the_packages_model_corrects(shelf, run, capsys):
     assert capsys.readouterr().out == "teh cat sat on teh mat\n"
 
 
+def test_the_packages_model_is_not_one_that_happens_to_be_called_so(shelf, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_random(tmp_path / "english-char", "uniform", extra={"correction": {"threshold": 0.0}})
+    used = []
+    monkeypatch.setattr(locate, "is_model", lambda path, true=locate.is_model: used.append(path) or true(path))
+    text = "teh cat sat on teh mat"
+    assert main(["correct", text, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out != f"{text}\n"  # the package's
+    assert main(["correct", "english-char", text, "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == f"{text}\n"  # the folder's, which trusts every letter
+    used.clear()
+    assert main(["sample", "--length", "4", "--device", "cpu"]) == 0
+    assert used[0] == shelf / "english-char"
+
+
+@pytest.mark.parametrize("text", ["teh cat sat " * 25, "teh cat/sat on " * 300, "~dear reader"])
+def test_a_text_that_cannot_be_a_path_is_no_model(text, shelf, run, capsys):
+    """No file name is longer than 255 bytes, no path than 4096; ~ is the home of nobody called `dear reader`."""
+    for words in ([text], [run, text]):
+        assert main(["correct", *words, "--threshold", "0", "--device", "cpu"]) == 0
+        assert capsys.readouterr().out == f"{text}\n"
+    assert main(["correct", text, text, "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"cedd correct: no run or model at {text[:10]}")
+    assert len(said) < 200
+
+
 @pytest.mark.parametrize("words", [["correct", "-"], ["correct"], ["correct", "RUN", "-"], ["correct", "RUN"]])
 def test_bytes_come_through_standard_input_as_they_were(words, shelf, run, capfdbinary, monkeypatch):
     content = b"teh c\xc3\xa9t\r\n\xff\xfe 12\n\nno end"

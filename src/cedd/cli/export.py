@@ -23,12 +23,12 @@ CALIBRATION_CHARACTERS = 30_000
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd export runs/first --out english-char --weights int8 --calibrate book.txt
+    """example: cedd export runs/first --out my-model --weights int8 --calibrate book.txt
 
     Write a run as a folder to give away: config.json, weights, tokenizer, and a card (README.md) made from config.json.
-    The result is a model like any other (cedd correct english-char "teh cat") and can be exported again, for example
-    once it has been measured: cedd spelling english-char --data book.txt --json > book.json, and then
-    cedd export english-char --out english-char --results book.json
+    The result is a model like any other (cedd correct my-model "teh cat") and can be exported again, for example
+    once it has been measured: cedd spelling my-model --data book.txt --json > book.json, and then
+    cedd export my-model --out my-model --results book.json
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

@@ -9,15 +9,21 @@ from typing import Annotated
 import tyro
 
 from cedd.cli import UserError
-from cedd.training.locate import CONFIG_FILE, locate, pretrained_names
+from cedd.training.locate import is_model, locate, packaged, pretrained_names
 
 DEFAULT_MODEL = "english-char"
 """The model that is used where a command names none."""
 
+
+def default_model() -> Path:
+    """Its folder in the package: a folder of this name where the user happens to be is used only if it is named."""
+    return packaged(DEFAULT_MODEL)
+
+
 ModelAndText = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT")]
 
 
-def model_and_text(words: Sequence[str]) -> tuple[str, str | None]:
+def model_and_text(words: Sequence[str]) -> tuple[str | Path, str | None]:
     """The model and the text of a command line that says [RUN] TEXT.
 
     Of two words the first is the model. A single word is the text, unless it is a model's: then the text is missing.
@@ -26,14 +32,14 @@ def model_and_text(words: Sequence[str]) -> tuple[str, str | None]:
         raise UserError(f"put the text in quotes: got {len(words)} words, which are more than a RUN and a text")
     if len(words) == 2:
         return _model(words[0]), words[1]
-    if words and (words[0] in pretrained_names() or (Path(words[0]) / CONFIG_FILE).is_file()):
+    if words and (words[0] in pretrained_names() or is_model(words[0])):
         return words[0], None
-    return DEFAULT_MODEL, (words[0] if words else None)
+    return default_model(), (words[0] if words else None)
 
 
-def _model(name: str) -> str:
+def _model(name: str) -> Path:
     """The first of two words, which if it is no model may have been the first of a text without quotes."""
     try:
-        return str(locate(name))
+        return locate(name)
     except ValueError as error:
         raise UserError(f"{error} (a text of several words is put in quotes)") from None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from cedd.cli.given import DEFAULT_MODEL
+from cedd.cli.given import default_model
 from cedd.cli.sampling import SamplerOptions, ViewOptions
 from cedd.tasks import load
 from cedd.tasks.generate import generate
@@ -22,7 +22,8 @@ class Arguments:
     cedd, english-char. Your own: cedd sample runs/first
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = DEFAULT_MODEL
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A run's folder or a name; without it english-char of the package."""
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Number of samples."""
     length: int | None = None
@@ -40,7 +41,7 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Print the samples, separated by rules, or as JSON."""
     arguments.view.check()
-    model = load(arguments.model, arguments.device)
+    model = load(arguments.model or default_model(), arguments.device)
     title = f"{model.name}, {arguments.options.sampler}"
     with arguments.view.recording(model.tokenizer, title, quiet=arguments.json) as callback:
         texts = generate(

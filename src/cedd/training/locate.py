@@ -6,6 +6,8 @@ A model that comes with the package is a model folder in `cedd/pretrained`, call
 from __future__ import annotations
 
 import difflib
+import errno
+import textwrap
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,19 +33,46 @@ def locate(path_or_name: str | Path, **download: Any) -> Path:
 
     download: options of huggingface_hub's `snapshot_download` (revision, token, cache_dir, ...).
     """
-    path, name = Path(path_or_name).expanduser(), str(path_or_name)
-    if (path / CONFIG_FILE).is_file():
+    path, name = _as_path(path_or_name), str(path_or_name)
+    if path is None:
+        raise ValueError(f"no run or model at {textwrap.shorten(name, 60, placeholder=' …')}")
+    if is_model(path):
         return path
     if name in pretrained_names():
-        return pretrained_root() / name
+        return packaged(name)
     if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not path.parent.exists():
         return _download(name, download)
     raise ValueError(f"no run or model at {name}{_hint(path)}")
 
 
+def packaged(name: str) -> Path:
+    """The model of this name that comes with the package, whatever else is called so."""
+    return pretrained_root() / name
+
+
+def is_model(path_or_name: str | Path) -> bool:
+    """Whether this is a model's folder; what cannot be a path, such as a long text, is none."""
+    path = _as_path(path_or_name)
+    return path is not None and (path / CONFIG_FILE).is_file()
+
+
+def _as_path(path_or_name: str | Path) -> Path | None:
+    """The path meant; None where the system cannot have it: too long, no such home."""
+    try:
+        path = Path(path_or_name).expanduser()
+        (path / CONFIG_FILE).exists()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return None
+    except RuntimeError:  # ~ and a user who is none
+        return None
+    return path
+
+
 def _models_in(folder: Path) -> dict[str, Path]:
     found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {entry.name: entry for entry in found if (entry / CONFIG_FILE).is_file()}
+    return {entry.name: entry for entry in found if is_model(entry)}
 
 
 def _hint(path: Path) -> str:
