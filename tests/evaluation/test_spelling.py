@@ -255,7 +255,7 @@ def test_books_are_written_a_character_at_a_time_in_gpt2s_tokens(benchmark):
 
 def books(value):
     share = {"share": value, "low": value - 0.01, "high": value + 0.01}
-    return {name: {"all": share, "masked": share, "shuffled": share} for name in ("pap", "cap")}
+    return {name: {"all": share, "masked": share, "shuffled": share} for name in ("pap", "cap", "wap")}
 
 
 def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path):
@@ -285,7 +285,9 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved = benchmark.read_results(arguments.results)
     assert [part["step"] for part in saved["cells"][cell]["parts"]] == [7000, 25_000]
     table = benchmark.tables(saved)
-    assert "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 9.0 |" in table
+    assert (
+        "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 91.2 | 9.0 |" in table
+    )
     assert "| cedd-star/roulette | 80.0 / 80.0 | 91.2 / 91.2 | 50.0 / 50.0 |" in table
 
 
