@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.data.storage import atomic_write
 from cedd.objectives import Method
@@ -35,6 +36,20 @@ class Perplexity(float):
         made = super().__new__(cls, math.exp(nats))
         made.nats_per_token, made.stderr, made.ci95, made.tokens = nats, stderr, ci95, tokens
         return made
+
+
+def weighted_mean(estimates: Sequence[BoundEstimate], shares: Sequence[float]) -> tuple[float, float, int]:
+    """The mean of independent estimates, its Monte Carlo error, and that one's degrees of freedom.
+
+    error² = Σ v_i, v_i = (share_i error_i)²; by Welch and Satterthwaite (Σ v_i)² / Σ v_i² / freedom_i degrees.
+    """
+    nats = sum(share * estimate.nats_per_token for share, estimate in zip(shares, estimates, strict=True))
+    freedoms = [estimate.monte_carlo_freedom for estimate in estimates]
+    variances = [(share * one.monte_carlo_stderr) ** 2 for share, one in zip(shares, estimates, strict=True)]
+    total = sum(variances)
+    if min(freedoms) < 1 or not total > 0:
+        return nats, math.sqrt(total), min(freedoms)
+    return nats, math.sqrt(total), int(total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True)))
 
 
 class LanguageModel:
@@ -103,7 +118,8 @@ class LanguageModel:
         return correct(self.setting, text, **options)
 
     def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
-        """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error.
+        """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error: how far it may be
+        from what endlessly many draws would give for this very text (an autoregressive model's is exact).
 
         Args:
             text: what to measure.
@@ -115,21 +131,22 @@ class LanguageModel:
             raise ValueError("an empty text has no perplexity")
         whole = len(ids) // self.length * self.length
         pieces = [part for part in (ids[:whole].view(-1, self.length), ids[whole:][None]) if part.numel()]
-        nats = variance = 0.0
-        for part in pieces:
-            estimate = estimate_bound(
+        generator = torch.Generator().manual_seed(seed)  # one for all pieces, so that their errors are independent
+        estimates = [
+            estimate_bound(
                 self.model,
                 self.process,
-                part.to(self.setting.device),
+                piece.to(self.setting.device),
                 method=self.method,
                 draws=draws,
-                generator=torch.Generator().manual_seed(seed),
+                generator=generator,
+                fixed_set=True,
             )
-            share = part.numel() / len(ids)
-            nats += share * float(estimate.nats_per_token)
-            variance += (share * float(estimate.stderr)) ** 2
-        error = variance**0.5
-        return Perplexity(nats, error, (math.exp(nats - 1.96 * error), math.exp(nats + 1.96 * error)), len(ids))
+            for piece in pieces
+        ]
+        nats, error, freedom = weighted_mean(estimates, [piece.numel() / len(ids) for piece in pieces])
+        half = student_quantile(freedom) * error if freedom else math.nan
+        return Perplexity(nats, error, (math.exp(nats - half), math.exp(nats + half)), len(ids))
 
     def save_pretrained(
         self, folder: str | Path, *, weights: str | None = None, extra: Mapping[str, Any] | None = None
