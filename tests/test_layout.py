@@ -10,6 +10,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "cedd"
 
 # A module may import those before it, and itself.
 ORDER = (
+    "names",
     "quadrature",
     "schedules",
     "clocks",

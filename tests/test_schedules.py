@@ -104,7 +104,7 @@ def test_times_outside_are_refused(t) -> None:
 
 
 def test_an_unknown_schedule_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown schedule 'linear'; known: log-linear"):
+    with pytest.raises(ValueError, match="unknown schedule 'linear'; did you mean 'log-linear'"):
         schedule_from_config({"name": "linear"})
 
 

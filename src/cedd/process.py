@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from cedd.clocks import Clocks, EvolvingShare, PowerShare, Proportional, RunningShare, TimeFunction
+from cedd.names import suggestion
 from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedule_from_config
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -600,7 +601,7 @@ def process_from_config(config: Mapping[str, Any]) -> TokenProcess:
     arguments = dict(config)
     name = arguments.pop("name", None)
     if name not in PROCESSES:
-        raise ValueError(f"unknown process {name!r}; known: {', '.join(PROCESSES)}")
+        raise ValueError(f"unknown process {name!r}{suggestion(str(name), PROCESSES)}")
     if isinstance(arguments.get("schedule"), Mapping):
         arguments["schedule"] = schedule_from_config(arguments["schedule"])
     for form in ("p_m", "mask_share"):

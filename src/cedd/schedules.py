@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cedd.names import suggestion
+
 Time = Tensor | float
 
 
@@ -189,7 +191,7 @@ def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
     fields = dict(config)
     name = fields.pop("name", None)
     if name not in SCHEDULES:
-        raise ValueError(f"unknown schedule {name!r}; known: {', '.join(SCHEDULES)}")
+        raise ValueError(f"unknown schedule {name!r}{suggestion(str(name), SCHEDULES)}")
     try:
         return SCHEDULES[name](**fields)
     except TypeError as error:

@@ -302,7 +302,7 @@ def refuse(message: str, process=None, p0=None, **arguments) -> None:
 
 
 def test_refusals() -> None:
-    refuse("unknown bound 'j3'; known: tight, j1, j2", bound="j3")
+    refuse("unknown bound 'jj3'; use one of tight, j1, j2", bound="jj3")
     refuse("unknown method", method="nonsense")
     refuse("ar has a bound of its own and no j1; ask for bound='tight'", method="ar", bound="j1")
     refuse("dfm has a bound of its own and no j2", method="dfm", bound="j2")

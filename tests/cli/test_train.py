@@ -100,7 +100,7 @@ def test_help_has_an_example(preset: str, capsys: pytest.CaptureFixture[str]):
         (["--process.name", "absorbing"], "--process.name has no choice 'absorbing'; did you mean 'absorb'?"),
         (["--process.settings", "until"], "--process.settings takes pairs of a name and a number"),
         (["--process.settings", "until", "0.4"], "roulette has no setting 'until' of its own; it has none"),
-        (["--method", "sed"], "no method 'sed'; did you mean 'sedd'?"),
+        (["--method", "sed"], "unknown method 'sed'; did you mean 'sedd'?"),
         (["--method", "dfm"], "absorb"),
         (["--data", "/nowhere/words.txt"], "there is no folder /nowhere"),
         (["--steps", "0"], "steps must be at least 1"),

@@ -150,8 +150,10 @@ def test_damage_beyond_the_head_is_found_while_reading(tmp_path: Path) -> None:
 
 def test_a_missing_path_suggests_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "war_and_peace.txt").write_text("text")
-    with pytest.raises(ValueError, match=r"did you mean war_and_peace.txt\?"):
+    with pytest.raises(ValueError, match=r"war_and_piece.txt; did you mean .*/war_and_peace.txt\?"):
         open_corpus(tmp_path / "war_and_piece.txt")
+    with pytest.raises(ValueError, match=r"there is no file or folder .*/nope.txt; give a text file"):
+        open_corpus(tmp_path / "nope.txt")
     with pytest.raises(ValueError, match="there is no folder"):
         open_corpus(tmp_path / "nowhere" / "a.txt")
     (tmp_path / "hollow").mkdir()

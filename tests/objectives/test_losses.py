@@ -256,7 +256,7 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get_method("gpt"), "unknown method 'gpt'; known: sedd, sedds"),
+        (lambda: get_method("gpt"), "unknown method 'gpt'; use one of sedd, sedds"),
         (lambda: cedd.loss("dfm", cedd.uniform(V), MODEL, TOKENS), r"use absorb\(V, Polynomial\(power=k\)\)"),
         (lambda: cedd.loss("dfm", cedd.roulette(V), MODEL, TOKENS), "dfm runs from a mask source"),
         (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS[0]), r"a batch of sequences \[B, L\]"),

@@ -98,7 +98,7 @@ def test_settings_that_a_row_has_not_are_refused():
         ProcessConfig("roulette", settings={"vocab_size": 3}).build(5)
     with pytest.raises(ValueError, match="quadratic has no setting 'eps' of its own; it has total"):
         ScheduleConfig("quadratic", settings={"eps": 0.1}).build()
-    with pytest.raises(ValueError, match="there is no 'absorbing'; use one of absorb, uniform"):
+    with pytest.raises(ValueError, match="there is no 'absorbing'; did you mean 'absorb'"):
         ProcessConfig("absorbing").build(5)
 
 

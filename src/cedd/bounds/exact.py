@@ -29,6 +29,7 @@ from torch import Tensor
 
 from cedd.bounds.flow_matching import FLOW_LOW, FlowPath
 from cedd.bounds.integrand import known_terms
+from cedd.names import suggestion
 from cedd.objectives import Method, Model, get_method
 from cedd.objectives.autoregressive import start_symbol
 from cedd.objectives.flow_matching import FlowMatching
@@ -330,7 +331,7 @@ def exact_bound(
     chosen, space = get_method(method), space_of(process, p0)
     chosen.check(process)
     if bound not in BOUNDS:
-        raise ValueError(f"unknown bound {bound!r}; known: {', '.join(BOUNDS)}")
+        raise ValueError(f"unknown bound {bound!r}{suggestion(bound, BOUNDS)}")
     own = chosen.causal or isinstance(chosen.objective, FlowMatching)
     if own and bound != "tight":
         raise ValueError(f"{chosen.name} has a bound of its own and no {bound}; ask for bound='tight'")

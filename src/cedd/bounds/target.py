@@ -19,6 +19,7 @@ from cedd.bounds.exact import BOUNDS, Bound
 from cedd.bounds.flow_matching import Corrector, FlowPath
 from cedd.bounds.proposal import case_probabilities
 from cedd.bounds.rows import PathCost, Reading, ScorePath
+from cedd.names import suggestion
 from cedd.objectives import Method, get_method
 from cedd.objectives.flow_matching import FlowMatching
 from cedd.process import Kernel, TokenProcess
@@ -74,7 +75,7 @@ def check_bound(method: str | Method, bound: str) -> None:
     """Refuse a bound that a method has not."""
     chosen = get_method(method)
     if bound not in BOUNDS:
-        raise ValueError(f"unknown bound {bound!r}; known: {', '.join(BOUNDS)}")
+        raise ValueError(f"unknown bound {bound!r}{suggestion(bound, BOUNDS)}")
     if bound != "tight" and chosen.causal:
         raise ValueError(f"{chosen.name} has an exact likelihood and no {bound}; ask for the bound tight")
     if bound != "tight" and isinstance(chosen.objective, FlowMatching):

@@ -8,16 +8,17 @@ only when their command is called, so that `cedd --help` is instant.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
+
+from cedd.names import suggestion
 
 COMMANDS: Mapping[str, str] = {
     "quickstart": "train, measure, sample, infill and correct in minutes, and write a page about it",
@@ -56,13 +57,6 @@ def _overview() -> str:
             *lines,
         ]
     )
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: the one that was perhaps meant, or all there are."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(names)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,16 +144,6 @@ def _plainer(complaint: str) -> str:
     if pairs := re.fullmatch(r"Error parsing (.*): Failed to parse key-value pairs!", complaint):
         return f"{pairs[1]} takes pairs of a name and a number"
     return complaint
-
-
-def check_method(name: str) -> None:
-    """Refuse a method that there is not, saying which was perhaps meant."""
-    from cedd.objectives.methods import METHODS, get_method
-
-    try:
-        get_method(name)
-    except ValueError:
-        raise UserError(f"no method {name!r}{suggestion(name, METHODS)}") from None
 
 
 def _line(error: Exception) -> str | None:

@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from cedd.cli import UserError, check_method, suggestion
+from cedd.cli import UserError
+from cedd.names import suggestion
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 def _check_pair(text: str) -> None:
+    from cedd.objectives.methods import get_method
     from cedd.process import PROCESSES
 
     method, _, process = text.partition("/")
-    check_method(method)
+    get_method(method)
     if process and process not in PROCESSES:
         raise UserError(f"no process {process!r}{suggestion(process, PROCESSES)}")
 

@@ -8,7 +8,9 @@ import os
 import tyro
 from rich.console import Console
 
-from cedd.cli import UserError, check_method, parse_arguments, suggestion
+from cedd.cli import UserError, parse_arguments
+from cedd.names import suggestion
+from cedd.objectives.methods import get_method
 from cedd.training.config import PRESETS, TrainConfig
 
 HELP = """example: cedd train char --data python-manual --out runs/first
@@ -44,7 +46,7 @@ def run(config: TrainConfig) -> int:
     """Train, and print how it ended as one line of JSON."""
     if str(config.out).startswith("("):
         raise UserError("say where the run goes: --out FOLDER")
-    check_method(config.method)
+    get_method(config.method)
     from cedd.training.loop import train
     from cedd.training.records import in_json
 

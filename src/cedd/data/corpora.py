@@ -18,12 +18,12 @@ import sysconfig
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO, cast
 
 from cedd.data.storage import file_sha256, json_sha256
+from cedd.names import nearest_path
 
 PIECE_CHARACTERS = 1 << 16
 READER = "utf-8, no byte-order mark, LF"  # part of every content hash: another reader would read another text
@@ -213,13 +213,10 @@ class FileCorpus(Corpus):
 
 
 def _missing_path(path: Path) -> ValueError:
-    folder = path.parent
-    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    near = get_close_matches(path.name, names, n=3, cutoff=0.5)
-    where = f"there is no folder {folder}" if not folder.is_dir() else f"there is no file or folder {path}"
-    names_of_data = f"give a text file, a folder of them, a .jsonl, hf:NAME, or {PYTHON_MANUAL}"
-    hint = f": did you mean {' or '.join(near)}?" if near else f": {names_of_data}"
-    return ValueError(where + hint)
+    missing = f"file or folder {path}" if path.parent.is_dir() else f"folder {path.parent}"
+    kinds = f"give a text file, a folder of them, a .jsonl, hf:NAME, or {PYTHON_MANUAL}"
+    near = nearest_path(path)
+    return ValueError(f"there is no {missing}; {kinds if near is None else f'did you mean {near}?'}")
 
 
 def _folder_files(folder: Path) -> list[Path]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from cedd.data.detokenizers import LAMBADA, LM1B, PTB, WIKITEXT, Detokenizer
 from cedd.data.packing import PackedDataset, PackingPolicy, pack
 from cedd.data.storage import data_root, file_sha256, json_sha256
 from cedd.data.tokenizers import Tokenizer
+from cedd.names import suggestion
 
 Rows = Literal["lines with newline", "stripped lines", "jsonl text"]
 
@@ -115,9 +115,7 @@ def find_evaluation_set(name: str) -> EvaluationSet:
     """The table's row of that name."""
     key = _OTHER_NAMES.get(name.lower(), name.lower())
     if key not in EVALUATION_SETS:
-        near = get_close_matches(key, EVALUATION_SETS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown evaluation set {name!r}{hint}: the sets are {', '.join(EVALUATION_SETS)}")
+        raise ValueError(f"unknown evaluation set {name!r}{suggestion(key, EVALUATION_SETS)}")
     return EVALUATION_SETS[key]
 
 

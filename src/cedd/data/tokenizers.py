@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.data.storage import atomic_write, data_root, json_sha256
+from cedd.names import suggestion
 
 MASK_CHARACTER = "▒"
 END_OF_TEXT = "<|endoftext|>"
@@ -519,6 +519,4 @@ def make_tokenizer(
         return CharTokenizer.from_texts(texts, unknown, int(size))
     if Path(name).expanduser().is_dir():
         return load_tokenizer(Path(name).expanduser())
-    near = get_close_matches(name, ("char", "byte", "gpt2", "gpt2-char", "bpe:8000"), n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"unknown tokenizer {name!r}{hint}: use one of {', '.join(NAMES)}, or a folder that exists")
+    raise ValueError(f"unknown tokenizer {name!r}{suggestion(name, (*NAMES, 'a folder that has one'))}")

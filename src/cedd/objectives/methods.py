@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from cedd.names import suggestion
 from cedd.objectives.autoregressive import Autoregressive
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
 from cedd.objectives.flow_matching import FlowMatching
@@ -59,7 +60,7 @@ def get_method(method: str | Method) -> Method:
         return method
     name = method.replace("*", "-star").lower()
     if name not in METHODS:
-        raise ValueError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {method!r}{suggestion(method, METHODS)}")
     return METHODS[name]
 
 

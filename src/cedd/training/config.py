@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from cedd.models.transformer import PRESETS as SIZES
 from cedd.models.transformer import TransformerConfig
+from cedd.names import suggestion
 from cedd.objectives.methods import get_method
 from cedd.process import PROCESSES, TokenProcess, process_from_config
 from cedd.schedules import SCHEDULES, Schedule, schedule_from_config
@@ -73,7 +74,7 @@ def fitting(
 ) -> dict[str, Any]:
     """The arguments of the row `name`: of the settings that are known to all, those that it takes; of its own, all."""
     if name not in table:
-        raise ValueError(f"there is no {name!r}; use one of {', '.join(table)}")
+        raise ValueError(f"there is no {name!r}{suggestion(name, table)}")
     takes = list(inspect.signature(table[name]).parameters)
     own = [argument for argument in takes if argument not in (*known, "vocab_size", "schedule")]
     if strange := sorted(set(settings) - set(own)):

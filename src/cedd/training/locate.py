@@ -5,12 +5,13 @@ A model that comes with the package is a model folder in `cedd/pretrained`, call
 
 from __future__ import annotations
 
-import difflib
 import errno
 import textwrap
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from cedd.names import nearest
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -79,8 +80,8 @@ def _hint(path: Path) -> str:
     """What was perhaps meant: a model beside that path, or one in the package."""
     beside = {name: str(found) for name, found in _models_in(path.parent).items()}
     known = {name: name for name in pretrained_names()} | beside
-    near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.5)
-    return f"; did you mean {known[near[0]]}?" if near else ""
+    near = nearest(path.name, known, cutoff=0.5)
+    return "" if near is None else f"; did you mean {known[near]}?"
 
 
 def _download(name: str, options: dict[str, Any]) -> Path:

@@ -1,0 +1,32 @@
+"""A name that is not known: which one was perhaps meant, or which there are. Every table and folder asks here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+CUTOFF = 0.6
+"""How alike two names are that one may be a slip of the other: twice the letters they share, of all their letters."""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str | None:
+    """The known name that `name` was perhaps meant to be, in whatever case; None if none is near."""
+    plain = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), plain, n=1, cutoff=cutoff)
+    return plain[near[0]] if near else None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: the one that was perhaps meant, or all there are."""
+    names = list(known)
+    near = nearest(name, names)
+    return f"; use one of {', '.join(names)}" if near is None else f"; did you mean {near!r}?"
+
+
+def nearest_path(path: Path) -> Path | None:
+    """What lies beside a path that is not there and has nearly its name, not counting an ending that all texts have."""
+    beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    stem = nearest(path.stem, [other.stem for other in beside])
+    name = nearest(path.name, [other.name for other in beside if other.stem == stem], cutoff=0.0)
+    return None if name is None else path.with_name(name)
