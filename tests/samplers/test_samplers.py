@@ -53,6 +53,48 @@ def test_fixed_positions_hold_at_every_step(combination, where, tokens, halved, 
     assert all(earlier[1] >= later[1] for earlier, later in itertools.pairwise(seen))
 
 
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_excluded_tokens_are_at_no_step(combination, temperature):
+    """Neither in the noise nor in what is made of it; what is fixed may hold them."""
+    process, method, sampler = combination
+    made = PROCESSES[process](4)
+    fixed = Fixed(torch.tensor([1, 0, 0]), torch.tensor([True, False, False]))
+    seen = []
+    options = {"method": method, "sampler": sampler, "steps": 4, "constraint": fixed, "temperature": temperature}
+    sample(
+        HalvedTable(made, 3), made, (200, 3), exclude=(3, 1), generator=seeded(),
+        callback=lambda k, t, x: seen.append(x.clone()), **options,
+    )  # fmt: skip
+    drawn = torch.stack(seen)[..., 1:]
+    assert set(drawn.unique().tolist()) <= {0, 2, 4}
+    assert {0, 2} <= set(drawn[-1].unique().tolist())
+
+
+def test_what_is_left_shares_the_probability_of_what_is_excluded():
+    process = cedd.absorb(5)
+    model = HalvedTable(process, 1, seed=3)
+    drawn = sample(
+        model, process, (4000, 1), method="cedd", sampler="first-hitting", exclude=[2], generator=seeded(),
+        t_start=1.0, x_start=torch.full((4000, 1), 5),
+    )  # fmt: skip
+    seen = np.bincount(drawn.flatten().numpy(), minlength=5)
+    assert seen[2] == 0
+    weights = torch.zeros(5, dtype=torch.float64)
+    times = torch.linspace(0.0005, 0.9995, 1000, dtype=torch.float64)  # the reveal time is uniform on this schedule
+    for t in times.tolist():
+        outputs = model.outputs(torch.tensor([[5]]), process.sigma(t)[None])[0, 0]
+        weights += torch.softmax(outputs.index_fill(0, torch.tensor([2]), -torch.inf), 0) / 1000
+    assert stats.chisquare(seen[[0, 1, 3, 4]], 4000 * weights[[0, 1, 3, 4]].numpy()).pvalue > ERROR_RATE
+
+
+@pytest.mark.parametrize("exclude", [[4], [-1], [0, 1, 2, 3]])
+def test_an_exclusion_leaves_something_to_draw(exclude):
+    process = cedd.absorb(4)
+    with pytest.raises(ValueError, match=r"must lie in 0\.\.3 and leave one to draw"):
+        sample(Table(process, 2), process, (1, 2), method="cedd", exclude=exclude)
+
+
 @pytest.mark.parametrize("process", PROCESSES)
 def test_any_callable_is_a_constraint(process):
     """A function that may mask and unmask: applied to the start and after every step, whatever it does."""

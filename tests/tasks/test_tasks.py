@@ -1,6 +1,7 @@
 """Generate, infill and correct: what is given stays, what is wrong is said, nothing is lost."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import cedd
-from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2
+from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2, CharTokenizer
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
 from cedd.tasks.opinion import windows
 from cedd.tasks.setting import Settings
@@ -54,7 +55,6 @@ def test_batches_are_split(runs):
     ("options", "message"),
     [
         ({"prompt": "a" * 40}, "the prompt has 40 tokens, but the model writes 32"),
-        ({"prompt": "ü"}, "character 'ü'"),
         ({"length": 33}, "reads 1 to 32 tokens"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"n": 0}, "at least one sample"),
@@ -94,17 +94,64 @@ def test_what_is_given_stays(pieces, widths):
     assert place == len(filled)
 
 
+ANY = st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃{}\n\r\t🙂é—“\ufffd\ud800\udfff"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.text(ANY, max_size=6), min_size=2, max_size=3), tokens=st.sampled_from(["char", "96", "byte"]))
+@example(["Ünïcödé ", " 😀 ", ""], "96")
+@example(["{a} ", " b"], "char")
+def test_any_text_that_is_given_comes_back_as_it_was(parts, tokens):
+    """Characters that the model does not know, and halves of them, in blanks and after a prompt."""
+    tokenizer = {"char": CharTokenizer(ALPHABET), "96": CharTokenizer(ALPHABET, "\ufffd"), "byte": ByteTokenizer()}
+    setting = mending("roulette", length=200, tokenizer=tokenizer[tokens])
+    filled = infill(setting, "____{5}".join(parts), settings=FAST)[0]
+    if tokens != "byte":  # five bytes may be fewer characters
+        place = 0
+        for part in parts:
+            assert filled[place : place + len(part)] == part
+            place += len(part) + 5
+    assert filled.startswith(parts[0])
+    assert filled.endswith(parts[-1])
+    assert generate(setting, prompt=parts[0], settings=FAST)[0].startswith(parts[0])
+
+
+def test_unknown_characters_are_read_as_those_most_like_them():
+    tokenizer = CharTokenizer(ALPHABET, "\ufffd")
+    template = parse_template("é“ ____ ☃", tokenizer)
+    assert template.constraint is not None
+    held = template.constraint.tokens[template.given].numpy()
+    assert tokenizer.decode(held) == "e\ufffd  \ufffd"  # the alphabet has no quotes
+
+
+@pytest.mark.parametrize("process", ["uniform", "roulette", "absorb"])
+def test_what_stands_for_unknown_characters_is_never_sampled(process):
+    """Even by a model that believes in nothing else; a stand-in that is a character itself is one like others."""
+
+    def written(stand_in: str) -> str:
+        setting = mending(process, tokenizer=CharTokenizer(ALPHABET, stand_in))
+        believed = setting.folder.model.get_buffer("table")
+        believed[:, setting.folder.tokenizer.characters[stand_in]] += 20.0
+        return "".join(generate(setting, 20, settings=FAST) + infill(setting, "a ____ b", 20, settings=FAST))
+
+    assert "\ufffd" not in written("\ufffd")
+    assert written(".").count(".") > 300
+
+
 def test_blanks():
     tokenizer = mending().folder.tokenizer
     template = parse_template("a ____ b___{2}", tokenizer)
     assert template.given.tolist() == [True] * 2 + [False] * 4 + [True] * 2 + [False] * 2
+    assert template.width == 10
     assert parse_template("______", tokenizer).given.tolist() == [False] * 6
     with pytest.raises(ValueError, match="no blank"):
         parse_template("a cat", tokenizer)
-    with pytest.raises(ValueError, match="no width"):
-        parse_template("a ____{0}", tokenizer)
-    with pytest.raises(ValueError, match="with its blanks"):
-        infill(mending(length=8), "a cat ____")
+    for nothing in ("____{0}", "____{-3}"):
+        with pytest.raises(ValueError, match=re.escape(f"the blank '{nothing}' has no width")):
+            parse_template(f"a {nothing}", tokenizer)
+    for many in ("____", "____{99999999999999999999}"):  # refused before it is made
+        with pytest.raises(ValueError, match="with its blanks"):
+            infill(mending(length=8), f"a cat {many}")
 
 
 def test_autoregressive_models_do_not_infill(runs):

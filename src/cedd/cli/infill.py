@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from cedd.cli import UserError
+from cedd.cli.correct import write_output
 from cedd.cli.given import ModelAndText, model_and_text
 from cedd.cli.sampling import SamplerOptions, ViewOptions
 from cedd.tasks import load
@@ -19,7 +20,8 @@ from cedd.tasks.infill import infill
 class Arguments:
     """example: cedd infill "The ____{5} sat on the ____." -n 3
 
-    Fill the blanks of a text: ____ has as many tokens as underscores (three at least), ____{12} has 12.
+    Fill the blanks of a text: ____ has as many tokens as underscores (three at least), ____{12} has 12. What is given
+    comes out byte for byte.
     Without a RUN (a folder, or a name on the hub) the model that comes with cedd does it, english-char.
     """
 
@@ -44,5 +46,8 @@ def run(arguments: Arguments) -> int:
     settings = arguments.options.settings(arguments.seed)
     with arguments.view.recording(model.tokenizer, f"{model.name}, infilling", quiet=arguments.json) as callback:
         texts = infill(model.setting, text, arguments.n, settings=settings, callback=callback)
-    print(json.dumps({"texts": texts, "seed": arguments.seed}) if arguments.json else "\n".join(texts))
+    if arguments.json:
+        print(json.dumps({"texts": texts, "seed": arguments.seed}))
+    else:
+        write_output("\n".join(texts) + "\n")
     return 0

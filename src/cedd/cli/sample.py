@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from cedd.cli.correct import write_output
 from cedd.cli.given import default_model
 from cedd.cli.sampling import SamplerOptions, ViewOptions
 from cedd.tasks import load
@@ -55,5 +56,5 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         print(json.dumps({"samples": texts, "sampler": arguments.options.sampler, "seed": arguments.seed}))
         return 0
-    print(f"\n{'=' * 72}\n".join(texts))
+    write_output(f"\n{'=' * 72}\n".join(texts) + "\n")
     return 0

@@ -48,10 +48,11 @@ def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tens
 @dataclass(frozen=True)
 class Sharpening:
     """temperature: logits are divided by it (0 takes the likeliest). top_p: only the likeliest tokens that together
-    have this probability remain."""
+    have this probability remain. excluded: tokens that are never drawn; the others share their probability."""
 
     temperature: float = 1.0
     top_p: float = 1.0
+    excluded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -61,10 +62,20 @@ class Sharpening:
 
     @property
     def active(self) -> bool:
+        """Whether it does more than to exclude."""
         return self.temperature != 1.0 or self.top_p != 1.0
+
+    def without(self, values: Tensor, nothing: float) -> Tensor:
+        """The values [R, V] or [R, n] with `nothing` at the excluded tokens."""
+        if self.excluded:
+            values = values.clone()
+            for token in self.excluded:  # few, and a slice each: no index has to go to the device
+                values[:, token] = nothing
+        return values
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """log softmax of logits [R, V] after sharpening; -inf for what is cut off."""
+        logits = self.without(logits, -math.inf)
         if self.temperature == 0:
             best = logits.argmax(-1, keepdim=True)
             return torch.full_like(logits, -math.inf).scatter(-1, best, 0.0)
@@ -82,6 +93,9 @@ class Sharpening:
 
         For networks that give ratios: there is no belief to sharpen, only where a jump goes to.
         """
+        law = self.without(law, 0.0)
+        if not self.active:
+            return law
         stay = law.gather(-1, x_t[:, None])
         others = law.scatter(-1, x_t[:, None], 0.0)
         sharp = self.log_probs(torch.log(others)).exp()

@@ -12,7 +12,8 @@ their rows to know whether anything jumps: the dense path, a chunk of rows at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -144,7 +145,7 @@ def jump(
     log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
     leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
     weights = (leap.floor[:, None] + leap.slope[:, None] * torch.exp(log_probs)).clamp_min(0.0)
-    weights = put_at_token(weights, x, 0.0, now.is_mask(x))
+    weights = run.sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
     # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
     moves = now.is_mask(x) | (u < 1 - leap.stay)
     return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
@@ -157,7 +158,7 @@ def _beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, 
     of a token before it is looked at is vague, and sharpening that would talk the model out of tokens it is sure of.
     """
     if not sharpening.active:
-        return torch.log_softmax(outputs, -1)
+        return torch.log_softmax(sharpening.without(outputs, -math.inf), -1)
     posterior = sharpening.log_probs(parameterization.posterior_logits(outputs, x, noise))
     without = at_token(posterior, x) - parameterization.evidence(x, noise)
     return torch.log_softmax(put_at_token(posterior, x, without, noise.is_mask(x)), -1)
@@ -191,8 +192,7 @@ def _draw_dense(
     law = rule.law(run.method.parameterization, outputs, x, noise.like(x), earlier.like(x))
     if rule is run.last_rule and noise.has_mask:
         law[:, -1] = torch.where(earlier.t == 0, 0.0, law[:, -1])  # clean data have no masks
-    if run.sharpening.active:
-        law = run.sharpening.jumps(law, x)
+    law = run.sharpening.jumps(law, x)
     return torch.where(law.sum(-1) > 0, inverse_cdf(law, v), x)
 
 
@@ -221,6 +221,7 @@ def sample(
     generator: torch.Generator | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    exclude: Sequence[int] = (),
     grid: str | Tensor = "uniform",
     final_denoise: bool = True,
     t_start: float = 1.0,
@@ -247,6 +248,7 @@ def sample(
         generator: what is random.
         temperature: sharpens what the network believes (for networks that give ratios: where jumps go).
         top_p: the same, by leaving out the least likely tokens.
+        exclude: tokens that are never drawn, neither as noise nor as what the network believes.
         grid: "uniform", "jumps" (equally many tokens jump in each step), or the times themselves.
         final_denoise: end with a step to clean data; without it a few masks may be left.
         t_start: begin at an earlier time than 1.
@@ -263,7 +265,7 @@ def sample(
     if place.type == "mps" and has_head(model):
         model, place = HostNetwork(model, place), torch.device("cpu")
     host = _host_generator(generator)
-    sharpening = Sharpening(temperature, top_p)
+    sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
     flow = isinstance(chosen.objective, FlowMatching)
     rules, plain = (flow_rules(corrector), flow_rules(None)) if flow else (RULES, RULES)
     run = Run(
@@ -286,7 +288,7 @@ def sample(
         size = (stop - start, shape[1])
         if chosen.causal:
             return autoregressive(model, process, size, sharpening, part.constraint, host, place, callback)
-        x = x_start[start:stop].to(place) if x_start is not None else process.sample_prior(size, host, place)
+        x = x_start[start:stop].to(place) if x_start is not None else _prior(part, size, place)
         if sampler == "first-hitting":
             return first_hitting(model, process, x, sharpening, part.constraint, host, callback, t_start)
         return denoise(part, x)
@@ -323,6 +325,23 @@ def _check(
             raise ValueError(f"x_start must have the shape of the samples, {tuple(shape)}; got {tuple(x_start.shape)}")
         if method.causal:
             raise ValueError(f"{method.name} is autoregressive and starts from nothing; give a prompt instead")
+
+
+def _checked_exclusion(exclude: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    tokens = tuple(sorted(set(exclude)))
+    if tokens and not (tokens[0] >= 0 and tokens[-1] < vocab_size and len(tokens) < vocab_size):
+        raise ValueError(f"the tokens to exclude must lie in 0..{vocab_size - 1} and leave one to draw; got {tokens}")
+    return tokens
+
+
+def _prior(run: Run, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Noise at t = 1, with other tokens in the place of excluded ones."""
+    x = run.process.sample_prior(shape, run.generator, device)
+    if not run.sharpening.excluded:
+        return x
+    allowed = [token for token in range(run.process.vocab_size) if token not in run.sharpening.excluded]
+    others = torch.tensor(allowed)[torch.randint(len(allowed), shape, generator=run.generator)].to(device)
+    return torch.where(torch.isin(x, torch.tensor(run.sharpening.excluded, device=device)), others, x)
 
 
 def _host_generator(generator: torch.Generator | None) -> torch.Generator:

@@ -2,9 +2,10 @@
 
 from cedd.tasks.correct import Change, Corrected, CorrectionOptions, correct
 from cedd.tasks.generate import generate
-from cedd.tasks.infill import Template, infill, parse_template
+from cedd.tasks.infill import infill, parse_template
 from cedd.tasks.language_model import LanguageModel, Perplexity, load
 from cedd.tasks.opinion import time_of_rate
+from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
 __all__ = [

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from cedd.samplers import Fixed, prompt
 from cedd.samplers.loop import Callback
 from cedd.tasks.setting import Setting, Settings
+from cedd.tasks.template import Template
 
 
-def prompt_constraint(setting: Setting, text: str, length: int) -> Fixed | None:
-    """The samples begin with `text`."""
-    if not text:
-        return None
-    tokens = torch.from_numpy(setting.folder.tokenizer.encode(text))
-    if len(tokens) > length:
-        raise ValueError(
-            f"the prompt has {len(tokens)} tokens, but the model writes {length}; shorten it or train a longer model"
-        )
-    return prompt(tokens, length)
-
-
-def generate_ids(
-    setting: Setting,
-    n: int,
-    length: int | None = None,
-    text: str = "",
-    settings: Settings | None = None,
-    callback: Callback | None = None,
-) -> Tensor:
-    """n samples of token ids, [n, length]."""
+def prompt_template(setting: Setting, text: str, length: int | None) -> Template:
+    """A prompt, and a blank up to `length` tokens; by default up to as many as the model reads."""
     size = setting.folder.length if length is None else length
     setting.check_length(size)
-    if n < 1:
-        raise ValueError(f"at least one sample must be asked for; got {n}")
-    constraint = prompt_constraint(setting, text, size)
-    return setting.draw((n, size), settings or Settings(), constraint, callback)
+    prompt = Template.of([text], setting.folder.tokenizer)
+    if prompt.width > size:
+        raise ValueError(
+            f"the prompt has {prompt.width} tokens, but the model writes {size}; shorten it or train a longer model"
+        )
+    return Template.of([text, size - prompt.width], setting.folder.tokenizer)
+
+
+def generate_ids(setting: Setting, n: int, length: int | None = None, settings: Settings | None = None) -> Tensor:
+    """n samples of token ids, [n, length]."""
+    return prompt_template(setting, "", length).draw(setting, n, settings, None)
 
 
 def generate(
@@ -48,6 +35,6 @@ def generate(
     settings: Settings | None = None,
     callback: Callback | None = None,
 ) -> list[str]:
-    """n texts of `length` tokens (by default as many as the model reads), each beginning with the prompt."""
-    drawn = generate_ids(setting, n, length, prompt, settings, callback)
-    return [setting.folder.tokenizer.decode(row.numpy()) for row in drawn]
+    """n texts of `length` tokens (by default as many as the model reads), each beginning with the prompt exactly."""
+    template = prompt_template(setting, prompt, length)
+    return [template.write(row.numpy()) for row in template.draw(setting, n, settings, callback)]

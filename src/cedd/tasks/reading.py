@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cedd.data.tokenizers import ByteTokenizer, Tokenizer
 
 Ids = NDArray[np.int64]
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -64,6 +65,18 @@ def read_text(tokenizer: Tokenizer, text: str) -> Reading:
     ids = np.fromiter((read_as[character] for character in text), np.int64, len(text))
     protected = np.fromiter((character in unknown for character in text), np.bool_, len(text))
     return Reading(ids, protected)
+
+
+def read_given(tokenizer: Tokenizer, text: str) -> Ids:
+    """Tokens of any text that stays as it is, [N]; of lone surrogates, which bytes cannot write, nothing is read."""
+    parts = [read_text(tokenizer, part).ids for part, _ in without_surrogates(tokenizer, text)]
+    return np.concatenate(parts)
+
+
+def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that stands for unknown characters, where it is none itself (U+FFFD)."""
+    stand_in, table = _stand_in(tokenizer), _characters(tokenizer)
+    return (table[stand_in],) if table is not None and stand_in == REPLACEMENT else ()
 
 
 def token_groups(tokenizer: Tokenizer, change: str | None) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from cedd.objectives import Method
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, default_steps, sample
 from cedd.samplers.loop import Callback
+from cedd.tasks.reading import never_written
 from cedd.training.distributed import pick_device
 from cedd.training.folder import ModelFolder
 
@@ -74,7 +75,7 @@ class Setting:
         method: Method | None = None,
         **options: Any,
     ) -> Tensor:
-        """Samples [B, L] on the host."""
+        """Samples [B, L] on the host; what stands for no text is in none of them but where it is held."""
         generator = torch.Generator()
         generator.manual_seed(settings.seed) if settings.seed is not None else generator.seed()
         autocast = self.device.type == "cuda" and self.folder.method.causal
@@ -90,6 +91,7 @@ class Setting:
                 generator=generator,
                 temperature=settings.temperature,
                 top_p=settings.top_p,
+                exclude=never_written(self.folder.tokenizer),
                 grid=settings.grid,
                 corrector=settings.corrector,
                 callback=callback,

@@ -1,0 +1,89 @@
+"""A text with blanks: what is given comes back character for character, and the model writes the rest.
+
+Shapes: L tokens, of what is given and of the blanks.
+
+The model reads any text (`reading.read_given`), unknown characters as those most like them; what is written is the
+user's own text, not what the model was shown of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cedd.data.tokenizers import Tokenizer
+from cedd.samplers import Fixed
+from cedd.samplers.loop import Callback
+from cedd.tasks.reading import Ids, read_given
+from cedd.tasks.setting import Setting, Settings
+
+
+@dataclass(frozen=True)
+class Given:
+    """A part that stays, and its tokens."""
+
+    text: str
+    ids: Ids
+
+    @property
+    def width(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A part that the model writes: so many tokens."""
+
+    width: int
+
+
+@dataclass(frozen=True)
+class Template:
+    """Parts in the order of the text. Each is read by itself, so that no token spans the edge of a blank."""
+
+    parts: Sequence[Given | Blank]
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, parts: Sequence[str | int], tokenizer: Tokenizer) -> Template:
+        """Of texts that are given and widths of blanks."""
+        return cls(
+            [Blank(part) if isinstance(part, int) else Given(part, read_given(tokenizer, part)) for part in parts],
+            tokenizer,
+        )
+
+    @property
+    def width(self) -> int:
+        """L."""
+        return sum(part.width for part in self.parts)
+
+    @property
+    def given(self) -> torch.Tensor:
+        """Which tokens are given, [L] bool."""
+        return torch.cat([torch.full((part.width,), isinstance(part, Given)) for part in self.parts])
+
+    @property
+    def constraint(self) -> Fixed | None:
+        """Holds what is given; None where nothing is."""
+        ids = [part.ids if isinstance(part, Given) else np.zeros(part.width, dtype=np.int64) for part in self.parts]
+        where = self.given
+        return Fixed(torch.from_numpy(np.concatenate(ids)), where) if where.any() else None
+
+    def write(self, ids: Ids) -> str:
+        """What is given as it was given, and in the blanks what the tokens [L] say there."""
+        written: list[str] = []
+        start = 0
+        for part in self.parts:
+            stop = start + part.width
+            written.append(part.text if isinstance(part, Given) else self.tokenizer.decode(ids[start:stop]))
+            start = stop
+        return "".join(written)
+
+    def draw(self, setting: Setting, n: int, settings: Settings | None, callback: Callback | None) -> torch.Tensor:
+        """n ways to fill it, as tokens [n, L]."""
+        if n < 1:
+            raise ValueError(f"at least one sample must be asked for; got {n}")
+        return setting.draw((n, self.width), settings or Settings(), self.constraint, callback)
