@@ -103,6 +103,8 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
         (["sample", "RUN", "--sampler", "first-hitting"], "use sampler='analytic'"),
         (["sample", "RUN", "--corrector", "1"], "corrector belongs to flow matching"),
         (["sample", "RUN", "--html", "/nowhere/x.html"], "no folder"),
+        (["sample", "RUN", "--gif", "x.txt"], "x.txt must end in .gif"),
+        (["infill", "RUN", "a ____", "--html", "x.gif"], "x.gif must end in .html or .htm"),
         (["sample", "/no/such/run"], "no run or model at"),
         (["sample", "RUN", "--device", "tpu"], "no device 'tpu'"),
         (["genppl", "--samples", "/no/samples.jsonl"], "no samples at"),

@@ -89,6 +89,48 @@ def test_a_run_with_itself_differs_by_nothing(runs: list[Path], tmp_path: Path, 
     assert record["runs"][1]["difference"] == [0.0, 0.0, 0.0]
 
 
+def test_simple_models_are_drawn_beside_their_own_text_only(runs, tmp_path, capsys):
+    """And a run that was never measured while it trained is named, since it has no curve."""
+    quiet = train(runs[0].parent, "quiet", "--evaluation.every 0")
+    path = tmp_path / "page.html"
+    same = report(capsys, str(runs[0]), str(quiet), "--out", str(path))
+    page = path.read_text("utf-8")
+    assert {"unigram", "gzip"} < {baseline["name"] for baseline in same["baselines"]}
+    assert ">unigram<" in page
+    assert "No bound was measured while quiet trained." in page
+    other = report(capsys, str(runs[0]), str(runs[3]), "--out", str(path))
+    page = path.read_text("utf-8")
+    assert other["baselines"] == []
+    assert ">unigram<" not in page
+    assert "held-out sequences are not the same" in page
+    assert "No bound was measured" not in page
+
+
+def test_only_a_report_of_that_name_has_figures_beside_it(runs, tmp_path, capsys):
+    """The .json of another name may be anything, a run's own configuration among others."""
+    before = (runs[0] / "train.json").read_bytes()
+    record = report(capsys, str(runs[0]), "--out", str(runs[0] / "train.html"))
+    assert (runs[0] / "train.json").read_bytes() == before
+    assert (runs[0] / "train.html").is_file()
+    assert report(capsys, str(runs[0]), "--out", str(tmp_path / "report.html")) == record
+    assert json.loads((tmp_path / "report.json").read_text()) == record
+    for name in ("x.json", "page", "train.json"):
+        assert main(["report", str(runs[0]), "--out", str(runs[0] / name), "--device", "cpu"]) == 2
+        assert capsys.readouterr().err == f"cedd report: {name} must end in .html or .htm\n"
+    assert (runs[0] / "train.json").read_bytes() == before
+
+
+def test_without_samples_there_is_no_command_for_them(runs, tmp_path, capsys):
+    words = ["report", str(runs[0]), "--out", str(tmp_path / "x.html"), "--sequences", "4", "--samples", "0", "--json"]
+    assert main([*words, "--device", "cpu"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["samples"] == []
+    assert record["notes"]["samples"] == "no samples were asked for (--samples 0)"
+    assert "sample" not in record["commands"]
+    assert "--samples 0" in record["commands"]["this page"]
+    assert "cedd sample" not in (tmp_path / "x.html").read_text("utf-8")
+
+
 def test_bad_input_is_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
     assert main(["report", str(runs[0].with_name("roulete")), "--device", "cpu"]) == 2

@@ -18,8 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cedd.bounds.flow_matching import Corrector
-from cedd.cli.sampling import check_writable
-from cedd.data.storage import json_sha256
+from cedd.data.storage import check_writable, json_sha256
 from cedd.evaluation.perplexity import (
     PLOT_SUFFIXES,
     VALUE_SUFFIXES,
@@ -28,7 +27,6 @@ from cedd.evaluation.perplexity import (
     Measurement,
     asked_bounds,
     check_comparable,
-    check_suffix,
     choose_sequences,
     compare,
     comparison_record,
@@ -96,9 +94,8 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     """Measure one run, or two and their difference."""
     tolerance = parse_share(arguments.tolerance)
-    check_suffix(arguments.plot, PLOT_SUFFIXES)
-    check_suffix(arguments.per_sequence, VALUE_SUFFIXES)
-    check_writable(arguments.plot, arguments.per_sequence)
+    check_writable(arguments.plot, PLOT_SUFFIXES)
+    check_writable(arguments.per_sequence, VALUE_SUFFIXES)
     if arguments.batch < 1:
         raise ValueError(f"a batch has at least one sequence; got {arguments.batch}")
     device = pick_device(arguments.device)

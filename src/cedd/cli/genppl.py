@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cedd.cli import UserError
-from cedd.cli.sampling import SamplerOptions, check_writable
+from cedd.cli.sampling import SamplerOptions
+from cedd.data.storage import check_writable
 from cedd.evaluation.generative import (
     DEFAULT_JUDGE,
     GenerativePerplexity,

@@ -19,10 +19,10 @@ import tyro
 from cedd.bounds.estimate import BoundEstimate
 from cedd.bounds.estimator import estimate_bound
 from cedd.cli.opened_run import OpenedRun, open_run, prose_lines
-from cedd.cli.sampling import check_writable
+from cedd.cli.sampling import PAGE_SUFFIXES
 from cedd.cli.stages import Stages, showing_stages
 from cedd.data import corrupt_letters
-from cedd.data.storage import atomic_write
+from cedd.data.storage import atomic_write, check_writable
 from cedd.evaluation.baselines import Baseline, measure_baselines
 from cedd.evaluation.pages import comparison_page, run_page
 from cedd.evaluation.perplexity import compare
@@ -85,7 +85,8 @@ class Arguments:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Folders of cedd train or cedd quickstart."""
     out: Path | None = None
-    """The page; by default report.html, or comparison.html, in the (first) run's folder."""
+    """The page; by default report.html (beside it the figures, report.json), or comparison.html, in the (first) run's
+    folder."""
     effort: Annotated[Effort, tyro.conf.arg(name="")] = Effort()
     seed: int = 0
     """Of everything random."""
@@ -100,7 +101,7 @@ def run(arguments: Arguments) -> int:
     if not arguments.runs:
         raise ValueError("name at least one run: cedd report runs/first")
     arguments.effort.check()
-    check_writable(arguments.out)
+    check_writable(arguments.out, PAGE_SUFFIXES)
     with showing_stages() as stages:
         if len(arguments.runs) == 1:
             opened = open_run(arguments.runs[0], arguments.device)
@@ -136,6 +137,8 @@ def describe_run(
     trajectory = Trajectory(opened.model.tokenizer)
     samples: list[str] = []
     with noted(notes, "samples"):
+        if not effort.samples:
+            raise ValueError("no samples were asked for (--samples 0)")
         samples = generate(opened.model.setting, effort.samples, settings=Settings(seed=seed), callback=trajectory)
     animation = trajectory.page("from noise to text") if len(trajectory.frames) > 1 else ""
     filling = correction = None
@@ -172,9 +175,10 @@ def noted(notes: dict[str, str], name: str) -> Generator[None]:
 
 
 def write_report(report: RunReport, path: Path) -> None:
-    """The page, and beside it its figures as JSON."""
+    """The page, and beside a report.html its figures: beside another name, the .json of that name may be the user's."""
     atomic_write(path, run_page(report).encode("utf-8", "replace"))
-    atomic_write(path.with_suffix(".json"), json.dumps(report.record(), indent=1).encode() + b"\n")
+    if path.name == PAGE_FILE:
+        atomic_write(path.with_name(RECORD_FILE), json.dumps(report.record(), indent=1).encode() + b"\n")
 
 
 def measure_bound(opened: OpenedRun, blocks: np.ndarray, draws: int, seed: int, stages: Stages) -> BoundEstimate:
@@ -300,7 +304,8 @@ def run_commands(
     if (file := save_held_out(opened, blocks)) is not None:
         words = ["evaluate", run, "--data", str(file), "--draws", str(effort.draws), "--seed", str(seed)]
         commands["evaluate"] = command(*words)
-    commands["sample"] = command("sample", run, "-n", str(effort.samples), "--seed", str(seed))
+    if effort.samples:
+        commands["sample"] = command("sample", run, "-n", str(effort.samples), "--seed", str(seed))
     if filling is not None:
         commands["infill"] = command("infill", run, filling.template, "-n", "3", "--seed", str(seed))
     if correction is not None:
@@ -370,8 +375,10 @@ def compare_runs(arguments: Arguments, path: Path, stages: Stages) -> dict[str, 
                 str(one.path), one.model.method.name, one.process, one.parameters, steps, bounds, figures, difference
             )
         )
-    stages.begin("baselines on the first run's text")
-    baselines = run_baselines(opened[0], opened[0].held_out(effort.sequences))
+    baselines: list[Baseline] = []
+    if all(one.difference is not None for one in made[1:]):  # of one text they say nothing about another
+        stages.begin("baselines on the same text")
+        baselines = run_baselines(opened[0], opened[0].held_out(effort.sequences))
     again = command(
         *("report", *map(str, arguments.runs), "--out", str(path)),
         *("--sequences", str(effort.sequences), "--draws", str(effort.draws), "--seed", str(seed)),

@@ -14,11 +14,14 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
+from cedd.data.storage import check_writable
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.samplers import GRIDS, SAMPLERS, Corrector
 from cedd.samplers.loop import Callback
 from cedd.tasks.setting import Settings
 from cedd.tasks.trajectory import Trajectory
+
+PAGE_SUFFIXES = (".html", ".htm")
 
 if TYPE_CHECKING:
     Sampler = Grid = str
@@ -60,7 +63,8 @@ class ViewOptions:
 
     def check(self) -> None:
         """Refuse files that could not be written, before the model is loaded."""
-        check_writable(self.html, self.gif)
+        check_writable(self.html, PAGE_SUFFIXES)
+        check_writable(self.gif, (".gif",))
 
     @contextmanager
     def recording(self, tokenizer: Tokenizer, title: str, *, quiet: bool) -> Generator[Callback | None]:
@@ -115,12 +119,3 @@ def _shown(trajectory: Trajectory, live: bool) -> Generator[Callback]:
                 view.refresh()
 
         yield callback
-
-
-def check_writable(*paths: Path | None) -> None:
-    """Refuse a file that could not be written before an hour is spent on what goes into it."""
-    for path in paths:
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
-        if path is not None and path.is_dir():
-            raise ValueError(f"{path} is a folder; name a file in it")

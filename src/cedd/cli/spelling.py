@@ -21,7 +21,8 @@ from cedd.cli import UserError
 from cedd.cli.evaluate import progress_bar
 from cedd.data.corpora import open_corpus
 from cedd.data.corruption import corrupt_letters
-from cedd.evaluation.perplexity import PLOT_SUFFIXES, check_suffix
+from cedd.data.storage import check_writable
+from cedd.evaluation.perplexity import PLOT_SUFFIXES
 from cedd.evaluation.spelling import Correction, Outcomes, Restoration, Share, outcomes, restore, save_plot
 from cedd.tasks import LanguageModel, load
 from cedd.tasks.correct import CorrectionOptions, correction_options, corrections, readings
@@ -85,7 +86,7 @@ class Book:
 
 def run(arguments: Arguments) -> int:
     """Measure by one protocol or both."""
-    check_suffix(arguments.plot, PLOT_SUFFIXES)
+    check_writable(arguments.plot, PLOT_SUFFIXES)
     if arguments.batch < 1 or arguments.blocks < 0:
         raise UserError("--batch must be at least 1, and --blocks too, or 0 for the whole book")
     started = time.perf_counter()

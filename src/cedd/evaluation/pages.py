@@ -288,13 +288,25 @@ def comparison_page(runs: Sequence[ComparedRun], baselines: Sequence[Baseline], 
         for i, run in enumerate(runs)
     ]
     levels = [Level(b.name, b.bits_per_character) for b in baselines if b.stderr is not None]
-    chart = "<p>On a part of the held-out text while training, with 95% bands.</p>" + line_chart(
-        curves, "step", "bits per character", levels
-    )
+    chart = _curve_notes(curves, levels) + line_chart(curves, "step", "bits per character", levels)
     header = f'<header><p class="eyebrow">comparison</p><h1>{len(runs)} runs</h1></header>'
     body = header + section("table", "The bounds", _compared_table(runs))
     body += section("curves", "While training", chart) + section("again", "Do it again", command_block(command))
     return whole_page(f"{len(runs)} runs", body)
+
+
+def _curve_notes(curves: Sequence[Curve], levels: Sequence[Level]) -> str:
+    """What the curves of a comparison are, and what is not among them."""
+    notes = ["On a part of the held-out text while training, with 95% bands."]
+    if levels:
+        notes.append("The level lines are simple models of the same text.")
+    else:
+        notes.append(
+            "The runs' held-out sequences are not the same; simple models of one's would mislead about others."
+        )
+    if without := [curve.label for curve in curves if not curve.points]:
+        notes.append(f"No bound was measured while {_listed(without)} trained.")
+    return f"<p>{html.escape(' '.join(notes))}</p>"
 
 
 def _compared_table(runs: Sequence[ComparedRun]) -> str:

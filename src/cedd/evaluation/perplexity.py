@@ -318,16 +318,6 @@ def comparison_record(compared: Comparison) -> dict[str, Any]:
     }
 
 
-def check_suffix(path: Path | None, known: Sequence[str]) -> None:
-    """Refuse a file that could not be written before an hour is spent on what goes into it."""
-    if path is None:
-        return
-    if path.suffix not in known:
-        raise ValueError(f"{path.name} must end in {' or '.join(known)}")
-    if not path.expanduser().resolve().parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
-
-
 def save_per_sequence(path: Path, measurements: Sequence[Measurement]) -> None:
     """One value a sequence, for each run and bound, in the order of the data: .npy [runs * bounds, N], or .jsonl."""
     columns = {
