@@ -88,6 +88,14 @@ def test_what_is_left_shares_the_probability_of_what_is_excluded():
     assert stats.chisquare(seen[[0, 1, 3, 4]], 4000 * weights[[0, 1, 3, 4]].numpy()).pvalue > ERROR_RATE
 
 
+@pytest.mark.parametrize("grid", ["uniform", "jumps"])
+def test_steps_without_end_are_refused_before_they_are_made(grid):
+    process = cedd.absorb(4)
+    assert len(time_grid(process, 1_000_000, "uniform")) == 1_000_002
+    with pytest.raises(ValueError, match=r"steps must be at most 1,000,000, .* got 10,000,000,000,000"):
+        sample(Table(process, 2), process, (1, 2), method="cedd", steps=10**13, grid=grid)
+
+
 @pytest.mark.parametrize("exclude", [[4], [-1], [0, 1, 2, 3]])
 def test_an_exclusion_leaves_something_to_draw(exclude):
     process = cedd.absorb(4)

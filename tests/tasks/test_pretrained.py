@@ -116,6 +116,21 @@ def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_pa
         assert said in card
 
 
+def test_a_hub_that_is_not_there_is_said_so(run, monkeypatch):
+    class Api:
+        def __init__(self, **options):
+            pass
+
+        def create_repo(self, repo_id, **options):
+            raise OSError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    with pytest.raises(ValueError, match=r"owner/model could not be sent to the hub \(OSError\); is there a network"):
+        load(run, device="cpu").push_to_hub("owner/model")
+    with pytest.raises(TypeError, match="privat"):
+        load(run, device="cpu").push_to_hub("owner/model", privat=True)
+
+
 def test_a_model_goes_to_the_hub_as_its_folder(run, monkeypatch):
     seen = {}
 

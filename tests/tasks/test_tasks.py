@@ -67,6 +67,14 @@ def test_bad_wishes_are_refused(runs, options, message):
         model.generate(**options)
 
 
+@pytest.mark.parametrize("verb", ["generate", "infill", "correct"])
+def test_a_setting_that_there_is_not_is_refused_by_its_name(runs, verb):
+    model = load(runs["roulette", "bayes"], device="cpu")
+    words = {"generate": (), "infill": ("a ____",), "correct": ("teh",)}[verb]
+    with pytest.raises(ValueError, match=r"do not include 'stpes'; they are .*\bsteps\b"):
+        getattr(model, verb)(*words, stpes=1)
+
+
 def test_a_folder_that_is_none_is_said_so(tmp_path):
     with pytest.raises(ValueError, match="no run or model at"):
         load(tmp_path / "nothing")

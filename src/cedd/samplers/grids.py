@@ -13,6 +13,10 @@ from cedd.schedules import check_time
 LAST_TIME = 1e-5
 """Where the steps end; a final denoising step goes from there to clean data (as in the paper's experiments)."""
 
+MOST_STEPS = 1_000_000
+"""What is known of each step is kept while sampling, some 100 bytes; steps that are finer by far than a token's change
+give nothing."""
+
 _FINE = 8192
 
 
@@ -74,6 +78,8 @@ def time_grid(
     else:
         if steps < 1:
             raise ValueError(f"steps must be at least 1; got {steps}")
+        if steps > MOST_STEPS:
+            raise ValueError(f"steps must be at most {MOST_STEPS:,}, where one a token is plenty; got {steps:,}")
         if grid not in GRIDS:
             raise ValueError(f"unknown time grid {grid!r}; use one of {', '.join(GRIDS)}")
         if not LAST_TIME < start <= 1:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from cedd.samplers import Fixed
 from cedd.samplers.grids import LAST_TIME
 from cedd.tasks.opinion import BATCH, Opinion, Watch, ask, strangeness, time_of_rate, windows
 from cedd.tasks.reading import Ids, read_text, starts_of, token_groups, without_surrogates, write_text
-from cedd.tasks.setting import Setting, Settings
+from cedd.tasks.setting import Setting, Settings, changed
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,7 @@ class CorrectionOptions:
 
     def changed(self, given: Mapping[str, Any], source: str = "the options of correction") -> CorrectionOptions:
         """These options with those given (not None) in their place."""
-        asked = {name: value for name, value in given.items() if value is not None}
-        if unknown := sorted(set(asked) - {field.name for field in fields(self)}):
-            raise ValueError(f"{source} do not include {unknown[0]!r}")
-        return replace(self, **asked)
+        return changed(self, given, source)
 
     def check(self) -> None:
         """Refuse what cannot be meant."""

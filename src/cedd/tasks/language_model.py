@@ -96,7 +96,7 @@ class LanguageModel:
             prompt: what each begins with.
             settings: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
         """
-        return generate(self.setting, n, length=length, prompt=prompt, settings=Settings(**settings))
+        return generate(self.setting, n, length=length, prompt=prompt, settings=Settings.of(**settings))
 
     def infill(self, text: str, **settings: Any) -> str:
         """The text with its blanks filled.
@@ -105,7 +105,7 @@ class LanguageModel:
             text: ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one of 12.
             settings: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
         """
-        return infill(self.setting, text, 1, settings=Settings(**settings))[0]
+        return infill(self.setting, text, 1, settings=Settings.of(**settings))[0]
 
     def correct(self, text: str, **options: Any) -> Corrected:
         """The text with its mistakes put right; `.changes` says which.
@@ -188,7 +188,15 @@ class LanguageModel:
         """Upload the model to owner/name on the hub; options are those of huggingface_hub's `ModelHubMixin`."""
         from cedd.tasks.hub import HubModel  # the hub's library is slow to import, and few need it
 
-        return HubModel(self).push_to_hub(name, **options)
+        try:
+            return HubModel(self).push_to_hub(name, **options)
+        except (TypeError, ValueError):  # what was asked is wrong, and they say how
+            raise
+        except Exception as error:  # no network, no token, no right to: each is another one
+            raise ValueError(
+                f"{name} could not be sent to the hub ({type(error).__name__}); is there a network, and are you logged "
+                "in with a token that may write (hf auth login)?"
+            ) from error
 
     @property
     def name(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from cedd.tasks.reading import never_written
 from cedd.training.distributed import pick_device
 from cedd.training.folder import ModelFolder
 
+Options = TypeVar("Options", bound=Any)
+
 
 def chosen_device(name: str) -> torch.device:
     """The device a user names: auto, cpu, cuda, mps."""
@@ -22,6 +25,15 @@ def chosen_device(name: str) -> torch.device:
         return pick_device(name)
     except RuntimeError:
         raise ValueError(f"there is no device {name!r}; use auto, cpu or cuda") from None
+
+
+def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
+    """A dataclass of options with those given (not None) in their place; a name that it does not have is refused."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    known = [field.name for field in fields(options)]
+    if unknown := sorted(set(asked) - set(known)):
+        raise ValueError(f"{source} do not include {unknown[0]!r}; they are {', '.join(known)}")
+    return replace(options, **asked)
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,11 @@ class Settings:
     corrector: Corrector | None = None
     batch: int | None = None
     seed: int | None = None
+
+    @classmethod
+    def of(cls, **given: Any) -> Settings:
+        """The defaults, with those given in their place."""
+        return changed(cls(), given, "the settings of sampling")
 
 
 @dataclass
