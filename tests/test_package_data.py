@@ -1,5 +1,6 @@
 """The models that come with the package: they are in what is built, small, described, and do what their card says."""
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -35,6 +36,19 @@ def test_the_build_takes_the_models_along():
         weights = pretrained_root().relative_to(ROOT) / DEFAULT_MODEL / WEIGHTS_FILE
         for file in (weights, Path("src/cedd/evaluation/page.html")):
             assert subprocess.run(["git", "check-ignore", "-q", str(file)], cwd=ROOT).returncode == 1
+
+
+def test_the_source_has_what_its_pages_speak_of():
+    """Every entry of the list is there, and so is every file of the repository that README runs or links to."""
+    target = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
+    included = set(target["include"])
+    assert all((ROOT / name).exists() for name in included)
+    text = (ROOT / "README.md").read_text("utf-8")
+    named = re.findall(r"\]\((?!http)([\w./-]+)", text) + re.findall(r"\bpython ([\w/]+\.py)", text)
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / name).exists(), name
+        assert name.split("/")[0] in included, name
 
 
 @shipped

@@ -11,11 +11,12 @@ import torch
 
 from cedd.cli import main
 from cedd.cli.completion import help_text
-from cedd.cli.quickstart import Arguments, configuration
+from cedd.cli.quickstart import Arguments, activation, configuration
 from cedd.cli.train import parse
 from cedd.training.config import read_config
 
 Record = dict
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -108,6 +109,31 @@ def test_its_evaluate_command_gives_its_bound(out: Path, record: Record, capsys:
     words = shlex.split(record["commands"]["evaluate"])
     assert main([*words[1:], "--device", "cpu", "--json"]) == 0
     assert f"{record['bound']['nats_per_token']:.9f}"[:9] in capsys.readouterr().out
+
+
+def test_what_comes_next_begins_with_the_activation_where_cedd_is_no_command(tmp_path, monkeypatch):
+    folder = tmp_path / "my env" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("activate", "cedd", "python"):
+        (folder / name).write_text("")
+        (folder / name).chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert activation() == [f"source '{folder / 'activate'}'"]
+    monkeypatch.chdir(tmp_path)
+    assert activation() == ["source 'my env/bin/activate'"]
+    monkeypatch.setenv("PATH", str(folder))
+    assert activation() == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (folder / "activate").unlink()  # no virtual environment
+    assert activation() == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/quickstart.md", "docs/tutorial.md"])
+def test_pages_say_how_cedd_becomes_a_command_before_they_use_it(page):
+    text = (ROOT / page).read_text("utf-8")
+    uses = re.search(r"^(\$ |    )cedd ", text, re.MULTILINE)
+    assert text.index("source .venv/bin/activate") < (uses.start() if uses else len(text))
 
 
 def test_another_configuration_in_its_folder_is_one_line(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):

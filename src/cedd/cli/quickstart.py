@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,5 +152,16 @@ def summary(report: RunReport, page: Path, seconds: float) -> str:
             f"wrong letters put right: {done.fixed} of {done.wrong}; right ones broken: {done.broken} of {done.right}",
         ]
     lines += ["", f"done in {seconds:.0f} s; open {page}", "", "next:"]
-    lines += [f"  {report.commands[name]}" for name in ("sample", "infill", "correct") if name in report.commands]
+    commands = [report.commands[name] for name in ("sample", "infill", "correct") if name in report.commands]
+    lines += [f"  {command}" for command in [*activation(), *commands]]
     return "\n".join(lines)
+
+
+def activation() -> list[str]:
+    """The command that makes `cedd` one of the shell's, where it is not yet."""
+    here = Path(sys.executable).parent
+    script, found = here / "activate", shutil.which("cedd")
+    if not script.is_file() or (found is not None and Path(found).resolve() == (here / "cedd").resolve()):
+        return []
+    shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+    return [f"source {shlex.quote(str(shown))}"]
