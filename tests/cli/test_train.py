@@ -94,7 +94,7 @@ def test_help_has_an_example(preset: str, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--checkpoint-evry", "3"], "--checkpoint-evry, 3; did you mean --checkpoint-every?"),
+        (["--checkpoint-evry", "3"], "there is no option --checkpoint-evry; did you mean --checkpoint-every?"),
         (["--optimizer.momentum", "0.9"], "--optimizer.momentum"),
         (["--steps", "ten"], "--steps"),
         (["--process.name", "absorbing"], "--process.name has no choice 'absorbing'; did you mean 'absorb'?"),
@@ -169,7 +169,7 @@ def test_a_missing_folder_or_preset_gets_one_line(capsys: pytest.CaptureFixture[
 def test_another_runs_folder_gets_one_line(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
     assert main(words) == 0
     capsys.readouterr()
-    assert f"{out} holds another run (optimizer.rate differ)" in refusal([*words, "--optimizer.rate", "1"], capsys)
+    assert f"{out} holds another run (optimizer.rate differs)" in refusal([*words, "--optimizer.rate", "1"], capsys)
     assert f"{out} holds a run already" in refusal([*words, "--resume", "never"], capsys)
 
 

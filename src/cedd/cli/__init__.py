@@ -12,13 +12,13 @@ import importlib
 import inspect
 import io
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cedd.names import suggestion
+from cedd.names import nearest_path, suggestion
 
 COMMANDS: Mapping[str, str] = {
     "quickstart": "train, measure, sample, infill and correct in minutes, and write a page about it",
@@ -114,36 +114,15 @@ def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
     except SystemExit as end:
         if not end.code:  # --help
             raise
-        raise UserError(f"{_unboxed(boxed.getvalue())} (cedd {name} --help tells more)") from None
+        from cedd.cli.complaints import plain
+
+        raise UserError(f"{plain(boxed.getvalue(), words)} (cedd {name} --help tells more)") from None
 
 
-def _unboxed(message: str) -> str:
-    """The parser's complaint, which it frames and explains over many lines, as one: what it says before the first
-    rule, and the first of the options that it says were perhaps meant."""
-    parts: list[list[str]] = [[]]
-    for line in message.splitlines()[1:]:  # the first is a title
-        text = line.strip("│╭╮╰╯ ")
-        if text.strip("─-"):
-            parts[-1].append(text)
-        elif parts[-1]:  # a rule ends a part
-            parts.append([])
-    near = [part[1].split()[0] for part in parts if part[:1] == ["Perhaps you meant:"] and len(part) > 1]
-    return _plainer(" ".join(parts[0]).rstrip(".")) + "".join(f"; did you mean {name}?" for name in near[:1])
-
-
-def _plainer(complaint: str) -> str:
-    """Without the words of the parser's own language."""
-    if choice := re.fullmatch(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", complaint):
-        name, argument, known = choice.groups()
-        names = [word for word in re.findall(r"'([^']*)'", known) if word != "None"]
-        return f"{argument} has no choice {name!r}{suggestion(name, names)}"
-    kinds = {"literal for int\\(\\) with base 10": "a whole number", "could not convert string to float": "a number"}
-    for words, kind in kinds.items():
-        if number := re.fullmatch(rf"Error parsing (.*): .*{words}: (.*)", complaint):
-            return f"{number[1]} takes {kind}; got {number[2]}"
-    if pairs := re.fullmatch(r"Error parsing (.*): Failed to parse key-value pairs!", complaint):
-        return f"{pairs[1]} takes pairs of a name and a number"
-    return complaint
+def _check_seed(seed: int | None) -> None:
+    """Every generator of random numbers takes these, and not all of them take others."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
 
 
 def _line(error: Exception) -> str | None:
@@ -152,6 +131,9 @@ def _line(error: Exception) -> str | None:
         return "there is not enough memory for this; take a smaller batch, model or length"
     if isinstance(error, RuntimeError):
         return None
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        near = nearest_path(Path(error.filename))
+        return f"there is no file or folder {error.filename}" + ("" if near is None else f"; did you mean {near}?")
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split())
@@ -160,7 +142,9 @@ def _line(error: Exception) -> str | None:
 def _run(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"cedd.cli.{name}")
     try:
-        return int(module.run(_parse(module, name, words)) or 0)
+        arguments = _parse(module, name, words)
+        _check_seed(getattr(arguments, "seed", None))
+        return int(module.run(arguments) or 0)
     except BrokenPipeError:
         raise
     except (UserError, ValueError, OSError, MemoryError, RuntimeError) as error:

@@ -212,7 +212,8 @@ class Trainer:
             raise ValueError(f"{out} holds a run already; choose another --out, or --resume auto")
         different = same_run(read_config(path), self.config)
         if different:
-            raise ValueError(f"{out} holds another run ({', '.join(different)} differ); choose another --out")
+            what = f"{', '.join(different)} differ{'s' * (len(different) == 1)}"
+            raise ValueError(f"{out} holds another run ({what}); choose another --out")
 
     def _refuse_other_data(self) -> None:
         """A run goes on with the blocks and the tokenizer that it began with, or not at all."""
