@@ -32,6 +32,17 @@ def test_sample_can_be_watched(absorb, capsys, tmp_path):
     assert picture.read_bytes().startswith(b"GIF89a")
 
 
+def test_a_page_shows_the_given_characters_as_they_are(run, capfdbinary, tmp_path):
+    page = tmp_path / "x.html"
+    for words in (["infill", run, "é{ ____☃\udcff"], ["sample", run, "--prompt", "é{ ☃", "--steps", "8"]):
+        assert main([*words, "--html", str(page), "--gif", str(tmp_path / "x.gif"), "--device", "cpu"]) == 0
+        text = page.read_text("utf-8")
+        data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+        first = [data["words"][word] for word in data["first"]]
+        assert "".join(first).startswith("é{ ")
+        assert first[7 if words[0] == "infill" else 3] == "☃"
+
+
 def test_infill_keeps_the_text(run, capsys):
     words = ["infill", run, "a ____{3} cat ____.", "--n", "2", "--steps", "5", "--json", "--device", "cpu"]
     assert main(words) == 0

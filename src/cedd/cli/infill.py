@@ -13,7 +13,7 @@ from cedd.cli.correct import write_output
 from cedd.cli.given import ModelAndText, model_and_text
 from cedd.cli.sampling import SamplerOptions, ViewOptions
 from cedd.tasks import load
-from cedd.tasks.infill import infill
+from cedd.tasks.infill import infill, parse_template
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def run(arguments: Arguments) -> int:
         raise UserError('there is no text: cedd infill "The ____ sat on the ____."')
     model = load(name, arguments.device)
     settings = arguments.options.settings(arguments.seed)
-    with arguments.view.recording(model.tokenizer, f"{model.name}, infilling", quiet=arguments.json) as callback:
+    template = parse_template(text, model.tokenizer)
+    with arguments.view.recording(template, f"{model.name}, infilling", quiet=arguments.json) as callback:
         texts = infill(model.setting, text, arguments.n, settings=settings, callback=callback)
     if arguments.json:
         print(json.dumps({"texts": texts, "seed": arguments.seed}))

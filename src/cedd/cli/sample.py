@@ -12,7 +12,7 @@ from cedd.cli.correct import write_output
 from cedd.cli.given import default_model
 from cedd.cli.sampling import SamplerOptions, ViewOptions
 from cedd.tasks import load
-from cedd.tasks.generate import generate
+from cedd.tasks.generate import generate, prompt_template
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def run(arguments: Arguments) -> int:
     arguments.view.check()
     model = load(arguments.model or default_model(), arguments.device)
     title = f"{model.name}, {arguments.options.sampler}"
-    with arguments.view.recording(model.tokenizer, title, quiet=arguments.json) as callback:
+    template = prompt_template(model.setting, arguments.prompt, arguments.length)
+    with arguments.view.recording(template, title, quiet=arguments.json) as callback:
         texts = generate(
             model.setting,
             arguments.n,

@@ -15,10 +15,11 @@ from rich.text import Text
 from torch import Tensor
 
 from cedd.data.storage import check_writable
-from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
+from cedd.data.tokenizers import MASK_CHARACTER
 from cedd.samplers import GRIDS, SAMPLERS, Corrector
 from cedd.samplers.loop import Callback
 from cedd.tasks.setting import Settings
+from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
 PAGE_SUFFIXES = (".html", ".htm")
@@ -67,12 +68,13 @@ class ViewOptions:
         check_writable(self.gif, (".gif",))
 
     @contextmanager
-    def recording(self, tokenizer: Tokenizer, title: str, *, quiet: bool) -> Generator[Callback | None]:
-        """A callback for the sampler, if anything is to be seen; the files are written when the block ends."""
+    def recording(self, template: Template, title: str, *, quiet: bool) -> Generator[Callback | None]:
+        """A callback for the sampler that fills the template, if anything is to be seen; the files are written when
+        the block ends."""
         if not self.watch and self.html is None and self.gif is None:
             yield None
             return
-        trajectory = Trajectory(tokenizer)
+        trajectory = Trajectory(template.tokenizer, template.characters)
         with _shown(trajectory, self.watch and not quiet) as callback:
             yield callback
         if self.html is not None:

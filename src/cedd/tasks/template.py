@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -71,6 +72,19 @@ class Template:
         ids = [part.ids if isinstance(part, Given) else np.zeros(part.width, dtype=np.int64) for part in self.parts]
         where = self.given
         return Fixed(torch.from_numpy(np.concatenate(ids)), where) if where.any() else None
+
+    @property
+    def characters(self) -> dict[int, str]:
+        """The given characters, as they can be shown, by the positions of their tokens, where tokens are characters."""
+        if not hasattr(self.tokenizer, "characters"):
+            return {}
+        starts = accumulate((part.width for part in self.parts), initial=0)
+        return {
+            start + i: character
+            for start, part in zip(starts, self.parts, strict=False)
+            if isinstance(part, Given)
+            for i, character in enumerate(part.text.encode("utf-8", "replace").decode())  # no lone surrogates
+        }
 
     def write(self, ids: Ids) -> str:
         """What is given as it was given, and in the blanks what the tokens [L] say there."""

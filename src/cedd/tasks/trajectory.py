@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import html
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ class Trajectory:
     """Records the first sequence of a run; give it to a sampler as its callback."""
 
     tokenizer: Tokenizer
+    given: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Characters that are shown as the user gave them, by position (`Template.characters`)."""
     frames: list[Ids] = field(default_factory=list[Ids])
     times: list[float] = field(default_factory=list[float])
 
@@ -39,7 +42,10 @@ class Trajectory:
         self.times.append(t)
 
     def pieces(self, ids: Ids) -> list[str]:
-        """The text of each token; the mask is shown as a shade."""
+        """The text of each token of a frame [L]; the mask is shown as a shade."""
+        return [self.given.get(place, text) for place, text in enumerate(self._texts(ids))]
+
+    def _texts(self, ids: Ids) -> list[str]:
         return [self.tokenizer.decode([int(i)], mask=MASK_CHARACTER) for i in ids]
 
     def changed(self, frame: int) -> NDArray[np.bool_]:
@@ -53,20 +59,22 @@ class Trajectory:
         if len(self.frames) <= most:
             return self
         keep = np.unique(np.linspace(0, len(self.frames) - 1, most).round().astype(int))
-        return Trajectory(self.tokenizer, [self.frames[i] for i in keep], [self.times[i] for i in keep])
+        return replace(self, frames=[self.frames[i] for i in keep], times=[self.times[i] for i in keep])
 
     def page(self, title: str) -> str:
         """A page that plays the run: slider, play button, changed positions marked. Nothing is loaded from outside."""
         words: dict[str, int] = {}
 
-        def number(ids: Ids) -> list[int]:
-            return [words.setdefault(piece, len(words)) for piece in self.pieces(ids)]
+        def number(pieces: list[str]) -> list[int]:
+            return [words.setdefault(piece, len(words)) for piece in pieces]
 
-        first = number(self.frames[0])
+        first = number(self.pieces(self.frames[0]))
         steps: list[list[list[int]]] = []
         for k in range(1, len(self.frames)):
             places = np.flatnonzero(self.changed(k))
-            steps.append([[int(i), n] for i, n in zip(places, number(self.frames[k][places]), strict=True)])
+            steps.append(
+                [[int(i), n] for i, n in zip(places, number(self._texts(self.frames[k][places])), strict=True)]
+            )
         data = {"words": list(words), "first": first, "steps": steps, "times": self.times, "mask": MASK_CHARACTER}
         # Inside a script element only "<" could end it early.
         text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
