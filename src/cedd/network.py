@@ -9,15 +9,18 @@ itself: since Python 3.12 `isinstance` with a run-time protocol looks at the cla
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Model = Callable[[Tensor, Tensor], Tensor]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class HasHead(Protocol):
@@ -36,3 +39,16 @@ class HasHead(Protocol):
 def has_head(model: object) -> TypeIs[HasHead]:
     """Whether a network can be run in two halves."""
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
+
+
+def with_rounded(model: Module, names: Collection[str], dtype: torch.dtype) -> Module:
+    """The same network with copies in `dtype` of the parameters that are named, and its own parameters otherwise.
+
+    Autocast would round each of them at every use, and widen its gradient again: two sweeps over all weights, in
+    kernels of some microseconds each.
+    """
+    kept = {
+        id(parameter): nn.Parameter(parameter.detach().to(dtype)) if name in names else parameter
+        for name, parameter in model.named_parameters()
+    }
+    return deepcopy(model, kept)  # which takes from there what it finds there

@@ -9,15 +9,22 @@ from rich.console import Console
 from torch import nn
 
 from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import with_rounded
 from cedd.objectives.loss import Draws, batch_loss, noisy_batch
 from cedd.objectives.methods import get_method
 from cedd.process import roulette
 from cedd.training.config import TrainConfig
-from cedd.training.optimizer import with_rounded_weights
+from cedd.training.precision import Precision
 from tests.training.runs import ALONE, Crash, WatchedTrainer, assert_same_run, crash_at, run
 
 Make = Callable[..., TrainConfig]
 BF16: dict[str, Any] = {"precision": "bf16"}
+
+
+@pytest.fixture(autouse=True)
+def autocast_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does; a CPU otherwise multiplies in bfloat16 without autocast."""
+    monkeypatch.setattr(Precision, "autocasts", property(lambda self: self.low))
 
 
 def network() -> Transformer:
@@ -31,7 +38,7 @@ def network() -> Transformer:
 def test_gradients_are_autocasts():
     """What autocast rounds is a copy, all else the network's own; gradients are those of autocast, rounded once."""
     model, method, process = network(), get_method("bayes-star"), roulette(7)
-    rounded = with_rounded_weights(model, torch.bfloat16)
+    rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
     generator = torch.Generator().manual_seed(1)
     x0 = torch.randint(7, (4, 16), generator=generator)
     draws = Draws.make((4, 16), 7, x0.device, generator)

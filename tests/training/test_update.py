@@ -6,8 +6,9 @@ from torch import nn
 
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import with_rounded
 from cedd.training.config import OptimizerConfig
-from cedd.training.optimizer import Update, make_optimizer, with_rounded_weights
+from cedd.training.optimizer import Update, make_optimizer
 from tests.interpreted import run_interpreted
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
@@ -107,7 +108,7 @@ def rounded_steps_of(device, plain):
     """A small transformer's weights, averages and copies after updates by made-up gradients of the copies."""
     torch.manual_seed(0)
     model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
-    run = with_rounded_weights(model, torch.bfloat16)
+    run = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
     ema = EMA(model, 0.9)
     update = Update(model, make_optimizer(model, CONFIG), ema, clip=0.1, run=run)
     if plain:

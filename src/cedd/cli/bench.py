@@ -41,6 +41,8 @@ class Arguments:
     """Training steps before the clock starts."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
     """torch.compile, with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """What our training step multiplies in (auto: bf16 where the chip has units for it; the textbook's: on CUDA)."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
     seed: int = 0
@@ -81,6 +83,7 @@ def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
         steps=arguments.steps or 20,
         warmup=arguments.warmup,
         compile_mode=arguments.compile,
+        precision=arguments.precision,
         device=arguments.device,
         seed=arguments.seed,
         say=say,

@@ -23,6 +23,7 @@ from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfi
 from cedd.training.distributed import Ranks, pick_device
 from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.noising import NoisingSampler
+from cedd.training.precision import Wanted
 
 Step = Callable[[], object]
 
@@ -157,6 +158,7 @@ def bench_train(
     steps: int,
     warmup: int,
     compile_mode: str,
+    precision: Wanted,
     device: str,
     seed: int,
     say: Callable[[str], object],
@@ -176,6 +178,7 @@ def bench_train(
             batch=BatchConfig(size=batch),
             device=device,
             compile=compile_mode,  # pyright: ignore[reportArgumentType]
+            precision=precision,
             seed=seed,
             out=Path("bench"),
         )

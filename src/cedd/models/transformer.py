@@ -36,6 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.gelu import gelu
+from cedd.models.kernels.products import exact_products
 from cedd.models.kernels.residual import add_and_norm, at_least_float32, dropped_entries
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
 from cedd.models.kernels.rows import gather_rows, scatter_rows
@@ -116,6 +117,9 @@ class KVCache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
 
+attention = exact_products(F.scaled_dot_product_attention)
+
+
 class Attention(nn.Module):
     """Multi-head attention over all positions, or over those up to its own if causal."""
 
@@ -131,7 +135,7 @@ class Attention(nn.Module):
         if cache is not None:
             mask, causal = self._cached_mask(cache.length, queries), cache.length == 0
             keys, values = cache.append(self.layer, keys, values)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+        mixed = attention(queries, keys, values, attn_mask=mask, is_causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     @staticmethod

@@ -8,7 +8,6 @@ something happens, and its head on the R positions. Any other callable is run on
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cedd.network import HasHead, Model, has_head
+from cedd.network import HasHead, Model, has_head, with_rounded
 
 CHUNK_ENTRIES = 1 << 24
 """Entries of [R, V] that are handled at once, in float64: 128 MiB."""
@@ -113,15 +112,13 @@ def _buckets(batch: int) -> list[int]:
 
 
 def _half_precision_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy whose blocks hold their matrices in half precision, so that autocast need not cast them at each call.
+    """The network whose blocks hold their matrices in half precision, so that autocast need not cast them at each call.
 
     What is outside the blocks (embedding, time conditioning, head) stays in float32.
     """
-    twin = copy.deepcopy(model)
-    for name, module in cast(Iterable[tuple[str, nn.Module]], twin.named_modules()):
-        if isinstance(module, nn.Linear) and ".blocks." in f".{name}":
-            module.to(dtype)
-    return twin.eval().requires_grad_(False)
+    modules = cast(Iterable[tuple[str, nn.Module]], model.named_modules())
+    linear = [name for name, module in modules if isinstance(module, nn.Linear) and ".blocks." in f".{name}"]
+    return with_rounded(model, {f"{name}.{leaf}" for name in linear for leaf in ("weight", "bias")}, dtype).eval()
 
 
 class GraphedNetwork:

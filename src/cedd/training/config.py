@@ -19,6 +19,7 @@ from cedd.names import suggestion
 from cedd.objectives.methods import get_method
 from cedd.process import PROCESSES, TokenProcess, process_from_config
 from cedd.schedules import SCHEDULES, Schedule, schedule_from_config
+from cedd.training.precision import Wanted
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,9 @@ class TrainConfig:
     steps: int = 10_000
     seed: int = 0
     device: str = "auto"
-    precision: Literal["auto", "bf16", "float32"] = "auto"
-    """bf16 autocast (auto: on CUDA only)."""
+    precision: Wanted = "auto"
+    """What matrices are multiplied in: bf16 by autocast, on a CPU by its units for that if it has them (AMX). auto:
+    bf16 on CUDA and on such a CPU, float32 elsewhere."""
     compile: Literal["auto", "off", "on", "graphs", "record"] = "auto"
     """torch.compile (on), with the step as a CUDA graph (graphs), or that graph alone, which needs no compiler and
     starts at once (record). auto: graphs on CUDA, off elsewhere."""

@@ -29,6 +29,7 @@ from cedd.data.tokenizers import Tokenizer
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
+from cedd.network import with_rounded
 from cedd.objectives.loss import NoisyBatch
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess
@@ -49,7 +50,8 @@ from cedd.training.distributed import (
 )
 from cedd.training.folder import WEIGHTS_FILE, read_description, save_description
 from cedd.training.noising import NoisingSampler, StepBatch
-from cedd.training.optimizer import Update, learning_rate, make_optimizer, with_rounded_weights
+from cedd.training.optimizer import Update, learning_rate, make_optimizer
+from cedd.training.precision import Precision
 from cedd.training.records import Records, plot_log
 from cedd.training.speed import peak_flops
 from cedd.training.state import TrainingState, derived_seed
@@ -150,6 +152,7 @@ class Trainer:
     ranks: Ranks
     console: Console
     method: Method = field(init=False)
+    precision: Precision = field(init=False)
     process: TokenProcess = field(init=False)
     data: TrainingData = field(init=False)
     state: TrainingState = field(init=False)
@@ -169,6 +172,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config, ranks = self.config, self.ranks
         self.method = get_method(config.method)
+        self.precision = Precision.choose(config.precision, ranks.device.type)
         self._refuse_other_run()
         self.data = self._prepare_data()
         self._refuse_other_data()
@@ -178,7 +182,9 @@ class Trainer:
         network = config.model.build(self.process, config.length, self.method.causal)
         model = Transformer(network).to(ranks.device).train()
         strategy = choose_strategy(config.strategy, ranks)
-        run = with_rounded_weights(model, torch.bfloat16) if self._rounds_weights(strategy) else model
+        run = model
+        if self._rounds_weights(strategy):
+            run = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
         mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
         if mode in ("on", "graphs"):
             # With several ranks the compiler's own graphs, of each pass; with sharding none: parameters come and go.
@@ -195,7 +201,7 @@ class Trainer:
 
     def _rounds_weights(self, strategy: Strategy) -> bool:
         """Whether a step runs on weights rounded once: their gradients are too, and must not be added up."""
-        return strategy == "single" and self.config.batch.accumulate == 1 and self._autocast_enabled()
+        return strategy == "single" and self.config.batch.accumulate == 1 and self.precision.autocasts
 
     def _refuse_other_run(self) -> None:
         """A folder that holds another run, or something else, is left alone."""
@@ -369,9 +375,10 @@ class Trainer:
 
     def _both_passes(self, part: NoisyBatch, parts: int = 1) -> Tensor:
         """The loss of one of a step's `parts` micro-batches, its share of the step's; gradients are added up."""
-        with self._autocast():
-            loss = self.module(part) / parts
-        loss.backward()
+        with self.precision.both_passes():
+            with self.precision.autocast():
+                loss = self.module(part) / parts
+            loss.backward()
         return loss.detach()
 
     def _later(self, step: int, values: Tensor) -> StepFigures:
@@ -383,13 +390,6 @@ class Trainer:
         event = torch.cuda.Event()
         event.record()
         return StepFigures(step, copy, event)
-
-    def _autocast_enabled(self) -> bool:
-        wanted = self.config.precision
-        return wanted == "bf16" or (wanted == "auto" and self.ranks.device.type == "cuda")
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self._autocast_enabled())
 
     def _account(self, figures: StepFigures, meter: Meter, records: Records) -> tuple[float, bool]:
         """Read a step's figures: log them, and act on what is not finite or on a wish to stop."""
@@ -430,7 +430,7 @@ class Trainer:
         seed = derived_seed(config.seed, _EVALUATION)
         count = min(config.evaluation.sequences, len(self.data.validation))
         blocks = torch.from_numpy(self.data.validation[:count]).to(self.ranks.device)
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self.precision.autocast():
             estimate = estimate_bound(
                 model,
                 self.process,

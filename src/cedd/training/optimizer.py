@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +12,6 @@ from torch.optim import AdamW
 
 from cedd.models.ema import EMA
 from cedd.models.kernels import has_triton
-from cedd.models.transformer import Transformer
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import whole
 
@@ -173,18 +171,3 @@ def _reachable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """Whether a kernel can take a tensor by its address: of that type, dense, aligned, whole, on the device."""
     plain = tensor.is_cuda and tensor.dtype == dtype and tensor.is_contiguous()
     return plain and not hasattr(tensor, "full_tensor") and tensor.data_ptr() % 16 == 0
-
-
-def with_rounded_weights(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """The same network, its own parameters where autocast leaves them alone, copies in `dtype` where it rounds them.
-
-    Autocast would round each weight in every step, and widen its gradient again: two sweeps over all weights, in
-    kernels of some microseconds each.
-    """
-    copy = deepcopy(model)
-    rounded = model.rounded_parameters()
-    for name, parameter in model.named_parameters():
-        owner, _, leaf = name.rpartition(".")
-        low = nn.Parameter(parameter.detach().to(dtype)) if name in rounded else parameter
-        copy.get_submodule(owner).register_parameter(leaf, low)
-    return copy

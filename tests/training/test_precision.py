@@ -1,0 +1,68 @@
+"""What a step multiplies in."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cedd.models.kernels.products import has_low_products
+from cedd.training.config import TrainConfig
+from cedd.training.precision import Precision
+from tests.training.runs import ALONE, assert_same_run, final_log, run
+
+Make = Callable[..., TrainConfig]
+needs_units = pytest.mark.skipif(not has_low_products(), reason="this CPU has no units for bfloat16 matrices")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "low", "autocasts"),
+    [
+        ("auto", "cuda", True, True),
+        ("auto", "cpu", has_low_products(), False),
+        ("auto", "mps", False, False),
+        ("bf16", "mps", True, True),
+        ("bf16", "cpu", True, False),
+        ("float32", "cuda", False, False),
+    ],
+)
+def test_what_is_chosen(wanted, device, low, autocasts):
+    chosen = Precision.choose(wanted, device)
+    assert (chosen.low, chosen.autocasts) == (low, autocasts)
+
+
+def products_error() -> float:
+    """How far a product is from the exact one, of entries of size 1."""
+    a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0)).unbind()
+    return float((a @ b - (a.double() @ b.double())).abs().max())
+
+
+@needs_units
+def test_only_products_inside_are_rounded():
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    with Precision("cpu", low=True).both_passes():
+        inside = products_error()
+        with pytest.raises(RuntimeError), Precision("cpu", low=True).both_passes():
+            raise RuntimeError
+    assert 1e-3 < inside < 1.0  # 2^-9 of entries whose sums are 16 long
+    assert products_error() < 1e-3
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    with Precision("cpu", low=False).both_passes():
+        assert products_error() < 1e-3
+
+
+def test_a_run_in_bf16_on_a_cpu_learns_as_one_in_float32(config: Make):
+    """With units for it, up to rounding; without, to the bit."""
+    for precision in ("float32", "bf16"):
+        run(config(precision, {"precision": precision, "steps": 40}))
+    wide, low = ([r["loss"] for r in final_log(config(name).out) if "loss" in r] for name in ("float32", "bf16"))
+    assert wide[-1] < 0.8 * wide[0]
+    assert torch.tensor(low).sub(torch.tensor(wide)).abs().max() < (0.1 if has_low_products() else 1e-12)
+
+
+def test_a_resumed_run_in_bf16_is_the_run(config: Make):
+    changes = {"precision": "bf16"}
+    run(config("whole", changes))
+    run(config("parts", {**changes, "steps": 8}))
+    run(config("parts", changes))
+    assert_same_run(config("whole").out, config("parts").out)
+    assert ALONE.device.type == "cpu"
