@@ -50,12 +50,12 @@ def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
     """Refuse a file that could not be written, or whose name says another kind, before an hour is spent on it."""
     if path is None:
         return
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it")
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"{path.name} must end in {' or '.join(suffixes)}")
     if not path.expanduser().resolve().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file in it")
 
 
 def flush_folder(folder: Path) -> None:
