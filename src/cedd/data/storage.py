@@ -52,7 +52,7 @@ def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
-    if suffixes and path.suffix.lower() not in suffixes:
+    if suffixes and path.suffix not in suffixes:
         raise ValueError(f"{path.name} must end in {' or '.join(suffixes)}")
     if not path.expanduser().resolve().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
