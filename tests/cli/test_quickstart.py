@@ -102,7 +102,7 @@ def test_its_commands_do_it_again(out: Path, record: Record, capsys: pytest.Capt
     assert called("correct").rstrip("\n") == record["correction"]["examples"][0]["corrected"].rstrip("\n")
     training = shlex.split(record["commands"]["train"])
     assert training[:2] == ["cedd", "train"]
-    assert parse(training[2:]) == read_config(out / "train.json")
+    assert parse(training[2:]).config == read_config(out / "train.json")
 
 
 def test_its_evaluate_command_gives_its_bound(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):

@@ -48,7 +48,7 @@ def refusal(words: Words, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
-    words += ["--log-every", "1"]
+    words += ["--log-every", "1", "--json"]
     assert main(words) == 0
     printed = capsys.readouterr()
     result = json.loads(printed.out)
@@ -60,11 +60,14 @@ def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: 
     # Once more there is nothing to do, and what has no value is null, as JSON has it.
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["loss"] is None
+    # For people, the line on stderr is enough.
+    assert main(words[:-1]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_an_infinite_bound_is_null_in_json(words: Words, capsys: pytest.CaptureFixture[str]):
     quick = "--evaluation.every 4 --evaluation.sequences 4 --evaluation.draws 2 --evaluation.samples 0"
-    assert main([*words, *quick.split(), "--method", "sedds", "--process.name", "uniform"]) == 0
+    assert main([*words, *quick.split(), "--method", "sedds", "--process.name", "uniform", "--json"]) == 0
     printed = capsys.readouterr()
     assert "Infinity" not in printed.out
     assert json.loads(printed.out)["bound"] is None
@@ -89,6 +92,14 @@ def test_help_has_an_example(preset: str, capsys: pytest.CaptureFixture[str]):
     printed = capsys.readouterr().out
     assert f"example: cedd train {preset or 'char'} --data " in printed
     assert "--out runs/" in printed
+
+
+def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    lines = capsys.readouterr().out.splitlines()[-len(PRESETS) :]
+    starts = {line.index(summary) for line, (summary, _) in zip(lines, PRESETS.values(), strict=True)}
+    assert starts == {2 + max(map(len, PRESETS)) + 2}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +203,7 @@ def test_a_loss_that_is_no_number_gets_one_line(
 def test_a_signal_saves_and_ends_well(words: Words, out: Path, tmp_path: Path, number: signal.Signals):
     """The real thing, from outside: exit code 0, a message, a checkpoint, and the same command goes on."""
     start_server()
-    long = [*words, "--steps", "100000", "--checkpoint-every", "100000", "--log-every", "1"]
+    long = [*words, "--json", "--steps", "100000", "--checkpoint-every", "100000", "--log-every", "1"]
     child = command(long, tmp_path / "first")
     log = out / "log.jsonl"
     deadline = time.monotonic() + 60

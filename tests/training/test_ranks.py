@@ -179,7 +179,7 @@ def test_torchrun(tmp_path: Path, corpus: Path, cache: Path, strategy: str):
         command = [*torchrun, "-m", "cedd", *words, *more]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
-    done = call()
+    done = call("--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["step"] == 4
     assert checkpoint_steps(out) == [4]

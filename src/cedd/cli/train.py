@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -22,13 +24,22 @@ Every setting of the preset can be changed: --method cedd --process.name uniform
 A run that was killed goes on with the same command. Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
 
 __PRESETS__"""
-_CONFIG = (tyro.conf.FlagConversionOff,)
 
 
-def parse(words: list[str]) -> TrainConfig:
+@dataclass(frozen=True)
+class Arguments:
+    """A run, as its preset and the command line have it, and what is printed when it has ended."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]
+    json: bool = False
+    """Print how it ended as one JSON object."""
+
+
+def parse(words: list[str]) -> Arguments:
     """The preset's configuration with the command line's changes; unknown keys are refused."""
     if words[:1] in (["-h"], ["--help"]):
-        presets = "\n".join(f"  {name:<7} {summary}" for name, (summary, _) in PRESETS.items())
+        width = max(map(len, PRESETS))
+        presets = "\n".join(f"  {name:<{width}}  {summary}" for name, (summary, _) in PRESETS.items())
         print(HELP.replace("__NAMES__", ",".join(PRESETS)).replace("__PRESETS__", presets))
         raise SystemExit(0)
     name, rest = (words[0], words[1:]) if words else ("", [])
@@ -39,11 +50,12 @@ def parse(words: list[str]) -> TrainConfig:
     summary, config = PRESETS[name]
     description = f"example: cedd train {name} --data {config.data} --out runs/first\n\n{summary}"
     prog = f"cedd train {name}"
-    return parse_arguments(TrainConfig, rest, prog=prog, description=description, default=config, config=_CONFIG)
+    return parse_arguments(Arguments, rest, prog=prog, description=description, default=Arguments(config))
 
 
-def run(config: TrainConfig) -> int:
-    """Train, and print how it ended as one line of JSON."""
+def run(arguments: Arguments) -> int:
+    """Train; what happens is told on stderr, and how it ended, for machines, on stdout by the first of the ranks."""
+    config = arguments.config
     if str(config.out).startswith("("):
         raise UserError("say where the run goes: --out FOLDER")
     get_method(config.method)
@@ -51,6 +63,6 @@ def run(config: TrainConfig) -> int:
     from cedd.training.records import in_json
 
     result = train(config, Console(stderr=True))
-    if os.environ.get("RANK", "0") == "0":
+    if arguments.json and os.environ.get("RANK", "0") == "0":
         print(json.dumps({"out": str(config.out), **in_json(vars(result))}))
     return 0
