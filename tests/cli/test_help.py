@@ -4,10 +4,13 @@ import contextlib
 import importlib
 import io
 import os
+import pty
 import re
+import select
 import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from cedd.cli.completion import fish_script, help_text, read_options, read_usage
 from cedd.training.config import PRESETS
 from cedd.training.locate import pretrained_names
 
-BASH = shutil.which("bash")
+BASH, FISH, ZSH = map(shutil.which, ("bash", "fish", "zsh"))
 NEED_A_MODEL = {"sample", "infill", "correct"}  # that comes with the package
 
 
@@ -84,14 +87,18 @@ def test_examples_work_as_they_stand(
 # Completion
 
 
-@pytest.fixture(scope="module")
-def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script_in(folder: Path, shell: str) -> Path:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        assert main(["completion", "bash"]) == 0
-    path = tmp_path_factory.mktemp("completion") / "cedd.bash"
+        assert main(["completion", shell]) == 0
+    path = folder / f"cedd.{shell}"
     path.write_text(printed.getvalue())
     return path
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return script_in(tmp_path_factory.mktemp("completion"), "bash")
 
 
 def completed(script: Path, *words: str) -> list[str]:
@@ -116,6 +123,8 @@ def test_bash_completes_commands_options_choices_and_files(bash_script: Path):
     assert completed(bash_script, "train", "char", "--process.name", "r") == ["roulette"]
     assert completed(bash_script, "train", "char", "--method", "bayes-") == ["bayes-star"]
     assert completed(bash_script, "train", "char", "--data", "") == ["python-manual", "cedd.bash"]
+    assert completed(bash_script, "evaluate", "") == [*pretrained_names(), "cedd.bash"]
+    assert completed(bash_script, "bench", "train", "--pres") == ["--preset"]
     assert completed(bash_script, "evaluate", "runs") == []  # left to the shell: file names
     shown = subprocess.run(
         [str(BASH), "-c", f"source {shlex.quote(str(bash_script))}; complete -p cedd"], capture_output=True, text=True
@@ -141,11 +150,71 @@ def test_options_are_read_from_boxes_side_by_side():
 def test_scripts_for_the_other_shells():
     usages = [read_usage("evaluate")]
     assert "bashcompinit" in zsh_script(usages)
-    fish = fish_script(usages)
-    assert "-l bound -r -a 'tight j1 j2 all'" in fish
-    for shell, script in (("zsh", zsh_script(usages)), ("fish", fish)):
-        if (program := shutil.which(shell)) is not None:
-            subprocess.run([program, "-n", "-c", script], check=True)
+    assert "-l bound -x -a 'tight j1 j2 all'" in fish_script(usages)
+
+
+@pytest.mark.skipif(FISH is None, reason="there is no fish here")
+def test_fish_completes_commands_options_choices_and_files(tmp_path: Path):
+    lines = {
+        "cedd ev": ["evaluate"],
+        "cedd bench ": ["sample", "train"],
+        "cedd bench train --pres": ["--preset"],  # of bench, though a command is called train
+        "cedd bench train ": [],
+        "cedd evaluate runs --bound ": ["all", "j1", "j2", "tight"],  # and no files
+        "cedd evaluate runs --draws ": [],
+        "cedd evaluate runs --plot ": ["cedd.fish"],
+        "cedd evaluate ": sorted(["cedd.fish", *pretrained_names()]),
+        "cedd report runs ": sorted(["cedd.fish", *pretrained_names()]),
+        "cedd train char --process.name r": ["roulette"],
+        "cedd train char --data ": ["cedd.fish", "python-manual"],
+        "cedd train ": sorted(PRESETS),
+    }
+    script = script_in(tmp_path, "fish")
+    asking = f"source {script}; " + "; echo ---; ".join(f"complete -C {shlex.quote(line)}" for line in lines)
+    done = subprocess.run(
+        [str(FISH), "--no-config", "-c", asking], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stderr == ""
+    offered = [[word.split("\t")[0] for word in part.splitlines() if word] for part in done.stdout.split("---\n")]
+    assert dict(zip(lines, map(sorted, offered), strict=True)) == lines
+
+
+@pytest.mark.skipif(ZSH is None, reason="there is no zsh here")
+def test_zsh_completes_commands_options_choices_and_files(tmp_path: Path):
+    """Typed at a terminal, with a cedd that shows its words."""
+    typed = {
+        "cedd eva\truns --bo\tti\t": ["evaluate", "runs", "--bound", "tight"],
+        "cedd bench tr\t--pres\tti\t": ["bench", "train", "--preset", "tiny"],
+        "cedd train english\t--data pyth\t": ["train", "english-char", "--data", "python-manual"],
+        "cedd train char --data ced\t": ["train", "char", "--data", "cedd.zsh"],
+        "cedd spelling engl\t": ["spelling", "english-char"],
+    }
+    show = 'cedd() { print -r -- "got $# ${(q)@}" }'
+    lines = [f"source {script_in(tmp_path, 'zsh')}", "unsetopt beep", show, *typed, "exit"]
+    output = typed_at_a_terminal([str(ZSH), "-f", "-i"], lines, tmp_path)
+    shown = [line.split("got ")[1].split() for line in output.splitlines() if re.search(r"got \d", line)]
+    assert shown == [[str(len(words)), *words] for words in typed.values()], output
+
+
+def typed_at_a_terminal(command: list[str], lines: list[str], folder: Path) -> str:
+    """All that a program shows that is told these lines one after the other, each when it asks for the next."""
+    prompt = "ready>"
+    environment = {**os.environ, "HOME": str(folder), "ZDOTDIR": str(folder), "TERM": "dumb", "PS1": prompt}
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(folder)
+        os.execve(command[0], command, environment)
+    shown, asked, deadline = "", 0, time.monotonic() + 60
+    with contextlib.suppress(OSError):  # the end, on Linux
+        while time.monotonic() < deadline:
+            if lines and shown.count(prompt, asked):
+                asked = len(shown)
+                os.write(terminal, lines.pop(0).encode() + b"\r")
+            if select.select([terminal], [], [], 1.0)[0]:
+                shown += os.read(terminal, 4096).decode(errors="replace")
+    os.close(terminal)
+    os.waitpid(child, 0)
+    return shown
 
 
 # ----------------------------------------------------------------------------------------------------------------

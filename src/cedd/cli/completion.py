@@ -20,9 +20,11 @@ import tyro
 from cedd.cli import COMMANDS, main
 from cedd.data.corpora import PYTHON_MANUAL
 from cedd.objectives.methods import METHODS
+from cedd.training.locate import pretrained_names
 
 _OPTION = re.compile(r"(--?[a-z][\w.-]*)(?: ((?:\{[^}]*\}|[^-\s,{])[^\s,]*))?")
 _CHOICES = re.compile(r"\{([^{}]+)\}")
+_RUN = re.compile(r"\bRUN\b")
 _WIDE = "400"  # columns: no line of a help is broken
 
 ALSO = {"--data": (PYTHON_MANUAL,), "--device": ("auto", "cpu", "cuda"), "--method": tuple(METHODS)}
@@ -60,9 +62,13 @@ class Usage:
 
     command: str
     first: Sequence[str]
+    takes_runs: bool
+    """What stands first is a model: a folder too, and where there may be several, each of them."""
     options: Mapping[str, Sequence[str]]
     flags: frozenset[str]
     """Options that take no value."""
+    files: frozenset[str]
+    """Options whose value may be the name of a file."""
 
 
 def help_text(*words: str) -> str:
@@ -82,14 +88,21 @@ def read_usage(command: str) -> Usage:
     """The words of a command; where only what stands first has options, all of these have the same."""
     text = help_text(command)
     usage = next(line for line in text.splitlines() if line.startswith("usage:"))
-    first = found[1].split(",") if (found := _CHOICES.search(usage)) else []
-    options = read_options(text) or read_options(help_text(command, first[0]))
+    runs = _RUN.search(usage) is not None
+    first: Sequence[str] = pretrained_names() if runs else ()
+    if found := _CHOICES.search(usage):
+        first = found[1].split(",")
+    options = read_options(text) or read_options(help_text(command, *first[:1]))
     values = {
         name: [word for word in choices[1].split(",") if word != "None"] if choices else ALSO.get(name, ())
         for name, value in options.items()
         for choices in [_CHOICES.search(value)]
     }
-    return Usage(command, first, values, frozenset(name for name, value in options.items() if not value))
+    flags = frozenset(name for name, value in options.items() if not value)
+    files = frozenset(
+        name for name, value in options.items() if "PATH" in value or ("STR" in value and not values[name])
+    )
+    return Usage(command, first, runs, values, flags, files | ({"--data"} & options.keys()))
 
 
 def read_options(text: str) -> dict[str, str]:
@@ -104,7 +117,8 @@ def read_options(text: str) -> dict[str, str]:
 
 _BASH = """# bash completion of cedd, made by `cedd completion bash`
 _cedd() {
-  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" words=""
+  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}"
+  local words="" files=""
   if [ "$COMP_CWORD" -eq 1 ]; then
     words="__COMMANDS__ --help --version"
   else
@@ -115,11 +129,18 @@ __VALUES__
           case "$command" in
 __OPTIONS__
           esac ;;
+        *)
+          case "$command $prev" in
+__FIRST__
+          esac ;;
         esac ;;
     esac
   fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
-  if [ "$prev" = --data ]; then COMPREPLY+=($(compgen -f -- "$cur")); fi
+  if [ -n "$files" ]; then
+    compopt -o filenames 2>/dev/null
+    COMPREPLY+=($(compgen -f -- "$cur"))
+  fi
 }
 # Where none of its words fit, the shell completes file names.
 complete -o default -F _cedd cedd"""
@@ -127,16 +148,17 @@ complete -o default -F _cedd cedd"""
 
 def bash_script(usages: Sequence[Usage]) -> str:
     """For bash, and for zsh, which can read it."""
-    values = [f'      "{u.command} {u.command}") words="{" ".join(u.first)}" ;;' for u in usages if u.first]
-    values += [
-        f'      "{u.command} {name}") words="{" ".join(words)}" ;;'
-        for u in usages
-        for name, words in u.options.items()
-        if words
-    ]
+
+    def case(usage: Usage, previous: str, words: Sequence[str], files: bool) -> str:
+        return f'            "{usage.command} {previous}") words="{" ".join(words)}"{" files=yes" * files} ;;'
+
+    first = [case(u, u.command, u.first, u.takes_runs) for u in usages if u.first]
+    values = [case(u, name, words, name in u.files) for u in usages for name, words in u.options.items() if words]
     options = [f'            {u.command}) words="{" ".join(u.options)}" ;;' for u in usages]
     script = _BASH.replace("__COMMANDS__", " ".join(u.command for u in usages))
-    return script.replace("__VALUES__", "\n".join(values)).replace("__OPTIONS__", "\n".join(options))
+    for place, cases in (("__FIRST__", first), ("__VALUES__", values), ("__OPTIONS__", options)):
+        script = script.replace(place, "\n".join(cases))
+    return script
 
 
 def zsh_script(usages: Sequence[Usage]) -> str:
@@ -146,19 +168,42 @@ def zsh_script(usages: Sequence[Usage]) -> str:
     return f"{first.replace('bash', 'zsh')}\n{loading}\n{rest}"
 
 
+_FISH = """# fish completion of cedd, made by `cedd completion fish`
+function __cedd_on -d "Whether the command is this one"
+    set -l words (commandline -opc)
+    test (count $words) -ge 2; and test "$words[2]" = $argv[1]
+end
+function __cedd_first -d "Whether the word after this command is being written"
+    __cedd_on $argv[1]; and test (count (commandline -opc)) -eq 2
+end
+function __cedd_command -d "Whether the command is being written"
+    test (count (commandline -opc)) -eq 1
+end
+complete -c cedd -f
+complete -c cedd -n __cedd_command -l help
+complete -c cedd -n __cedd_command -l version"""
+
+
 def fish_script(usages: Sequence[Usage]) -> str:
-    """A line an option."""
-    lines = ["# fish completion of cedd, made by `cedd completion fish`"]
+    """A line a command and a line an option; file names where there may be any, and only there."""
+    lines = [_FISH]
     lines += [
-        f"complete -c cedd -f -n __fish_use_subcommand -a {name} -d {shlex.quote(summary)}"
-        for name, summary in COMMANDS.items()
+        f"complete -c cedd -n __cedd_command -a {usage.command} -d {shlex.quote(COMMANDS[usage.command])}"
+        for usage in usages
     ]
     for usage in usages:
-        here = f"complete -c cedd -n '__fish_seen_subcommand_from {usage.command}'"
-        if usage.first:
-            lines.append(f"{here} -a '{' '.join(usage.first)}'")
-        for name, words in usage.options.items():
-            dashes, bare = ("-l", name[2:]) if name.startswith("--") else ("-s", name[1:])
-            takes = "" if name in usage.flags else " -r"
-            lines.append(f"{here} {dashes} {bare}{takes}" + (f" -a '{' '.join(words)}'" if words else ""))
+        here = f"complete -c cedd -n '__cedd_on {usage.command}'"
+        if usage.takes_runs:
+            lines.append(f"{here} -F -a '{' '.join(usage.first)}'")
+        elif usage.first:
+            lines.append(f"complete -c cedd -n '__cedd_first {usage.command}' -a '{' '.join(usage.first)}'")
+        lines += [f"{here} {_fish_option(usage, name)}" for name in usage.options]
     return "\n".join(lines)
+
+
+def _fish_option(usage: Usage, name: str) -> str:
+    """-l or -s: how the option is written; -r: it takes a value, or a file's name; -x: a value that is no file."""
+    dashes, bare = ("-l", name[2:]) if name.startswith("--") else ("-s", name[1:])
+    takes = "" if name in usage.flags else " -r -F" if name in usage.files else " -x"
+    words = usage.options[name]
+    return f"{dashes} {bare}{takes}" + (f" -a '{' '.join(words)}'" if words else "")
