@@ -1,9 +1,28 @@
 """`cedd bench`: what is compared on shared cores takes turns."""
 
 import json
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
 
 from cedd.cli import main
-from cedd.cli.bench_train import TEXTBOOK, timed_in_turn
+from cedd.cli.bench import Arguments
+from cedd.cli.bench_train import TEXTBOOK, machine, timed_in_turn
+from cedd.cli.quickstart import device_text
+from cedd.models.transformer import PRESETS as SIZES
+from cedd.training.config import PRESETS
+
+
+def test_every_preset_can_be_timed():
+    assert get_args(get_type_hints(Arguments)["preset"]) == tuple(SIZES) == tuple(PRESETS)
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "1 {}thread"), (2, "2 {}threads")])
+def test_one_thread_is_one(threads, said, monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    assert device_text(torch.device("cpu")) == said.format("CPU ")
+    assert f", {said.format('')}, torch" in machine("cpu")
 
 
 def test_steps_take_turns_and_only_those_after_the_warm_up_are_timed():

@@ -21,6 +21,7 @@ from cedd.evaluation.perplexity import (
     save_plot,
 )
 from cedd.training.folder import load_folder
+from cedd.training.locate import pretrained_names
 from tests.tasks.models import ALPHABET, save_random
 
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40
@@ -53,6 +54,18 @@ def evaluate(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict:
     output = capsys.readouterr()
     assert code == 0, output.err
     return json.loads(output.out)
+
+
+def test_a_model_of_the_package_is_called_by_its_name(
+    text: Path, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+):
+    few = ("--data", text, "--draws", "2", "--max-sequences", "2")
+    assert evaluate(capsys, runs["absorb"], *few)["runs"][0]["run"] == str(runs["absorb"])
+    if "english-char" not in pretrained_names():
+        pytest.skip("no model comes with this copy of the package")
+    assert evaluate(capsys, "english-char", *few)["runs"][0]["run"] == "english-char"
+    assert main(["evaluate", "english-char", *map(str, few), "--device", "cpu"]) == 0
+    assert "english-char: bayes-star on roulette" in capsys.readouterr().out
 
 
 # ---- numbers ----------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def test_presets_build_and_unknown_names_are_refused():
         config = config_from_preset(name, vocab_size=5, has_mask=True, dropout=0.0)
         assert TransformerConfig(**dataclasses.asdict(config)) == config
         assert config.dropout == 0.0
-    with pytest.raises(ValueError, match="tiny, char, small, medium"):
+    with pytest.raises(ValueError, match="tiny, char, english-char, small, medium"):
         config_from_preset("huge", vocab_size=5, has_mask=True)
 
 

@@ -25,7 +25,7 @@ class Arguments:
 
     suite: tyro.conf.Positional[Literal["train", "sample"]]
     """What is timed."""
-    preset: Literal["tiny", "char", "small", "medium"] = "small"
+    preset: Literal["tiny", "char", "english-char", "small", "medium"] = "small"
     """The size of the network."""
     shapes: tuple[str, ...] = ()
     """Sequences x positions, each a row (train: 512x128 64x1024 32x128, sample: 64x128)."""

@@ -68,7 +68,8 @@ def machine(device: str) -> str:
     """What the figures were measured on."""
     chosen = pick_device(device)
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{chosen.type}, {platform.machine()}"
-    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads != 1)}, torch {torch.__version__}"
 
 
 def timed(step: Step, steps: int, warmup: int, device: torch.device) -> list[float]:

@@ -210,7 +210,7 @@ def _print(
         low, high = comparison.ci95
         ratio_low, ratio_high = comparison.perplexity_ratio_ci95
         console.print(
-            f"{results[1].folder.path} less {results[0].folder.path} ({comparison.bound}, paired by sequence): "
+            f"{results[1].folder.name} less {results[0].folder.name} ({comparison.bound}, paired by sequence): "
             f"{comparison.difference:+.4f} nats per token [{low:+.4f}, {high:+.4f}], perplexity x "
             f"{comparison.perplexity_ratio:.4f} [{ratio_low:.4f}, {ratio_high:.4f}]",
             highlight=False,
@@ -229,7 +229,7 @@ def _data_line(protocol: dict[str, Any]) -> str:
 
 def _table(result: Measurement) -> Table:
     name = (result.folder.process.spec or {}).get("name", "")
-    table = Table(title=escape(f"{result.folder.path}: {result.folder.method.name} on {name}"))
+    table = Table(title=escape(f"{result.folder.name}: {result.folder.method.name} on {name}"))
     table.add_column("")
     for bound in result.bounds:
         table.add_column(bound, justify="right")

@@ -134,7 +134,8 @@ def device_text(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} CPU threads" if device.type == "cpu" else device.type
+    threads = torch.get_num_threads()
+    return f"{threads} CPU thread{'s' * (threads != 1)}" if device.type == "cpu" else device.type
 
 
 def summary(report: RunReport, page: Path, seconds: float) -> str:

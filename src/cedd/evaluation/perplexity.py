@@ -294,7 +294,7 @@ def estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
 def measurement_record(measured: Measurement) -> dict[str, Any]:
     """A measurement as JSON."""
     return {
-        "run": str(measured.folder.path),
+        "run": measured.folder.name,
         "method": measured.folder.method.name,
         "process": measured.folder.process.config(),
         "bounds": {

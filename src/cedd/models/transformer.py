@@ -40,6 +40,7 @@ from cedd.models.kernels.products import exact_products
 from cedd.models.kernels.residual import add_and_norm, at_least_float32, dropped_entries
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
 from cedd.models.kernels.rows import gather_rows, scatter_rows
+from cedd.names import suggestion
 
 FREQUENCIES = 128
 """Sines, and as many cosines, in the embedding of sigma."""
@@ -86,6 +87,8 @@ PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"length": 32, "width": 64, "depth": 2, "heads": 2, "conditioning_width": 32},
     # Characters, on two CPU cores.
     "char": {"length": 128, "width": 192, "depth": 4, "heads": 6, "conditioning_width": 64},
+    # Characters of English, the model in the box.
+    "english-char": {"length": 256, "width": 512, "depth": 7, "heads": 8, "conditioning_width": 64},
     # The paper's, the size of GPT-2 small.
     "small": {"length": 128, "width": 768, "depth": 12, "heads": 12},
     # The size of GPT-2 medium.
@@ -96,7 +99,7 @@ PRESETS: dict[str, dict[str, int]] = {
 def config_from_preset(name: str, *, vocab_size: int, has_mask: bool, **changes: Any) -> TransformerConfig:
     """The configuration called ``name`` in ``PRESETS``, with any field changed by keyword."""
     if name not in PRESETS:
-        raise ValueError(f"no preset is called {name!r}: use one of {', '.join(PRESETS)}")
+        raise ValueError(f"no preset is called {name!r}{suggestion(name, PRESETS)}")
     fields: dict[str, Any] = {"vocab_size": vocab_size, "has_mask": has_mask, **PRESETS[name], **changes}
     return TransformerConfig(**fields)
 

@@ -264,7 +264,7 @@ _LIMITS: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
 
 
 def model_of_size(name: str, **changes: Any) -> ModelConfig:
-    """A network of one of the sizes tiny, char, small, medium."""
+    """A network of one of the sizes that presets are named after."""
     shape = {key: value for key, value in SIZES[name].items() if key != "length"}
     return ModelConfig(**{**shape, **changes})
 
@@ -313,7 +313,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
             # As many characters replaced as masked: to believe that what is there may be wrong is the job.
             # With half the power a share 1-t of the text is left as it was, a third more than with a whole one.
             process=ProcessConfig("roulette", p_m=0.5, schedule=ScheduleConfig("polynomial", power=0.5)),
-            model=ModelConfig(width=512, depth=7, heads=8, conditioning_width=64, dropout=0.0),
+            model=model_of_size("english-char", dropout=0.0),
             length=256,
             text=DataConfig(tokenizer="char:96", holdout=0.004, workers=8),
             optimizer=OptimizerConfig(rate=1e-3, warmup=500, ema=0.999, schedule="cosine", final_share=0.01),

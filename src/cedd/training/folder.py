@@ -19,7 +19,7 @@ from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import NoFirstWeights, get_form, load_weights, save_weights
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess, process_from_config
-from cedd.training.locate import CONFIG_FILE, WEIGHTS_FILE, locate
+from cedd.training.locate import CONFIG_FILE, WEIGHTS_FILE, locate, pretrained_root
 
 FORMAT = 1
 DESCRIPTION_KEYS = ("format", "method", "process", "network", "length", "tokenizer", "weights")
@@ -37,6 +37,11 @@ class ModelFolder:
     length: int
     config: Mapping[str, Any]
     path: Path
+
+    @property
+    def name(self) -> str:
+        """What it is called by: its folder, unless it comes with the package."""
+        return self.path.name if self.path.parent == pretrained_root() else str(self.path)
 
     @property
     def weights(self) -> str:
