@@ -21,7 +21,7 @@ from cedd.training.config import PRESETS
 from cedd.training.locate import pretrained_names
 
 BASH, FISH, ZSH = map(shutil.which, ("bash", "fish", "zsh"))
-NEED_A_MODEL = {"sample", "infill", "correct"}  # that comes with the package
+NEED_A_MODEL = {"sample", "infill", "correct", "spelling"}  # that comes with the package
 
 
 def example_of(text: str) -> list[str]:
@@ -71,13 +71,18 @@ def after_quickstart(fast_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["evaluate", "report", *sorted(NEED_A_MODEL)])
+@pytest.mark.parametrize("name", ["evaluate", "export", "report", *sorted(NEED_A_MODEL)])
 def test_examples_work_as_they_stand(
     helps: dict[str, str], name: str, after_quickstart: Path, capsys: pytest.CaptureFixture[str]
 ):
     if name in NEED_A_MODEL and "english-char" not in pretrained_names():
         pytest.skip("no model comes with this copy of the package")
-    quick = {"evaluate": "--draws 1", "report": "--sequences 16 --draws 1", "sample": "--length 32 --steps 8"}
+    quick = {
+        "evaluate": "--draws 1",
+        "report": "--sequences 16 --draws 1",
+        "sample": "--length 32 --steps 8",
+        "spelling": "--blocks 1 --passes 1 --thresholds 0.5",
+    }
     less = quick.get(name, "").split()
     assert main([*example_of(helps[name]), *less, "--device", "cpu"]) == 0
     assert capsys.readouterr().out.strip()

@@ -1,6 +1,7 @@
 """`cedd spelling`: both protocols from the command line, on models whose beliefs are known."""
 
 import json
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -147,6 +148,13 @@ def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):
     assert "only masks" in capsys.readouterr().err
 
 
+def test_one_block_has_no_interval(run, book, capsys):
+    assert main(["spelling", run, "--data", book, "--blocks", "1", "--rate", "0.2", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "nan" not in printed
+    assert not re.search(r"\d ±", printed)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -155,6 +163,7 @@ def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):
         (["--thresholds", "2"], "threshold is a probability"),
         (["--steps", "0"], "steps must be at least 1"),
         (["--rate", "1.5"], "share between 0 and 1"),
+        (["--rate", "0"], "share between 0 and 1, of at least one mistake; got 0"),
         (["--plot", "fixed.txt"], "must end in"),
         (["--protocol", "paper", "--plot", "fixed.png"], "leave it out"),
         (["--data", "nowhere.txt"], "nowhere.txt"),

@@ -23,11 +23,12 @@ CALIBRATION_CHARACTERS = 30_000
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd export runs/first --out my-model --weights int8 --calibrate book.txt
+    """example: cedd export runs/quickstart --out my-model --weights int8 --calibrate runs/quickstart/held-out.txt
 
-    Write a run as a folder to give away: config.json, weights, tokenizer, and a card (README.md) made from config.json.
-    The result is a model like any other (cedd correct my-model "teh cat") and can be exported again, for example
-    once it has been measured: cedd spelling my-model --data book.txt --json > book.json, and then
+    Write a run as a folder to give away: config.json, weights, tokenizer, and a card (README.md) made from config.json
+    (the example: after cedd quickstart). The result is a model like any other (cedd correct my-model "teh cat") and can
+    be exported again, for example once it has been measured: cedd spelling my-model --data book.txt --json > book.json,
+    and then
     cedd export my-model --out my-model --results book.json
     """
 

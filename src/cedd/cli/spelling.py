@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +32,7 @@ from cedd.tasks.reading import read_text
 
 @dataclass(frozen=True)
 class Arguments:
-    """example: cedd spelling runs/first --data book.txt --blocks 200 --plot fixed.png
+    """example: cedd spelling english-char --data python-manual --blocks 4 --plot fixed.png
 
     Share of mistakes that a model puts right in a book, with 95% intervals. The paper's protocol: noise of the model's
     own process at t = 0.05, the likeliest token at each corrupted place. The user's: 5% of the letters replaced by
@@ -89,6 +90,8 @@ def run(arguments: Arguments) -> int:
     check_writable(arguments.plot, PLOT_SUFFIXES)
     if arguments.batch < 1 or arguments.blocks < 0:
         raise UserError("--batch must be at least 1, and --blocks too, or 0 for the whole book")
+    if not 0 < arguments.rate <= 1:
+        raise UserError(f"--rate is a share between 0 and 1, of at least one mistake; got {arguments.rate:g}")
     started = time.perf_counter()
     model = load(arguments.model, arguments.device)
     refusal = why_not_users(model)
@@ -263,11 +266,14 @@ def _print(
 
 
 def _percent(share: Share, digits: int = 1) -> str:
-    """A share in percent, with half the width of its 95% interval."""
-    if not share.total:
-        return "none"
+    """A share in percent, with half the width of its 95% interval, which a single block has not."""
     low, high = share.ci95
-    return f"{100 * share.value:.{digits}f} ± {50 * (high - low):.{digits}f}"
+    return _value(share, digits) + ("" if math.isnan(high) else f" ± {50 * (high - low):.{digits}f}")
+
+
+def _value(share: Share, digits: int = 1) -> str:
+    """A share in percent, if there was anything to count."""
+    return f"{100 * share.value:.{digits}f}" if share.total else "none"
 
 
 def _paper_table(restoration: Restoration) -> Table:
@@ -295,10 +301,10 @@ def _user_table(corrections: list[Correction]) -> Table:
             correction.way,
             f"{correction.threshold:g}",
             _percent(seen.fixed),
-            f"{100 * seen.altered.value:.1f}",
-            f"{100 * seen.missed.value:.1f}",
+            _value(seen.altered),
+            _value(seen.missed),
             _percent(seen.broken, 2),
-            f"{100 * seen.broken_others.value:.2f}",
+            _value(seen.broken_others, 2),
             _percent(seen.after, 2),
         )
     return table
