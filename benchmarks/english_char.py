@@ -1,6 +1,6 @@
 """Train the model in the box: `english-char`, on books and Wikipedia.
 
-    python benchmarks/english_char.py --corpus ../shared/data/corpus --out runs/english-char
+    python benchmarks/english_char.py --corpus corpus --out runs/english-char
 
 The corpus is a folder with `books.txt.xz` and `wikipedia.txt.xz` (or any other .txt, .txt.xz, .txt.gz files); the first
 --megabytes of each become the training text, in a folder beside the run. The run is the preset `english-char`; more
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from cedd.cli import main as cedd
-from cedd.data.storage import atomic_write
+from cedd.data.storage import atomic_write, data_folder
 
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 
@@ -50,13 +50,16 @@ def cut(corpus: Path, folder: Path, megabytes: int) -> None:
 def main() -> int:
     """Cut the corpus, then train on it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
+    parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--megabytes", type=int, default=90, help="of each file")
     parser.add_argument("--out", type=Path, default=Path("runs/english-char"))
     parser.add_argument("--text", type=Path, help="folder for the training text (default: OUT-text)")
     arguments, settings = parser.parse_known_args()
     folder = arguments.text or arguments.out.with_name(arguments.out.name + "-text")
-    cut(arguments.corpus, folder, arguments.megabytes)
+    try:
+        cut(data_folder("corpus", arguments.corpus), folder, arguments.megabytes)
+    except ValueError as error:
+        parser.error(str(error))
     return cedd(["train", "english-char", "--data", str(folder), "--out", str(arguments.out), *settings])
 
 

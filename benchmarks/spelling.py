@@ -1,6 +1,6 @@
 """The paper's spelling tables, and ours beside them: train on War and Peace, test on two other novels.
 
-    python benchmarks/spelling.py --out runs/spelling --results runs/spelling.json
+    python benchmarks/spelling.py --data novels --out runs/spelling --results runs/spelling.json
     python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 --jobs 2 ...
     python benchmarks/spelling.py --table runs/spelling.json
 
@@ -34,7 +34,7 @@ from rich.console import Console
 
 from cedd.cli.bench_train import machine
 from cedd.data import CharAsGPT2, GPT2Tokenizer, Prefetcher, load_gpt2, open_corpus, pack
-from cedd.data.storage import atomic_write
+from cedd.data.storage import atomic_write, data_folder
 from cedd.evaluation.spelling import restore
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
@@ -94,8 +94,8 @@ class Arguments:
 
     only: tuple[str, ...] = tuple(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS))
     """The cells to run, in this order."""
-    data: Path = Path("../shared/data/novels")
-    """Folder of the novels."""
+    data: Path | None = None
+    """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None
     """Folder with GPT-2's vocab.json and merges.txt (default: gpt2-bpe beside the novels)."""
     form: Literal["clean", "gutenberg"] = "gutenberg"
@@ -191,11 +191,12 @@ def spelt(text: str, gpt2: GPT2Tokenizer, characters: dict[str, int]) -> str:
 
 def prepare(arguments: Arguments) -> None:
     """Write the tokenizer and the books, as they are read by every cell, beside the runs."""
-    gpt2 = load_gpt2(arguments.gpt2 or arguments.data.parent / "gpt2-bpe")
+    novels = data_folder("novels", arguments.data)
+    gpt2 = load_gpt2(arguments.gpt2 or novels.parent / "gpt2-bpe")
     characters = dict(CharAsGPT2.from_gpt2(gpt2).characters)
     ending = {"clean": ".txt", "gutenberg": ".gutenberg.txt"}[arguments.form]
     for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
-        text = "".join(open_corpus(arguments.data / f"{name}{ending}").documents())
+        text = "".join(open_corpus(novels / f"{name}{ending}").documents())
         atomic_write(book(arguments, name), spelt(text, gpt2, characters).encode())
     tokenizer = CharAsGPT2(characters, gpt2.vocab_size)
     tokenizer.save(arguments.out / "tokenizer")

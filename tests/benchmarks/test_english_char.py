@@ -5,8 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "english_char.py"
 PARAGRAPHS = "".join(f"Paragraph {i} says that the rain in Spain stays mainly in the plain.\n\n" for i in range(20_000))
+
+
+def test_it_asks_for_its_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CEDD_DATA", raising=False)
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "name the folder of the corpus, or set CEDD_DATA to a folder with corpus/ in it" in done.stderr
 
 
 def test_the_corpus_is_cut_and_a_run_begins(tmp_path: Path):

@@ -1,24 +1,10 @@
-"""Where tests find the development data, which is no part of the repository: they skip without it."""
+"""Tests of the data neither use the user's files nor, unless there is a folder of development data, GPT-2's."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from cedd.data import GPT2Tokenizer
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    candidates = [REPOSITORY.parent / "shared" / "data"]
-    if os.environ.get("CEDD_DATA"):
-        candidates.insert(0, Path(os.environ["CEDD_DATA"]))
-    for folder in candidates:
-        if folder.is_dir():
-            return folder
-    pytest.skip("needs the development data: set CEDD_DATA to its folder")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from cedd.evaluation.spelling import Correction, Share, outcomes, restore, save_
 from tests.networks import random_network
 
 ROOT = Path(__file__).resolve().parents[2]
-NOVELS = ROOT.parent / "shared" / "data" / "novels"
 BENCHMARK = ROOT / "benchmarks" / "spelling.py"
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -306,13 +305,23 @@ def test_the_papers_settings_are_the_defaults(benchmark):
             benchmark.Arguments(only=(cell,)).check()
 
 
+def test_the_benchmark_asks_for_its_books(tmp_path, monkeypatch):
+    monkeypatch.delenv("CEDD_DATA", raising=False)
+    places = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--device", "cpu"]
+    done = subprocess.run([sys.executable, str(BENCHMARK), *places], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "spelling: name the folder of the novels, or set CEDD_DATA to a folder with novels/ in it\n"
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not NOVELS.is_dir(), reason="needs the novels and GPT-2's vocabulary in ../shared/data")
-def test_the_benchmark_stops_in_time_and_goes_on(tmp_path):
+def test_the_benchmark_stops_in_time_and_goes_on(tmp_path, shared_data):
     """A tiny network on the CPU: stopped by the clock with a checkpoint, resumed, finished, its table printed."""
+    novels = shared_data / "novels"
+    if not novels.is_dir():
+        pytest.skip("needs the novels in CEDD_DATA/novels, and GPT-2's vocabulary in CEDD_DATA/gpt2-bpe")
     results = tmp_path / "results.json"
     sizes = ["--size", "tiny", "--length", "32", "--batch", "2", "--every", "20", "--warmup", "5", "--blocks", "8"]
-    places = ["--data", str(NOVELS), "--out", str(tmp_path / "runs"), "--results", str(results), "--device", "cpu"]
+    places = ["--data", str(novels), "--out", str(tmp_path / "runs"), "--results", str(results), "--device", "cpu"]
     cell = ["--only", "bayes/roulette", "--form", "clean"]
     command = [sys.executable, str(BENCHMARK), *sizes, *places, *cell]
 
