@@ -40,6 +40,7 @@ def test_a_folder_comes_before_the_package(shelf, run, tmp_path, monkeypatch):
     ("name", "hint"),
     [
         ("english-chra", "no run or model at english-chra; did you mean english-char?"),
+        ("", "no run or model at ''"),
         ("RUNS/frist", "no run or model at RUNS/frist; did you mean RUNS/first?"),
         ("RUNS/zzzzzz", "no run or model at RUNS/zzzzzz"),
         ("/no/such/english-char", "no run or model at /no/such/english-char; did you mean english-char?"),

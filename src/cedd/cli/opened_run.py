@@ -30,7 +30,7 @@ class OpenedRun:
 
     @property
     def parameters(self) -> int:
-        return sum(weight.numel() for weight in self.model.model.parameters())
+        return self.model.folder.model.num_parameters()
 
     def held_out(self, most: int) -> np.ndarray:
         """At most so many held-out blocks [N, L], evenly spaced."""

@@ -43,7 +43,7 @@ def locate(path_or_name: str | Path, **download: Any) -> Path:
         return packaged(name)
     if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not path.parent.exists():
         return _download(name, download)
-    raise ValueError(f"no run or model at {name}{_hint(path)}")
+    raise ValueError(f"no run or model at {name or repr(name)}{_hint(path)}")
 
 
 def packaged(name: str) -> Path:
