@@ -196,7 +196,7 @@ def test_leftovers_of_a_kill_are_swept(config: Make):
 def test_another_runs_folder_is_refused_by_the_settings_name(config: Make):
     run(config("run", {"steps": 4}))
     for setting, value in {"optimizer.rate": 0.5, "seed": 9, "length": 24, "process.p_m": 0.5}.items():
-        with pytest.raises(ValueError, match=rf"holds another run \({setting} differ\)"):
+        with pytest.raises(ValueError, match=rf"holds another run \({setting} differs\)"):
             run(config("run", {setting: value}))
 
 
