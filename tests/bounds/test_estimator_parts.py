@@ -136,6 +136,7 @@ def test_coefficients_are_those_of_least_squares() -> None:
     y = 2 + z @ torch.tensor([1.0, -2.0, 0.5, 7.0], dtype=torch.float64)
     assert coefficients(y, z).tolist() == pytest.approx([1, -2, 0.5, 0], abs=1e-4)
     assert coefficients(y[:20], z[:20]).tolist()[1:] == [0, 0, 0]  # too few values for more than one column
+    assert coefficients(y[:1], z[:1]).tolist() == [0, 0, 0, 0]  # and one for none: it has no deviation
     assert coefficients(y / 0, z).tolist() == [0, 0, 0, 0]
 
 

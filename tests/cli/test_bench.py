@@ -47,3 +47,9 @@ def test_training_on_the_cpu_is_measured_against_the_textbook_in_turn(capsys, mo
     assert first["speedup"] is None
     for row in ours:
         assert row["speedup"] == first["milliseconds"] / row["milliseconds"]
+
+
+@pytest.mark.parametrize("suite", ["train", "sample"])
+def test_an_empty_list_of_shapes_is_refused(suite, capsys):
+    assert main(["bench", suite, "--shapes"]) == 2
+    assert "--shapes needs at least one" in capsys.readouterr().err

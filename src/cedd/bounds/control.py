@@ -123,7 +123,7 @@ def coefficients(value: Tensor, variate: Tensor) -> Tensor:
     Columns beyond a twelfth of the number of values are left out (the last first), as are those that do not vary.
     """
     result = torch.zeros(variate.shape[1], dtype=torch.float64)
-    if not bool(torch.isfinite(value).all()):
+    if len(value) < _ROWS_PER_VARIATE or not bool(torch.isfinite(value).all()):
         return result
     # For absorb the counts' variates vanish but for rounding: its odds are the count itself.
     varies = variate.std(0) > 1e-6 * value.std()

@@ -27,7 +27,7 @@ class Arguments:
     """What is timed."""
     preset: Literal["tiny", "char", "english-char", "small", "medium"] = "small"
     """The size of the network."""
-    shapes: tuple[str, ...] = ()
+    shapes: tuple[str, ...] | None = None
     """Sequences x positions, each a row (train: 512x128 64x1024 32x128, sample: 64x128)."""
     vocab_size: Annotated[int, tyro.conf.arg(name="vocab")] = 50257
     """Tokens V."""
@@ -49,6 +49,13 @@ class Arguments:
     """Of tokens and weights."""
     json: bool = False
     """Print one JSON object."""
+
+
+def shapes_of(arguments: Arguments, *default: str) -> tuple[str, ...]:
+    """The shapes asked for; an empty list is a slip."""
+    if arguments.shapes == ():
+        raise UserError("--shapes needs at least one, such as --shapes 32x128")
+    return default if arguments.shapes is None else arguments.shapes
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -76,7 +83,7 @@ def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
 
     return bench_train(
         preset=arguments.preset,
-        shapes=[_shape(text) for text in arguments.shapes or ("512x128", "64x1024", "32x128")],
+        shapes=[_shape(text) for text in shapes_of(arguments, "512x128", "64x1024", "32x128")],
         methods=arguments.methods or ("cedd-star/absorb",),
         vocab_size=arguments.vocab_size,
         textbook=arguments.textbook,
@@ -96,7 +103,7 @@ def _sample_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
 
     return bench_sample(
         preset=arguments.preset,
-        shapes=[_shape(text) for text in arguments.shapes or ("64x128",)],
+        shapes=[_shape(text) for text in shapes_of(arguments, "64x128")],
         methods=arguments.methods or ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"),
         vocab_size=arguments.vocab_size,
         textbook=arguments.textbook,
