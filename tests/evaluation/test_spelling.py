@@ -204,6 +204,24 @@ def test_outcomes_add_up(data):
     assert seen.fixed.total + seen.broken.total + seen.broken_others.total == length
 
 
+def test_exchanged_neighbours_are_one_mistake():
+    original, corrupted = "the cat sat on mats", "teh act ast on amts"
+    corrected = "the act sst on maxs"  # fixed, missed, altered; half of the last is right, and what was right is broken
+    seen = outcomes(original, corrupted, corrected, unit=8, span=2)
+    counts = {name: (share["count"], share["total"]) for name, share in seen.record().items()}
+    assert counts == {
+        "fixed": (2, 4),
+        "missed": (1, 4),
+        "altered": (1, 4),
+        "broken": (1, 7),
+        "broken_others": (0, 4),
+        "before": (8, 19),
+        "after": (4, 19),
+    }
+    assert seen.fixed.hits.tolist() == [1, 1, 0]
+    assert seen.fixed.totals.tolist() == [2, 2, 0]
+
+
 def test_texts_of_other_lengths_are_refused():
     with pytest.raises(ValueError, match="as long"):
         outcomes("abc", "abc", "ab")

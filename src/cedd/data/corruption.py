@@ -1,4 +1,4 @@
-"""Spelling mistakes as users make them: letters replaced by other letters, at places nobody is told."""
+"""Spelling mistakes as users make them: letters replaced, or neighbours exchanged, at places nobody is told."""
 
 from __future__ import annotations
 
@@ -46,3 +46,29 @@ def corrupt_letters(text: str, rate: float = 0.05, seed: int = 0, letters: tuple
         group, rank = place_of[text[position]]
         characters[position] = group[(rank + shift) % len(group)]
     return Corruption("".join(characters), text, positions)
+
+
+def swap_letters(text: str, rate: float = 0.02, seed: int = 0, letters: tuple[str, ...] = LETTERS) -> Corruption:
+    """Exchange the share `rate` of the neighbours that are different letters of one class (of one case).
+
+    Of n such pairs about round(rate * n) are exchanged, drawn without replacement, but none that shares a letter with
+    one drawn before. The result depends on (text, rate, seed, letters) alone.
+    """
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"the corruption rate is a share between 0 and 1, not {rate}")
+    group_of = {letter: number for number, group in enumerate(letters) for letter in group}
+    groups = [group_of.get(character, -1) for character in text]
+    pairs = [i for i in range(len(text) - 1) if groups[i] == groups[i + 1] >= 0 and text[i] != text[i + 1]]
+    drawn = permute(np.arange(round(rate * len(pairs))), max(len(pairs), 1), derive_key(seed, 2))
+    characters, taken = list(text), set[int]()
+    for first in (pairs[number] for number in drawn.tolist()):
+        if not taken & {first, first + 1}:
+            taken |= {first, first + 1}
+            characters[first : first + 2] = text[first + 1], text[first]
+    return Corruption("".join(characters), text, np.array(sorted(taken), dtype=np.int64))
+
+
+MISTAKES = {"letters": corrupt_letters, "swaps": swap_letters}
+"""What mistakes are: letters replaced by others, or neighbours exchanged."""
+SPANS = {"letters": 1, "swaps": 2}
+"""How many letters each of them makes wrong."""

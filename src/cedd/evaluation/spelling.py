@@ -8,9 +8,9 @@ Two protocols.
 argmax p(x_0 | x_t) at every corrupted position; the score is the share of corrupted positions that are restored. The
 places are known and what was right is never looked at: on roulette it is mostly the filling of masks.
 
-*The user's* (`outcomes`): letters replaced by other letters at places nobody is told. Three texts, the original, the
-one with mistakes and the corrected one, are compared letter by letter: what was wrong is fixed, missed or changed into
-another mistake, what was right is left alone or broken.
+*The user's* (`outcomes`): letters replaced by other letters, or neighbours exchanged, at places nobody is told. Three
+texts, the original, the one with mistakes and the corrected one, are compared letter by letter: what was wrong is
+fixed, missed or changed into another mistake, what was right is left alone or broken.
 
 Mistakes of one block share its words, so every share comes with an interval whose independent units are blocks.
 """
@@ -209,8 +209,12 @@ class Outcomes:
         return {field.name: getattr(self, field.name).record() for field in fields(self)}
 
 
-def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128) -> Outcomes:
-    """Three texts of the same length, compared letter by letter; `unit` characters make a block."""
+def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128, span: int = 1) -> Outcomes:
+    """Three texts of the same length, compared letter by letter; `unit` characters make a block.
+
+    A mistake is `span` wrong letters in a row (2: exchanged neighbours): fixed if all of them are right again, missed
+    if none was touched; it counts in the block of its first.
+    """
     if not len(original) == len(corrupted) == len(corrected):
         raise ValueError(
             "letters are compared place by place: the original, the corrupted and the corrected text must be as long"
@@ -221,6 +225,9 @@ def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128) -> 
     letters = np.isin(was, np.array([ord(letter) for group in LETTERS for letter in group], dtype=np.uint32))
     mistake, wrong, touched = seen != was, now != was, now != seen
     starts = np.arange(0, len(was), unit)
+    first = np.zeros_like(mistake)
+    first[np.flatnonzero(mistake)[::span]] = True
+    any_wrong, any_touched = (_within(flags, span) for flags in (wrong, touched))
 
     def share(of: NDArray[np.bool_], what: NDArray[np.bool_]) -> Share:
         counts = (np.add.reduceat(hit.astype(np.int64), starts) for hit in (of & what, of))
@@ -229,14 +236,19 @@ def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128) -> 
 
     everywhere = np.ones_like(mistake)
     return Outcomes(
-        fixed=share(mistake, ~wrong),
-        missed=share(mistake, ~touched),
-        altered=share(mistake, touched & wrong),
+        fixed=share(first, ~any_wrong),
+        missed=share(first, ~any_touched),
+        altered=share(first, any_touched & any_wrong),
         broken=share(~mistake & letters, wrong),
         broken_others=share(~mistake & ~letters, wrong),
         before=share(everywhere, mistake),
         after=share(everywhere, wrong),
     )
+
+
+def _within(flags: NDArray[np.bool_], span: int) -> NDArray[np.bool_]:
+    """Whether a place or one of the span - 1 after it is flagged."""
+    return np.logical_or.reduce(np.lib.stride_tricks.sliding_window_view(np.pad(flags, (0, span - 1)), span), axis=-1)
 
 
 @dataclass(frozen=True)
