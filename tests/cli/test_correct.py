@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
@@ -123,17 +124,39 @@ def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
         (["infill"], "there is no text"),
         (["infill", "RUN"], "there is no text"),
         (["correct", "teh", "--file", "x"], "not both"),
-        (["correct", "--file", "/no/such/file"], "/no/such/file"),
+        (["correct", "--file", "/no/such/file"], "there is no file or folder /no/such/file\n"),
+        (["correct", "--file", "FOLDER/lettre.txt"], "FOLDER/lettre.txt; did you mean FOLDER/letter.txt?"),
+        (["correct", "--file", "FOLDER"], "FOLDER is a folder; --file reads one file, such as FOLDER/letter.txt"),
         (["correct", "teh", "--rate", "0"], "rate is a share of wrong tokens"),
         (["correct", "teh", "--reach", "-1"], "reach"),
         (["sample", "a", "b"], "b"),
     ],
 )
-def test_bad_input_is_one_line(words, message, shelf, run, capsys):
-    assert main([*(run if word == "RUN" else word for word in words), "--device", "cpu"]) == 2
+def test_bad_input_is_one_line(words, message, shelf, run, capsys, tmp_path):
+    (tmp_path / "letter.txt").write_text("teh cat")
+    named = [run if word == "RUN" else word.replace("FOLDER", str(tmp_path)) for word in words]
+    assert main([*named, "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert message in said
+    assert message.replace("FOLDER", str(tmp_path)) in said
+
+
+@pytest.mark.parametrize(("length", "more", "seen"), [(3000, [], True), (300, [], False), (3000, ["--json"], False)])
+def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, monkeypatch):
+    """On a terminal: here the bar itself, with what it was told, is looked at."""
+    told = []
+
+    @contextmanager
+    def bar(name, visible):
+        yield lambda done, planned: told.append((done, planned))
+
+    monkeypatch.setattr("cedd.cli.evaluate.progress_bar", bar)
+    (tmp_path / "letter.txt").write_text("teh cat sat " * (length // 12))
+    assert main(["correct", "--file", str(tmp_path / "letter.txt"), "--device", "cpu", *more]) == 0
+    assert bool(told) == seen
+    assert told == sorted(told)
+    assert all(0 < done <= planned for done, planned in told)
+    assert capsys.readouterr().err == ""
 
 
 def test_no_text_at_a_terminal_is_said(shelf, capsys, monkeypatch):

@@ -64,7 +64,7 @@ def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
 
 def test_every_way_is_what_correct_does(tmp_path):
     """With the limit of strangeness that the model's folder has: among z's, which it doubts, changes are taken back."""
-    model = mender(strange=0.3)
+    model = mender(strange=3.2)
     (tmp_path / "book.txt").write_text(10 * TEXT.replace("\n", " ") + 2000 * "zzz zaz ")
     chosen = {"rate": 0.1, "thresholds": (0.5, 0.3, 0.0), "passes": (1, 3), "steps": (4,), "json": True}
     arguments = Arguments("", str(tmp_path / "book.txt"), **chosen)
@@ -86,7 +86,8 @@ def test_ways_share_the_first_reading(monkeypatch):
     calls: list[int] = []
     network, text = model.setting.folder.model, "the czt sqt by the bzy."
     monkeypatch.setattr(network, "features", lambda x, s, f=network.features: calls.append(len(x)) or f(x, s))
-    ways = [correction_options(model.setting, {"passes": n, "threshold": at}) for n in (1, 3) for at in (0.5, 0.3, 0.0)]
+    asked = [{"passes": n, "threshold": at, "swaps": 0.0} for n in (1, 3) for at in (0.5, 0.3, 0.0)]
+    ways = [correction_options(model.setting, given) for given in asked]
     texts = [str(corrected) for corrected in corrections(model.setting, text, ways)]
     shared = len(calls)
     assert texts == [str(model.correct(text, **asdict(way))) for way in ways]
@@ -102,10 +103,35 @@ def test_the_bar_moves_on_with_every_reading_and_ends_full():
     for _ in corrections(model.setting, 4 * TEXT.replace("a", "q"), ways, 0, counter.read):
         counter.finish()
     done, planned = zip(*told, strict=True)
-    assert set(planned) == {3 + 0 + 6}
+    assert set(planned) == {(1 + 2 + 3) + 3 + 6}
     assert list(done) == sorted(done)
     assert done[-1] == planned[-1]
     assert len(told) > 20  # not only at the end of a way
+
+
+def test_exchanged_neighbours_are_another_protocol(run, book, capsys):
+    words = [
+        "spelling",
+        run,
+        "--data",
+        book,
+        "--blocks",
+        "12",
+        "--mistakes",
+        "swaps",
+        "--rate",
+        "0.1",
+        "--device",
+        "cpu",
+    ]
+    assert main([*words, "--passes", "1", "--thresholds", "0.5", "--json", "--swaps", "0"]) == 0
+    user = json.loads(capsys.readouterr().out)["user"]
+    assert (user["mistakes"], user["rate"]) == ("swaps", 0.1)
+    for correction in user["corrections"]:
+        assert correction["options"]["swaps"] == 0
+        assert 2 * correction["fixed"]["total"] == correction["before"]["count"] > 10
+    assert main([*words, "--protocol", "user", "--passes", "1", "--thresholds", "0.5"]) == 0
+    assert "pairs of letters exchanged" in capsys.readouterr().out
 
 
 def test_known_beliefs_fix_what_they_should(tmp_path):

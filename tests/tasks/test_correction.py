@@ -1,6 +1,5 @@
 """Correction: what is expected of the text, what may change, and what never does."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -169,7 +168,7 @@ def test_only_what_changed_is_read_again(monkeypatch):
     setting, text = mending(length=16), "the cat sat. " * 92 + "q" + "the cat sat. " * 10
     read, features = [], setting.folder.model.features
     monkeypatch.setattr(setting.folder.model, "features", lambda x, s: read.append(len(x)) or features(x, s))
-    assert correct(setting, text) == text.replace("q", "a")
+    assert correct(setting, text, swaps=0) == text.replace("q", "a")
     assert sum(read) - len(windows(len(text), 16)) in (1, 2)
 
 
@@ -214,11 +213,11 @@ def test_a_judgement_by_bayes_rule_written_out(beliefs, noise_rate, rate, x):
 
 
 def test_a_strange_text_is_left_alone():
-    """A q among letters that the model knows is mended; among z's, which it doubts but keeps, it is not."""
+    """A q among letters that the model foretells is mended; among z's, which surprise it but are kept, it is not."""
     setting = mending(length=64)
     known, strange = "the cat sat on a mqt " * 10, "zzz zzz zzz zzz mqt " * 10
     assert correct(setting, known + strange, threshold=0.3) == (known + strange).replace("q", "a")
-    limited = correct(setting, known + strange, strange=0.3, threshold=0.3)
+    limited = correct(setting, known + strange, strange=3.2, threshold=0.3)
     assert limited[:150] == known.replace("q", "a")[:150]
     assert limited[-150:] == strange[-150:]
     assert all(change.position < 250 for change in limited.changes)
@@ -226,16 +225,17 @@ def test_a_strange_text_is_left_alone():
         correct(setting, "teh", strange=-1.0)
 
 
-def test_strangeness_is_the_mean_doubt_of_what_was_left():
-    trust = np.full(300, 1.0)
-    trust[:100] = math.exp(-1)
-    trust[7] = 0.0
-    opinion = Opinion(np.zeros(300, int), 1 - trust, trust)
-    left = np.ones(300, bool)
+def test_strangeness_is_the_mean_surprise_of_what_was_left():
+    surprise = np.zeros(300)
+    surprise[:100] = 1.0
+    surprise[7] = 99.0
+    left, nothing = np.ones(300, bool), np.zeros(300)
+    opinion = Opinion(np.zeros(300, int), nothing, nothing, surprise, nothing)
     found = strangeness(opinion, left)
-    assert found[20] == pytest.approx((84 + 4) / 85)
+    assert found[20] == pytest.approx((84 + 4) / 85)  # the one that surprises most counts for 4
     assert found[299] == 0.0
-    assert strangeness(Opinion(np.zeros(4, int), 1 - trust[:4], trust[:4]), left[:4]) == pytest.approx(4 / 32)
+    few = Opinion(*(column[:4] for column in opinion.columns))
+    assert strangeness(few, left[:4]) == pytest.approx(4 / 32)
     left[7] = False
     assert strangeness(opinion, left)[20] == pytest.approx(1.0)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -14,7 +16,9 @@ from rich.text import Text
 
 from cedd.cli import UserError
 from cedd.cli.given import ModelAndText, model_and_text
-from cedd.tasks import Corrected, CorrectionOptions, load
+from cedd.tasks import Corrected, CorrectionOptions, LanguageModel, load
+from cedd.tasks.correct import Readings, correction_options
+from cedd.tasks.opinion import Watch
 
 A_FEW_LINES = 1000
 """Characters."""
@@ -24,10 +28,10 @@ A_FEW_LINES = 1000
 class Arguments:
     """example: cedd correct "It was a drak and stormy nihgt"
 
-    Put a text's mistakes right: letters replaced by other letters, at places nobody is told. The model is the one that
-    comes with cedd, english-char, or a RUN of yours on a process that shuffles (uniform, roulette):
-    cedd correct runs/first "teh cat". TEXT - reads standard input, and so does no text at all; what is not changed
-    comes out byte for byte. Options that are not given are the model's own.
+    Put a text's mistakes right: letters that are others, and neighbours that changed places, nobody says where. The
+    model is the one that comes with cedd, english-char, or a RUN of yours on a process that shuffles (uniform,
+    roulette): cedd correct runs/first "teh cat". TEXT - reads standard input, and so does no text at all; what is not
+    changed comes out byte for byte. Options that are not given are the model's own.
     """
 
     words: ModelAndText = ()
@@ -46,7 +50,9 @@ class Arguments:
     reach: int | None = None
     """Of changes within so many tokens a pass makes only the surest (3); 0 makes all at once."""
     strange: float | None = None
-    """Changes are taken back where the text around them is stranger to the model than this (no limit)."""
+    """Changes are taken back where the text around them surprises the model more than this, in nats a letter."""
+    swaps: float | None = None
+    """The share of neighbouring letters that is expected to have changed places (0.002); 0 looks for none."""
     steps: int | None = None
     """1: the likeliest token everywhere. More: sample the reverse process."""
     temperature: float | None = None
@@ -68,7 +74,8 @@ def run(arguments: Arguments) -> int:
         torch.set_num_threads(1)
     model = load(name, arguments.device)
     options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
-    corrected = model.correct(text, **options, seed=arguments.seed)
+    with watching(model, options, visible=len(text) > A_FEW_LINES and not arguments.json) as watch:
+        corrected = model.correct(text, **options, seed=arguments.seed, watch=watch)
     if arguments.json:
         changes = [asdict(change) for change in corrected.changes]
         print(json.dumps({"text": corrected.text, "original": text, "changes": changes}))
@@ -81,13 +88,33 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
+@contextmanager
+def watching(model: LanguageModel, options: Mapping[str, Any], *, visible: bool) -> Generator[Watch | None]:
+    """A bar on a terminal's standard error, gone when done, that a correction moves on."""
+    if not visible:
+        yield None
+        return
+    from cedd.cli.evaluate import progress_bar  # a few lines are corrected sooner than this is imported
+
+    with progress_bar("correcting", visible) as progress:
+        yield Readings([correction_options(model.setting, options)], progress).read
+
+
 def read_input(file: Path | None, *, asked: bool) -> str:
     """The text of a file or of standard input, with its line ends as they are; bytes that are no UTF-8 come through
     as lone surrogates, which correction leaves alone."""
     if file is None and not asked and sys.stdin.isatty():
         raise UserError('there is no text: cedd correct "teh cat", or - to type it, or --file FILE')
-    content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    content = sys.stdin.buffer.read() if file is None else read_file(file.expanduser())
     return content.decode("utf-8", "surrogateescape")
+
+
+def read_file(file: Path) -> bytes:
+    """A file's bytes; of a folder one line says what it has instead."""
+    if file.is_dir():
+        texts = sorted(file.glob("*.txt"))
+        raise UserError(f"{file} is a folder; --file reads one file{f', such as {texts[0]}' if texts else ''}")
+    return file.read_bytes()
 
 
 def write_output(text: str) -> None:

@@ -114,7 +114,10 @@ def digest(record: Any) -> Any:
         own = {
             name: value for name, value in record["user"]["corrections"][0].items() if name not in ("way", "options")
         }
-        return digest({"book": record["data"]["name"], "letters replaced": record["user"]["rate"], **own})
+        kind = {"letters": "letters replaced", "swaps": "neighbours exchanged"}[
+            record["user"].get("mistakes", "letters")
+        ]
+        return digest({"book": record["data"]["name"], kind: record["user"]["rate"], **own})
     if isinstance(record, dict):
         return {name: digest(value) for name, value in record.items()}
     if isinstance(record, list):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,12 +20,12 @@ from rich.table import Table
 from cedd.cli import UserError
 from cedd.cli.evaluate import progress_bar
 from cedd.data.corpora import open_corpus
-from cedd.data.corruption import corrupt_letters
+from cedd.data.corruption import MISTAKES, SPANS
 from cedd.data.storage import check_writable
 from cedd.evaluation.perplexity import PLOT_SUFFIXES
 from cedd.evaluation.spelling import Correction, Outcomes, Restoration, Share, outcomes, restore, save_plot
 from cedd.tasks import LanguageModel, load
-from cedd.tasks.correct import CorrectionOptions, correction_options, corrections, readings
+from cedd.tasks.correct import CorrectionOptions, Readings, correction_options, corrections
 from cedd.tasks.reading import read_text
 
 
@@ -36,8 +35,9 @@ class Arguments:
 
     Share of mistakes that a model puts right in a book, with 95% intervals. The paper's protocol: noise of the model's
     own process at t = 0.05, the likeliest token at each corrupted place. The user's: 5% of the letters replaced by
-    other letters at unknown places; what is fixed, missed and broken, over the threshold of correction. The model that
-    comes with cedd takes about two minutes on two cores; a whole book (--blocks 0), with thousands of blocks, hours.
+    other letters at unknown places (or neighbours exchanged, --mistakes swaps --rate 0.02); what is fixed, missed and
+    broken, over the threshold of correction. The model that comes with cedd takes about two minutes on two cores; a
+    whole book (--blocks 0), with thousands of blocks, hours.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -50,8 +50,10 @@ class Arguments:
     """Test on so many consecutive blocks from the middle of the book; 0: all of it."""
     t: float = 0.05
     """Paper's: the time of the noise."""
+    mistakes: Literal["letters", "swaps"] = "letters"
+    """User's: letters replaced by other letters, or neighbouring letters of a word exchanged."""
     rate: float = 0.05
-    """User's: the share of letters that are replaced."""
+    """User's: the share of letters that are replaced, or of pairs of neighbours that are exchanged."""
     thresholds: tuple[float, ...] = (0.5, 0.2, 0.05)
     """User's: a letter is replaced if it weighs less than this, as in cedd correct; 0.5 leaves all to the argmax."""
     passes: tuple[int, ...] = (1, 3)
@@ -62,6 +64,8 @@ class Arguments:
     """User's: the times that the text is taken to be at, in place of the model's own."""
     change: Literal["letters", "all"] | None = None
     """User's: what may be changed, as in cedd correct."""
+    swaps: float | None = None
+    """User's: the share of exchanged neighbours that correction expects, as in cedd correct; 0 looks for none."""
     plot: Path | None = None
     """User's: draw fixed over broken to this .png, .pdf or .svg."""
     batch: int = 32
@@ -108,7 +112,7 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         print(json.dumps(_record(arguments, model, book, restoration, corrected, note, time.perf_counter() - started)))
     else:
-        _print(Console(), model, book, restoration, corrected, note)
+        _print(Console(), arguments, model, book, restoration, corrected, note)
     return 0
 
 
@@ -155,8 +159,9 @@ def paper_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> Re
 
 
 def user_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> list[Correction]:
-    """Letters replaced, and corrected in every way that is asked for; the model's own way first."""
-    corruption = corrupt_letters(book.text, arguments.rate, arguments.seed)
+    """Mistakes made, and corrected in every way that is asked for; the model's own way first."""
+    corruption = MISTAKES[arguments.mistakes](book.text, arguments.rate, arguments.seed)
+    span = SPANS[arguments.mistakes]
     ways = planned_ways(model, arguments)
     unique = list(dict.fromkeys(options for _, options in ways))
     seen: dict[CorrectionOptions, Outcomes] = {}
@@ -164,34 +169,14 @@ def user_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> lis
         counter = Readings(unique, progress)
         texts = corrections(model.setting, corruption.text, unique, arguments.seed, counter.read)
         for options, text in zip(unique, texts, strict=True):
-            seen[options] = outcomes(corruption.original, corruption.text, text, model.length)
+            seen[options] = outcomes(corruption.original, corruption.text, text, model.length, span)
             counter.finish()
     return [Correction(way, asdict(options), seen[options]) for way, options in ways]
 
 
-class Readings:
-    """How much of the work is done: how often the network has read the text, of as often as it may have to."""
-
-    def __init__(self, ways: Sequence[CorrectionOptions], progress: Callable[[float, float], None]) -> None:
-        questions = [(options.t, options.rate, options.change) for options in ways]
-        new = [question not in questions[:number] for number, question in enumerate(questions)]
-        self.ends = list(accumulate(readings(options) + first for options, first in zip(ways, new, strict=True)))
-        self.done, self.finished, self.progress = 0.0, 0, progress
-
-    def read(self, texts: float) -> None:
-        """So much more was read; a way never takes more than was planned for it."""
-        self.done = min(self.done + texts, self.ends[self.finished])
-        self.progress(self.done, self.ends[-1])
-
-    def finish(self) -> None:
-        """The way is done, whether or not it needed all of its readings."""
-        self.done, self.finished = self.ends[self.finished], self.finished + 1
-        self.progress(self.done, self.ends[-1])
-
-
 def planned_ways(model: LanguageModel, arguments: Arguments) -> list[tuple[str, CorrectionOptions]]:
     """The model's own way, and each that is asked for at every threshold, all of them checked."""
-    asked = {"change": arguments.change}
+    asked = {"change": arguments.change, "swaps": arguments.swaps}
     planned = [("its own", correction_options(model.setting, asked))]
     for way, given in ways_to_correct(arguments).items():
         options = correction_options(model.setting, asked | given)
@@ -231,14 +216,20 @@ def _record(
         "seed": arguments.seed,
         "device": str(model.setting.device),
         "paper": None if restoration is None else restoration.record(),
-        "user": {"rate": arguments.rate, "corrections": [c.record() for c in corrections]} if corrections else None,
+        "user": _user_record(arguments, corrections) if corrections else None,
         "note": note,
         "seconds": round(seconds, 3),
     }
 
 
+def _user_record(arguments: Arguments, corrections: list[Correction]) -> dict[str, Any]:
+    made = {"mistakes": arguments.mistakes, "rate": arguments.rate}
+    return made | {"corrections": [correction.record() for correction in corrections]}
+
+
 def _print(
     console: Console,
+    arguments: Arguments,
     model: LanguageModel,
     book: Book,
     restoration: Restoration | None,
@@ -253,8 +244,9 @@ def _print(
         console.print(escape(f"\nPaper's protocol: {model.name}, noise at t = {restoration.t:g}"), highlight=False)
         console.print(_paper_table(restoration))
     if corrections:
+        made = {"letters": "letters replaced", "swaps": "pairs of letters exchanged"}[arguments.mistakes]
         mistakes = corrections[0].outcomes.fixed.total
-        console.print(escape(f"\nUser's protocol: {model.name}, {mistakes:,} letters replaced"), highlight=False)
+        console.print(escape(f"\nUser's protocol: {model.name}, {mistakes:,} {made}"), highlight=False)
         console.print(_user_table(corrections))
         console.print(
             "%, ± half of the 95% interval. fixed, altered, missed: of the mistakes; broken: of the good letters; "

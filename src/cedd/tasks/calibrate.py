@@ -6,8 +6,8 @@ The text's letters are replaced as a user's would be (`corrupt_letters`: so many
 their case, at places that the model is not told) and corrected. A letter is replaced where it weighs less than a
 *level* beside its likeliest replacement; the level falls from daring to timid until no more right letters are broken
 than is allowed. That is done with a single pass for each of several times that the network may be told, then with all
-passes at the time that fixes most. How strange the text is to the model once it is corrected says from where on it
-should leave a text alone.
+passes at the time that fixes most. How strange the text is to the model once it is corrected, and how strange its
+letters would be to one that knows no more than how often each occurs, say from where on it should leave a text alone.
 """
 
 from __future__ import annotations
@@ -110,13 +110,16 @@ def _boldest(falling: Iterable[Calibration], broken: float) -> Calibration:
 
 
 def _limit(setting: Setting, exercise: Exercise, options: dict[str, Any]) -> float:
-    """Half as strange again as 99 in 100 places of the text, once corrected."""
+    """A third of the way from what 99 in 100 places of the text stay below, once corrected, to the entropy of its
+    letters: the surprise of one who knows only how often each occurs (2.8 nats in English)."""
     asked, groups = correction_options(setting, options), token_groups(setting.folder.tokenizer, "letters")
     assert asked.t is not None
     now, _ = revise(setting, exercise.given, ~exercise.letters, groups, asked)
     left = exercise.letters & (now == exercise.given)
     strange = strangeness(ask(setting, now, groups, asked.t, asked.rate), left)
-    return _short(1.5 * float(np.quantile(strange[exercise.letters], 0.99)))
+    usual = float(np.quantile(strange[exercise.letters], 0.99))
+    shares = np.unique(exercise.meant[exercise.letters], return_counts=True)[1] / exercise.letters.sum()
+    return _short(usual + (float(-(shares * np.log(shares)).sum()) - usual) / 3)
 
 
 def _exercise(setting: Setting, text: str, mistakes: float, seed: int) -> Exercise:

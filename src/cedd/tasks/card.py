@@ -23,8 +23,8 @@ tags: [discrete-diffusion, diffusion-language-model, spelling-correction]
 _LIMITS = """\
 ## What it is not for
 
-- Correction substitutes tokens one for one. It neither inserts nor deletes: "helo" stays four letters, and two letters
-  that changed places are two mistakes that it may or may not see.
+- Correction substitutes tokens one for one, and exchanges neighbouring letters. It neither inserts nor deletes: "helo"
+  stays four letters.
 - It knows the language of its data only. Names, foreign words and quotations may look like mistakes to it; look at
   what it changed (`--json`, or the colours on a terminal) before you rely on it.
 - What it writes by itself is an imitation of its data, not a statement about the world.

@@ -2,9 +2,10 @@
 
 Shapes: L positions, V vocabulary, N tokens of the text.
 
-The paper takes argmax p(x_0 | x_t) at every position at once. Two things serve a reader's text better:
+The paper takes argmax p(x_0 | x_t) at every position at once. Three things serve a reader's text better:
 
 - What is known of typed mistakes replaces the noise of the process (`opinion.judge`): a wrong letter is another letter.
+- Typed mistakes are also neighbours that changed places (`swaps`): "drak".
 - Changes that are near each other are not independent: one mistake makes its neighbours look wrong as well. So the
   text is read in several passes, each of which makes the surest change of every neighbourhood only, and the next one
   sees it made. This breaks far fewer right letters, and mends mistakes that stand side by side.
@@ -16,8 +17,9 @@ token it sees may be wrong, so absorb is refused.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -27,9 +29,10 @@ from numpy.typing import NDArray
 from cedd.parameterization import Denoiser
 from cedd.samplers import Fixed
 from cedd.samplers.grids import LAST_TIME
-from cedd.tasks.opinion import BATCH, Opinion, Watch, ask, strangeness, time_of_rate, windows
+from cedd.tasks.opinion import BATCH, Opinion, Think, Watch, ask, strangeness, time_of_rate, windows
 from cedd.tasks.reading import Ids, read_text, starts_of, token_groups, without_surrogates, write_text
 from cedd.tasks.setting import Setting, Settings, changed
+from cedd.tasks.swaps import READINGS, Swaps, letter_groups
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,11 @@ class CorrectionOptions:
     reach: int = 3
     """Of changes within so many tokens of each other a pass makes only the surest; 0 makes all at once."""
     strange: float | None = None
-    """Changes are taken back where the text around them is stranger than this (`strangeness`): it is then in a
-    language, or of a kind, that the model does not know. Without a limit none is."""
+    """Changes are taken back where the text around them is stranger than this, in nats a letter (`strangeness`): it is
+    then in a language, or of a kind, that the model does not know. Without a limit none is."""
+    swaps: float = 0.002
+    """The share of neighbouring letters that is expected to have changed places (`cedd.tasks.swaps`); 0 looks for
+    none."""
     steps: int = 1
     """1 takes the likeliest token; more sample the reverse process from t."""
     temperature: float = 0.0
@@ -72,8 +78,10 @@ class CorrectionOptions:
             raise ValueError(f"rate is a share of wrong tokens and must lie in (0, 1); got {self.rate:g}")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is a probability and must lie in [0, 1]; got {self.threshold:g}")
+        if not 0 <= self.swaps < 1:
+            raise ValueError(f"swaps is a share of neighbouring letters and must lie in [0, 1); got {self.swaps:g}")
         if self.strange is not None and self.strange < 0:
-            raise ValueError(f"strange is a mean of doubts and cannot be negative; got {self.strange:g}")
+            raise ValueError(f"strange is a mean surprise and cannot be negative; got {self.strange:g}")
         if self.change not in (None, "letters", "all"):
             raise ValueError(f"change says what may be changed, letters or all; got {self.change!r}")
         for name, least in (("passes", 1), ("reach", 0), ("steps", 1)):
@@ -111,13 +119,16 @@ class Corrected(str):
         return str(self)
 
 
-def correct(setting: Setting, text: str, *, seed: int | None = None, **options: Any) -> Corrected:
+def correct(
+    setting: Setting, text: str, *, seed: int | None = None, watch: Watch | None = None, **options: Any
+) -> Corrected:
     """The text with its mistakes put right; options are the fields of `CorrectionOptions`.
 
     What the caller does not give (or gives as None), the model's folder may say, and else the class does. Text of any
-    length is read in overlapping windows. Characters the tokenizer does not know are left as they are.
+    length is read in overlapping windows. Characters the tokenizer does not know are left as they are. `watch` is told
+    how far the network has read (see `Readings`).
     """
-    (corrected,) = corrections(setting, text, [correction_options(setting, options)], seed)
+    (corrected,) = corrections(setting, text, [correction_options(setting, options)], seed, watch)
     return corrected
 
 
@@ -217,31 +228,69 @@ def revise(
     assert options.t is not None
     think = functools.partial(ask, setting, groups=groups, t=options.t, rate=options.rate, watch=watch)
     opinion = first or think(given)
-    if options.steps > 1:
-        held = protected | (opinion.trust >= options.threshold)
-        settings = Settings(steps=options.steps, temperature=options.temperature, seed=seed)
-        drawn = _denoise(setting, given, held, options.t, settings, watch)
-        drawn = np.where(groups[drawn] == groups[given], drawn, given)
-        return drawn, replace(opinion, confidence=think(drawn).own)
-    now, decided, free = given, opinion, ~protected
-    turn = np.zeros_like(protected)
+    if options.steps == 1:
+        return _in_passes(setting, think, opinion, given, ~protected, options)
+    held = protected | (opinion.trust >= options.threshold)
+    settings = Settings(steps=options.steps, temperature=options.temperature, seed=seed)
+    drawn = _denoise(setting, given, held, options.t, settings, watch)
+    drawn = np.where(groups[drawn] == groups[given], drawn, given)
+    return drawn, replace(opinion, confidence=think(drawn).own)
+
+
+def _in_passes(
+    setting: Setting,
+    think: Think,
+    opinion: Opinion,
+    given: Ids,
+    free: NDArray[np.bool_],
+    options: CorrectionOptions,
+) -> tuple[Ids, Opinion]:
+    """`revise` by the surest change of every neighbourhood, time and again."""
+    swaps = Swaps(think, options.swaps, letter_groups(setting.folder.tokenizer), len(given))
+    now, decided, turn, exchanged = given, opinion, np.zeros_like(free), np.zeros_like(free)
     for number in range(options.passes):
         if number:
             opinion = think(now, earlier=(opinion, turn))
-        turn = opinion.surest_of(free & opinion.doubted(options.threshold), options.reach)
+        view, pairs = swaps.weigh(now, opinion, free, turn)
+        turn = view.surest_of(free & view.doubted(options.threshold), options.reach, pairs)
         if not turn.any():
             break
-        now, decided = np.where(turn, opinion.best, now), opinion.where(turn, decided)
+        now, decided = np.where(turn, view.best, now), view.where(turn, decided)
+        exchanged[pairs] |= turn[pairs]
         free = free & ~turn  # what was replaced is not what was typed: its probability says nothing of it any more
     if options.strange is not None and (now != given).any():
         opinion = think(now, earlier=(opinion, turn))
-        now = np.where(strangeness(opinion, free) > options.strange, given, now)
+        back = strangeness(opinion, free) > options.strange
+        back[1:] = np.where(exchanged[:-1], back[:-1], back[1:])  # both of a pair or neither
+        now = np.where(back, given, now)
     return now, decided
 
 
 def readings(options: CorrectionOptions) -> int:
-    """How often, at most, the network reads a text to correct it so, after it has read it once."""
-    return options.steps + 1 if options.steps > 1 else options.passes - 1 + (options.strange is not None)
+    """About how often the network reads a text to correct it so, after it has read it once."""
+    if options.steps > 1:
+        return options.steps + 1
+    return options.passes - 1 + (options.strange is not None) + READINGS * (options.swaps > 0)
+
+
+class Readings:
+    """How much of the work is done: how often the network has read the text, of as often as it may have to."""
+
+    def __init__(self, ways: Sequence[CorrectionOptions], progress: Callable[[float, float], None]) -> None:
+        questions = [(options.t, options.rate, options.change) for options in ways]
+        new = [question not in questions[:number] for number, question in enumerate(questions)]
+        self.ends = list(accumulate(readings(options) + first for options, first in zip(ways, new, strict=True)))
+        self.done, self.finished, self.progress = 0.0, 0, progress
+
+    def read(self, texts: float) -> None:
+        """So much more was read; a way never takes more than was planned for it."""
+        self.done = min(self.done + texts, self.ends[self.finished])
+        self.progress(self.done, self.ends[-1])
+
+    def finish(self) -> None:
+        """The way is done, whether or not it needed all of its readings."""
+        self.done, self.finished = self.ends[self.finished], self.finished + 1
+        self.progress(self.done, self.ends[-1])
 
 
 def _denoise(

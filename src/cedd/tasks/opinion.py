@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ BATCH = 16
 """Windows that are read at once."""
 Watch = Callable[[float], None]
 """Told, now and then, how much the network has read since, in whole texts."""
+Think = Callable[..., "Opinion"]
+"""`ask` but for the text, and `earlier`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,14 @@ class Opinion:
     best: Ids
     confidence: NDArray[np.float64]
     own: NDArray[np.float64]
+    surprise: NDArray[np.float64]
+    """-log g of the token, g being what the model believes before it sees it."""
+    exchange: NDArray[np.float64]
+    """How far it would have the token and the next one the other way round (`exchange_wish`)."""
+
+    @property
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        return self.best, self.confidence, self.own, self.surprise, self.exchange
 
     @property
     def trust(self) -> NDArray[np.float64]:
@@ -49,29 +59,44 @@ class Opinion:
 
     def where(self, chosen: NDArray[np.bool_], other: Opinion) -> Opinion:
         """This opinion of the chosen tokens, and the other one of the rest."""
-        return Opinion(*(np.where(chosen, a, b) for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Opinion(*(np.where(chosen, a, b) for a, b in zip(self.columns, other.columns, strict=True)))
 
     @property
-    def strength(self) -> NDArray[np.float64]:
-        """How far the scales are from level, |log(best / own)|."""
-        return np.abs(np.log(np.maximum(self.confidence, 1e-300)) - np.log(np.maximum(self.own, 1e-300)))
+    def log_odds(self) -> NDArray[np.float64]:
+        """log(best / own): what speaks for the replacement."""
+        return np.log(np.maximum(self.confidence, 1e-300)) - np.log(np.maximum(self.own, 1e-300))
 
-    def surest_of(self, wanted: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
-        """The wanted changes within whose `reach` no other wanted one is stronger."""
-        return wanted & surest(np.where(wanted, self.strength, -np.inf), reach)
+    def surest_of(
+        self, wanted: NDArray[np.bool_], reach: int, pairs: NDArray[np.intp] | None = None
+    ) -> NDArray[np.bool_]:
+        """The wanted changes within whose `reach` no other wanted one is stronger.
+
+        pairs: the first ones of two that change together or not at all.
+        """
+        turn = wanted & surest(np.where(wanted, np.abs(self.log_odds), -np.inf), reach)
+        if pairs is not None:
+            turn[pairs] = turn[pairs + 1] = turn[pairs] & turn[pairs + 1]
+        return turn
+
+
+MOST_SURPRISE = 4.0
+"""A single letter counts for no more, so that a name or a mistake does not make a whole line strange."""
 
 
 def strangeness(opinion: Opinion, left: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """How doubtful the text around each token is to the model, once it has changed what it wants to, [N].
+    """How little the model could foretell the text around each token, in nats a letter, [N].
 
-    The mean of -log trust, at most 4 each, over the letters that were left within 64 tokens (of fewer than 32 as if
-    there were 32). After correction a text with mistakes is as familiar as one without; one in another language is
-    not, however few of its letters were changed.
+    The mean surprise of the letters that were left within 64 tokens (of fewer than 32 as if there were 32). To an
+    English model corrected English is as easy to foretell as English without mistakes; another language, or none, is
+    not, however few of its letters the model doubts.
     """
-    width = np.ones(2 * 64 + 1)
-    doubts = np.where(left, np.minimum(-np.log(np.maximum(opinion.trust, 1e-9)), 4.0), 0.0)
-    total, count = (np.convolve(values, width, "full")[64 : 64 + len(left)] for values in (doubts, left.astype(float)))
-    return total / np.maximum(count, 32)
+    surprise = np.where(left, np.minimum(opinion.surprise, MOST_SURPRISE), 0.0)
+    return within(surprise, 64) / np.maximum(within(left, 64), 32)
+
+
+def within(values: NDArray[Any], reach: int) -> NDArray[np.float64]:
+    """The sum of what lies within `reach` of each, [N]."""
+    return np.convolve(values.astype(np.float64), np.ones(2 * reach + 1), "full")[reach : reach + len(values)]
 
 
 def surest(strength: NDArray[np.float64], reach: int) -> NDArray[np.bool_]:
@@ -159,9 +184,10 @@ def ask(
     cuts = windows(len(ids), setting.folder.length)
     whole = len(cuts)
     kinds = torch.from_numpy(groups).to(setting.device)
-    opinion = Opinion(ids.copy(), np.zeros(len(ids)), np.ones(len(ids)))
+    nothing = np.zeros(len(ids))
+    opinion = Opinion(ids, nothing, nothing + 1, nothing, nothing) if earlier is None else earlier[0]
+    opinion = Opinion(*(values.copy() for values in opinion.columns))
     if earlier is not None:
-        opinion = Opinion(*(values.copy() for values in astuple(earlier[0])))
         cuts = [w for w in cuts if earlier[1][w.start : w.stop].any()]
     for begin in range(0, len(cuts), BATCH):
         group = cuts[begin : begin + BATCH]
@@ -169,7 +195,7 @@ def ask(
         judged = [column.cpu().numpy() for column in _judge_windows(setting, x, kinds, t, rate)]
         for row, w in enumerate(group):
             inside = slice(w.first - w.start, w.last - w.start)
-            for target, column in zip((opinion.best, opinion.confidence, opinion.own), judged, strict=True):
+            for target, column in zip(opinion.columns, judged, strict=True):
                 target[w.first : w.last] = column[row, inside]
         if watch is not None:
             watch(len(group) / whole)
@@ -177,18 +203,23 @@ def ask(
 
 
 def _judge_windows(setting: Setting, x: Tensor, groups: Tensor, t: float, rate: float) -> list[Tensor]:
-    """`judge` for windows of the text, [W, L] each, through the vocabulary in chunks."""
+    """An `Opinion` of windows of the text, [W, L] each, through the vocabulary in chunks."""
     folder: Any = setting.folder
-    noise = folder.process.noise(t).to(x.device)
+    noise, noise_rate = folder.process.noise(t).to(x.device), rate_of_time(folder.process, t)
     sigma = noise.sigma.to(x.device, torch.float32).expand(len(x))
     hidden, flat = folder.model.features(x, sigma).flatten(0, 1), x.flatten()
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    sides = torch.stack([x.roll(1, 1), x.roll(-1, 1)], -1).flatten(0, 1)  # [W L, 2]
+    parts: list[tuple[Tensor, ...]] = []
     for rows in chunks(len(flat), folder.process.vocab_size):
         here = noise.like(flat[rows]) if noise.alpha.device == flat.device else noise.like(flat[rows].cpu())
         outputs = folder.model.head(hidden[rows])
         log_posterior = folder.method.parameterization.log_posterior(outputs, flat[rows], here)
-        parts.append(judge(log_posterior, flat[rows], groups, rate_of_time(folder.process, t), rate))
-    return [torch.cat(column).view(x.shape) for column in zip(*parts, strict=True)]
+        judged = judge(log_posterior, flat[rows], groups, noise_rate, rate)
+        unseen = foretold(log_posterior, torch.cat([flat[rows][:, None], sides[rows]], -1), noise_rate)
+        parts.append((*judged, unseen))
+    *judged, unseen = (torch.cat(column) for column in zip(*parts, strict=True))
+    unseen = unseen.view(*x.shape, 3)
+    return [*(column.view(x.shape) for column in judged), -unseen[..., 0], exchange_wish(unseen)]
 
 
 def judge(
@@ -214,6 +245,26 @@ def judge(
     own, confidence = (posterior.gather(-1, token[:, None]).squeeze(-1) for token in (x, best))
     stays = ~allowed.gather(-1, best[:, None]).squeeze(-1)
     return torch.where(stays, x, best), torch.where(stays, 0.0, confidence), torch.where(stays, 1.0, own)
+
+
+def foretold(log_posterior: Tensor, tokens: Tensor, noise_rate: float) -> Tensor:
+    """log g of several tokens, [R, K], the first of which is x: what all the text but x says of each.
+
+    The network has seen x, and Bayes' rule is undone: its posterior f has the odds of x raised by
+    e = (1 - r) (V - 1) / r, r = `noise_rate`, so g is f, but f / e at x, divided by the sum 1 - f_x + f_x / e.
+    """
+    log_e = math.log(log_posterior.shape[-1] - 1) - _log_odds(noise_rate)
+    log_f = log_posterior.gather(-1, tokens)
+    log_f_x = log_f[:, :1]
+    total = torch.log(-torch.expm1(log_f_x.clamp_max(0.0)) + torch.exp(log_f_x - log_e))
+    return torch.where(tokens == tokens[:, :1], log_f - log_e, log_f) - total
+
+
+def exchange_wish(foretold: Tensor) -> Tensor:
+    """What speaks for the token's right neighbour in its place, plus what speaks for it in that one's, [W, L]; 0 at the
+    last, which has none. From log g of the token, its left and its right neighbour, [W, L, 3]."""
+    preferred = foretold[..., 1:] - foretold[..., :1]
+    return torch.nn.functional.pad(preferred[:, :-1, 1] + preferred[:, 1:, 0], (0, 1))
 
 
 def _log_odds(probability: float) -> float:
