@@ -2,6 +2,7 @@
 
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_a_swap_is_made_and_shown_as_two_changes(monkeypatch):
     """Each letter by itself is not doubted enough: at a rate of mistakes of 1 in 1,000 it stays."""
     setting = alphabetical(monkeypatch)
     given, meant = "abcdefghikjlmnopqrstuvwxyz", "abcdefghijklmnopqrstuvwxyz"
-    usual = {"rate": 0.0005, "t": 0.05}
+    usual: dict[str, Any] = {"rate": 0.0005, "t": 0.05}
     assert correct(setting, given, **usual, swaps=0) == given
     now = correct(setting, given, **usual, swaps=0.01)
     assert now == meant

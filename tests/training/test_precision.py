@@ -1,11 +1,12 @@
 """What a step multiplies in."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
 
-from cedd.models.kernels.products import has_low_products
+from cedd.models.kernels.products import exact_products, has_low_products, low_products
 from cedd.training.config import TrainConfig
 from cedd.training.precision import Precision
 from tests.training.runs import ALONE, assert_same_run, final_log, run
@@ -36,16 +37,51 @@ def products_error() -> float:
     return float((a @ b - (a.double() @ b.double())).abs().max())
 
 
+def switch() -> str:
+    """How torch has products by oneDNN made."""
+    return getattr(torch.backends.mkldnn, "matmul").fp32_precision  # noqa: B009 - a checker does not know it
+
+
+class Watched(torch.autograd.Function):
+    """The identity, which notes how products are made when it is run, forward and backward."""
+
+    seen: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        Watched.seen.append(switch())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[override]
+        Watched.seen.append(switch())
+        return gradient
+
+
+@needs_units
+def test_attention_multiplies_exactly_in_both_passes():
+    Watched.seen.clear()
+    x = torch.randn(3, requires_grad=True)
+    with low_products():
+        y = exact_products(Watched.apply)(Watched.apply(x) * 2)
+        Watched.apply(y).sum().backward()
+        assert switch() == "bf16"
+    assert Watched.seen == ["bf16", "none", "bf16", "bf16", "none", "bf16"]
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert exact_products(torch.neg)(x).equal(-x)
+
+
 @needs_units
 def test_only_products_inside_are_rounded():
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    before = switch()
     with Precision("cpu", low=True).both_passes():
         inside = products_error()
         with pytest.raises(RuntimeError), Precision("cpu", low=True).both_passes():
             raise RuntimeError
     assert 1e-3 < inside < 1.0  # 2^-9 of entries whose sums are 16 long
     assert products_error() < 1e-3
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert switch() == before
     with Precision("cpu", low=False).both_passes():
         assert products_error() < 1e-3
 
