@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from cedd.models.kernels.gelu import CHUNK, gelu
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables, rotate
 from cedd.models.transformer import PRESETS, Transformer, TransformerConfig, config_from_preset
+from cedd.network import with_rounded
 
 VOCABULARY = 11
 
@@ -250,6 +251,20 @@ def test_presets_build_and_unknown_names_are_refused():
 def test_impossible_shapes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         config_from_preset("tiny", vocab_size=5, has_mask=True, **changes)
+
+
+def test_the_compiler_reads_it_as_one_graph():
+    """Nothing in the network's way stops it: checked by the compiler's reader alone, which takes a second."""
+    torch.compiler.reset()
+    model = tiny(dropout=0.0).float().train()
+    wanted = model(tokens(), SIGMA.float())
+    rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
+    for network, autocast, error in ((model, False, 1e-5), (rounded, True, 0.1)):
+        network.compile(backend="eager")
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            found = network(tokens(), SIGMA.float())
+        found.float().square().mean().backward()
+        torch.testing.assert_close(found.float(), wanted, rtol=error, atol=error)
 
 
 @pytest.mark.slow

@@ -31,6 +31,12 @@ def test_what_is_chosen(wanted, device, low, autocasts):
     assert (chosen.low, chosen.autocasts) == (low, autocasts)
 
 
+def test_a_compiled_network_on_a_cpu_multiplies_in_float32_unless_told_otherwise():
+    assert not Precision.choose("auto", "cpu", compiled=True).low
+    assert Precision.choose("auto", "cuda", compiled=True).low
+    assert Precision.choose("bf16", "cpu", compiled=True).low
+
+
 def products_error() -> float:
     """How far a product is from the exact one, of entries of size 1."""
     a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0)).unbind()

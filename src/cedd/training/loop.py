@@ -172,7 +172,9 @@ class Trainer:
     def __post_init__(self) -> None:
         config, ranks = self.config, self.ranks
         self.method = get_method(config.method)
-        self.precision = Precision.choose(config.precision, ranks.device.type)
+        mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
+        compiled = mode in ("on", "graphs")
+        self.precision = Precision.choose(config.precision, ranks.device.type, compiled)
         self._refuse_other_run()
         self.data = self._prepare_data()
         self._refuse_other_data()
@@ -185,8 +187,7 @@ class Trainer:
         run = model
         if self._rounds_weights(strategy):
             run = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
-        mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
-        if mode in ("on", "graphs"):
+        if compiled:
             # With several ranks the compiler's own graphs, of each pass; with sharding none: parameters come and go.
             run.compile(mode="reduce-overhead" if mode == "graphs" and strategy == "ddp" else "default")
         self.module = distribute(LossModule(run, self.method), strategy)

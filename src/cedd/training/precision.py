@@ -27,9 +27,12 @@ class Precision:
     low: bool
 
     @classmethod
-    def choose(cls, wanted: Wanted, device_type: str) -> Precision:
-        """auto: bfloat16 where the chip has units for it, as far as we can tell: on CUDA, and on a CPU with AMX."""
-        has_units = device_type == "cuda" or (device_type == "cpu" and has_low_products())
+    def choose(cls, wanted: Wanted, device_type: str, compiled: bool = False) -> Precision:
+        """auto: bfloat16 where the chip has units for it, as far as we can tell: on CUDA, and on a CPU with AMX.
+
+        Not in a compiled network on a CPU, where attention could not be kept from it (see `exact_products`).
+        """
+        has_units = device_type == "cuda" or (device_type == "cpu" and not compiled and has_low_products())
         return cls(device_type, wanted == "bf16" or (wanted == "auto" and has_units))
 
     @property

@@ -43,14 +43,18 @@ def exact_products(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function of some tensors, with low products turned off for its forward and for its backward pass."""
 
     def exact(*tensors: Tensor, **options: Any) -> Tensor:
-        switch = _switch()
-        if torch.compiler.is_compiling() or switch is None or switch.fp32_precision != _LOW:
+        if torch.compiler.is_compiling() or not _are_low():
             return function(*tensors, **options)
         inside: Any = _Leave.apply(*tensors)
         result: Any = _Enter.apply(function(*inside, **options))
         return result
 
     return exact
+
+
+def _are_low() -> bool:
+    switch = _switch()
+    return switch is not None and switch.fp32_precision == _LOW
 
 
 def _switch() -> Any:
