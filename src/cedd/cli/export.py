@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from cedd.cli import UserError
+from cedd.data.corruption import MISTAKES
 from cedd.tasks import load
 from cedd.tasks.calibrate import calibrate
 from cedd.tasks.setting import Setting
@@ -114,9 +115,7 @@ def digest(record: Any) -> Any:
         own = {
             name: value for name, value in record["user"]["corrections"][0].items() if name not in ("way", "options")
         }
-        kind = {"letters": "letters replaced", "swaps": "neighbours exchanged"}[
-            record["user"].get("mistakes", "letters")
-        ]
+        kind = MISTAKES[record["user"].get("mistakes", "letters")].kind
         return digest({"book": record["data"]["name"], kind: record["user"]["rate"], **own})
     if isinstance(record, dict):
         return {name: digest(value) for name, value in record.items()}

@@ -9,6 +9,7 @@ import numpy as np
 
 from cedd.data import TrainingData
 from cedd.tasks import LanguageModel, load
+from cedd.tasks.card import share_of_masks
 from cedd.training.config import TrainConfig, read_config
 from cedd.training.loop import data_of_run
 
@@ -25,8 +26,8 @@ class OpenedRun:
     @property
     def process(self) -> str:
         spec = self.model.process.spec or {}
-        share = f" (p_m = {spec['p_m']:g})" if isinstance(spec.get("p_m"), float) else ""
-        return "a causal network" if self.model.method.causal else f"{spec.get('name', 'a process')}{share}"
+        named = f"{spec.get('name', 'a process')}{share_of_masks(spec)}"
+        return "a causal network" if self.model.method.causal else named
 
     @property
     def parameters(self) -> int:

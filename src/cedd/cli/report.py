@@ -38,8 +38,10 @@ from cedd.evaluation.report import (
     draw_noise,
     plain,
 )
+from cedd.evaluation.spelling import outcomes
 from cedd.process import absorb, roulette, uniform
 from cedd.tasks import Trajectory
+from cedd.tasks.correct import correction_options, corrections
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
 from cedd.tasks.setting import Settings
@@ -262,28 +264,29 @@ def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correcti
     if getattr(tokenizer, "characters", None) is None:
         raise ValueError("letters are replaced where tokens are characters; this run's are not: try cedd correct")
 
-    def corrected(text: str, threshold: float, seed: int) -> CorrectedText:
+    def corrected(text: str, thresholds: Sequence[float], seed: int) -> list[CorrectedText]:
         given = corrupt_letters(text, _WRONG, seed).text
-        return CorrectedText(text, given, str(model.correct(given, rate=_WRONG, threshold=threshold)))
+        ways = [correction_options(model.setting, {"rate": _WRONG, "threshold": one}) for one in thresholds]
+        return [CorrectedText(text, given, str(now)) for now in corrections(model.setting, given, ways)]
 
-    def gain(threshold: float) -> int:
-        _, fixed, _, _, broken = count_letters(corrected(practice, threshold, seed))
+    def gain(text: CorrectedText) -> int:
+        _, fixed, _, _, broken = count_letters(text)
         return fixed - broken
 
     practice = opened.text(opened.data.train[: min(48, len(opened.data.train))])
-    best = max(_THRESHOLDS, key=gain)
-    counts = count_letters(corrected(opened.text(opened.data.validation[:128]), best, seed))
-    examples = [corrected(line, best, seed + i) for i, line in enumerate(lines[:6])]
+    gains = map(gain, corrected(practice, _THRESHOLDS, seed))
+    best = max(zip(_THRESHOLDS, gains, strict=True), key=lambda pair: pair[1])[0]
+    (held_out,) = corrected(opened.text(opened.data.validation[:128]), [best], seed)
+    counts = count_letters(held_out)
+    examples = [text for i, line in enumerate(lines[:6]) for text in corrected(line, [best], seed + i)]
     return Correction(_WRONG, best, *counts, examples)
 
 
 def count_letters(text: CorrectedText) -> tuple[int, int, int, int, int]:
     """Wrong letters, those of them put right and those left, right characters, and those of them broken."""
-    places = list(zip(text.original, text.corrupted, text.corrected, strict=True))
-    wrong = [(o, g, n) for o, g, n in places if o != g]
-    fixed, untouched = sum(o == n for o, _, n in wrong), sum(g == n for _, g, n in wrong)
-    broken = sum(o == g != n for o, g, n in places)
-    return len(wrong), fixed, untouched, len(places) - len(wrong), broken
+    seen = outcomes(text.original, text.corrupted, text.corrected)
+    right = seen.broken + seen.broken_others
+    return seen.fixed.total, seen.fixed.count, seen.missed.count, right.total, right.count
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from rich.table import Table
 from cedd.cli import UserError
 from cedd.cli.evaluate import progress_bar
 from cedd.data.corpora import open_corpus
-from cedd.data.corruption import MISTAKES, SPANS
+from cedd.data.corruption import MISTAKES
 from cedd.data.storage import check_writable
 from cedd.evaluation.perplexity import PLOT_SUFFIXES
 from cedd.evaluation.spelling import Correction, Outcomes, Restoration, Share, outcomes, restore, save_plot
@@ -160,8 +160,8 @@ def paper_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> Re
 
 def user_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> list[Correction]:
     """Mistakes made, and corrected in every way that is asked for; the model's own way first."""
-    corruption = MISTAKES[arguments.mistakes](book.text, arguments.rate, arguments.seed)
-    span = SPANS[arguments.mistakes]
+    mistake = MISTAKES[arguments.mistakes]
+    corruption = mistake.make(book.text, arguments.rate, arguments.seed)
     ways = planned_ways(model, arguments)
     unique = list(dict.fromkeys(options for _, options in ways))
     seen: dict[CorrectionOptions, Outcomes] = {}
@@ -169,7 +169,7 @@ def user_protocol(model: LanguageModel, book: Book, arguments: Arguments) -> lis
         counter = Readings(unique, progress)
         texts = corrections(model.setting, corruption.text, unique, arguments.seed, counter.read)
         for options, text in zip(unique, texts, strict=True):
-            seen[options] = outcomes(corruption.original, corruption.text, text, model.length, span)
+            seen[options] = outcomes(corruption.original, corruption.text, text, model.length, mistake.span)
             counter.finish()
     return [Correction(way, asdict(options), seen[options]) for way, options in ways]
 
@@ -244,7 +244,7 @@ def _print(
         console.print(escape(f"\nPaper's protocol: {model.name}, noise at t = {restoration.t:g}"), highlight=False)
         console.print(_paper_table(restoration))
     if corrections:
-        made = {"letters": "letters replaced", "swaps": "pairs of letters exchanged"}[arguments.mistakes]
+        made = MISTAKES[arguments.mistakes].counted
         mistakes = corrections[0].outcomes.fixed.total
         console.print(escape(f"\nUser's protocol: {model.name}, {mistakes:,} {made}"), highlight=False)
         console.print(_user_table(corrections))

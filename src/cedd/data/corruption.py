@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +30,7 @@ def corrupt_letters(text: str, rate: float = 0.05, seed: int = 0, letters: tuple
     Of the n letters exactly round(rate * n) are replaced, at places drawn without replacement; spaces, digits and
     punctuation stay. The result depends on (text, rate, seed, letters) alone.
     """
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"the corruption rate is a share between 0 and 1, not {rate}")
+    _check_rate(rate)
     if any(len(set(group)) != len(group) or len(group) < 2 for group in letters):
         raise ValueError("each class of letters needs at least two different letters to swap")
     place_of = {letter: (group, rank) for group in letters for rank, letter in enumerate(group)}
@@ -54,8 +55,7 @@ def swap_letters(text: str, rate: float = 0.02, seed: int = 0, letters: tuple[st
     Of n such pairs about round(rate * n) are exchanged, drawn without replacement, but none that shares a letter with
     one drawn before. The result depends on (text, rate, seed, letters) alone.
     """
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"the corruption rate is a share between 0 and 1, not {rate}")
+    _check_rate(rate)
     group_of = {letter: number for number, group in enumerate(letters) for letter in group}
     groups = [group_of.get(character, -1) for character in text]
     pairs = [i for i in range(len(text) - 1) if groups[i] == groups[i + 1] >= 0 and text[i] != text[i + 1]]
@@ -68,7 +68,25 @@ def swap_letters(text: str, rate: float = 0.02, seed: int = 0, letters: tuple[st
     return Corruption("".join(characters), text, np.array(sorted(taken), dtype=np.int64))
 
 
-MISTAKES = {"letters": corrupt_letters, "swaps": swap_letters}
-"""What mistakes are: letters replaced by others, or neighbours exchanged."""
-SPANS = {"letters": 1, "swaps": 2}
-"""How many letters each of them makes wrong."""
+def _check_rate(rate: float) -> None:
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"the corruption rate is a share between 0 and 1, not {rate}")
+
+
+class Mistake(NamedTuple):
+    """A kind of mistake."""
+
+    make: Callable[[str, float, int], Corruption]
+    """Of a text, a rate and a seed."""
+    span: int
+    """How many letters in a row one of them makes wrong."""
+    kind: str
+    """What a rate is the rate of."""
+    counted: str
+    """What there are so many of."""
+
+
+MISTAKES: Mapping[str, Mistake] = {
+    "letters": Mistake(corrupt_letters, 1, "letters replaced", "letters replaced"),
+    "swaps": Mistake(swap_letters, 2, "neighbours exchanged", "pairs of letters exchanged"),
+}

@@ -425,14 +425,14 @@ class Transformer(nn.Module):
         self.backbone.compile(*args, **{"fullgraph": True, **options})
         self.head.fused = True
 
-    def rounded_parameters(self) -> dict[str, nn.Parameter]:
-        """Those that autocast rounds before each use, by name: all linear maps' but the noise level's embedding's."""
+    def rounded_parameters(self) -> set[str]:
+        """Names of those that autocast rounds before each use: all linear maps' but the noise level's embedding's."""
         exact = () if self.backbone.conditioning is None else self.backbone.conditioning.exact()
         return {
-            f"{name}.{leaf}": parameter
+            f"{name}.{leaf}"
             for name, module in self.named_modules()
             if isinstance(module, nn.Linear) and module not in exact
-            for leaf, parameter in module.named_parameters()
+            for leaf, _ in module.named_parameters()
         }
 
     def num_parameters(self) -> int:

@@ -57,12 +57,16 @@ def _use(config: Mapping[str, Any]) -> str:
     return "\n".join(["```python", *lines, "```\n"])
 
 
+def share_of_masks(process: Mapping[str, Any]) -> str:
+    """What follows the name of a process that has a constant one."""
+    return f" (p_m = {process['p_m']:g})" if isinstance(process.get("p_m"), float) else ""
+
+
 def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     network, process = config["network"], config["process"]
-    share = f" (p_m = {process['p_m']:g})" if isinstance(process.get("p_m"), float) else ""
     return {
         "method": f"`{config['method']}`",
-        "process": f"`{process['name']}`{share}",
+        "process": f"`{process['name']}`{share_of_masks(process)}",
         "network": f"{network['depth']} blocks of width {network['width']}, {parameters:,} parameters",
         "tokens": f"`{config['tokenizer']['name']}`, {network['vocab_size']:,} of them",
         "reads": f"{config['length']} tokens at once",

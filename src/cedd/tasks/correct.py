@@ -70,6 +70,11 @@ class CorrectionOptions:
         """These options with those given (not None) in their place."""
         return changed(self, given, source)
 
+    @property
+    def question(self) -> tuple[float | None, float, str | None]:
+        """What is asked of the text at first: ways that ask the same share its first reading."""
+        return self.t, self.rate, self.change
+
     def check(self) -> None:
         """Refuse what cannot be meant."""
         if self.t is not None and not LAST_TIME < self.t <= 1:
@@ -176,7 +181,8 @@ class Draft:
 
     setting: Setting
     text: str
-    first: dict[tuple[float | None, float, str | None], Opinion] = field(default_factory=dict)
+    first: dict[Any, Opinion] = field(default_factory=dict[Any, Opinion])
+    """By `CorrectionOptions.question`."""
 
     def corrected(
         self, options: CorrectionOptions, seed: int | None, watch: Watch | None = None
@@ -187,12 +193,11 @@ class Draft:
         protected = reading.protected | (groups[reading.ids] < 0)
         if protected.all():
             return self.text, []
-        question = (options.t, options.rate, options.change)
-        if question not in self.first:
+        if options.question not in self.first:
             assert options.t is not None
-            self.first[question] = ask(self.setting, reading.ids, groups, options.t, options.rate, watch=watch)
+            self.first[options.question] = ask(self.setting, reading.ids, groups, options.t, options.rate, watch=watch)
         now, opinion = revise(
-            self.setting, reading.ids, protected, groups, options, seed, first=self.first[question], watch=watch
+            self.setting, reading.ids, protected, groups, options, seed, first=self.first[options.question], watch=watch
         )
         places = np.flatnonzero(now != reading.ids)
         if not len(places):
@@ -277,7 +282,7 @@ class Readings:
     """How much of the work is done: how often the network has read the text, of as often as it may have to."""
 
     def __init__(self, ways: Sequence[CorrectionOptions], progress: Callable[[float, float], None]) -> None:
-        questions = [(options.t, options.rate, options.change) for options in ways]
+        questions = [options.question for options in ways]
         new = [question not in questions[:number] for number, question in enumerate(questions)]
         self.ends = list(accumulate(readings(options) + first for options, first in zip(ways, new, strict=True)))
         self.done, self.finished, self.progress = 0.0, 0, progress

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from cedd.samplers.loop import Callback
 from cedd.tasks.setting import Setting, Settings
-from cedd.tasks.template import Template
+from cedd.tasks.template import Blank, Template
 
 
 def prompt_template(setting: Setting, text: str, length: int | None) -> Template:
@@ -18,7 +20,7 @@ def prompt_template(setting: Setting, text: str, length: int | None) -> Template
         raise ValueError(
             f"the prompt has {prompt.width} tokens, but the model writes {size}; shorten it or train a longer model"
         )
-    return Template.of([text, size - prompt.width], setting.folder.tokenizer)
+    return replace(prompt, parts=[*prompt.parts, Blank(size - prompt.width)])
 
 
 def generate_ids(setting: Setting, n: int, length: int | None = None, settings: Settings | None = None) -> Tensor:

@@ -239,7 +239,7 @@ def judge(
     V = log_posterior.shape[-1]
     allowed = (groups == groups[x][:, None]) & (groups >= 0)  # [R, V]
     size = allowed.sum(-1).clamp_min(2).to(log_posterior)
-    shift = torch.log((size - 1) / (V - 1)) + _log_odds(noise_rate) - _log_odds(rate)
+    shift = torch.log((size - 1) / (V - 1)) + log_odds(noise_rate) - log_odds(rate)
     best = log_posterior.scatter(-1, x[:, None], -math.inf).argmax(-1)
     posterior = log_posterior.scatter_add(-1, x[:, None], shift[:, None]).masked_fill(~allowed, -math.inf).softmax(-1)
     own, confidence = (posterior.gather(-1, token[:, None]).squeeze(-1) for token in (x, best))
@@ -253,7 +253,7 @@ def foretold(log_posterior: Tensor, tokens: Tensor, noise_rate: float) -> Tensor
     The network has seen x, and Bayes' rule is undone: its posterior f has the odds of x raised by
     e = (1 - r) (V - 1) / r, r = `noise_rate`, so g is f, but f / e at x, divided by the sum 1 - f_x + f_x / e.
     """
-    log_e = math.log(log_posterior.shape[-1] - 1) - _log_odds(noise_rate)
+    log_e = math.log(log_posterior.shape[-1] - 1) - log_odds(noise_rate)
     log_f = log_posterior.gather(-1, tokens)
     log_f_x = log_f[:, :1]
     total = torch.log(-torch.expm1(log_f_x.clamp_max(0.0)) + torch.exp(log_f_x - log_e))
@@ -267,5 +267,6 @@ def exchange_wish(foretold: Tensor) -> Tensor:
     return torch.nn.functional.pad(preferred[:, :-1, 1] + preferred[:, 1:, 0], (0, 1))
 
 
-def _log_odds(probability: float) -> float:
+def log_odds(probability: float) -> float:
+    """log p/(1-p)."""
     return math.log(probability) - math.log1p(-probability)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.data.tokenizers import Tokenizer
-from cedd.tasks.opinion import Opinion, Think, within
+from cedd.tasks.opinion import Opinion, Think, log_odds, within
 from cedd.tasks.reading import Ids, token_groups
 
 Flags = NDArray[np.bool_]
@@ -61,7 +61,7 @@ class Swaps:
 
     def __init__(self, think: Think, share: float, letters: NDArray[np.int64], N: int) -> None:
         self.think, self.letters = think, letters
-        self.prior = math.log(share) - math.log1p(-share) if share else -math.inf
+        self.prior = log_odds(share) if share else -math.inf
         self.log_odds = np.full(N, np.nan)
         """That the token and the next one were meant the other way round; nan where nobody has looked yet."""
 

@@ -41,7 +41,6 @@ from cedd.training.config import TrainConfig, read_config, same_run, to_json
 from cedd.training.distributed import (
     LossModule,
     Ranks,
-    Strategy,
     choose_strategy,
     distribute,
     joined_ranks,
@@ -184,25 +183,21 @@ class Trainer:
         network = config.model.build(self.process, config.length, self.method.causal)
         model = Transformer(network).to(ranks.device).train()
         strategy = choose_strategy(config.strategy, ranks)
+        at_once = strategy == "single" and config.batch.accumulate == 1  # one backward pass makes a step's gradient
         run = model
-        if self._rounds_weights(strategy):
+        if at_once and self.precision.autocasts:  # sums of rounded gradients would lose digits
             run = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
         if compiled:
             # With several ranks the compiler's own graphs, of each pass; with sharding none: parameters come and go.
             run.compile(mode="reduce-overhead" if mode == "graphs" and strategy == "ddp" else "default")
         self.module = distribute(LossModule(run, self.method), strategy)
         self.gradient = self._both_passes
-        static = strategy == "single" and config.batch.accumulate == 1 and ranks.device.type == "cuda"
-        if mode in ("graphs", "record") and static:
+        if mode in ("graphs", "record") and at_once and ranks.device.type == "cuda":
             self.gradient = CapturedGradient(self._both_passes, list(run.parameters()))
         ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
         self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
         self.update = Update(model, self.state.optimizer, ema, config.optimizer.clip, run)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
-
-    def _rounds_weights(self, strategy: Strategy) -> bool:
-        """Whether a step runs on weights rounded once: their gradients are too, and must not be added up."""
-        return strategy == "single" and self.config.batch.accumulate == 1 and self.precision.autocasts
 
     def _refuse_other_run(self) -> None:
         """A folder that holds another run, or something else, is left alone."""

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cedd.models.kernels.residual import at_least_float32
+
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A
 
@@ -25,7 +27,7 @@ CHUNK = 2**17
 def gelu(x: Tensor) -> Tensor:
     """x sigmoid(x (a + b x²)), in the type of x."""
     if torch.compiler.is_compiling():
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = at_least_float32(x)
         return (wide * torch.sigmoid(wide * (A + B * wide**2))).to(x.dtype)
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return F.gelu(x, approximate="tanh")
