@@ -1,14 +1,15 @@
 """The paper's spelling tables, and ours beside them: train on War and Peace, test on two other novels.
 
     python benchmarks/spelling.py --data novels --out runs/spelling --results runs/spelling.json
-    python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 --jobs 2 ...
+    python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 ...
     python benchmarks/spelling.py --table runs/spelling.json
 
 A cell is METHOD/PROCESS, or METHOD/PROCESS/TIME to train at times up to TIME only (ours: the test is at 0.05). Each is
 trained in a process of its own by the package's trainer, without its evaluations and
 without a checkpoint before the end, and tested by the paper's protocol (`cedd spelling --protocol paper`) on the two
-test books every --every steps. What is learnt goes into one small file, rewritten after every test. The same command
-goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its checkpoint.
+test books every --every steps. They take turns: while one has the device, the next one starts and is compiled. What is
+learnt goes into one small file, rewritten after every test. The same command goes on where it was: cells that are done
+are passed over, one that --minutes has stopped resumes from its checkpoint.
 The rate is constant after its warm-up (unless --schedule says otherwise), so a run of 50,000 steps passes through that
 of 25,000: its curve has both.
 """
@@ -16,8 +17,8 @@ of 25,000: its curve has both.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import torch
 import tyro
@@ -52,7 +53,7 @@ from cedd.training.config import (
     to_json,
 )
 from cedd.training.distributed import joined_ranks
-from cedd.training.loop import Trainer, TrainResult, share_the_interpreter
+from cedd.training.loop import StepFigures, Trainer, TrainResult, share_the_interpreter
 from cedd.training.noising import StepBatch
 from cedd.training.records import LOG_FILE, Records, read_log
 
@@ -60,6 +61,8 @@ METHODS = ("sedd", "sedds", "cedd", "cedd-star", "bayes", "bayes-star")
 PROCESSES = ("uniform", "roulette")
 TRAINING_BOOK = "war_and_peace"
 TEST_BOOKS = {"pap": "pride_and_prejudice", "cap": "crime_and_punishment"}
+WARM_UP = 8
+"""Steps that a worker makes before its turn: after them all is compiled and recorded."""
 SEEN = "wap"
 SEEN_BLOCKS = 1000
 """The training book is tested on too, so many of its blocks: how much of a score is memory."""
@@ -129,8 +132,6 @@ class Arguments:
     """Time kept back for writing the checkpoint of a run that --minutes stops."""
     start_seconds: float = 90.0
     """A cell that would have less than this, which the compiler needs, is not begun."""
-    jobs: int = 1
-    """Cells trained at once on the device."""
     out: Path = Path("runs/spelling")
     """Folder of the runs."""
     results: Path = Path("runs/spelling.json")
@@ -144,8 +145,8 @@ class Arguments:
     def check(self) -> None:
         for cell in self.only:
             read_cell(cell)
-        if self.jobs < 1 or self.steps < 1 or self.every < 1:
-            raise ValueError("--jobs, --steps and --every must be at least 1")
+        if self.steps < 1 or self.every < 1:
+            raise ValueError("--steps and --every must be at least 1")
 
 
 class Cell(NamedTuple):
@@ -252,17 +253,53 @@ def tell(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
 
 
+class Turn:
+    """The right to use the device: of all processes that know its file, one has it, until it gives it back or ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: IO[str] | None = None
+
+    @property
+    def is_mine(self) -> bool:
+        return self._held is not None
+
+    def take(self) -> None:
+        """Wait for it."""
+        file = self._path.open("w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._held = file
+
+    def give_back(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
 @dataclass
 class SpellingTrainer(Trainer):
     """The trainer, tested on the books instead of bounded, and stopped in time."""
 
+    turn: Turn | None = None
+    """To be waited for when the first steps are made, and so all is compiled."""
     books: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     stop_at: float | None = None
     """When to stop, by time.time()."""
     tested: int = field(init=False, default=-1)
+    started: float = field(init=False, default=0.0)
+    warmed_up: int = field(init=False, default=0)
+
+    def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
+        if self.turn is not None and not self.turn.is_mine and self.warmed_up >= WARM_UP:
+            self._synchronize()
+            self.turn.take()
+            self.started = time.perf_counter()
+            tell("turn", step=self.state.step)
+        self.warmed_up += 1
+        return super().step(batch, stop)
 
     def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
-        config, first, started = self.config, self.state.step, time.perf_counter()
+        config, first, self.started = self.config, self.state.step, time.perf_counter()
         tell("begin", step=first, config=to_json(config), machine=machine(config.device), time=time.time())
         with self._stopping_in_time(asked):
             result = super()._steps(batches, records, asked)
@@ -276,10 +313,16 @@ class SpellingTrainer(Trainer):
             step=result.step,
             finished=result.finished,
             loss=result.loss,
-            seconds=round(time.perf_counter() - started, 2),
+            seconds=round(time.perf_counter() - self.started, 2),
             seconds_per_step=self._seconds_per_step(),
         )
+        if self.turn is not None:
+            self.turn.give_back()
         return result
+
+    def _synchronize(self) -> None:
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
 
     @contextlib.contextmanager
     def _stopping_in_time(self, asked: dict[str, bool]) -> Iterator[None]:
@@ -332,7 +375,9 @@ def work(arguments: Arguments) -> None:
     share_the_interpreter()
     stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
     with joined_ranks(config.device) as ranks, (config.out / "console.txt").open("a") as console:
-        trainer = SpellingTrainer(config, ranks, Console(file=console), stop_at=stop_at)
+        trainer = SpellingTrainer(
+            config, ranks, Console(file=console), turn=Turn(arguments.out / "turn"), stop_at=stop_at
+        )
         tokenizer = trainer.data.tokenizer
         for name, title in {**TEST_BOOKS, SEEN: TRAINING_BOOK}.items():
             packed = pack(open_corpus(book(arguments, title)), tokenizer, config.length)
@@ -351,7 +396,7 @@ class Results:
     def __init__(self, path: Path, arguments: Arguments) -> None:
         self.path, self._lock = path, threading.Lock()
         self.content: dict[str, Any] = read_results(path) if path.is_file() else {"format": 1, "cells": {}}
-        self.content["form"], self.content["jobs"] = arguments.form, arguments.jobs
+        self.content["form"] = arguments.form
 
     def is_done(self, cell: str, config: TrainConfig) -> bool:
         record = self.content["cells"].get(cell, {})
@@ -359,7 +404,7 @@ class Results:
         return same and record["finished"] and record["step"] >= config.steps
 
     def take(self, cell: str, event: dict[str, Any]) -> None:
-        """Enter one event of a cell: begin, point, raw or end."""
+        """Enter one event of a cell: begin, turn, point, raw or end."""
         kind = event.pop("event")
         with self._lock:
             cells = self.content["cells"]
@@ -368,6 +413,8 @@ class Results:
                 begun = {"seed": event["config"]["seed"], "finished": False, "curve": kept, "parts": []}
                 begun["parts"] = cells.get(cell, {}).get("parts", []) if event["step"] else []
                 cells[cell] = {**event, **begun}
+            elif kind == "turn":
+                return
             elif kind == "point":
                 cells[cell]["curve"].append(event)
                 cells[cell]["step"] = event["step"]
@@ -393,6 +440,7 @@ def say(cell: str, event: Mapping[str, Any]) -> None:
     step = f"step {event['step']}"
     text = {
         "begin": f"from {step} on {event.get('machine')}",
+        "turn": f"its turn at {step}",
         "point": f"{step}: {scores}  ({event.get('seconds')} s)",
         "raw": f"{step}, weights without averaging: {scores}",
         "end": f"{step}, {'done' if event.get('finished') else 'stopped'} after {event.get('seconds')} s, "
@@ -401,8 +449,8 @@ def say(cell: str, event: Mapping[str, Any]) -> None:
     print(f"{cell}: {text[event['event']]}", flush=True)
 
 
-def follow(cell: str, process: subprocess.Popen[str], results: Results, ended: list[str]) -> None:
-    """Enter what a worker tells until it ends; `ended` gets the cells that came to their end."""
+def follow(cell: str, process: subprocess.Popen[str], results: Results, told: set[tuple[str, str]]) -> None:
+    """Enter what a worker tells until it ends; `told` gets the cell with the name of every event."""
     assert process.stdout is not None
     for line in process.stdout:
         if not line.startswith('{"event"'):
@@ -410,27 +458,25 @@ def follow(cell: str, process: subprocess.Popen[str], results: Results, ended: l
             continue
         event = json.loads(line)
         say(cell, event)
-        if event["event"] == "end":
-            ended.append(cell)
+        told.add((cell, event["event"]))
         results.take(cell, event)
 
 
-def start(cell: str, until: float | None, jobs: int) -> subprocess.Popen[str]:
-    """A worker for one cell: this very command line, whose last word on a setting counts; the cores are shared out."""
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+def start(cell: str, until: float | None) -> subprocess.Popen[str]:
+    """A worker for one cell: this very command line, whose last word on a setting counts."""
     command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--only", cell, "--worker"]
     command += [] if until is None else ["--until", f"{until:.1f}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**threads, **os.environ})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def run(arguments: Arguments) -> int:
-    """All cells that are left, so many at once; the exit code is the number of cells that failed."""
+    """All cells that are left, one after the other; the exit code is the number of cells that failed."""
     until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
     results = Results(arguments.results, arguments)
     prepare(arguments)
     waiting = [cell for cell in arguments.only if not results.is_done(cell, configuration(arguments, cell))]
     running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
-    ended: list[str] = []
+    told: set[tuple[str, str]] = set()
     failed = 0
 
     def is_late() -> bool:
@@ -438,17 +484,17 @@ def run(arguments: Arguments) -> int:
 
     try:
         while running or (waiting and not is_late()):
-            while waiting and len(running) < arguments.jobs and not is_late():
+            if waiting and not is_late() and all((cell, "turn") in told for cell in running):
                 cell = waiting.pop(0)
-                worker = start(cell, until, arguments.jobs)
-                thread = threading.Thread(target=follow, args=(cell, worker, results, ended))
+                worker = start(cell, until)
+                thread = threading.Thread(target=follow, args=(cell, worker, results, told))
                 thread.start()
                 running[cell] = (worker, thread)
             for cell, (worker, thread) in list(running.items()):
                 if worker.poll() is not None:
                     thread.join()
                     del running[cell]
-                    if cell not in ended:
+                    if (cell, "end") not in told:
                         failed += 1
                         print(f"{cell}: failed; see {configuration(arguments, cell).out / 'console.txt'}", flush=True)
             time.sleep(0.1)

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -323,6 +324,20 @@ def test_the_papers_settings_are_the_defaults(benchmark):
             benchmark.Arguments(only=(cell,)).check()
 
 
+def test_the_device_is_used_in_turns(benchmark, tmp_path):
+    first, second = (benchmark.Turn(tmp_path / "turn") for _ in range(2))
+    first.take()
+    waits = threading.Thread(target=second.take)
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()
+    assert not second.is_mine
+    first.give_back()
+    waits.join(10)
+    assert second.is_mine
+    second.give_back()
+
+
 def test_the_benchmark_asks_for_its_books(tmp_path, monkeypatch):
     monkeypatch.delenv("CEDD_DATA", raising=False)
     places = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--device", "cpu"]
@@ -340,11 +355,10 @@ def test_the_benchmark_stops_in_time_and_goes_on(tmp_path, shared_data):
     results = tmp_path / "results.json"
     sizes = ["--size", "tiny", "--length", "32", "--batch", "2", "--every", "20", "--warmup", "5", "--blocks", "8"]
     places = ["--data", str(novels), "--out", str(tmp_path / "runs"), "--results", str(results), "--device", "cpu"]
-    cell = ["--only", "bayes/roulette", "--form", "clean"]
-    command = [sys.executable, str(BENCHMARK), *sizes, *places, *cell]
+    command = [sys.executable, str(BENCHMARK), *sizes, *places, "--form", "clean"]
 
-    def run(*more):
-        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+    def run(*more, cells=("bayes/roulette",)):
+        done = subprocess.run([*command, "--only", *cells, *more], capture_output=True, text=True, check=True)
         return done.stdout, json.loads(results.read_text())["cells"]["bayes/roulette"]
 
     _, record = run("--steps", "100000", "--minutes", "0.6", "--save-seconds", "2", "--start-seconds", "0")
@@ -357,3 +371,10 @@ def test_the_benchmark_stops_in_time_and_goes_on(tmp_path, shared_data):
     assert record["curve"][-1]["step"] == stopped + 7
     assert "| bayes | roulette |" in printed
     assert not list((tmp_path / "runs").rglob(f"step-{stopped + 7:08d}"))
+
+    others = ("cedd/uniform", "sedd/uniform")
+    printed, _ = run("--steps", "20", cells=others)
+    first, second = others
+    told = [printed.index(f"{cell}: {event}") for cell, event in ((first, "its turn"), (second, "from step 0"))]
+    assert told == sorted(told)
+    assert printed.index(f"{first}: step 20, done") < printed.index(f"{second}: its turn at step 8")
