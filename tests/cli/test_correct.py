@@ -7,11 +7,12 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from rich.console import Console
+from rich.style import Style
 
 from cedd.cli import main
 from cedd.cli.correct import coloured
-from cedd.tasks import correct
+from cedd.tasks import Corrected, correct, load
+from cedd.tasks.correct import Change
 from cedd.training import locate
 from tests.tasks.models import mending, save_random
 
@@ -100,8 +101,62 @@ def test_bytes_come_through_a_file_as_they_were(shelf, capfdbinary, tmp_path):
 def test_what_is_no_text_is_printed_all_the_same(shelf, capfdbinary):
     assert main(["correct", "teh \udcff cat", "--threshold", "0", "--device", "cpu"]) == 0
     assert capfdbinary.readouterr().out == b"teh \xff cat\n"
-    console = Console(force_terminal=True, width=80, file=io.TextIOWrapper(io.BytesIO(), "utf-8"))
-    console.print(coloured(correct(mending(), "cqt \udcff")))
+
+
+GREEN = Style(bold=True, color="green")
+
+
+@pytest.mark.parametrize("text", ["the cqt", "cqt \udcff\tqz\x07\r\n\x1b[7mq", "no mistake", ""])
+def test_a_correction_in_colours_is_the_corrected_text(text):
+    corrected = correct(mending(), text)
+    shown = coloured(corrected, GREEN)
+    assert shown.replace("\x1b[1;32m", "").replace("\x1b[0m", "") == corrected.text
+    assert shown.count("\x1b[1;32m") == len(corrected.changes)
+    assert coloured(correct(mending(), "the cqt"), GREEN) == "the c\x1b[1;32ma\x1b[0mt"
+
+
+def test_new_letters_are_coloured_where_tokens_have_other_lengths():
+    changes = (Change(4, "a", "one", 1.0, 1.0), Change(6, "bad", "x", 1.0, 1.0), Change(6, "y", "z", 1.0, 1.0))
+    shown = coloured(Corrected("not one xz.", "not a bady.", changes), Style(bold=True))
+    assert shown.replace("\x1b[1m", "").replace("\x1b[0m", "") == "not one xz."
+    assert shown.startswith("not \x1b[1mone\x1b[0m \x1b[1mx\x1b[0m")
+
+
+class Screen(io.TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("screen", "environment", "coloured"),
+    [
+        (Screen, {"TERM": "xterm-256color"}, "\x1b[1;32m"),
+        (Screen, {"TERM": "xterm-256color", "NO_COLOR": "1"}, "\x1b[1m"),
+        (Screen, {"TERM": "dumb"}, None),
+        (Screen, {"TERM": "dumb", "FORCE_COLOR": "1"}, None),
+        (io.TextIOWrapper, {"TERM": "xterm-256color", "FORCE_COLOR": "1"}, None),
+    ],
+)
+def test_colours_are_for_terminals_that_show_them(screen, environment, coloured, shelf, monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "COLORTERM", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    now = correct(load("english-char", "cpu").setting, "teh cat sat on teh mat")
+    out = screen(io.BytesIO(), "utf-8")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["correct", "teh cat sat on teh mat", "--device", "cpu"]) == 0
+    shown = out.buffer.getvalue().decode()
+    assert now.changes
+    assert shown.count("\x1b") == (0 if coloured is None else 2 * len(now.changes))
+    assert shown.replace(coloured or "-", "").replace("\x1b[0m", "") == now.text + "\n"
+
+
+def test_an_empty_text_is_a_text_even_in_a_models_folder(shelf, run, capsys, monkeypatch):
+    monkeypatch.chdir(run)
+    monkeypatch.setattr(sys, "stdin", None)  # is not asked
+    assert main(["correct", "", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "\n"
 
 
 def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
@@ -129,6 +184,8 @@ def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
         (["correct", "--file", "FOLDER"], "FOLDER is a folder; --file reads one file, such as FOLDER/letter.txt"),
         (["correct", "teh", "--rate", "0"], "rate is a share of wrong tokens"),
         (["correct", "teh", "--reach", "-1"], "reach"),
+        (["correct", "teh", "--strange", "nan"], "strange is a mean surprise and must be 0 or more; got nan"),
+        (["correct", "teh", "--temperature", "nan"], "temperature must be"),
         (["sample", "a", "b"], "b"),
     ],
 )
@@ -163,7 +220,7 @@ def test_no_text_at_a_terminal_is_said(shelf, capsys, monkeypatch):
     feed(monkeypatch, b"")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert main(["correct", "--device", "cpu"]) == 2
-    assert "there is no text" in capsys.readouterr().err
+    assert 'there is no text: cedd correct "It was a drak and stormy nihgt", -' in capsys.readouterr().err
 
 
 def test_correcting_imports_nothing_that_it_does_not_need(tmp_path):

@@ -4,13 +4,9 @@ import json
 import sys
 
 import pytest
-from rich.console import Console
 
 from cedd.cli import main
-from cedd.cli.correct import coloured
 from cedd.evaluation.generative import Judged
-from cedd.tasks import correct
-from tests.tasks.models import mending
 
 
 def test_sample_prints_texts(run, capsys):
@@ -72,13 +68,6 @@ def test_correct_says_what_it_changed(run, capsys):
     assert result["text"].endswith("ü")
     assert main(["correct", run, "teh cat", "--device", "cpu"]) == 0
     assert len(capsys.readouterr().out.rstrip("\n")) == 7
-
-
-def test_a_correction_in_colours():
-    console = Console(force_terminal=True, color_system="truecolor", width=80)
-    with console.capture() as captured:
-        console.print(coloured(correct(mending(), "the cqt")))
-    assert "\x1b[9;31mq\x1b[0m\x1b[1;32ma\x1b[0m" in captured.get()
 
 
 def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Correction: what is expected of the text, what may change, and what never does."""
 
+import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
 from cedd.tasks.correct import correction_options
 from cedd.tasks.opinion import Opinion, judge, strangeness, surest, windows
-from cedd.tasks.reading import read_text, token_groups
+from cedd.tasks.reading import left_alone, read_text, token_groups
 from tests.tasks.models import ALPHABET, mending
 
 
@@ -94,12 +96,21 @@ def test_a_folder_has_defaults_of_its_own():
         ({"passes": 0}, "passes must be at least 1"),
         ({"reach": -1}, "reach must be at least 0"),
         ({"steps": 0}, "steps must be at least 1"),
+        ({"strange": -1.0}, "strange is a mean surprise and must be 0 or more; got -1"),
+        ({"temperature": -1.0}, "temperature must be 0 or more, and finite; got -1"),
+        *(({name: float("nan")}, name) for name in ("rate", "t", "threshold", "strange", "swaps", "temperature")),
         ({"trust": 1}, "the options of correction do not include 'trust'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         correct(mending(), "teh", **options)
+
+
+@pytest.mark.parametrize("text", [None, b"teh", 7])
+def test_what_is_no_text_is_said(text):
+    with pytest.raises(TypeError, match=rf"what is corrected is a text \(str\), not {type(text).__name__}"):
+        correct(mending(), text)
 
 
 def test_a_folder_whose_defaults_mean_nothing_is_refused():
@@ -116,15 +127,62 @@ def test_only_letters_change_and_only_into_letters_of_their_case():
     alphabet = ALPHABET + "AQZ0123456789\n"
     wishes = {"1": "l", " ": "e", ".": ",", "a": " ", "b": "T", "T": "t", "Q": "A", "q": "a", "c": "7"}
     setting = believing(mending(tokenizer=CharTokenizer(alphabet)), wishes)
-    text = "1 .abTQqc2\n"
-    assert correct(setting, text) == "1 .abTAac2\n"
-    assert correct(setting, text, change="letters") == "1 .abTAac2\n"
-    assert correct(setting, text, change="all") == "le, TtAa72\n"
+    text = "1 .abTQqc 2\n"
+    assert correct(setting, text) == "1 .abTAac 2\n"
+    assert correct(setting, text, change="letters") == "1 .abTAac 2\n"
+    assert correct(setting, text, change="all") == "le, TtAa7e2\n"
     drawn = correct(setting, text, steps=8, seed=0)
     kinds = token_groups(setting.folder.tokenizer, None)
     tokens = [setting.folder.tokenizer.encode(x) for x in (text, drawn)]
     assert (kinds[tokens[0]] == kinds[tokens[1]]).all()
-    assert [a for a, b in zip(text, drawn, strict=True) if not b.isalpha()] == list("1 .2\n")
+    assert [a for a, b in zip(text, drawn, strict=True) if not b.isalpha()] == list("1 . 2\n")
+
+
+def test_letters_are_plain_ones_of_a_script_and_a_case():
+    """é is what the writer made it, and й, which is и with a breve, too; ω and ш are no Latin letters."""
+    alphabet = "aszqéßÄAΑαωΩάшжйШ七八1 "
+    groups = token_groups(CharTokenizer(alphabet), "letters")
+    together: dict[int, str] = {}
+    for letter, group in zip(alphabet, groups[CharTokenizer(alphabet).encode(alphabet)].tolist(), strict=True):
+        together[group] = together.get(group, "") + letter
+    assert together.pop(-1) == "éßÄάй1 "
+    assert sorted(together.values()) == ["A", "aszq", "ΑΩ", "αω", "Ш", "шж", "七八"]
+
+
+def test_letters_with_accents_stay_and_are_never_written():
+    setting = mending(tokenizer=CharTokenizer(ALPHABET + "éü"))
+    wishes = {"é": "a", "b": "é", "q": "a"}
+    text, all_of_it = "q é b qe\u0301 e q\u0302 q", "a a é ae\u0301 e a\u0302 a"
+    assert correct(believing(setting, wishes), text) == "a é b ae\u0301 e q\u0302 a"
+    assert correct(setting, text, change="all") == all_of_it
+
+
+NO_WORDS = (
+    "q42 mp3q http://q.x/q user@q q/q q\\q snake_q q_2 __q__ tinyurl.q q.q.q fix-8-q (q7) a4-86-q \N{DEGREE SIGN}1q"
+)
+WORDS = "q _q_ _q, “q” q. q.. q...q .q q-q q--q q's Q&q q;q q:q _a q_ *q*"
+
+
+@pytest.mark.parametrize("tokenizer", [CharTokenizer(ALPHABET + "éQ0123456789_@/\\:-()"), ByteTokenizer()])
+def test_what_is_visibly_no_word_is_read_but_not_changed(tokenizer):
+    setting = mending(tokenizer=tokenizer, length=64)
+    text = f"{NO_WORDS} é {WORDS}\n{NO_WORDS}\t{WORDS}"
+    mended = WORDS.replace("q", "a")
+    assert correct(setting, text, reach=0) == f"{NO_WORDS} é {mended}\n{NO_WORDS}\t{mended}"
+    drawn = correct(setting, text, steps=4, seed=0)
+    assert drawn.changes
+    assert drawn.count(NO_WORDS) == 2
+    assert correct(setting, text, change="all", reach=0) == text.replace("q", "a")
+
+
+def test_words_are_told_apart_in_linear_time():
+    """Texts without blanks of 100,000 and 400,000 characters; were it quadratic, the second would take 16 times as long
+    as the first (a minute and more), not 4."""
+    for piece in ("a", ".", "a-", "_-", "\u0301"):
+        started = time.perf_counter()
+        assert not left_alone(piece * (400_000 // len(piece))).any()
+        assert time.perf_counter() - started < 10
+    assert left_alone("ab" * 200_000 + "7").all()
 
 
 def test_tokens_that_are_no_characters():
@@ -183,6 +241,19 @@ def test_of_neighbouring_changes_only_the_surest_is_made():
     assert surest(strength, 9).tolist() == [False, True, False, False, False, False]
 
 
+@given(strength=st.lists(st.integers(0, 9), min_size=1, max_size=40), reach=st.integers(0, 50))
+def test_the_surest_by_looking_at_every_neighbour(strength, reach):
+    found = surest(np.array(strength, float), reach)
+    assert found.tolist() == [
+        value >= max(strength[max(0, i - reach) : i + reach + 1]) for i, value in enumerate(strength)
+    ]
+
+
+def test_a_reach_beyond_the_text_is_all_of_it():
+    """It took as much memory as it was long: 10^15 of anything fit nowhere."""
+    assert correct(mending(), "zqz  .  z", passes=1, reach=10**15) == "zaz  .  z"
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     beliefs=st.lists(st.floats(0.01, 1.0), min_size=6, max_size=6),
@@ -221,8 +292,18 @@ def test_a_strange_text_is_left_alone():
     assert limited[:150] == known.replace("q", "a")[:150]
     assert limited[-150:] == strange[-150:]
     assert all(change.position < 250 for change in limited.changes)
-    with pytest.raises(ValueError, match="strange"):
-        correct(setting, "teh", strange=-1.0)
+
+
+def test_a_strange_text_is_left_alone_in_several_steps_too():
+    setting = mending(length=64)
+    known, strange = "the cat sat on a mqt " * 10, "zzz zzz zzz zzz mqt " * 10
+    steps: dict[str, Any] = {"steps": 8, "seed": 0, "threshold": 0.3}
+    assert correct(setting, known + strange, **steps) == (known + strange).replace("q", "a")
+    limited = correct(setting, known + strange, strange=3.2, **steps)
+    assert limited[:150] == known.replace("q", "a")[:150]
+    assert limited[-150:] == strange[-150:]
+    assert limited.changes
+    assert all(change.position < 250 for change in limited.changes)
 
 
 def test_strangeness_is_the_mean_surprise_of_what_was_left():
@@ -255,11 +336,38 @@ def test_line_ends_and_unknown_characters_stay():
     assert correct(mending(length=8), text) == text.replace("q", "a").replace("z", "y")
 
 
+@pytest.mark.parametrize("length", [8, 64])
+def test_line_ends_of_two_characters_are_read_as_one(length, monkeypatch):
+    """The network sees what it would of \\n alone; positions are those of the text that was given."""
+    setting = mending(length=length, tokenizer=CharTokenizer(ALPHABET + "\n"))
+    read, features = [], setting.folder.model.features
+    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: read.append(x.tolist()) or features(x, s))
+    short = correct(setting, "a cqt\nsqt\n\n on z\n")
+    seen = read.copy()
+    read.clear()
+    text = "a cqt\r\nsqt\r\n\r\n on z\r\n"
+    long = correct(setting, text)
+    assert read == seen
+    assert long == short.replace("\n", "\r\n") == text.replace("q", "a").replace("z", "y")
+    assert [(c.position, c.before) for c in long.changes] == [(i, text[i]) for i in range(len(text)) if text[i] in "qz"]
+
+
+def test_a_return_that_is_known_or_ends_no_line_is_read():
+    known = CharTokenizer("ab \r\n")
+    assert known.decode(read_text(known, "a\r\nb").ids) == "a\r\nb"
+    other = CharTokenizer("ab \n")
+    reading = read_text(other, "a\rb\r\r\n")
+    assert other.decode(reading.ids) == "a b \n"
+    assert reading.protected.tolist() == [False, True, False, True, False]
+    assert reading.starts is not None
+    assert reading.starts.tolist() == [0, 1, 2, 3, 5]
+
+
 def test_unknown_characters_are_read_as_what_they_look_like():
     tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz '\"-\n")
     reading = read_text(tokenizer, "naïve it’s “a” — b\r\n日🙂é")
-    assert tokenizer.decode(reading.ids) == 'naive it\'s "a" - b \n  e'
-    assert reading.protected.sum() == 9
+    assert tokenizer.decode(reading.ids) == 'naive it\'s "a" - b\n  e'
+    assert reading.protected.sum() == 8
 
 
 def test_what_stands_for_unknown_characters_is_read_but_never_written():

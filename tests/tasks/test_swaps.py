@@ -69,7 +69,7 @@ def test_only_different_letters_of_one_case_change_places():
     ids, free = tokenizer.encode("abb a1cBACéab")[:13], np.ones(13, bool)
     free[11] = False
     found = swaps.candidates(ids, opinion_of(np.zeros(13)), free)
-    assert np.flatnonzero(found).tolist() == [0, 7, 8]  # ab, BA, AC; é is a letter, but the last a is held
+    assert np.flatnonzero(found).tolist() == [0, 7, 8]  # ab, BA, AC; é is not plain, and the last a is held
     assert not swaps.candidates(ids, opinion_of(np.full(13, -99.0)), free).any()
     pieces = BPETokenizer.train(["the cat sat on the mat"] * 3, 270)
     assert (letter_groups(pieces) == -1).all()

@@ -32,6 +32,15 @@ def runs(tmp_path_factory):
 # ---- generate -------------------------------------------------------------------------------------------------------
 
 
+def test_lines_that_end_in_two_characters_come_back_and_are_shown_as_one():
+    """Without the return, which the model does not know, all characters stand where their tokens do."""
+    tokenizer = CharTokenizer(ALPHABET + "\n")
+    template = parse_template("a\r\nb____\r\nc", tokenizer)
+    assert template.width == 9
+    assert template.characters == {0: "a", 1: "\n", 2: "b", 7: "\n", 8: "c"}
+    assert template.write(tokenizer.encode("a\nbcats\nc")) == "a\r\nbcats\r\nc"
+
+
 @pytest.mark.parametrize("kind", [("roulette", "bayes"), ("absorb", "cedd"), ("uniform", "sedd"), ("absorb", "ar")])
 def test_texts_begin_with_the_prompt(runs, kind):
     model = cedd.load(runs[kind], device="cpu")

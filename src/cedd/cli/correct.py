@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.text import Text
+from rich.style import Style
 
 from cedd.cli import UserError
 from cedd.cli.given import ModelAndText, model_and_text
@@ -30,8 +30,8 @@ class Arguments:
 
     Put a text's mistakes right: letters that are others, and neighbours that changed places, nobody says where. The
     model is the one that comes with cedd, english-char, or a RUN of yours on a process that shuffles (uniform,
-    roulette): cedd correct runs/first "teh cat". TEXT - reads standard input, and so does no text at all; what is not
-    changed comes out byte for byte. Options that are not given are the model's own.
+    roulette): cedd correct runs/first "teh cat sat on teh mat". TEXT - reads standard input, and so does no text at
+    all; what is not changed comes out byte for byte. Options that are not given are the model's own.
     """
 
     words: ModelAndText = ()
@@ -42,9 +42,11 @@ class Arguments:
     t: float | None = None
     """The time that the network is told (the one at which its process has this rate)."""
     threshold: float | None = None
-    """A token the model gives at least this probability is never touched (0.5 or more: all is left to the argmax)."""
+    """A letter is replaced if its share of its own probability and that of the likeliest other is below this (0.5 or
+    more: all is left to the argmax)."""
     change: Literal["letters", "all"] | None = None
-    """letters (the default): letters become letters of their case, nothing else changes. all: anything may."""
+    """letters (the default): plain letters become others of their case, but none with an accent and none in addresses,
+    names with digits and the like; nothing else changes. all: anything may."""
     passes: int | None = None
     """How often the text is read at most; later passes see what earlier ones have mended."""
     reach: int | None = None
@@ -52,9 +54,10 @@ class Arguments:
     strange: float | None = None
     """Changes are taken back where the text around them surprises the model more than this, in nats a letter."""
     swaps: float | None = None
-    """The share of neighbouring letters that is expected to have changed places (0.002); 0 looks for none."""
+    """The share of neighbouring letters that is expected to have changed places (0.002); 0 looks for none. Only
+    one step looks for them."""
     steps: int | None = None
-    """1: the likeliest token everywhere. More: sample the reverse process."""
+    """1: the likeliest token everywhere. More: sample the reverse process, in which no letters change places."""
     temperature: float | None = None
     """Of several steps: 0 writes the likeliest token wherever it writes."""
     seed: int | None = None
@@ -63,7 +66,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
-    """Print the corrected text; in colours on a terminal, with positions and confidences as JSON."""
+    """Print the corrected text; on a terminal with new letters in colour, as JSON with positions and confidences."""
     name, given = model_and_text(arguments.words)
     typed = given is not None and given != "-"
     if typed and arguments.file is not None:
@@ -80,11 +83,8 @@ def run(arguments: Arguments) -> int:
         changes = [asdict(change) for change in corrected.changes]
         print(json.dumps({"text": corrected.text, "original": text, "changes": changes}))
         return 0
-    console = Console(highlight=False, soft_wrap=True)
-    if console.is_terminal:
-        console.print(coloured(corrected), end="\n" if typed else "")
-    else:
-        write_output(corrected.text + "\n" * typed)
+    style = terminal_style()
+    write_output((corrected.text if style is None else coloured(corrected, style)) + "\n" * typed)
     return 0
 
 
@@ -104,7 +104,7 @@ def read_input(file: Path | None, *, asked: bool) -> str:
     """The text of a file or of standard input, with its line ends as they are; bytes that are no UTF-8 come through
     as lone surrogates, which correction leaves alone."""
     if file is None and not asked and sys.stdin.isatty():
-        raise UserError('there is no text: cedd correct "teh cat", or - to type it, or --file FILE')
+        raise UserError('there is no text: cedd correct "It was a drak and stormy nihgt", - to type it, or --file FILE')
     content = sys.stdin.buffer.read() if file is None else read_file(file.expanduser())
     return content.decode("utf-8", "surrogateescape")
 
@@ -127,14 +127,21 @@ def write_output(text: str) -> None:
         sys.stdout.write(text)
 
 
-def coloured(corrected: Corrected) -> Text:
-    """The text with what was taken out struck through in red and what was put in its place in green."""
-    original = corrected.original.encode("utf-8", "replace").decode()  # no terminal shows lone surrogates
-    text, end = Text(), 0
+def terminal_style() -> Style | None:
+    """How new letters are shown; None where standard output is no terminal, or one that shows no styles."""
+    console = Console()
+    if not sys.stdout.isatty() or console.color_system is None or console.legacy_windows:
+        return None
+    return Style(bold=True, color=None if console.no_color else "green")
+
+
+def coloured(corrected: Corrected, style: Style) -> str:
+    """The corrected text, character for character, with what was put in in this style."""
+    shown: list[str] = []
+    end = shift = 0
     for change in corrected.changes:
-        text.append(original[end : change.position])
-        text.append(change.before, style="red strike")
-        text.append(change.after, style="bold green")
-        end = change.position + len(change.before)
-    text.append(original[end:])
-    return text
+        start = max(end, change.position + shift)  # of a character's bytes several may change
+        shown.append(corrected.text[end:start])
+        end, shift = start + len(change.after), shift + len(change.after) - len(change.before)
+        shown.append(style.render(corrected.text[start:end]))
+    return "".join([*shown, corrected.text[end:]])

@@ -27,12 +27,13 @@ def model_and_text(words: Sequence[str]) -> tuple[str | Path, str | None]:
     """The model and the text of a command line that says [RUN] TEXT.
 
     Of two words the first is the model. A single word is the text, unless it is a model's: then the text is missing.
+    An empty one is an empty text, not the folder that one is in.
     """
     if len(words) > 2:
         raise UserError(f"put the text in quotes: got {len(words)} words, which are more than a RUN and a text")
     if len(words) == 2:
         return _model(words[0]), words[1]
-    if words and (words[0] in pretrained_names() or is_model(words[0])):
+    if words and words[0] and (words[0] in pretrained_names() or is_model(words[0])):
         return words[0], None
     return default_model(), (words[0] if words else None)
 

@@ -17,6 +17,7 @@ token it sees may be wrong, so absorb is refused.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -30,7 +31,7 @@ from cedd.parameterization import Denoiser
 from cedd.samplers import Fixed
 from cedd.samplers.grids import LAST_TIME
 from cedd.tasks.opinion import BATCH, Opinion, Think, Watch, ask, strangeness, time_of_rate, windows
-from cedd.tasks.reading import Ids, read_text, starts_of, token_groups, without_surrogates, write_text
+from cedd.tasks.reading import Flags, Ids, held, read_text, starts_of, token_groups, without_surrogates, write_text
 from cedd.tasks.setting import Setting, Settings, changed
 from cedd.tasks.swaps import READINGS, Swaps, letter_groups
 
@@ -45,12 +46,15 @@ class CorrectionOptions:
     """The time that the network is told; by default the one at which its process has this rate (`time_of_rate`)."""
     threshold: float = 0.5
     """A token is kept unless own / (own + best) is below this, own being its probability and best that of the likeliest
-    other; so one whose probability is at least this is never touched, and from 0.5 on all is left to the argmax.
+    other; from 0.5 on all is left to the argmax. So no other token takes the place of one whose probability is at least
+    this; of two letters that change places own is the probability that they should not (`cedd.tasks.swaps`).
     Of all rules that break as many right tokens this one fixes most (each change adds best to what is expected to be
     fixed and own to what is broken: take those with the highest ratio)."""
     change: Literal["letters", "all"] | None = None
-    """letters: a letter may become another letter of its case, and nothing else changes: no space, digit, point or
-    capital. all: any token may become any other. By default letters, where tokens are characters or bytes."""
+    """letters: a plain letter may become another of its script and case, and nothing else changes: no space, digit,
+    point, capital or accent (`reading.plain_letter`), and no letter of an address, a name with digits or other things
+    that are no words (`reading.left_alone`). all: any token may become any other. By default letters, where tokens are
+    characters or bytes."""
     passes: int = 3
     """How often the text is read at most; later passes see what earlier ones have mended."""
     reach: int = 3
@@ -60,7 +64,7 @@ class CorrectionOptions:
     then in a language, or of a kind, that the model does not know. Without a limit none is."""
     swaps: float = 0.002
     """The share of neighbouring letters that is expected to have changed places (`cedd.tasks.swaps`); 0 looks for
-    none."""
+    none, and so does a correction in several steps."""
     steps: int = 1
     """1 takes the likeliest token; more sample the reverse process from t."""
     temperature: float = 0.0
@@ -85,8 +89,10 @@ class CorrectionOptions:
             raise ValueError(f"threshold is a probability and must lie in [0, 1]; got {self.threshold:g}")
         if not 0 <= self.swaps < 1:
             raise ValueError(f"swaps is a share of neighbouring letters and must lie in [0, 1); got {self.swaps:g}")
-        if self.strange is not None and self.strange < 0:
-            raise ValueError(f"strange is a mean surprise and cannot be negative; got {self.strange:g}")
+        if self.strange is not None and not self.strange >= 0:
+            raise ValueError(f"strange is a mean surprise and must be 0 or more; got {self.strange:g}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or more, and finite; got {self.temperature:g}")
         if self.change not in (None, "letters", "all"):
             raise ValueError(f"change says what may be changed, letters or all; got {self.change!r}")
         for name, least in (("passes", 1), ("reach", 0), ("steps", 1)):
@@ -145,6 +151,8 @@ def corrections(
     watch: Watch | None = None,
 ) -> Iterator[Corrected]:
     """The text corrected in one way after another, each as if alone; its first reading is shared."""
+    if not isinstance(text, str):
+        raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
     parts = [(Draft(setting, part), mark) for part, mark in without_surrogates(setting.folder.tokenizer, text)]
     for options in ways:
         done: list[str] = []
@@ -190,7 +198,7 @@ class Draft:
         """The text put right, and what was changed."""
         tokenizer = self.setting.folder.tokenizer
         reading, groups = read_text(tokenizer, self.text), token_groups(tokenizer, options.change)
-        protected = reading.protected | (groups[reading.ids] < 0)
+        protected = held(self.text, reading, groups, options.change)
         if protected.all():
             return self.text, []
         if options.question not in self.first:
@@ -210,15 +218,30 @@ class Draft:
                 confidence=float(opinion.confidence[i]),
                 doubt=float(1 - opinion.own[i]),
             )
-            for i, start in zip(places.tolist(), starts_of(tokenizer, reading.ids, places), strict=True)
+            for i, start in zip(places.tolist(), starts_of(tokenizer, reading, places), strict=True)
         ]
-        return write_text(tokenizer, self.text, now, places), changes
+        return write_text(tokenizer, self.text, reading, now, places), changes
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The tokens as they were revised, [N], and how that came about."""
+
+    now: Ids
+    decided: Opinion
+    """By which each was last decided."""
+    latest: Opinion
+    """What the model last thought."""
+    since: Flags
+    """The tokens that were changed since."""
+    pairs: Flags
+    """The first ones of two that changed places."""
 
 
 def revise(
     setting: Setting,
     given: Ids,
-    protected: NDArray[np.bool_],
+    protected: Flags,
     groups: NDArray[np.int64],
     options: CorrectionOptions,
     seed: int | None = None,
@@ -226,7 +249,7 @@ def revise(
     first: Opinion | None = None,
     watch: Watch | None = None,
 ) -> tuple[Ids, Opinion]:
-    """The tokens after all passes, [N], and of each the opinion by which it was last decided.
+    """The tokens after all passes or steps, [N], and of each the opinion by which it was last decided.
 
     first: what the model thinks of the text as it is given, where that is known already.
     """
@@ -234,23 +257,26 @@ def revise(
     think = functools.partial(ask, setting, groups=groups, t=options.t, rate=options.rate, watch=watch)
     opinion = first or think(given)
     if options.steps == 1:
-        return _in_passes(setting, think, opinion, given, ~protected, options)
-    held = protected | (opinion.trust >= options.threshold)
-    settings = Settings(steps=options.steps, temperature=options.temperature, seed=seed)
-    drawn = _denoise(setting, given, held, options.t, settings, watch)
-    drawn = np.where(groups[drawn] == groups[given], drawn, given)
-    return drawn, replace(opinion, confidence=think(drawn).own)
+        made = _in_passes(setting, think, opinion, given, ~protected, options)
+    else:
+        settings = Settings(steps=options.steps, temperature=options.temperature, seed=seed)
+        fixed = protected | (opinion.trust >= options.threshold)
+        drawn = _denoise(setting, given, fixed, options.t, settings, watch)
+        drawn, none = np.where(groups[drawn] == groups[given], drawn, given), np.zeros_like(fixed)
+        after = think(drawn)
+        made = Revision(drawn, replace(opinion, confidence=after.own), after, none, none)
+    if options.strange is None or (made.now == given).all():
+        return made.now, made.decided
+    left = ~protected & (made.now == given)
+    back = strangeness(think(made.now, earlier=(made.latest, made.since)), left) > options.strange
+    back[1:] = np.where(made.pairs[:-1], back[:-1], back[1:])  # both of a pair or neither
+    return np.where(back, given, made.now), made.decided
 
 
 def _in_passes(
-    setting: Setting,
-    think: Think,
-    opinion: Opinion,
-    given: Ids,
-    free: NDArray[np.bool_],
-    options: CorrectionOptions,
-) -> tuple[Ids, Opinion]:
-    """`revise` by the surest change of every neighbourhood, time and again."""
+    setting: Setting, think: Think, opinion: Opinion, given: Ids, free: Flags, options: CorrectionOptions
+) -> Revision:
+    """The surest change of every neighbourhood, time and again."""
     swaps = Swaps(think, options.swaps, letter_groups(setting.folder.tokenizer), len(given))
     now, decided, turn, exchanged = given, opinion, np.zeros_like(free), np.zeros_like(free)
     for number in range(options.passes):
@@ -263,12 +289,7 @@ def _in_passes(
         now, decided = np.where(turn, view.best, now), view.where(turn, decided)
         exchanged[pairs] |= turn[pairs]
         free = free & ~turn  # what was replaced is not what was typed: its probability says nothing of it any more
-    if options.strange is not None and (now != given).any():
-        opinion = think(now, earlier=(opinion, turn))
-        back = strangeness(opinion, free) > options.strange
-        back[1:] = np.where(exchanged[:-1], back[:-1], back[1:])  # both of a pair or neither
-        now = np.where(back, given, now)
-    return now, decided
+    return Revision(now, decided, opinion, turn, exchanged)
 
 
 def readings(options: CorrectionOptions) -> int:
@@ -298,10 +319,8 @@ class Readings:
         self.progress(self.done, self.ends[-1])
 
 
-def _denoise(
-    setting: Setting, ids: Ids, held: NDArray[np.bool_], t: float, settings: Settings, watch: Watch | None
-) -> Ids:
-    """The reverse process from t, with what is held fixed.
+def _denoise(setting: Setting, ids: Ids, fixed: Flags, t: float, settings: Settings, watch: Watch | None) -> Ids:
+    """The reverse process from t, with some tokens fixed.
 
     The denoiser is taken at its word: its rescaling of sigma, which tames the bound, would keep mistakes in place.
     """
@@ -313,7 +332,7 @@ def _denoise(
     for begin in range(0, len(cuts), BATCH):
         group = cuts[begin : begin + BATCH]
         x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group]))
-        where = torch.from_numpy(np.stack([held[w.start : w.stop] for w in group]))
+        where = torch.from_numpy(np.stack([fixed[w.start : w.stop] for w in group]))
         drawn = setting.draw((len(group), x.shape[1]), settings, Fixed(x, where), method=method, x_start=x, t_start=t)
         for row, w in enumerate(group):
             result[w.first : w.last] = drawn[row, w.first - w.start : w.last - w.start].numpy()

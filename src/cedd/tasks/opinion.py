@@ -100,9 +100,13 @@ def within(values: NDArray[Any], reach: int) -> NDArray[np.float64]:
 
 
 def surest(strength: NDArray[np.float64], reach: int) -> NDArray[np.bool_]:
-    """Where nothing within `reach` is stronger, [N]."""
-    around = np.pad(strength, reach, constant_values=-np.inf)
-    return strength >= np.lib.stride_tricks.sliding_window_view(around, 2 * reach + 1).max(-1)
+    """Where nothing within `reach` is stronger, [N]: the highest of windows, each twice as wide as the last."""
+    reach = min(reach, len(strength))
+    highest, width, window = np.pad(strength, reach, constant_values=-np.inf), 1, 2 * reach + 1
+    while width < window:
+        step = min(width, window - width)
+        highest, width = np.maximum(highest[:-step], highest[step:]), width + step
+    return strength >= highest
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from cedd.data.tokenizers import Tokenizer
 from cedd.tasks.opinion import Opinion, Think, log_odds, within
-from cedd.tasks.reading import Ids, token_groups
+from cedd.tasks.reading import Flags, Ids, token_groups
 
-Flags = NDArray[np.bool_]
 Places = NDArray[np.intp]
 LEAST_WISH = -3.0
 """Pairs with a lower one are not looked at: one of 123 that were exchanged in a book, and 97% of all its pairs."""
@@ -36,7 +35,8 @@ READINGS = 3
 
 
 def letter_groups(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """The groups within which letters change places (of one case), [V]; no token is in one if tokens are no letters."""
+    """The groups within which letters change places (plain, of one script and case), [V]; no token is in one if tokens
+    are no letters."""
     try:
         return token_groups(tokenizer, "letters")
     except ValueError:

@@ -18,7 +18,7 @@ import torch
 from cedd.data.tokenizers import Tokenizer
 from cedd.samplers import Fixed
 from cedd.samplers.loop import Callback
-from cedd.tasks.reading import Ids, read_given
+from cedd.tasks.reading import Ids, read_given, without_returns
 from cedd.tasks.setting import Setting, Settings
 
 
@@ -83,8 +83,10 @@ class Template:
             start + i: character
             for start, part in zip(starts, self.parts, strict=False)
             if isinstance(part, Given)
-            for i, character in enumerate(part.text.encode("utf-8", "replace").decode())  # no lone surrogates
-        }
+            for i, character in enumerate(
+                without_returns(self.tokenizer, part.text).encode("utf-8", "replace").decode()
+            )
+        }  # "replace": no lone surrogates
 
     def write(self, ids: Ids) -> str:
         """What is given as it was given, and in the blanks what the tokens [L] say there."""
