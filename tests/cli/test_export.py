@@ -1,12 +1,14 @@
 """`cedd export`: a run becomes a folder that can be given away, measured, and exported again with its figures."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cedd.cli import main
+from cedd.tasks import calibrate as calibration
 from cedd.tasks import load
 from cedd.tasks.calibrate import calibrate, level_options
 from cedd.training.config import PRESETS, to_json
@@ -34,21 +36,84 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     assert "# english-char" in card
     assert "Old books." in card
     assert "cedd train char --data books.txt --out runs/english-char" in card
+    assert "| batch | 16 sequences |" in card
+    assert "| schedule | log-linear (eps 0.001) |" in card
+    assert "On the first 880 characters of book.txt, 5% of whose letters were replaced" in card
     assert not [file for file in out.iterdir() if "somebody" in file.read_text(errors="ignore")]
 
     share = {"share": 0.8125, "low": 0.79, "high": 0.83, "total": 1000}
     ways = [{"way": "its own", "options": {"t": 0.1}, "fixed": share}, {"way": "1 pass", "options": {}, "fixed": share}]
-    book = {"run": "/home/somebody/run", "data": {"name": "/home/somebody/pride.txt"}}
-    figures.write_text(json.dumps(book | {"user": {"rate": 0.05, "corrections": ways}}))
+    book = {"run": "/home/somebody/run", "data": {"name": "/home/somebody/pride.txt", "characters": 2048, "length": 32}}
+    figures.write_text(json.dumps(book | {"seed": 3, "user": {"rate": 0.05, "corrections": ways}}))
     assert main(["export", str(out), "--out", str(out), "--results", str(figures), "--device", "cpu"]) == 0
     assert "weights in int8" in capsys.readouterr().out
     again = (out / "README.md").read_text()
     assert "| fixed | 81.2% (79 to 83) of 1,000 |" in again
-    assert "| book | pride.txt |" in again
+    assert "| book | pride.txt |\n| blocks | 64 of 32 characters |" in again
+    assert "| seed | 3 |" in again
+    assert "shares of the mistakes that were made" in again
     assert again.count("81.2%") == 1
     assert not [file for file in out.iterdir() if "somebody" in file.read_text(errors="ignore")]
     assert "Old books." in again
     assert load(out, device="cpu").folder.config["correction"] == said["correction"]
+
+
+def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
+    """Options that are not sought stay, figures of correction with others go, those of perplexity stay."""
+    before = {
+        "correction": {"swaps": 0.01, "threshold": 0.4, "strange": 1.0},
+        "results": {"pride": {"fixed": {"share": 0.8}}, "wikitext2": {"bits": 2.0}},
+        "chosen": "By hand.",
+    }
+    folder, out = save_random(tmp_path / "model", extra=before), tmp_path / "out"
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 20)
+    words = ["export", str(folder), "--out", str(out), "--device", "cpu"]
+
+    def config(*more):
+        assert main([*words, *more]) == 0
+        return json.loads((out / "config.json").read_text())
+
+    same = config("--correction", "threshold=0.4")
+    assert {name: same[name] for name in before} == before
+    assert "left out" not in capsys.readouterr().out
+    other = config("--correction", "threshold=0.3", "passes=2", "--command", "python make.py")
+    assert other["correction"] == {"swaps": 0.01, "threshold": 0.3, "strange": 1.0, "passes": 2}
+    assert other["results"] == {"wikitext2": {"bits": 2.0}}
+    assert other["chosen"] == ""
+    assert other["training"]["command"] == "python make.py"
+    assert "figures of other defaults: pride; measure them again" in capsys.readouterr().out
+    card = (out / "README.md").read_text()
+    assert "$ python make.py" in card
+    assert "By hand" not in card
+    assert "80%" not in card
+    found = config("--calibrate", str(tmp_path / "book.txt"), "--correction", "reach=2", "--chosen", "On a cat.")
+    assert found["correction"]["swaps"] == 0.01
+    assert found["correction"]["reach"] == 2
+    assert {"rate", "t", "threshold", "strange"} < found["correction"].keys()
+    assert found["chosen"] == "On a cat."
+    assert list(found["results"]) == ["wikitext2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--correction", "threshold"], "takes NAME=NUMBER, such as threshold=0.3; got 'threshold'"),
+        (["--correction", "passes=1.5"], "takes NAME=NUMBER"),
+        (["--correction", "treshold=0.3"], "do not include 'treshold'"),
+        (["--correction", "threshold=3"], "threshold is a probability"),
+        (["--calibrate", "BOOK", "--broken", "-1"], "must lie in [0, 1]; got -1"),
+        (["--calibrate", "BOOK", "--broken", "1.5"], "must lie in [0, 1]; got 1.5"),
+        (["--calibrate", "BOOK", "--broken", "nan"], "must lie in [0, 1]; got nan"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(run, tmp_path, capsys, more, message):
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 20)
+    given = [str(tmp_path / "book.txt") if word == "BOOK" else word for word in more]
+    assert main(["export", str(run), "--out", str(tmp_path / "x"), "--device", "cpu", *given]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_run_is_not_overwritten_and_figures_must_be_json(run, tmp_path, capsys):
@@ -75,6 +140,23 @@ def test_calibration_is_as_bold_as_it_may_be():
     assert bold.fixed >= careful.fixed > 0
     with pytest.raises(ValueError, match="too few letters"):
         calibrate(setting, "12 34")
+
+
+def test_calibration_does_not_depend_on_an_earlier_limit():
+    """A limit of 0 takes all changes back: with it every level would seem harmless."""
+    setting, text = mending(length=64), "a cat and a mat " * 40 + "z" * 40
+    strict = replace(setting, folder=replace(setting.folder, config={"correction": {"strange": 0.0}}))
+    assert calibrate(strict, text, broken=0.01) == calibrate(setting, text, broken=0.01)
+
+
+def test_calibration_reads_the_text_no_more_often_than_it_must(monkeypatch):
+    """Once for every time, in full for every level until one is harmless, and once for the limit."""
+    setting, readings, revisions = mending(length=64), [], []
+    ask, revise = calibration.ask, calibration.revise
+    monkeypatch.setattr(calibration, "ask", lambda *a, **k: readings.append(a) or ask(*a, **k))
+    monkeypatch.setattr(calibration, "revise", lambda *a, **k: revisions.append(a) or revise(*a, **k))
+    calibrate(setting, "a cat and a mat " * 40, broken=1.0, rates=(0.05, 0.1))
+    assert (len(readings), len(revisions)) == (2 + 1, 1)
 
 
 @given(level=st.floats(0.0, 0.99), own=st.floats(0.01, 0.99), rate=st.floats(0.01, 0.5))

@@ -1,5 +1,6 @@
 """The commands that sample: what they print, and one clear line for bad input."""
 
+import contextlib
 import json
 import sys
 
@@ -26,6 +27,42 @@ def test_sample_can_be_watched(absorb, capsys, tmp_path):
     assert len(capsys.readouterr().out.strip("\n")) >= 12
     assert page.read_text("utf-8").startswith("<!doctype html>")
     assert picture.read_bytes().startswith(b"GIF89a")
+
+
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [
+        (["sample", "RUN", "-n", "3", "--batch", "2", "--steps", "4"], True),
+        (["sample", "RUN", "-n", "3", "--batch", "2", "--steps", "4", "--html", "PAGE"], True),
+        (["sample", "ABSORB", "--sampler", "first-hitting"], True),
+        (["infill", "RUN", "a ____ cat"], True),
+        (["sample", "RUN", "--steps", "4", "--json"], False),
+        (["sample", "RUN", "--steps", "4", "--watch"], False),
+    ],
+)
+def test_a_bar_moves_while_texts_are_drawn(more, seen, run, absorb, tmp_path, monkeypatch, capsys):
+    """On a terminal: here the bar itself, with what it was told, is looked at."""
+    told = []
+
+    @contextlib.contextmanager
+    def bar(name, visible):
+        yield lambda done, planned: told.append((done, planned))
+
+    places = {"RUN": run, "ABSORB": absorb, "PAGE": str(tmp_path / "x.html")}
+    words = [*(places.get(word, word) for word in more), "--seed", "1", "--device", "cpu"]
+    monkeypatch.setattr("cedd.cli.evaluate.progress_bar", bar)
+    assert main(words) == 0
+    assert not told  # no terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich take anything for one
+    assert main(words) == 0
+    assert bool(told) == seen
+    if seen:
+        done = [100 * share / planned for share, planned in told]
+        assert done == sorted(done)
+        assert done[0] == 0
+        assert 95 < done[-1] <= 100  # first-hitting ends when the last token is there, shortly before 0
+        assert len(set(done)) > 3
+    assert "PAGE" not in more or (tmp_path / "x.html").is_file()
 
 
 def test_a_page_shows_the_given_characters_as_they_are(run, capfdbinary, tmp_path):

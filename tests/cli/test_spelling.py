@@ -59,6 +59,8 @@ def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
     assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed
     assert all(head in printed for head in ("threshold", "fixed", "altered", "missed", "broken", "others", "wrong"))
+    assert len(re.findall(r"\d\.\d to \d+\.\d\b", printed)) >= 1 + 3 * 2  # intervals of fixed
+    assert "±" not in printed
     assert "</svg>" in plot.read_text()
 
 
@@ -138,7 +140,7 @@ def test_known_beliefs_fix_what_they_should(tmp_path):
     """Of all letters only q (meant as a) and z (meant as y) are changed: no letter of this text is broken."""
     model = mender()
     path = tmp_path / "book.txt"
-    path.write_text(20 * TEXT.replace("\n", "é"))
+    path.write_text(20 * TEXT.replace("\n", " é "))
     arguments = Arguments("", str(path), rate=0.1, passes=(1,), steps=(), thresholds=(0.5, 0.0), json=True)
     book = read_book(model, str(path), 0)
     assert book.unknown == 20 * 12
@@ -174,11 +176,39 @@ def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):
     assert "only masks" in capsys.readouterr().err
 
 
+def test_a_text_below_one_block_is_measured_as_far_as_it_goes(run, tmp_path, capsys):
+    (tmp_path / "line.txt").write_text("the cat sat by the bay")
+    words = ["spelling", run, "--data", str(tmp_path / "line.txt"), "--rate", "0.2", "--passes", "1", "--device", "cpu"]
+    assert main([*words, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["paper"] is None
+    assert record["user"]["corrections"][0]["fixed"]["total"] == 3
+    assert record["note"] == "The paper's protocol was left out: the text fills no block of 32 tokens: it has 22."
+    assert main([*words, "--protocol", "paper"]) == 2
+    assert "fills no block of 32 tokens: it has 22" in capsys.readouterr().err
+
+
+def test_a_text_without_letters_is_said(run, tmp_path, capsys):
+    (tmp_path / "figures.txt").write_text("., ." * 40)
+    words = ["spelling", run, "--data", str(tmp_path / "figures.txt"), "--device", "cpu"]
+    assert main([*words, "--protocol", "user"]) == 2
+    error = capsys.readouterr().err
+    assert "too few letters: at a rate of 0.05 there are no letters replaced" in error
+    assert error.count("\n") == 1
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "Paper's protocol" in printed
+    assert "The user's protocol was left out: the text has too few letters" in " ".join(printed.split())
+    (tmp_path / "figures.txt").write_text("., .")
+    assert main(words) == 2
+    assert "fills no block of 32 tokens: it has 4; the text has too few letters" in capsys.readouterr().err
+
+
 def test_one_block_has_no_interval(run, book, capsys):
     assert main(["spelling", run, "--data", book, "--blocks", "1", "--rate", "0.2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert "nan" not in printed
-    assert not re.search(r"\d ±", printed)
+    assert not re.search(r"\d to \d", printed)
 
 
 @pytest.mark.parametrize(

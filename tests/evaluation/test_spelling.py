@@ -205,6 +205,19 @@ def test_outcomes_add_up(data):
     assert seen.fixed.total + seen.broken.total + seen.broken_others.total == length
 
 
+def test_accented_letters_are_letters():
+    seen = outcomes("Zoë né 3.", "Zoë né 3.", "Zoe ne 3!", unit=3)
+    assert (seen.broken.count, seen.broken.total) == (2, 5)
+    assert (seen.broken_others.count, seen.broken_others.total) == (1, 4)
+
+
+def test_what_was_made_has_no_interval():
+    """So many mistakes are made: only what becomes of them varies."""
+    record = outcomes("abcd" * 20, "abcx" * 20, "abcd" * 10 + "abxx" * 10, 8).record()
+    assert record["before"] == {"share": 0.25, "count": 20, "total": 80}
+    assert record["after"]["low"] < record["after"]["share"] < record["after"]["high"]
+
+
 def test_exchanged_neighbours_are_one_mistake():
     original, corrupted = "the cat sat on mats", "teh act ast on amts"
     corrected = "the act sst on maxs"  # fixed, missed, altered; half of the last is right, and what was right is broken

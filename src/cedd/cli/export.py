@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,8 @@ from cedd.cli import UserError
 from cedd.data.corruption import MISTAKES
 from cedd.tasks import load
 from cedd.tasks.calibrate import calibrate
+from cedd.tasks.card import is_spelling
+from cedd.tasks.correct import CorrectionOptions
 from cedd.tasks.setting import Setting
 from cedd.training.config import read_config
 from cedd.training.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
@@ -42,12 +44,19 @@ class Arguments:
     """The model's name on its card; by default the folder's."""
     about: str | None = None
     """What it was trained on, in words, for the card."""
+    command: str | None = None
+    """The command that made it, for the card; by default the cedd train of the run."""
     results: tuple[Path, ...] = ()
     """JSON files with figures, as the commands print them with --json; they go on the card by their files' names."""
     calibrate: Path | None = None
     """A text that it was not trained on, on which the defaults of correction are found."""
     broken: float = 0.0025
     """The share of right letters that calibration may break."""
+    correction: tuple[str, ...] = ()
+    """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2): options of cedd correct. They stand before what
+    calibration finds, and that before what the RUN has. Figures of other defaults leave the card."""
+    chosen: str | None = None
+    """How they were chosen, in words, for the card; of calibration it says so by itself."""
     device: str = "auto"
     json: bool = False
 
@@ -59,26 +68,59 @@ def run(arguments: Arguments) -> int:
     if arguments.out.resolve() == source.resolve() and (source / "train.json").is_file():
         raise UserError(f"{source} is a run that may still be trained; export it to another folder")
     extra: dict[str, Any] = {"title": arguments.title or model.folder.config.get("title") or arguments.out.name}
-    extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments.about)}
-    extra |= {"results": {**model.folder.config.get("results", {}), **read_results(arguments.results)}}
-    if arguments.calibrate is not None:
-        extra["correction"] = calibrated(model.setting, arguments.calibrate, arguments.broken)
+    extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments)}
+    extra |= correction_facts(model.setting, arguments)
     model.save_pretrained(arguments.out, weights=arguments.weights, extra=extra)
     size = sum(file.stat().st_size for file in arguments.out.iterdir() if file.is_file())
     record = {"out": str(arguments.out), "bytes": size, "weights": arguments.weights or model.folder.weights}
-    record |= {"correction": extra.get("correction", model.folder.config.get("correction", {}))}
+    gone = sorted(model.folder.config.get("results", {}).keys() - extra["results"].keys())
+    record |= {"correction": extra.get("correction", {}), "results_left_out": gone}
     print(json.dumps(record) if arguments.json else _said(record))
     return 0
+
+
+def correction_facts(setting: Setting, arguments: Arguments) -> dict[str, Any]:
+    """Defaults of correction, how they were chosen, and figures: of earlier ones those that still hold."""
+    before = setting.folder.config
+    correction, chosen = before.get("correction", {}), before.get("chosen", "")
+    given, results = read_options(arguments.correction), read_results(arguments.results)
+    if arguments.calibrate is not None:
+        correction, chosen = calibrated(setting, arguments.calibrate, arguments.broken)
+    correction = {**correction, **given}
+    same = correction == before.get("correction", {})
+    held = {name: one for name, one in before.get("results", {}).items() if same or not is_spelling(one)}
+    if given and not same:
+        chosen = ""
+    facts = {"correction": correction, "chosen": arguments.chosen or chosen}
+    return {name: one for name, one in facts.items() if one or name in before} | {"results": {**held, **results}}
+
+
+def read_options(words: tuple[str, ...]) -> dict[str, Any]:
+    """Options of correction from NAME=VALUE, checked."""
+    usual = {field.name: field.default for field in fields(CorrectionOptions)}
+    found: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        kind = str if name == "change" else int if isinstance(usual.get(name), int) else float
+        try:
+            found[name] = kind(value)
+        except ValueError:
+            raise UserError(f"--correction takes NAME=NUMBER, such as threshold=0.3; got {word!r}") from None
+    CorrectionOptions().changed(found).check()
+    return found
 
 
 def _said(record: dict[str, Any]) -> str:
     files = ", ".join((CONFIG_FILE, WEIGHTS_FILE, CARD_FILE))
     options = ", ".join(f"{name} {value}" for name, value in record["correction"].items())
     lines = [f"{record['out']}: {record['bytes'] / 1e6:.1f} MB with weights in {record['weights']} ({files})"]
-    return "\n".join([*lines, *([f"correction: {options}"] if options else [])])
+    lines += [f"correction: {options}"] if options else []
+    gone = ", ".join(record["results_left_out"])
+    lines += [f"left out, for they are figures of other defaults: {gone}; measure them again"] if gone else []
+    return "\n".join(lines)
 
 
-def training_facts(source: Path, config: Any, title: str, about: str | None) -> dict[str, Any]:
+def training_facts(source: Path, config: Any, title: str, arguments: Arguments) -> dict[str, Any]:
     """How the model was trained, with the names of files but not of the folders they were in."""
     facts = dict(config.get("training", {}))
     if (source / "train.json").is_file():
@@ -88,8 +130,9 @@ def training_facts(source: Path, config: Any, title: str, about: str | None) -> 
         text = replace(trained.text, cache=None, gpt2_files=None, validation=_name(trained.text.validation))
         public = replace(trained, data=_name(trained.data), out=Path("runs") / title, text=text, device="auto")
         steps = max((line["step"] for line in read_log(source / LOG_FILE)), default=trained.steps)
-        facts |= {"command": train_command(public), "steps": steps}
-    return facts | ({"data": about} if about else {})
+        facts |= {"command": train_command(public), "steps": steps, "batch": trained.batch.size}
+    said = {"data": arguments.about, "command": arguments.command}
+    return facts | {name: words for name, words in said.items() if words}
 
 
 def _name(data: Any) -> Any:
@@ -116,7 +159,10 @@ def digest(record: Any) -> Any:
             name: value for name, value in record["user"]["corrections"][0].items() if name not in ("way", "options")
         }
         kind = MISTAKES[record["user"].get("mistakes", "letters")].kind
-        return digest({"book": record["data"]["name"], kind: record["user"]["rate"], **own})
+        data = record["data"]
+        part = f"{-(-data['characters'] // data['length'])} of {data['length']} characters"
+        facts = {"book": data["name"], "blocks": part, kind: record["user"]["rate"], "seed": record["seed"]}
+        return digest({**facts, **own})
     if isinstance(record, dict):
         return {name: digest(value) for name, value in record.items()}
     if isinstance(record, list):
@@ -124,7 +170,12 @@ def digest(record: Any) -> Any:
     return Path(record).name if isinstance(record, str) and Path(record).is_absolute() else record
 
 
-def calibrated(setting: Setting, file: Path, broken: float) -> dict[str, Any]:
-    """Correction's options by the beginning of a text."""
-    found = calibrate(setting, file.read_text(encoding="utf-8")[:CALIBRATION_CHARACTERS], broken=broken)
-    return found.options
+def calibrated(setting: Setting, file: Path, broken: float) -> tuple[dict[str, Any], str]:
+    """Correction's options by the beginning of a text, the folder's where they are not sought, and that in words."""
+    text = file.read_text(encoding="utf-8")[:CALIBRATION_CHARACTERS]
+    found = calibrate(setting, text, broken=broken)
+    words = (
+        f"On the first {len(text):,} characters of {file.name}, 5% of whose letters were replaced: the most fixed with "
+        f"at most {100 * broken:g}% of the right letters broken."
+    )
+    return {**setting.folder.config.get("correction", {}), **found.options}, words

@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> int:
     model = load(name, arguments.device)
     settings = arguments.options.settings(arguments.seed)
     template = parse_template(text, model.tokenizer)
-    with arguments.view.recording(template, f"{model.name}, infilling", quiet=arguments.json) as callback:
+    with arguments.view.recording(template, arguments.n, f"{model.name}, infilling", quiet=arguments.json) as callback:
         texts = infill(model.setting, text, arguments.n, settings=settings, callback=callback)
     if arguments.json:
         print(json.dumps({"texts": texts, "seed": arguments.seed}))

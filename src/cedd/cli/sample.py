@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> int:
     model = load(arguments.model or default_model(), arguments.device)
     title = f"{model.name}, {arguments.options.sampler}"
     template = prompt_template(model.setting, arguments.prompt, arguments.length)
-    with arguments.view.recording(template, title, quiet=arguments.json) as callback:
+    with arguments.view.recording(template, arguments.n, title, quiet=arguments.json) as callback:
         texts = generate(
             model.setting,
             arguments.n,

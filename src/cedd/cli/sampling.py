@@ -68,19 +68,52 @@ class ViewOptions:
         check_writable(self.gif, (".gif",))
 
     @contextmanager
-    def recording(self, template: Template, title: str, *, quiet: bool) -> Generator[Callback | None]:
-        """A callback for the sampler that fills the template, if anything is to be seen; the files are written when
-        the block ends."""
-        if not self.watch and self.html is None and self.gif is None:
-            yield None
-            return
-        trajectory = Trajectory(template.tokenizer, template.characters)
-        with _shown(trajectory, self.watch and not quiet) as callback:
-            yield callback
+    def recording(self, template: Template, n: int, title: str, *, quiet: bool) -> Generator[Callback | None]:
+        """A callback for the sampler that fills the template n times, if anything is to be seen; the files are written
+        when the block ends. Who does not watch has a bar."""
+        with _bar(n, visible=not (self.watch or quiet)) as moved:
+            if not self.watch and self.html is None and self.gif is None:
+                yield moved
+                return
+            trajectory = Trajectory(template.tokenizer, template.characters)
+            with _shown(trajectory, self.watch and not quiet) as callback:
+                yield _both(callback, moved)
         if self.html is not None:
             trajectory.save_html(self.html, title)
         if self.gif is not None:
             trajectory.save_gif(self.gif)
+
+
+@contextmanager
+def _bar(n: int, *, visible: bool) -> Generator[Callback | None]:
+    """A bar on a terminal's standard error, gone when done: how much of the time of n sequences has gone by."""
+    if not (visible and Console(stderr=True).is_terminal):
+        yield None
+        return
+    from cedd.cli.evaluate import progress_bar  # not before there is something to see
+
+    with progress_bar("sampling, %", visible) as progress:
+        done = rows = 0
+
+        def callback(step: int, t: float, x: Tensor) -> None:
+            nonlocal done, rows
+            if step == 0:  # a new part of the n begins
+                done, rows = done + rows, len(x)
+            progress(100 * min(1.0, (done + rows * (1 - t)) / n), 100)
+
+        yield callback
+
+
+def _both(first: Callback, second: Callback | None) -> Callback:
+    """One callback for two."""
+    if second is None:
+        return first
+
+    def callback(step: int, t: float, x: Tensor) -> None:
+        first(step, t, x)
+        second(step, t, x)
+
+    return callback
 
 
 class _View:

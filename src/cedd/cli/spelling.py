@@ -98,17 +98,20 @@ def run(arguments: Arguments) -> int:
         raise UserError(f"--rate is a share between 0 and 1, of at least one mistake; got {arguments.rate:g}")
     started = time.perf_counter()
     model = load(arguments.model, arguments.device)
-    refusal = why_not_users(model)
-    if arguments.protocol == "user" and refusal:
-        raise UserError(refusal)
     book = read_book(model, arguments.data, arguments.blocks)
-    restoration = paper_protocol(model, book, arguments) if arguments.protocol != "user" else None
-    corrected = user_protocol(model, book, arguments) if arguments.protocol != "paper" and not refusal else []
+    asked = ("paper", "user") if arguments.protocol == "both" else (arguments.protocol,)
+    whys = {"paper": why_not_papers(model, book), "user": why_not_users(model, book, arguments)}
+    left_out = {name: whys[name] for name in asked if whys[name]}
+    if len(left_out) == len(asked):
+        raise UserError("; ".join(left_out.values()))
+    measured = set(asked) - left_out.keys()
+    restoration = paper_protocol(model, book, arguments) if "paper" in measured else None
+    corrected = user_protocol(model, book, arguments) if "user" in measured else []
     if arguments.plot is not None:
         if not corrected:
             raise UserError("--plot draws the user's protocol, which was not measured; leave it out")
         save_plot(arguments.plot.expanduser(), corrected)
-    note = refusal if arguments.protocol == "both" else None
+    note = " ".join(f"The {name}'s protocol was left out: {why}." for name, why in left_out.items()) or None
     if arguments.json:
         print(json.dumps(_record(arguments, model, book, restoration, corrected, note, time.perf_counter() - started)))
     else:
@@ -116,15 +119,28 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def why_not_users(model: LanguageModel) -> str | None:
-    """Why the user's protocol cannot be measured, or None if it can."""
+def why_not_papers(model: LanguageModel, book: Book) -> str:
+    """Why the paper's protocol cannot be measured, or nothing if it can."""
+    try:
+        model.method.require_scores()
+    except ValueError as error:
+        return str(error)
+    tokens = len(read_text(model.tokenizer, book.text).ids)
+    return "" if tokens >= book.length else f"the text fills no block of {book.length} tokens: it has {tokens}"
+
+
+def why_not_users(model: LanguageModel, book: Book, arguments: Arguments) -> str:
+    """Why the user's protocol cannot be measured, or nothing if it can."""
     if getattr(model.tokenizer, "characters", None) is None:
         return f"the user's protocol compares letters: it needs a character tokenizer, not {model.tokenizer.name}"
     try:
         correction_options(model.setting, {})
     except ValueError as error:
         return str(error)
-    return None
+    made = MISTAKES[arguments.mistakes]
+    if not len(made.make(book.text, arguments.rate, arguments.seed).positions):
+        return f"the text has too few letters: at a rate of {arguments.rate:g} there are no {made.counted}"
+    return ""
 
 
 def read_book(model: LanguageModel, data: str, blocks: int) -> Book:
@@ -249,18 +265,24 @@ def _print(
         console.print(escape(f"\nUser's protocol: {model.name}, {mistakes:,} {made}"), highlight=False)
         console.print(_user_table(corrections))
         console.print(
-            "%, ± half of the 95% interval. fixed, altered, missed: of the mistakes; broken: of the good letters; "
-            f"others: of the other characters; wrong: of all, {100 * corrections[0].outcomes.before.value:.2f} before",
+            "%, and 95% intervals. fixed, altered, missed: of the mistakes; broken: of the good letters; others: of "
+            "spaces, digits and punctuation; "
+            f"wrong: of all characters, {100 * corrections[0].outcomes.before.value:.2f} before",
             highlight=False,
         )
     if note is not None:
-        console.print(escape(f"The user's protocol was left out: {note}."), highlight=False)
+        console.print(escape(note), highlight=False)
 
 
 def _percent(share: Share, digits: int = 1) -> str:
-    """A share in percent, with half the width of its 95% interval, which a single block has not."""
-    low, high = share.ci95
-    return _value(share, digits) + ("" if math.isnan(high) else f" ± {50 * (high - low):.{digits}f}")
+    """A share in percent, and below it its 95% interval, which a single block has not."""
+    low, high = (f"{100 * end:.{digits}f}" for end in share.ci95)
+    return _value(share, digits) + ("" if math.isnan(share.ci95[1]) else f"\n{low} to {high}")
+
+
+def _small(share: Share) -> str:
+    """The same, to a hundredth if it is below 10%."""
+    return _percent(share, 1 if share.ci95[1] >= 0.1 else 2)
 
 
 def _value(share: Share, digits: int = 1) -> str:
@@ -270,7 +292,7 @@ def _value(share: Share, digits: int = 1) -> str:
 
 def _paper_table(restoration: Restoration) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("corrupted", "places", "restored, %"):
+    for head in ("corrupted", "places", "restored, %", "95% interval"):
         table.add_column(head, justify="left" if head == "corrupted" else "right")
     kinds: Mapping[str, Share] = {
         "all": restoration.all,
@@ -278,12 +300,12 @@ def _paper_table(restoration: Restoration) -> Table:
         "  shuffled": restoration.shuffled,
     }
     for name, share in kinds.items():
-        table.add_row(name, f"{share.total:,}", _percent(share, 2))
+        table.add_row(name, f"{share.total:,}", *_percent(share, 2).split("\n"))
     return table
 
 
 def _user_table(corrections: list[Correction]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0), show_edge=False)
     columns = ("way", "threshold", "fixed", "altered", "missed", "broken", "others", "wrong")
     for head in columns:
         table.add_column(head, justify="left" if head == "way" else "right", no_wrap=head != "way")
@@ -295,8 +317,8 @@ def _user_table(corrections: list[Correction]) -> Table:
             _percent(seen.fixed),
             _value(seen.altered),
             _value(seen.missed),
-            _percent(seen.broken, 2),
+            _small(seen.broken),
             _value(seen.broken_others, 2),
-            _percent(seen.after, 2),
+            _small(seen.after),
         )
     return table

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import Interval, student_quantile
-from cedd.data.corruption import LETTERS
 from cedd.data.storage import atomic_write
 from cedd.network import has_head
 from cedd.objectives.methods import Method
@@ -193,8 +192,8 @@ class Outcomes:
     """What became of a text with mistakes; shares with blocks as their units.
 
     Of the mistakes: fixed, missed (left as they are), altered (changed into another mistake).
-    Of what was right: broken letters, and broken others (spaces, digits, punctuation).
-    Of all characters: wrong before and after.
+    Of what was right: broken letters (of any alphabet), and broken others (spaces, digits, punctuation).
+    Of all characters: wrong before, as many as were made wrong, and after.
     """
 
     fixed: Share
@@ -206,7 +205,9 @@ class Outcomes:
     after: Share
 
     def record(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name).record() for field in fields(self)}
+        record = {field.name: getattr(self, field.name).record() for field in fields(self)}
+        made = {name: record["before"][name] for name in ("share", "count", "total")}  # nothing that varies
+        return record | {"before": made}
 
 
 def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128, span: int = 1) -> Outcomes:
@@ -222,7 +223,7 @@ def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128, spa
     if unit < 1 or not original:
         raise ValueError("there is no letter to compare: give a text and blocks of at least one character")
     was, seen, now = (np.frombuffer(text.encode("utf-32-le"), dtype="<u4") for text in (original, corrupted, corrected))
-    letters = np.isin(was, np.array([ord(letter) for group in LETTERS for letter in group], dtype=np.uint32))
+    letters = np.fromiter(map(str.isalpha, original), np.bool_, len(original))
     mistake, wrong, touched = seen != was, now != was, now != seen
     starts = np.arange(0, len(was), unit)
     first = np.zeros_like(mistake)

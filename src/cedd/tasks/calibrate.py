@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cedd.data.corruption import corrupt_letters
+from cedd.data.corruption import Corruption, corrupt_letters
+from cedd.evaluation.spelling import outcomes
 from cedd.tasks.correct import CorrectionOptions, correction_options, revise
 from cedd.tasks.opinion import ask, rate_of_time, strangeness, time_of_rate
-from cedd.tasks.reading import Ids, read_text, token_groups
+from cedd.tasks.reading import Flags, Ids, Reading, held, read_text, token_groups, write_text
 from cedd.tasks.setting import Setting
 
 RATES = (0.02, 0.05, 0.1, 0.2)
@@ -41,18 +41,31 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A text with mistakes, as tokens [N]: what was meant, what is given, and which of them are letters."""
+    """A text with mistakes, as the model reads it, and which of its tokens [N] are letters that may be changed."""
 
-    text: str
-    meant: Ids
-    given: Ids
-    letters: NDArray[np.bool_]
+    setting: Setting
+    corruption: Corruption
+    reading: Reading
+    letters: Flags
 
-    def shares(self, now: Ids) -> tuple[float, float]:
-        """The share of wrong letters fixed, and that of right letters broken."""
-        wrong = self.given != self.meant
-        right = self.letters & ~wrong
-        return float((now == self.meant)[wrong].mean()), float((now != self.meant)[right].mean())
+    @property
+    def given(self) -> Ids:
+        return self.reading.ids
+
+    def marked(self, now: Ids, options: dict[str, Any]) -> Attempt:
+        """How well these tokens mend it."""
+        tokenizer, changed = self.setting.folder.tokenizer, np.flatnonzero(now != self.given)
+        text = write_text(tokenizer, self.corruption.text, self.reading, now, changed)
+        seen = outcomes(self.corruption.original, self.corruption.text, text)
+        return Attempt(Calibration(options, seen.fixed.value, seen.broken.value), now)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What options did, and the tokens [N] that they left."""
+
+    result: Calibration
+    now: Ids
 
 
 def calibrate(
@@ -64,31 +77,41 @@ def calibrate(
     rates: Sequence[float] = RATES,
     seed: int = 0,
 ) -> Calibration:
-    """The options that fix most mistakes of this text and break at most this share of its right letters."""
+    """The options that fix most mistakes of this text and break at most this share of its right letters.
+
+    Those that are not sought (`swaps`, `passes`, ...) are the folder's; its limit of strangeness, which is sought last,
+    does not count.
+    """
+    if not 0 <= broken <= 1:
+        raise ValueError(f"broken is a share of right letters and must lie in [0, 1]; got {broken:g}")
     exercise = _exercise(setting, text, mistakes, seed)
     process, groups = setting.folder.process, token_groups(setting.folder.tokenizer, "letters")
     times = [time_of_rate(process, rate) for rate in rates if rate < rate_of_time(process, 1.0)]
     if not times:
         raise ValueError("this model's process shuffles too little to correct; train one with a smaller p_m")
 
-    def once(t: float) -> Calibration:
+    def unlimited(options: dict[str, Any]) -> CorrectionOptions:
+        return replace(correction_options(setting, options), strange=None)
+
+    def once(t: float) -> Attempt:
         opinion = ask(setting, exercise.given, groups, t, mistakes)
 
-        def at(level: float) -> Calibration:
-            turn = opinion.surest_of(exercise.letters & (opinion.trust < level), CorrectionOptions.reach)
-            now = np.where(turn, opinion.best, exercise.given)
-            return Calibration(level_options(t, mistakes, level), *exercise.shares(now))
+        def at(level: float) -> Attempt:
+            options = level_options(t, mistakes, level)
+            turn = opinion.surest_of(exercise.letters & (opinion.trust < level), unlimited(options).reach)
+            return exercise.marked(np.where(turn, opinion.best, exercise.given), options)
 
         return _boldest(map(at, LEVELS), broken)
 
-    def in_full(level: float) -> Calibration:
+    def in_full(level: float) -> Attempt:
         options = level_options(chosen, mistakes, level)
-        now, _ = revise(setting, exercise.given, ~exercise.letters, groups, correction_options(setting, options))
-        return Calibration(options, *exercise.shares(now))
+        now, _ = revise(setting, exercise.given, ~exercise.letters, groups, unlimited(options))
+        return exercise.marked(now, options)
 
-    chosen = max(map(once, times), key=lambda one: one.fixed).options["t"]
+    chosen = max((once(t).result for t in times), key=lambda one: one.fixed).options["t"]
     best = _boldest(map(in_full, LEVELS), broken)
-    return replace(best, options={**best.options, "strange": _limit(setting, exercise, best.options)})
+    limit = _limit(exercise, best.now, unlimited(best.result.options))
+    return replace(best.result, options={**best.result.options, "strange": limit})
 
 
 def level_options(t: float, rate: float, level: float) -> dict[str, Any]:
@@ -105,20 +128,19 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _boldest(falling: Iterable[Calibration], broken: float) -> Calibration:
-    return next(one for one in falling if one.broken <= broken)  # the last level, 0, changes nothing
+def _boldest(falling: Iterable[Attempt], broken: float) -> Attempt:
+    return next(one for one in falling if one.result.broken <= broken)  # the last level, 0, changes nothing
 
 
-def _limit(setting: Setting, exercise: Exercise, options: dict[str, Any]) -> float:
+def _limit(exercise: Exercise, now: Ids, options: CorrectionOptions) -> float:
     """A third of the way from what 99 in 100 places of the text stay below, once corrected, to the entropy of its
     letters: the surprise of one who knows only how often each occurs (2.8 nats in English)."""
-    asked, groups = correction_options(setting, options), token_groups(setting.folder.tokenizer, "letters")
-    assert asked.t is not None
-    now, _ = revise(setting, exercise.given, ~exercise.letters, groups, asked)
-    left = exercise.letters & (now == exercise.given)
-    strange = strangeness(ask(setting, now, groups, asked.t, asked.rate), left)
-    usual = float(np.quantile(strange[exercise.letters], 0.99))
-    shares = np.unique(exercise.meant[exercise.letters], return_counts=True)[1] / exercise.letters.sum()
+    setting, letters = exercise.setting, exercise.letters
+    assert options.t is not None
+    opinion = ask(setting, now, token_groups(setting.folder.tokenizer, "letters"), options.t, options.rate)
+    usual = float(np.quantile(strangeness(opinion, letters & (now == exercise.given))[letters], 0.99))
+    meant = read_text(setting.folder.tokenizer, exercise.corruption.original).ids
+    shares = np.unique(meant[letters], return_counts=True)[1] / letters.sum()
     return _short(usual + (float(-(shares * np.log(shares)).sum()) - usual) / 3)
 
 
@@ -126,9 +148,9 @@ def _exercise(setting: Setting, text: str, mistakes: float, seed: int) -> Exerci
     tokenizer = setting.folder.tokenizer
     if getattr(tokenizer, "characters", None) is None:
         raise ValueError("correction is calibrated where tokens are characters; this model's are not")
-    corruption, meant = corrupt_letters(text, mistakes, seed), read_text(tokenizer, text)
-    given = read_text(tokenizer, corruption.text).ids
-    letters = (token_groups(tokenizer, "letters")[given] >= 0) & ~meant.protected
-    if not (given != meant.ids).any():
+    corruption = corrupt_letters(text, mistakes, seed)
+    reading = read_text(tokenizer, corruption.text)
+    letters = ~held(corruption.text, reading, token_groups(tokenizer, "letters"), "letters")
+    if not len(corruption.positions) or not letters.any():
         raise ValueError("the text to calibrate on has too few letters; give a longer one")
-    return Exercise(corruption.text, meant.ids, given, letters)
+    return Exercise(setting, corruption, reading, letters)

@@ -1,8 +1,8 @@
 """A model's card: README.md of its folder, written from config.json alone, so that the two never disagree.
 
 What is said there beyond the model's shape, a folder's config.json holds under these keys, each of which may lack:
-`title` and `summary`; `training` (`data`, `command`, `steps`); `results`, figures as `cedd spelling --json` and
-`cedd evaluate --json` print them; `correction`, the model's defaults.
+`title` and `summary`; `training` (`data`, `command`, `steps`, `batch`); `results`, figures as `cedd spelling --json`
+and `cedd evaluate --json` print them; `correction`, the model's defaults, and `chosen`, how they were.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def model_card(config: Mapping[str, Any], parameters: int) -> str:
         _use(config),
         "## What it is\n\n" + _table(_shape(config, parameters)),
         *_training(config.get("training", {}), config.get("data", {})),
+        *([f"## How correction's defaults were chosen\n\n{config['chosen']}\n"] if config.get("chosen") else []),
         *_results(config.get("results", {})),
         _LIMITS,
     ]
@@ -67,6 +68,7 @@ def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     return {
         "method": f"`{config['method']}`",
         "process": f"`{process['name']}`{share_of_masks(process)}",
+        "schedule": _schedule(process.get("schedule", {})),
         "network": f"{network['depth']} blocks of width {network['width']}, {parameters:,} parameters",
         "tokens": f"`{config['tokenizer']['name']}`, {network['vocab_size']:,} of them",
         "reads": f"{config['length']} tokens at once",
@@ -75,24 +77,46 @@ def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     }
 
 
+def _schedule(schedule: Mapping[str, Any]) -> str | None:
+    numbers = ", ".join(f"{name} {value:g}" for name, value in schedule.items() if isinstance(value, float | int))
+    return f"{schedule['name']}{f' ({numbers})' * bool(numbers)}" if schedule else None
+
+
 def _training(training: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
     if not training and not data:
         return
     yield "## What it was trained on, and how\n"
     if training.get("data"):
         yield f"{training['data']}\n"
-    if data:
-        kinds = {kind: f"{part['blocks'] * part['length']:,} tokens" for kind, part in data.items()}
-        yield _table(kinds | {"steps": f"{training['steps']:,}" if training.get("steps") else None})
+    rows = {kind: f"{part['blocks'] * part['length']:,} tokens" for kind, part in data.items()}
+    rows |= {"steps": f"{training['steps']:,}"} if training.get("steps") else {}
+    rows |= {"batch": f"{training['batch']} sequences"} if training.get("batch") else {}
+    if rows:
+        yield _table(rows)
     if training.get("command"):
         yield f"```console\n$ {training['command']}\n```\n"
+
+
+_COLUMNS = """\
+By `cedd spelling MODEL --data BOOK --protocol user --blocks BLOCKS --seed SEED` on the middle of a text, with 95%
+intervals. *fixed*, *missed* and *altered* (into another mistake) are shares of the mistakes that were made, *broken* of
+the letters that were right, *broken_others* of the spaces, digits and punctuation; *before* and *after* of all
+characters: those wrong as they were given, and as they came out.
+"""
 
 
 def _results(results: Mapping[str, Any]) -> Iterator[str]:
     if results:
         yield "## What it scores\n"
+    if any(is_spelling(figures) for figures in results.values()):
+        yield _COLUMNS
     for name, figures in results.items():
         yield f"{name}:\n\n" + _table(dict(_flat(figures)))
+
+
+def is_spelling(figures: Any) -> bool:
+    """Whether these are figures of correction, which hold for its options only."""
+    return isinstance(figures, Mapping) and "fixed" in figures
 
 
 def _table(rows: Mapping[str, Any]) -> str:
@@ -102,9 +126,10 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Figures under their names, joined by points; a share with its interval, or a short list, is one figure."""
-    if isinstance(value, Mapping) and {"share", "low", "high"} <= value.keys() and None not in value.values():
-        share, low, high = (f"{100 * value[key]:.3g}" for key in ("share", "low", "high"))
-        yield name, f"{share}% ({low} to {high})" + (f" of {value['total']:,}" if "total" in value else "")
+    if isinstance(value, Mapping) and value.get("share") is not None:
+        ends = [f"{100 * value[key]:.3g}" for key in ("low", "high") if value.get(key) is not None]
+        interval = f" ({' to '.join(ends)})" if ends else ""
+        yield name, f"{100 * value['share']:.3g}%{interval}" + (f" of {value['total']:,}" if "total" in value else "")
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else str(key))

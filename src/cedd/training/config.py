@@ -311,7 +311,8 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
             out=_UNSET,
             method="bayes-star",
             # As many characters replaced as masked: to believe that what is there may be wrong is the job.
-            # With half the power a share 1-t of the text is left as it was, a third more than with a whole one.
+            # With half the power a share 1-t of the text is left as it was at t, on average a half of it; with a whole
+            # one (1-t)^2, a third.
             process=ProcessConfig("roulette", p_m=0.5, schedule=ScheduleConfig("polynomial", power=0.5)),
             model=model_of_size("english-char", dropout=0.0),
             length=256,
