@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -78,15 +77,14 @@ class Template:
         """The given characters, as they can be shown, by the positions of their tokens, where tokens are characters."""
         if not hasattr(self.tokenizer, "characters"):
             return {}
-        starts = accumulate((part.width for part in self.parts), initial=0)
-        return {
-            start + i: character
-            for start, part in zip(starts, self.parts, strict=False)
-            if isinstance(part, Given)
-            for i, character in enumerate(
-                without_returns(self.tokenizer, part.text).encode("utf-8", "replace").decode()
-            )
-        }  # "replace": no lone surrogates
+        shown: dict[int, str] = {}
+        start = 0
+        for part in self.parts:
+            if isinstance(part, Given):
+                text = without_returns(self.tokenizer, part.text)
+                shown |= enumerate(text.encode("utf-8", "replace").decode(), start)  # no lone surrogates
+            start += part.width
+        return shown
 
     def write(self, ids: Ids) -> str:
         """What is given as it was given, and in the blanks what the tokens [L] say there."""
