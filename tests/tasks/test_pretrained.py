@@ -104,7 +104,13 @@ def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_pa
         "correction": {"threshold": 0.4},
         "training": {"data": "Books.", "command": "cedd train char", "steps": 12345},
         "data": {"train": {"blocks": 10, "length": 32}},
-        "results": {"a book": {"fixed": {"share": 0.81239, "n": 7}, "text": "a|b", "seeds": [1, 2]}},
+        "results": {
+            "a book": {
+                "fixed": {"share": 0.81239, "low": 0.79, "high": 0.83, "total": 7123},
+                "text": "a|b",
+                "seeds": [1, 2],
+            }
+        },
     }
     load(run, device="cpu").save_pretrained(tmp_path / "one", extra=extra)
     load(tmp_path / "one", device="cpu").save_pretrained(tmp_path / "two", weights="int8")
@@ -113,7 +119,13 @@ def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_pa
     card = (tmp_path / "two" / "README.md").read_text()
     for said in ("# english-char", "threshold 0.4", "cedd train char", "| steps | 12,345 |", "| train | 320 tokens |"):
         assert said in card
-    for said in ("| fixed.share | 0.8124 |", "a\\|b", "[1, 2]", "int8 on the disk", "neither inserts nor deletes"):
+    for said in (
+        "| fixed | 81.2% (79 to 83) of 7,123 |",
+        "a\\|b",
+        "[1, 2]",
+        "int8 on the disk",
+        "neither inserts nor deletes",
+    ):
         assert said in card
 
 
