@@ -1,5 +1,6 @@
 """The models that come with the package: they are in what is built, small, described, and do what their card says."""
 
+import json
 import re
 import subprocess
 import tomllib
@@ -9,13 +10,14 @@ import pytest
 
 import cedd
 from cedd.cli.given import DEFAULT_MODEL
+from cedd.cli.spelling import Arguments, Book, user_protocol
 from cedd.data.corruption import corrupt_letters, swap_letters
 from cedd.evaluation.spelling import outcomes
+from cedd.tasks.card import model_card
 from cedd.training.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 25_000_000
-shipped = pytest.mark.skipif(DEFAULT_MODEL not in cedd.PRETRAINED, reason=f"the model {DEFAULT_MODEL} is not here yet")
 
 PROSE = """\
 The ferry was late again that morning, and the people who waited for it had long since run out of things to say about
@@ -24,6 +26,26 @@ counted them aloud, as if one of them might have been stolen in the night. Two g
 apple. Nobody knew what the trouble was; the fog had lifted hours ago, and from the other shore, where the chimneys of
 the mill stood clear against the hills, we could hear the bell that is rung whenever the boat is made ready to leave.
 When it came at last it carried no passengers at all, only the captain, his dog, and a letter for my sister.
+"""
+MORE_PROSE = """\
+My sister put the letter into her pocket without a word, and would not open it before we were home. All the way across
+she stood by the rail and looked back at the town, which grew smaller and then was only a line of smoke above the water.
+The captain told me that he had been asked to hand it over with his own hands, and that he had waited three days for a
+morning on which both of us would be there. He did not know who had sent it, or at least he said so; but he smiled when
+he said it, and began to talk about the price of coal.
+
+We had our dinner late that evening. My mother had made a soup of beans and a large white loaf, and my father, who had
+been in the fields since before it was light, fell asleep over his plate. When the table was cleared my sister lit the
+lamp, sat down under it, and read the whole letter twice from the beginning to the end. Then she gave it to me. It was
+written in a small and careful hand, such as clerks have, on the thin blue paper that is sold for sending abroad, and it
+spoke of a house that neither of us had ever seen.
+
+The house, it said, stood on a hill behind the harbour of a town in the south. It had nine rooms, a garden with two old
+pear trees, and a well that had never been dry. An uncle of our mother had bought it when he was young, and had lived in
+it alone for almost forty years. He had known nobody in that country except the woman who brought him milk, and the
+doctor. Now he was dead, and since there was no other family he had left everything to us, on one condition: that we
+should come and live there for a year before we sold it. My father woke up when I read this part aloud. He asked who was
+going to bring in the hay, and then he asked how far it was.
 """
 
 
@@ -57,7 +79,11 @@ def test_the_source_has_what_its_pages_speak_of():
         assert name.split("/")[0] in included, name
 
 
-@shipped
+def test_the_model_is_here():
+    """In the source and in what is built: without it most of the following could not be run, and nothing may skip."""
+    assert DEFAULT_MODEL in cedd.PRETRAINED
+
+
 def test_the_model_is_small_and_described():
     folder = pretrained_root() / DEFAULT_MODEL
     names = {file.name for file in folder.iterdir()}
@@ -65,22 +91,31 @@ def test_the_model_is_small_and_described():
     assert "train.json" not in names  # which names a machine's folders
     assert sum(file.stat().st_size for file in folder.iterdir()) <= LIMIT
     card = (folder / CARD_FILE).read_text("utf-8")
-    for said in ("What it was trained on", "$ cedd train", "What it scores", "What it is not for"):
+    for said in ("What it was trained on", "What it scores", "What it is not for", "CC BY-SA"):
         assert said in card
+    assert "$ python benchmarks/english_char.py" in card
 
 
-@shipped
+def test_the_card_says_what_the_folder_has(model):
+    folder = pretrained_root() / DEFAULT_MODEL
+    config = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
+    assert (folder / CARD_FILE).read_text("utf-8") == model_card(config, model.folder.model.num_parameters())
+
+
 def test_the_model_mends_letters_and_leaves_the_rest(model):
-    """37 mistakes in 746 letters that it cannot have seen; 75% and 0.3% are measured on books (`cedd spelling`)."""
-    wrong = corrupt_letters(PROSE, 0.05, seed=1)
-    now = model.correct(wrong.text)
-    fixed = sum(now[place] == PROSE[place] for place in wrong.positions)
-    broken = sum(a == b != c for a, b, c in zip(PROSE, wrong.text, now, strict=True))
-    assert fixed >= 0.65 * len(wrong.positions)
-    assert broken <= 4
+    """The user's protocol of `cedd spelling` on a text that it cannot have seen, with the bounds for books.
+
+    Of 93 mistakes 86 were fixed, and of 1,770 right letters 3 broken, when this was written.
+    """
+    book = Book("prose", PROSE + MORE_PROSE, model.length, 0)
+    (own,) = user_protocol(model, book, Arguments("", "", passes=(), thresholds=(), seed=1, json=True))
+    seen = own.outcomes
+    assert (seen.fixed.total, seen.broken.total) == (93, 1770)
+    assert seen.fixed.value >= 0.75
+    assert seen.broken.value < 0.003
+    assert seen.broken_others.count == 0
 
 
-@shipped
 @pytest.mark.parametrize(
     "text",
     [
@@ -98,7 +133,6 @@ def test_the_model_leaves_alone_what_is_no_mistake(model, text):
     assert len(model.correct(text).changes) <= 0.02 * sum(map(str.isalpha, text))
 
 
-@shipped
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
@@ -115,7 +149,6 @@ def test_the_model_sees_letters_that_changed_places(model, typed, meant):
     assert model.correct(typed) == meant
 
 
-@shipped
 def test_the_model_mends_exchanged_letters(model):
     """About 20 pairs; 19 in 20 are mended in a book (`cedd spelling --mistakes swaps --rate 0.02`)."""
     wrong = swap_letters(PROSE, 0.05, seed=1)
@@ -134,30 +167,44 @@ hilflos vor den Augen. Was ist mit mir geschehen, dachte er. Es war kein Traum."
     "French": """\
 Longtemps, je me suis couché de bonne heure. Parfois, à peine ma bougie éteinte, mes yeux se fermaient si vite que je
 n'avais pas le temps de me dire: Je m'endors. Le chat est sur la table, il dort.""",
-    "Latin": """\
-Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
-nostra Galli appellantur. Hi omnes lingua, institutis, legibus inter se differunt. Gallos ab Aquitanis Garumna flumen,
-a Belgis Matrona et Sequana dividit.""",
     "names": """\
 Siobhan O'Callaghan, Bjorn Halvorsen, Priya Venkataraman, Tadeusz Kowalczyk, Ngozi Okonkwo, Xiulan Zhang, Dmitri
 Razumikhin, Kjetil Solbakken, Wanjiku Mwangi, Eszter Szabo, of Lviv, Ouagadougou, Oaxaca, Llandudno.""",
 }
+TEMPTING = {
+    "Latin": """\
+Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
+nostra Galli appellantur. Hi omnes lingua, institutis, legibus inter se differunt. Gallos ab Aquitanis Garumna flumen,
+a Belgis Matrona et Sequana dividit.""",
+    "Dutch": """\
+Op een mooie dag in de zomer liep een oude man langs het water en keek naar de boten die in de haven lagen. Hij had
+niets te doen, en dat vond hij prettig. Onder de brug zat een jongen te vissen met een lange stok.""",
+    "German without umlauts": """\
+Wer reitet so spat durch Nacht und Wind? Es ist der Vater mit seinem Kind; er hat den Knaben wohl in dem Arm, er fasst
+ihn sicher, er halt ihn warm. Mein Sohn, was birgst du so bang dein Gesicht? Siehst, Vater, du den Erlkonig nicht?""",
+    "nonsense": """\
+Twas brillig, and the slithy toves did gyre and gimble in the wabe: all mimsy were the borogoves, and the mome raths
+outgrabe. Beware the Jabberwock, my son! The jaws that bite, the claws that catch! Beware the Jubjub bird, and shun the
+frumious Bandersnatch!""",
+}
 
 
-@shipped
 @pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
-def test_what_the_model_cannot_foretell_it_leaves_alone(model, text):
-    """Its limit of strangeness; without it, it would make "different" of "differunt"."""
+def test_other_languages_and_names_are_left_alone(model, text):
     assert model.correct(text) == text
 
 
-@shipped
+@pytest.mark.parametrize("text", TEMPTING.values(), ids=TEMPTING)
+def test_what_the_model_cannot_foretell_it_leaves_alone(model, text):
+    """Its limit of strangeness: without it, it would make "different" of "differunt"."""
+    assert model.correct(text) == text != model.correct(text, strange=100.0)
+
+
 def test_the_limit_takes_nothing_back_in_english(model):
     wrong = corrupt_letters(PROSE, 0.1, seed=2).text
     assert model.correct(wrong) == model.correct(wrong, strange=100.0)
 
 
-@shipped
 def test_a_line_of_another_language_is_mostly_left_alone(model):
     text = "Der Mensch ist frei geboren, und überall liegt er in Ketten."
     assert len(model.correct(text).changes) <= 1

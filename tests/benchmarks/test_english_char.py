@@ -1,6 +1,8 @@
 """The command behind the model in the box: it cuts its corpus as it says, and trains."""
 
+import json
 import lzma
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "english_char.py"
+SHIPPED = SCRIPT.parents[1] / "src" / "cedd" / "pretrained" / "english-char"
 PARAGRAPHS = "".join(f"Paragraph {i} says that the rain in Spain stays mainly in the plain.\n\n" for i in range(20_000))
 
 
@@ -27,7 +30,7 @@ def test_the_corpus_is_cut_and_a_run_begins(tmp_path: Path):
     small = ["--steps", "2", "--batch.size", "2", "--length", "16", "--model.width", "32", "--model.depth", "1"]
     small += ["--model.heads", "2", "--evaluation.every", "0", "--device", "cpu", "--text.workers", "1"]
     places = ["--corpus", str(corpus), "--megabytes", "1", "--out", str(tmp_path / "run")]
-    places += ["--text.cache", str(tmp_path / "cache")]
+    places += ["--text.cache", str(tmp_path / "cache"), "--export", str(tmp_path / "model")]
     done = subprocess.run([sys.executable, str(SCRIPT), *places, *small], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "run-text" / "books.txt").read_text()
@@ -36,3 +39,15 @@ def test_the_corpus_is_cut_and_a_run_begins(tmp_path: Path):
     assert text.endswith(".\n")  # a whole paragraph
     assert (tmp_path / "run-text" / "short.txt").read_text() == "All of it.\n" * 100
     assert (tmp_path / "run" / "model.safetensors").is_file()
+    made, shipped = (
+        json.loads((folder / "config.json").read_text("utf-8")) for folder in (tmp_path / "model", SHIPPED)
+    )
+    for said in ("title", "correction", "chosen", "weights", "method"):
+        assert made[said] == shipped[said], said
+    size = {"vocab_size": shipped["process"]["vocab_size"]}  # this corpus has fewer characters
+    assert made["process"] | size == shipped["process"]
+    assert made["training"]["data"] == shipped["training"]["data"]
+    words = ["python", "benchmarks/english_char.py", "--corpus", "corpus"]
+    assert shlex.split(made["training"]["command"]) == [*words, "--megabytes", "1", "--text.cache", "cache", *small]
+    assert shlex.split(shipped["training"]["command"])[:4] == words
+    assert not [file for file in (tmp_path / "model").iterdir() if str(tmp_path) in file.read_text(errors="ignore")]
