@@ -44,12 +44,12 @@ from cedd.training.config import (
     BatchConfig,
     DataConfig,
     EvaluationConfig,
-    OptimizerConfig,
     ProcessConfig,
     TrainConfig,
     from_json,
     model_of_size,
     same_run,
+    summed_over,
     to_json,
 )
 from cedd.training.distributed import joined_ranks
@@ -122,6 +122,8 @@ class Arguments:
     """The average's decay is at most (1+step)/(10+step), as in the code that the paper builds on; a plain one of 0.9999
     still holds 8% of the initial weights after 25,000 steps."""
     dropout: float = 0.1
+    float32_residual: bool = False
+    """Keep the sum of all branches in float32, as the code that the paper builds on."""
     p_m: float = 0.95
     sigma_floor: float = 0.003
     seed: int = 0
@@ -220,14 +222,14 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         process=ProcessConfig(
             "uniform" if process == "uniform" else "roulette", p_m=arguments.p_m, sigma_floor=arguments.sigma_floor
         ),
-        model=model_of_size(arguments.size, dropout=arguments.dropout),
+        model=model_of_size(arguments.size, dropout=arguments.dropout, float32_residual=arguments.float32_residual),
         length=arguments.length,
         # A book of its own to validate on: all of War and Peace is trained on.
         text=DataConfig(str(arguments.out / "tokenizer"), validation=str(book(arguments, TEST_BOOKS["pap"]))),
-        optimizer=OptimizerConfig(
+        optimizer=summed_over(
+            arguments.length,
+            clip=arguments.clip,
             rate=arguments.rate,
-            eps=1e-8 / arguments.length,  # our loss is the mean over positions: the same steps, in its unit
-            clip=arguments.clip / arguments.length,
             warmup=arguments.warmup,
             schedule=arguments.schedule,
             ema=arguments.ema,

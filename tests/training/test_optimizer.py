@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cedd.training.config import OptimizerConfig
+from cedd.training.config import PRESETS, OptimizerConfig, summed_over
 from cedd.training.optimizer import apply_gradients, gradient_norm, learning_rate, make_optimizer
 
 
@@ -106,3 +106,33 @@ def test_clipping_is_the_textbooks(limit: float):
         textbook.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-2, 1.0, 1e4])
+def test_a_mean_is_trained_by_the_steps_of_a_sum(clip: float):
+    """The mean of 128 positions' losses with clip and eps in its unit, against their sum with those of the textbook."""
+    length, eps = 128, 1e-3  # large enough to matter
+    mean, total = small_network(), small_network()
+    config = summed_over(length, clip=clip, eps=eps)
+    optimizer = make_optimizer(mean, config)
+    textbook = torch.optim.AdamW(total.parameters(), lr=1e-2, eps=eps, weight_decay=0.0)
+    for step in range(3):
+        for network, scale in ((mean, 1.0), (total, float(length))):
+            network.zero_grad()
+            backward(network, step)
+            for parameter in network.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= scale
+        apply_gradients(optimizer, 1e-2, gradient_norm(mean.parameters()), config.clip, torch.tensor(True))
+        if clip:
+            torch.nn.utils.clip_grad_norm_(total.parameters(), clip)
+        textbook.step()
+    for a, b in zip(mean.parameters(), total.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+def test_the_papers_presets_clip_a_sequences_gradient():
+    assert {name: PRESETS[name][1].optimizer.clip for name in ("small", "medium")} == {
+        "small": 1 / 128,
+        "medium": 1 / 1024,
+    }

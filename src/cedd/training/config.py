@@ -146,10 +146,16 @@ class OptimizerConfig:
     final_share: float = 0.0
     """Cosine: the share of the rate that is left at the last step."""
     clip: float = 1.0
-    """The largest norm of the gradient; 0 for no clipping."""
+    """The largest norm of the gradient of the loss, which is a mean over positions; 0 for no clipping."""
     ema: float = 0.9999
     ema_warmup: bool = False
     """Let the average forget faster in the beginning: decay min(ema, (1+step)/(10+step))."""
+
+
+def summed_over(length: int, clip: float = 1.0, eps: float = 1e-8, **settings: Any) -> OptimizerConfig:
+    """For a loss that is the *sum* over a sequence's positions, as in the code that the paper builds on: the same
+    steps with ours, which is their mean. Nearly every gradient of such a sum is longer than 1, and is clipped."""
+    return OptimizerConfig(clip=clip / length, eps=eps / length, **settings)
 
 
 @dataclass(frozen=True)
@@ -333,6 +339,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
             model=model_of_size("small"),
             length=128,
             text=DataConfig(tokenizer="gpt2"),
+            optimizer=summed_over(128),
             steps=400_000,
             checkpoint_every=5000,
             evaluation=EvaluationConfig(every=5000),
@@ -346,6 +353,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
             model=model_of_size("medium"),
             length=1024,
             text=DataConfig(tokenizer="gpt2"),
+            optimizer=summed_over(1024),
             steps=400_000,
             checkpoint_every=5000,
             evaluation=EvaluationConfig(every=5000),
