@@ -111,6 +111,8 @@ class Arguments:
     """Steps between tests."""
     blocks: int | None = None
     """Test on the first so many blocks of each book only."""
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """What steps the matrices of the blocks."""
     rate: float = 3e-4
     warmup: int = 2500
     schedule: Literal["constant", "cosine"] = "constant"
@@ -229,6 +231,7 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         optimizer=summed_over(
             arguments.length,
             clip=arguments.clip,
+            matrices=arguments.matrices,
             rate=arguments.rate,
             warmup=arguments.warmup,
             schedule=arguments.schedule,

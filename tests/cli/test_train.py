@@ -106,7 +106,8 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
     ("changes", "message"),
     [
         (["--checkpoint-evry", "3"], "there is no option --checkpoint-evry; did you mean --checkpoint-every?"),
-        (["--optimizer.momentum", "0.9"], "--optimizer.momentum"),
+        (["--optimizer.amsgrad", "0.9"], "--optimizer.amsgrad"),
+        (["--optimizer.momentum", "1"], "optimizer.momentum must lie in [0, 1); got 1.0"),
         (["--steps", "ten"], "--steps"),
         (["--process.name", "absorbing"], "--process.name has no choice 'absorbing'; did you mean 'absorb'?"),
         (["--process.settings", "until"], "--process.settings takes pairs of a name and a number"),

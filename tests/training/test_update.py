@@ -13,7 +13,7 @@ from tests.interpreted import run_interpreted
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
 COPIED = [False, True, False, False, True]
-CONFIG = OptimizerConfig(rate=1e-2, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1)
+CONFIG = OptimizerConfig(rate=1e-2, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1, clip=0.1)
 
 
 def check_table(device):
@@ -84,7 +84,7 @@ def steps_of(device, plain):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
     optimizer, ema = make_optimizer(network, CONFIG), EMA(network, 0.9)
-    update = Update(network, optimizer, ema, clip=0.1)
+    update = Update(network, optimizer, ema, CONFIG)
     if plain:
         update.table = None
     inputs = torch.randn(10, 8, generator=torch.Generator().manual_seed(1)).to(device)
@@ -110,7 +110,7 @@ def rounded_steps_of(device, plain):
     model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
     run = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
     ema = EMA(model, 0.9)
-    update = Update(model, make_optimizer(model, CONFIG), ema, clip=0.1, run=run)
+    update = Update(model, make_optimizer(model, CONFIG), ema, CONFIG, run)
     if plain:
         update.table = None
     generator = torch.Generator().manual_seed(1)

@@ -136,6 +136,11 @@ class DataConfig:
 class OptimizerConfig:
     """AdamW, as in the paper."""
 
+    matrices: Literal["adamw", "muon"] = "adamw"
+    """What steps the matrices of the blocks; all else is always AdamW's. muon learns more from a step, which takes
+    longer, at the same rate; not with sharding."""
+    momentum: float = 0.95
+    """Of muon."""
     rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.999
@@ -261,7 +266,11 @@ _LIMITS: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
     ),
     (("optimizer.warmup",), "be a number of steps from 0 up", lambda value: value >= 0),
     (("optimizer.rate", "optimizer.eps"), "be positive and finite", lambda value: 0.0 < value < math.inf),
-    (("optimizer.beta1", "optimizer.beta2", "optimizer.ema"), "lie in [0, 1)", lambda value: 0.0 <= value < 1.0),
+    (
+        ("optimizer.beta1", "optimizer.beta2", "optimizer.ema", "optimizer.momentum"),
+        "lie in [0, 1)",
+        lambda value: 0.0 <= value < 1.0,
+    ),
     (("optimizer.weight_decay",), "be finite, and 0 (none) or more", lambda value: 0.0 <= value < math.inf),
     (("optimizer.clip",), "be a norm, or 0 for no clipping", lambda value: value >= 0.0),
     (("optimizer.final_share",), "lie in [0, 1]", lambda value: 0.0 <= value <= 1.0),

@@ -196,7 +196,7 @@ class Trainer:
             self.gradient = CapturedGradient(self._both_passes, list(run.parameters()))
         ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
         self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
-        self.update = Update(model, self.state.optimizer, ema, config.optimizer.clip, run)
+        self.update = Update(model, self.state.optimizer, ema, config.optimizer, run)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
 
     def _refuse_other_run(self) -> None:

@@ -1,4 +1,6 @@
-"""AdamW with warm-up, and the one step that it takes: clip, update, average; never on a gradient that is not finite."""
+"""AdamW with warm-up, and the one step that it takes: clip, update, average; never on a gradient that is not finite.
+
+The matrices of the blocks may be Muon's instead (`cedd.training.muon`)."""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from cedd.models.ema import EMA
 from cedd.models.kernels import has_triton
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import whole
+from cedd.training.muon import Muon, is_muons, norm_of
 
 if TYPE_CHECKING:
     from cedd.training.update_triton import TensorTable
@@ -30,22 +33,26 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
-    """AdamW whose moments exist from the start, so that a checkpoint can be read into them."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    on_mps = any(parameter.device.type == "mps" for parameter in parameters)
+    """AdamW whose moments exist from the start, so that a checkpoint can be read into them.
+
+    Its state has an entry for Muon's matrices too, without the second moment, but it does not step them.
+    """
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    on_mps = any(parameter.device.type == "mps" for parameter in parameters.values())
+    matrices = {name for name in parameters if config.matrices == "muon" and is_muons(name, parameters[name])}
     optimizer = AdamW(
-        parameters,
+        [parameter for name, parameter in parameters.items() if name not in matrices],
         lr=config.rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
         fused=not on_mps,
     )
-    for parameter in parameters:
+    for name, parameter in parameters.items():
+        moments = ("exp_avg",) if name in matrices else ("exp_avg", "exp_avg_sq")
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device="cpu" if on_mps else parameter.device),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            **{moment: torch.zeros_like(parameter, memory_format=torch.preserve_format) for moment in moments},
         }
     return optimizer
 
@@ -84,40 +91,51 @@ def apply_gradients(optimizer: AdamW, rate: float, norm: Tensor, clip: float, fi
 class Update:
     """What follows a step's gradients: their norm, then clipping, AdamW and the moving average.
 
-    One kernel for all parameters where Triton can reach them as they lie, else torch's own, in turn. `run` is the
-    network that the gradients are of: the model itself, or its copy with rounded weights, which is kept up to date.
+    One kernel for all parameters where Triton can reach them as they lie, else torch's own, in turn; Muon's matrices
+    are stepped first, and apart. `run` is the network that the gradients are of: the model itself, or its copy with
+    rounded weights, which is kept up to date.
     """
 
-    def __init__(self, model: nn.Module, optimizer: AdamW, ema: EMA, clip: float, run: nn.Module | None = None) -> None:
-        self.model, self.optimizer, self.ema, self.clip = model, optimizer, ema, clip
-        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    def __init__(
+        self, model: nn.Module, optimizer: AdamW, ema: EMA, config: OptimizerConfig, run: nn.Module | None = None
+    ) -> None:
+        self.model, self.optimizer, self.ema, self.clip = model, optimizer, ema, config.clip
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.parameters = list(named.values())
         self.states = [optimizer.state[parameter] for parameter in self.parameters]
+        self.shadow = [ema.shadow[name] for name in named]
         source = model if run is None else run
         self.sources = [parameter for parameter in source.parameters() if parameter.requires_grad]
         self.copies = [
             None if source is parameter else source.detach()
             for source, parameter in zip(self.sources, self.parameters, strict=True)
         ]
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        self.swept = [i for i, parameter in enumerate(self.parameters) if id(parameter) in stepped]
+        self.matrices = [i for i, parameter in enumerate(self.parameters) if id(parameter) not in stepped]
+        matrices, states = [self.parameters[i] for i in self.matrices], [self.states[i] for i in self.matrices]
+        self.muon = Muon(matrices, states, config.momentum, config.weight_decay) if matrices else None
         self.table = self._table()
         self.found: TensorTable | None = None
 
     def _table(self) -> TensorTable | None:
-        shadow = [self.ema.shadow[name] for name, p in self.model.named_parameters() if p.requires_grad]
-        first, second = ([state[name] for state in self.states] for name in ("exp_avg", "exp_avg_sq"))
-        wide = (*self.parameters, *shadow, *first, *second)
-        low = [copy for copy in self.copies if copy is not None]
-        reached = all(map(_reachable, wide)) and all(_reachable(copy, torch.bfloat16) for copy in low)
-        if not has_triton() or not reached:
+        values, shadow = ([row[i] for i in self.swept] for row in (self.parameters, self.shadow))
+        copies = [self.copies[i] for i in self.swept]
+        first, second = ([self.states[i][name] for i in self.swept] for name in ("exp_avg", "exp_avg_sq"))
+        low = [copy for copy in copies if copy is not None]
+        reached = all(map(_reachable, (*values, *shadow, *first, *second)))
+        if not has_triton() or not reached or not all(_reachable(copy, torch.bfloat16) for copy in low):
             return None
         from cedd.training.update_triton import TensorTable
 
-        return TensorTable(self.parameters, first, second, shadow, self.copies)
+        return TensorTable(values, first, second, shadow, copies)
 
     def norm(self) -> Tensor:
         """The norm of all gradients, []."""
         self.found = self._find_gradients()
         if self.found is not None:
-            return self.found.norm()
+            swept = self.found.norm()
+            return swept if self.muon is None else torch.hypot(swept, norm_of(self._matrix_gradients()))
         for parameter, source, copy in zip(self.parameters, self.sources, self.copies, strict=True):
             if copy is not None:
                 parameter.grad = None if source.grad is None else source.grad.to(parameter.dtype)
@@ -125,36 +143,50 @@ class Update:
 
     def apply(self, rate: float, norm: Tensor, finite: Tensor) -> None:
         """One step with the gradients whose norm was asked for last; if finite [] is false, of the average alone."""
+        if self.muon is not None:
+            self.muon.step(self._matrix_gradients(), excess_of(norm, self.clip), finite, rate)
         if self.found is None:
             apply_gradients(self.optimizer, rate, norm, self.clip, finite)
             self.ema.update(self.model)
             self.refresh()
             return
-        group, good = self.optimizer.param_groups[0], finite.float()
+        group, good, pace = self.optimizer.param_groups[0], finite.float(), self.ema.advance()
         self.found.update(
-            self.states[0]["step"],
+            self.states[self.swept[0]]["step"],
             excess_of(norm, self.clip),
             good,
             rate=rate,
             betas=group["betas"],
             epsilon=group["eps"],
             decay=group["weight_decay"],
-            pace=self.ema.advance(),
+            pace=pace,
         )
         # A list, one for each: a single tensor would be read by the host, which would wait for the device.
-        counts = [state["step"] for state in self.states]
+        counts = [self.states[i]["step"] for i in self.swept]
         torch._foreach_add_(counts, [good] * len(counts))  # type: ignore[attr-defined]
+        if self.muon is not None:
+            shadow = [self.shadow[i] for i in self.matrices]
+            torch._foreach_lerp_(shadow, self.muon.values, pace)  # type: ignore[attr-defined]
+            self._copy(self.matrices)
 
     def refresh(self) -> None:
         """Make the copies anew, after the parameters were changed by another than this."""
-        for parameter, copy in zip(self.parameters, self.copies, strict=True):
+        self._copy(range(len(self.parameters)))
+
+    def _copy(self, places: Iterable[int]) -> None:
+        for i in places:
+            copy = self.copies[i]
             if copy is not None:
-                copy.copy_(parameter.detach())
+                copy.copy_(self.parameters[i].detach())
 
     def forget_gradients(self) -> None:
         """Before the next step's are made."""
         for parameter in (*self.parameters, *self.sources):
             parameter.grad = None
+
+    def _matrix_gradients(self) -> list[Tensor]:
+        sources = [self.sources[i] for i in self.matrices]
+        return [torch.zeros_like(source) if source.grad is None else source.grad for source in sources]
 
     def _find_gradients(self) -> TensorTable | None:
         """The table with the gradients entered, if all of them can be."""
@@ -163,7 +195,7 @@ class Update:
             return None
         if not all(_reachable(g, source.dtype) for g, source in zip(gradients, self.sources, strict=True)):
             return None
-        self.table.find(gradients)
+        self.table.find([gradients[i] for i in self.swept])
         return self.table
 
 

@@ -32,8 +32,8 @@ class TrainingState:
         tensors = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
         tensors |= {f"average/{name}": average for name, average in self.ema.shadow.items()}
         for moment in _MOMENTS:
-            moments = {name: self.optimizer.state[parameter][moment] for name, parameter in named.items()}
-            tensors |= {f"{moment}/{name}": tensor for name, tensor in moments.items()}
+            states = {name: self.optimizer.state[parameter] for name, parameter in named.items()}
+            tensors |= {f"{moment}/{name}": state[moment] for name, state in states.items() if moment in state}
         return tensors
 
     def values(self) -> dict[str, Any]:
