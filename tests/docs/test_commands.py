@@ -20,7 +20,8 @@ _SPAN = re.compile(r"`((?:cedd|torchrun|make|python) [^`]*)`")
 def shown(text: str) -> Iterator[str]:
     """Commands of a page: after a dollar sign, alone in an indented block, or in the text between backquotes."""
     yield from (command.code for command in commands(text) if not command.is_python)
-    indented = (line.strip() for line in text.splitlines() if line.startswith("    "))
+    whole = re.sub(r"\\\n\s*", "", text)  # a command may go on in the next line
+    indented = (line.strip() for line in whole.splitlines() if line.startswith("    "))
     yield from (line for line in indented if line.startswith(tuple(f"{name} " for name in PROGRAMS)))
     yield from _SPAN.findall(re.sub(r"\s+", " ", text))
 
