@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -44,12 +44,13 @@ from cedd.training.config import (
     BatchConfig,
     DataConfig,
     EvaluationConfig,
+    OptimizerConfig,
     ProcessConfig,
     TrainConfig,
+    flat,
     from_json,
     model_of_size,
     same_run,
-    summed_over,
     to_json,
 )
 from cedd.training.distributed import joined_ranks
@@ -228,8 +229,8 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         length=arguments.length,
         # A book of its own to validate on: all of War and Peace is trained on.
         text=DataConfig(str(arguments.out / "tokenizer"), validation=str(book(arguments, TEST_BOOKS["pap"]))),
-        optimizer=summed_over(
-            arguments.length,
+        optimizer=OptimizerConfig(
+            loss="sum",
             clip=arguments.clip,
             matrices=arguments.matrices,
             rate=arguments.rate,
@@ -269,11 +270,18 @@ class Turn:
     def is_mine(self) -> bool:
         return self._held is not None
 
-    def take(self) -> None:
-        """Wait for it."""
+    def take(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for it, until it is there or hope is given up."""
         file = self._path.open("w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        self._held = file
+        while not give_up():
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                self._held = file
+                return
+        file.close()
 
     def give_back(self) -> None:
         if self._held is not None:
@@ -293,18 +301,20 @@ class SpellingTrainer(Trainer):
     tested: int = field(init=False, default=-1)
     started: float = field(init=False, default=0.0)
     warmed_up: int = field(init=False, default=0)
+    asked: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
     def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
         if self.turn is not None and not self.turn.is_mine and self.warmed_up >= WARM_UP:
             self._synchronize()
-            self.turn.take()
+            self.turn.take(lambda: self.asked["stop"])
             self.started = time.perf_counter()
-            tell("turn", step=self.state.step)
+            if self.turn.is_mine:
+                tell("turn", step=self.state.step)
         self.warmed_up += 1
         return super().step(batch, stop)
 
     def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
-        config, first, self.started = self.config, self.state.step, time.perf_counter()
+        config, first, self.started, self.asked = self.config, self.state.step, time.perf_counter(), asked
         tell("begin", step=first, config=to_json(config), machine=machine(config.device), time=time.time())
         with self._stopping_in_time(asked):
             result = super()._steps(batches, records, asked)
@@ -365,8 +375,9 @@ class SpellingTrainer(Trainer):
         return round(tokens / statistics.median(speeds), 6) if speeds else None
 
     def _save(self) -> None:
-        """A finished run needs its weights only, not the gigabytes of a checkpoint."""
-        if self.state.step >= self.config.steps:
+        """A finished run needs its weights only, not the gigabytes of a checkpoint; nor do the steps before a turn."""
+        waited_in_vain = self.turn is not None and not self.turn.is_mine
+        if self.state.step >= self.config.steps or waited_in_vain:
             self.saved = self.state.step
         super()._save()
 
@@ -479,7 +490,9 @@ def run(arguments: Arguments) -> int:
     until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
     results = Results(arguments.results, arguments)
     prepare(arguments)
-    waiting = [cell for cell in arguments.only if not results.is_done(cell, configuration(arguments, cell))]
+    waiting = [
+        cell for cell in dict.fromkeys(arguments.only) if not results.is_done(cell, configuration(arguments, cell))
+    ]
     running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
     told: set[tuple[str, str]] = set()
     failed = 0
@@ -551,15 +564,24 @@ def _row(cell: str, record: Mapping[str, Any]) -> str:
     paper = PAPER.get(last["step"], {}).get(cell, ("", ""))
     scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
     kinds = [last["books"]["pap"][kind]["share"] for kind in ("masked", "shuffled")]
-    parts = ", ".join("" if share is None else f"{100 * share:.1f}" for share in kinds)
+    parts = ", ".join("–" if share is None else f"{100 * share:.1f}" for share in kinds)
     method, process, highest_time = read_cell(cell)
     process += f", t ≤ {highest_time:g}" if highest_time < 1 else ""
+    process += "".join(f"; {name} {value}" for name, value in own_settings(cell, record).items())
     speed = record.get("seconds_per_step")
     seen = f"{100 * last['books'][SEEN]['all']['share']:.1f}" if SEEN in last["books"] else ""
     return (
         f"| {method} | {process} | {last['step']:,} | {scores[0]} | {paper[0]} | {scores[1]} | {paper[1]} "
         f"| {parts} | {seen} | {'' if speed is None else f'{1000 * speed:.1f}'} |"
     )
+
+
+def own_settings(cell: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cell was trained with otherwise than by default, by the settings' names."""
+    config = from_json(TrainConfig, record["config"])
+    different = same_run(config, configuration(Arguments(), cell))
+    training = [name for name in different if name.startswith(("model.", "optimizer.", "batch.", "process."))]
+    return {name.rpartition(".")[2]: flat(config)[name] for name in training}
 
 
 def _with_interval(share: Mapping[str, Any]) -> str:

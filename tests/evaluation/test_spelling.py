@@ -321,13 +321,18 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     )
     assert "| cedd-star/roulette | 80.0 / 80.0 | 91.2 / 91.2 | 50.0 / 50.0 |" in table
 
+    other = benchmark.configuration(benchmark.replace(arguments, dropout=0.2, matrices="muon"), cell)
+    saved["cells"][cell]["config"] = benchmark.to_json(other)
+    assert "| cedd-star | roulette; dropout 0.2; matrices muon | 25,000 |" in benchmark.tables(saved)
+
 
 def test_the_papers_settings_are_the_defaults(benchmark):
     config = benchmark.configuration(benchmark.Arguments(), "cedd/uniform")
     assert (config.model.width, config.model.depth, config.model.dropout) == (768, 12, 0.1)
     assert (config.batch.size, config.length, config.steps) == (32, 128, 25_000)
     assert (config.optimizer.rate, config.optimizer.warmup, config.optimizer.ema) == (3e-4, 2500, 0.9999)
-    assert (config.optimizer.clip, config.optimizer.eps) == (1 / 128, 1e-8 / 128)  # of a loss that is a mean
+    optimizer = config.optimizer.of_mean(config.length)
+    assert (optimizer.clip, optimizer.eps) == (1 / 128, 1e-8 / 128)
     assert (config.process.name, config.process.sigma_floor) == ("uniform", 0.003)
     assert config.checkpoint_every > config.steps
     config.check()
@@ -345,6 +350,9 @@ def test_the_device_is_used_in_turns(benchmark, tmp_path):
     waits.join(0.2)
     assert waits.is_alive()
     assert not second.is_mine
+    third = benchmark.Turn(tmp_path / "turn")
+    third.take(give_up=lambda: True)
+    assert not third.is_mine
     first.give_back()
     waits.join(10)
     assert second.is_mine

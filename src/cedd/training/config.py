@@ -134,13 +134,13 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, as in the paper."""
+    """AdamW, as in the paper; or Muon for the matrices inside."""
 
     matrices: Literal["adamw", "muon"] = "adamw"
-    """What steps the matrices of the blocks; all else is always AdamW's. muon learns more from a step, which takes
+    """What steps the matrices of the blocks; all else is always AdamW's. muon may learn more from a step, which takes
     longer, at the same rate; not with sharding."""
     momentum: float = 0.95
-    """Of muon."""
+    """Of muon: the share of its mean gradient that a step keeps."""
     rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.999
@@ -151,16 +151,18 @@ class OptimizerConfig:
     final_share: float = 0.0
     """Cosine: the share of the rate that is left at the last step."""
     clip: float = 1.0
-    """The largest norm of the gradient of the loss, which is a mean over positions; 0 for no clipping."""
+    """The largest norm of the gradient; 0 for no clipping."""
+    loss: Literal["mean", "sum"] = "mean"
+    """What clip and eps are meant for: a loss that is the mean over a sequence's positions, or their sum, as in the
+    code that the paper builds on, nearly all of whose gradients are longer than 1 and so are scaled to that length."""
     ema: float = 0.9999
     ema_warmup: bool = False
     """Let the average forget faster in the beginning: decay min(ema, (1+step)/(10+step))."""
 
-
-def summed_over(length: int, clip: float = 1.0, eps: float = 1e-8, **settings: Any) -> OptimizerConfig:
-    """For a loss that is the *sum* over a sequence's positions, as in the code that the paper builds on: the same
-    steps with ours, which is their mean. Nearly every gradient of such a sum is longer than 1, and is clipped."""
-    return OptimizerConfig(clip=clip / length, eps=eps / length, **settings)
+    def of_mean(self, length: int) -> OptimizerConfig:
+        """The same steps, in terms of the loss that is trained on, a mean over the positions of a sequence."""
+        parts = length if self.loss == "sum" else 1
+        return dataclasses.replace(self, loss="mean", clip=self.clip / parts, eps=self.eps / parts)
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
             model=model_of_size("small"),
             length=128,
             text=DataConfig(tokenizer="gpt2"),
-            optimizer=summed_over(128),
+            optimizer=OptimizerConfig(loss="sum"),
             steps=400_000,
             checkpoint_every=5000,
             evaluation=EvaluationConfig(every=5000),
@@ -362,7 +364,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
             model=model_of_size("medium"),
             length=1024,
             text=DataConfig(tokenizer="gpt2"),
-            optimizer=summed_over(1024),
+            optimizer=OptimizerConfig(loss="sum"),
             steps=400_000,
             checkpoint_every=5000,
             evaluation=EvaluationConfig(every=5000),

@@ -174,6 +174,9 @@ class Trainer:
         mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
         compiled = mode in ("on", "graphs")
         self.precision = Precision.choose(config.precision, ranks.device.type, compiled)
+        strategy = choose_strategy(config.strategy, ranks)
+        if strategy == "fsdp" and config.optimizer.matrices == "muon":
+            raise ValueError("muon needs whole matrices, which sharding has not; use --strategy ddp, or adamw")
         self._refuse_other_run()
         self.data = self._prepare_data()
         self._refuse_other_data()
@@ -182,7 +185,6 @@ class Trainer:
         torch.manual_seed(config.seed)
         network = config.model.build(self.process, config.length, self.method.causal)
         model = Transformer(network).to(ranks.device).train()
-        strategy = choose_strategy(config.strategy, ranks)
         at_once = strategy == "single" and config.batch.accumulate == 1  # one backward pass makes a step's gradient
         run = model
         if at_once and self.precision.autocasts:  # sums of rounded gradients would lose digits
@@ -195,8 +197,9 @@ class Trainer:
         if mode in ("graphs", "record") and at_once and ranks.device.type == "cuda":
             self.gradient = CapturedGradient(self._both_passes, list(run.parameters()))
         ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
-        self.state = TrainingState(model, ema, make_optimizer(model, config.optimizer))
-        self.update = Update(model, self.state.optimizer, ema, config.optimizer, run)
+        optimizer = config.optimizer.of_mean(config.length)
+        self.state = TrainingState(model, ema, make_optimizer(model, optimizer))
+        self.update = Update(model, self.state.optimizer, ema, optimizer, run)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
 
     def _refuse_other_run(self) -> None:

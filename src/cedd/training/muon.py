@@ -8,7 +8,8 @@ With G the gradient, M ← μM + (1-μ)G and N = μM + (1-μ)G, Nesterov's look 
 
 The factor gives its entries the size that AdamW's steps have, so that one rate serves both. U Vᵀ comes from five
 Newton-Schulz iterations, x ← (a + b xxᵀ + c (xxᵀ)²) x, whose coefficients lift small singular values fast and leave
-all of them around 1, not at 1, which serves as well. Matrices of one shape are taken together.
+all of them around 1, not at 1, which serves as well. Matrices of one shape are taken together; the one that makes
+queries, keys and values is one matrix.
 """
 
 from __future__ import annotations
@@ -53,14 +54,17 @@ class Muon:
     """The steps of some matrices; what it remembers of each (`exp_avg`, and `step`, their number) is the caller's."""
 
     def __init__(
-        self, matrices: Sequence[nn.Parameter], states: Sequence[dict[str, Tensor]], momentum: float, decay: float
+        self,
+        matrices: Sequence[nn.Parameter],
+        states: Sequence[dict[str, Tensor]],
+        momentum: float,
+        decay: float,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        if any(hasattr(matrix, "full_tensor") for matrix in matrices):
-            raise ValueError("muon needs whole matrices, but these are sharded; use --strategy ddp, or adamw")
         self.values = [matrix.detach() for matrix in matrices]
         self.momenta = [state["exp_avg"] for state in states]
         self.counts = [state["step"] for state in states]
-        self.momentum, self.decay = momentum, decay
+        self.momentum, self.decay, self.dtype = momentum, decay, dtype
         shapes = dict.fromkeys(value.shape for value in self.values)
         self._alike = [[i for i, value in enumerate(self.values) if value.shape == shape] for shape in shapes]
 
@@ -70,7 +74,7 @@ class Muon:
             gradient = torch.stack([gradients[i] for i in alike]).float() / excess
             before = torch.stack([self.momenta[i] for i in alike])
             momentum = before.lerp(gradient, 1 - self.momentum)
-            direction = orthogonalized(gradient.lerp(momentum, self.momentum)).float()
+            direction = orthogonalized(gradient.lerp(momentum, self.momentum), self.dtype).float().contiguous()
             rows, columns = direction.shape[1:]
             step = direction * (-rate * SIZE * math.sqrt(max(rows, columns)))
             values = [self.values[i] for i in alike]

@@ -35,7 +35,8 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
     """AdamW whose moments exist from the start, so that a checkpoint can be read into them.
 
-    Its state has an entry for Muon's matrices too, without the second moment, but it does not step them.
+    Its state has an entry for Muon's matrices too, without the second moment, but they are in none of its groups: it
+    does not step them, and its `state_dict` cannot name them (`TrainingState.tensors` does).
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     on_mps = any(parameter.device.type == "mps" for parameter in parameters.values())
@@ -174,10 +175,10 @@ class Update:
         self._copy(range(len(self.parameters)))
 
     def _copy(self, places: Iterable[int]) -> None:
-        for i in places:
-            copy = self.copies[i]
-            if copy is not None:
-                copy.copy_(self.parameters[i].detach())
+        pairs = [(copy, self.parameters[i].detach()) for i in places if (copy := self.copies[i]) is not None]
+        if pairs:
+            copies, values = zip(*pairs, strict=True)
+            torch._foreach_copy_(copies, values)  # type: ignore[attr-defined]
 
     def forget_gradients(self) -> None:
         """Before the next step's are made."""

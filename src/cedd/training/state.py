@@ -32,7 +32,7 @@ class TrainingState:
         tensors = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
         tensors |= {f"average/{name}": average for name, average in self.ema.shadow.items()}
         for moment in _MOMENTS:
-            states = {name: self.optimizer.state[parameter] for name, parameter in named.items()}
+            states = {name: self.optimizer.state.get(parameter, {}) for name, parameter in named.items()}
             tensors |= {f"{moment}/{name}": state[moment] for name, state in states.items() if moment in state}
         return tensors
 
