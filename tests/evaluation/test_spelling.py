@@ -390,7 +390,7 @@ def test_the_benchmark_stops_in_time_and_goes_on(tmp_path, shared_data):
     assert f"from step {stopped} on" in printed
     assert record["finished"]
     assert record["curve"][-1]["step"] == stopped + 7
-    assert "| bayes | roulette |" in printed
+    assert "| bayes | roulette; width 64; " in printed
     assert not list((tmp_path / "runs").rglob(f"step-{stopped + 7:08d}"))
 
     others = ("cedd/uniform", "sedd/uniform")
