@@ -17,7 +17,6 @@ of 25,000: its curve has both.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import tyro
@@ -40,6 +39,7 @@ from cedd.evaluation.spelling import restore
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.objectives.methods import get_method
+from cedd.training.claim import claimed
 from cedd.training.config import (
     BatchConfig,
     DataConfig,
@@ -260,11 +260,11 @@ def tell(event: str, **values: Any) -> None:
 
 
 class Turn:
-    """The right to use the device: of all processes that know its file, one has it, until it gives it back or ends."""
+    """The right to use the device: of all processes with one folder one has it, until it gives it back or ends."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held: IO[str] | None = None
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: contextlib.ExitStack | None = None
 
     @property
     def is_mine(self) -> bool:
@@ -272,16 +272,15 @@ class Turn:
 
     def take(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Wait for it, until it is there or hope is given up."""
-        file = self._path.open("w")
         while not give_up():
+            held = contextlib.ExitStack()
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                held.enter_context(claimed(self._folder))
+            except ValueError:  # another has it
                 time.sleep(0.05)
             else:
-                self._held = file
+                self._held = held
                 return
-        file.close()
 
     def give_back(self) -> None:
         if self._held is not None:
@@ -391,9 +390,7 @@ def work(arguments: Arguments) -> None:
     share_the_interpreter()
     stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
     with joined_ranks(config.device) as ranks, (config.out / "console.txt").open("a") as console:
-        trainer = SpellingTrainer(
-            config, ranks, Console(file=console), turn=Turn(arguments.out / "turn"), stop_at=stop_at
-        )
+        trainer = SpellingTrainer(config, ranks, Console(file=console), turn=Turn(arguments.out), stop_at=stop_at)
         tokenizer = trainer.data.tokenizer
         for name, title in {**TEST_BOOKS, SEEN: TRAINING_BOOK}.items():
             packed = pack(open_corpus(book(arguments, title)), tokenizer, config.length)

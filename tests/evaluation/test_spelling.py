@@ -343,14 +343,14 @@ def test_the_papers_settings_are_the_defaults(benchmark):
 
 
 def test_the_device_is_used_in_turns(benchmark, tmp_path):
-    first, second = (benchmark.Turn(tmp_path / "turn") for _ in range(2))
+    first, second = (benchmark.Turn(tmp_path) for _ in range(2))
     first.take()
     waits = threading.Thread(target=second.take)
     waits.start()
     waits.join(0.2)
     assert waits.is_alive()
     assert not second.is_mine
-    third = benchmark.Turn(tmp_path / "turn")
+    third = benchmark.Turn(tmp_path)
     third.take(give_up=lambda: True)
     assert not third.is_mine
     first.give_back()

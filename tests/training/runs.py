@@ -15,6 +15,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
+from cedd.models.ema import EMA
+from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import with_rounded
 from cedd.training.config import (
     BatchConfig,
     DataConfig,
@@ -29,6 +32,7 @@ from cedd.training.config import (
 from cedd.training.distributed import Ranks
 from cedd.training.loop import StepFigures, Trainer, TrainResult
 from cedd.training.noising import StepBatch
+from cedd.training.optimizer import Update, make_optimizer
 from cedd.training.records import read_log
 
 WORDS = ("one", "two", "three", "tree", "net", "not", "tent", "rotten")
@@ -73,6 +77,23 @@ def changed(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         assert leaf in record, name
         record[leaf] = to_json(value)
     return from_json(TrainConfig, values)
+
+
+def updated(config: OptimizerConfig, device: str, *, plain: bool) -> Update:
+    """The update of a small transformer after four steps by made-up gradients of its rounded copy, one of them skipped;
+    plain: without the kernel for all parameters."""
+    torch.manual_seed(0)
+    model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
+    rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
+    update = Update(model, make_optimizer(model, config), EMA(model, 0.9), config, rounded)
+    if plain:
+        update.table = None
+    generator = torch.Generator().manual_seed(1)
+    for step in range(4):
+        for source in rounded.parameters():
+            source.grad = torch.randn(source.shape, generator=generator).to(source)
+        update.apply(config.rate, update.norm(), torch.tensor(step != 1, device=device))
+    return update
 
 
 class Crash(Exception):

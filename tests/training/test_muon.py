@@ -6,14 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cedd.models.ema import EMA
-from cedd.models.transformer import Transformer, config_from_preset
-from cedd.network import with_rounded
 from cedd.training.config import OptimizerConfig
 from cedd.training.loop import Trainer
-from cedd.training.muon import Muon, norm_of, orthogonalized
-from cedd.training.optimizer import Update, make_optimizer
-from tests.training.runs import final_log, run
+from cedd.training.muon import Muon, orthogonalized
+from cedd.training.optimizer import norm_of
+from tests.training.runs import final_log, run, updated
 
 SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5)]
 
@@ -94,26 +91,9 @@ def test_the_norm_of_rounded_gradients_is_not_rounded():
 CONFIG = OptimizerConfig(matrices="muon", rate=1e-2, eps=1e-6, weight_decay=0.1, clip=0.1)
 
 
-def steps_of(device: str, *, plain: bool) -> tuple[Update, nn.Module]:
-    """A small transformer, some made-up gradients of its rounded copy later, one of them skipped."""
-    torch.manual_seed(0)
-    model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
-    rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
-    ema = EMA(model, 0.9)
-    update = Update(model, make_optimizer(model, CONFIG), ema, CONFIG, rounded)
-    if plain:
-        update.table = None
-    generator = torch.Generator().manual_seed(1)
-    for step in range(4):
-        for source in rounded.parameters():
-            source.grad = torch.randn(source.shape, generator=generator).to(source)
-        update.apply(CONFIG.rate, update.norm(), torch.tensor(step != 1, device=device))
-    return update, model
-
-
 def test_the_matrices_of_blocks_are_muons_and_all_else_adamws():
-    update, model = steps_of("cpu", plain=True)
-    names = [name for name, _ in model.named_parameters()]
+    update = updated(CONFIG, "cpu", plain=True)
+    names = [name for name, _ in update.model.named_parameters()]
     matrices = [names[i] for i in update.matrices]
     assert len(matrices) == 2 * 4
     assert all(name.startswith("backbone.blocks.") and name.endswith(".weight") for name in matrices)
@@ -126,7 +106,7 @@ def test_the_matrices_of_blocks_are_muons_and_all_else_adamws():
 
 @pytest.mark.gpu
 def test_both_ways_to_update_agree_on_the_device():
-    (fused, _), (plain, _) = steps_of("cuda", plain=False), steps_of("cuda", plain=True)
+    fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
     assert fused.found is not None
     for kind in ("parameters", "shadow", "copies"):
         for a, b in zip(getattr(fused, kind), getattr(plain, kind), strict=True):

@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 from cedd.models.ema import EMA
-from cedd.models.transformer import Transformer, config_from_preset
-from cedd.network import with_rounded
 from cedd.training.config import OptimizerConfig
 from cedd.training.optimizer import Update, make_optimizer
 from tests.interpreted import run_interpreted
+from tests.training.runs import updated
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
 COPIED = [False, True, False, False, True]
@@ -104,36 +103,19 @@ def test_plain_update_skips_and_averages():
     assert all(bool(torch.isfinite(value).all()) for value in values)
 
 
-def rounded_steps_of(device, plain):
-    """A small transformer's weights, averages and copies after updates by made-up gradients of the copies."""
-    torch.manual_seed(0)
-    model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
-    run = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
-    ema = EMA(model, 0.9)
-    update = Update(model, make_optimizer(model, CONFIG), ema, CONFIG, run)
-    if plain:
-        update.table = None
-    generator = torch.Generator().manual_seed(1)
-    for step in range(4):
-        for source in run.parameters():
-            source.grad = torch.randn(source.shape, generator=generator).to(source)
-        update.apply(CONFIG.rate, update.norm(), torch.tensor(step != 1, device=device))
-    return [*(p.detach() for p in model.parameters()), *ema.shadow.values(), *(p.detach() for p in run.parameters())]
-
-
 def test_the_plain_update_keeps_copies_too():
-    count = len(list(Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).parameters()))
-    values = rounded_steps_of("cpu", plain=True)
-    for value, copy in zip(values[:count], values[2 * count :], strict=True):
+    update = updated(CONFIG, "cpu", plain=True)
+    for value, copy in zip(update.parameters, update.sources, strict=True):
         assert torch.equal(value.to(copy.dtype), copy)
 
 
 @pytest.mark.gpu
 def test_both_updates_agree_on_copies_on_the_device():
-    pairs = zip(rounded_steps_of("cuda", plain=False), rounded_steps_of("cuda", plain=True), strict=True)
-    for a, b in pairs:
-        low = a.dtype == torch.bfloat16
-        torch.testing.assert_close(a, b, rtol=2**-7 if low else 1e-5, atol=1e-6)
+    fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
+    for kind in ("parameters", "shadow", "sources"):
+        for a, b in zip(getattr(fused, kind), getattr(plain, kind), strict=True):
+            low = a.dtype == torch.bfloat16
+            torch.testing.assert_close(a, b, rtol=2**-7 if low else 1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -275,9 +275,14 @@ def _print(
 
 
 def _percent(share: Share, digits: int = 1) -> str:
-    """A share in percent, and below it its 95% interval, which a single block has not."""
+    """A share in percent, and below it its 95% interval."""
+    return "\n".join(filter(None, (_value(share, digits), _interval(share, digits))))
+
+
+def _interval(share: Share, digits: int = 1) -> str:
+    """The 95% interval of a share in percent, which a single block has not."""
     low, high = (f"{100 * end:.{digits}f}" for end in share.ci95)
-    return _value(share, digits) + ("" if math.isnan(share.ci95[1]) else f"\n{low} to {high}")
+    return "" if math.isnan(share.ci95[1]) else f"{low} to {high}"
 
 
 def _small(share: Share) -> str:
@@ -300,7 +305,7 @@ def _paper_table(restoration: Restoration) -> Table:
         "  shuffled": restoration.shuffled,
     }
     for name, share in kinds.items():
-        table.add_row(name, f"{share.total:,}", *_percent(share, 2).split("\n"))
+        table.add_row(name, f"{share.total:,}", _value(share, 2), _interval(share, 2))
     return table
 
 

@@ -8,8 +8,10 @@ With G the gradient, M ← μM + (1-μ)G and N = μM + (1-μ)G, Nesterov's look 
 
 The factor gives its entries the size that AdamW's steps have, so that one rate serves both. U Vᵀ comes from five
 Newton-Schulz iterations, x ← (a + b xxᵀ + c (xxᵀ)²) x, whose coefficients lift small singular values fast and leave
-all of them around 1, not at 1, which serves as well. Matrices of one shape are taken together; the one that makes
-queries, keys and values is one matrix.
+all of them around 1, not at 1, which serves as well. The one that makes queries, keys and values is one matrix.
+
+The steps are those of `torch.optim.Muon`. That takes one matrix after the other, and cannot leave out a step unless the
+host knows that it should; here those of one shape are taken together, and the device decides.
 """
 
 from __future__ import annotations
@@ -42,12 +44,6 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
-
-
-def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm of all of them, [] float32, of whatever type they are."""
-    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)  # type: ignore[attr-defined]
-    return torch.stack(norms).norm()
 
 
 class Muon:

@@ -5,7 +5,7 @@ The matrices of the blocks may be Muon's instead (`cedd.training.muon`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +16,7 @@ from cedd.models.ema import EMA
 from cedd.models.kernels import has_triton
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import whole
-from cedd.training.muon import Muon, is_muons, norm_of
+from cedd.training.muon import Muon, is_muons
 
 if TYPE_CHECKING:
     from cedd.training.update_triton import TensorTable
@@ -62,6 +62,12 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of all gradients, on the device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
+
+
+def norm_of(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all of them, [] float32: unlike `gradient_norm`, not rounded where they are."""
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)  # type: ignore[attr-defined]
+    return torch.stack(norms).norm()
 
 
 def excess_of(norm: Tensor, clip: float) -> Tensor:
