@@ -4,12 +4,13 @@
     python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 ...
     python benchmarks/spelling.py --table runs/spelling.json
 
-A cell is METHOD/PROCESS, or METHOD/PROCESS/TIME to train at times up to TIME only (ours: the test is at 0.05). Each is
-trained in a process of its own by the package's trainer, without its evaluations and
-without a checkpoint before the end, and tested by the paper's protocol (`cedd spelling --protocol paper`) on the two
-test books every --every steps. They take turns: while one has the device, the next one starts and is compiled. What is
-learnt goes into one small file, rewritten after every test. The same command goes on where it was: cells that are done
-are passed over, one that --minutes has stopped resumes from its checkpoint.
+A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for settings
+that go together (RECIPES) and stand above those of the command line. Each is trained in a process of its own by the
+package's trainer, without its evaluations and without a checkpoint before the end, and tested by the paper's protocol
+(`cedd spelling --protocol paper`) on the two test books every --every steps. They take turns: while one has the device,
+the next one starts and is compiled. What is learnt goes into one small file, rewritten after every test. The same
+command goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its
+checkpoint.
 The rate is constant after its warm-up (unless --schedule says otherwise), so a run of 50,000 steps passes through that
 of 25,000: its curve has both.
 """
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -89,14 +91,22 @@ PAPER: Mapping[int, Mapping[str, tuple[float, float]]] = {
 """Percent of corrupted positions restored in Pride and Prejudice and in Crime and Punishment, by training steps."""
 
 
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "muon": {"matrices": "muon", "rate": 1e-3, "schedule": "cosine", "ema": 0.999, "clip": 128.0, "dropout": 0.05},
+    "float32": {"float32_residual": True},
+}
+"""Settings of a cell by the name after its +."""
+OURS = "bayes-star/roulette/0.3+muon"
+
+
 @dataclass(frozen=True)
 class Arguments:
     """example: python benchmarks/spelling.py --only cedd-star/uniform --size tiny --steps 20 --every 10 --warmup 5
 
-    Train and test the cells METHOD/PROCESS[/TIME] of the paper's spelling tables, and of ours.
+    Train and test the cells METHOD/PROCESS[/TIME][+RECIPE] of the paper's spelling tables, and of ours.
     """
 
-    only: tuple[str, ...] = tuple(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS))
+    only: tuple[str, ...] = (OURS, *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)))
     """The cells to run, in this order."""
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
@@ -125,6 +135,9 @@ class Arguments:
     """The average's decay is at most (1+step)/(10+step), as in the code that the paper builds on; a plain one of 0.9999
     still holds 8% of the initial weights after 25,000 steps."""
     dropout: float = 0.1
+    weight_decay: float = 0.0
+    cut: Literal["once", "anew"] = "once"
+    """Where the book is cut into sequences: at the same places in every epoch, or at others."""
     float32_residual: bool = False
     """Keep the sum of all branches in float32, as the code that the paper builds on."""
     p_m: float = 0.95
@@ -160,18 +173,22 @@ class Cell(NamedTuple):
     method: str
     process: str
     highest_time: float = 1.0
+    recipe: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_cell(text: str) -> Cell:
-    """METHOD/PROCESS, or METHOD/PROCESS/TIME."""
+    """METHOD/PROCESS[/TIME][+RECIPE]."""
+    words, plus, recipe = text.partition("+")
     try:
-        method, process, *times = text.split("/")
-        cell = Cell(get_method(method).name, process, *map(float, times))
-    except (TypeError, ValueError):
+        method, process, *times = words.split("/")
+        (time,) = map(float, times or [1.0])
+        cell = Cell(get_method(method).name, process, time, RECIPES[recipe] if plus else {})
+    except (KeyError, ValueError):
         cell = Cell("", "")
     if cell.method not in METHODS or cell.process not in PROCESSES or not 0 < cell.highest_time <= 1:
         kinds = f"{{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}"
-        raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME; got {text!r}")
+        recipes = ", ".join(f"+{name}" for name in RECIPES)
+        raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME, {recipes}; got {text!r}")
     return cell
 
 
@@ -217,7 +234,8 @@ def book(arguments: Arguments, name: str) -> Path:
 
 def configuration(arguments: Arguments, cell: str) -> TrainConfig:
     """The run of one cell: the paper's settings, no evaluations of the trainer's own, no checkpoint before the end."""
-    method, process, highest_time = read_cell(cell)
+    method, process, highest_time, recipe = read_cell(cell)
+    arguments = replace(arguments, **recipe)
     return TrainConfig(
         data=str(book(arguments, TRAINING_BOOK)),
         out=arguments.out / cell.replace("/", "-").replace("*", "-star"),
@@ -234,12 +252,13 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
             clip=arguments.clip,
             matrices=arguments.matrices,
             rate=arguments.rate,
+            weight_decay=arguments.weight_decay,
             warmup=arguments.warmup,
             schedule=arguments.schedule,
             ema=arguments.ema,
             ema_warmup=arguments.ema_warmup,
         ),
-        batch=BatchConfig(arguments.batch, highest_time=highest_time),
+        batch=BatchConfig(arguments.batch, highest_time=highest_time, cut=arguments.cut),
         evaluation=EvaluationConfig(every=arguments.every, samples=0),
         steps=arguments.steps,
         seed=arguments.seed,
@@ -562,7 +581,7 @@ def _row(cell: str, record: Mapping[str, Any]) -> str:
     scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
     kinds = [last["books"]["pap"][kind]["share"] for kind in ("masked", "shuffled")]
     parts = ", ".join("–" if share is None else f"{100 * share:.1f}" for share in kinds)
-    method, process, highest_time = read_cell(cell)
+    method, process, highest_time, _ = read_cell(cell)
     process += f", t ≤ {highest_time:g}" if highest_time < 1 else ""
     process += "".join(f"; {name} {value}" for name, value in own_settings(cell, record).items())
     speed = record.get("seconds_per_step")
@@ -576,7 +595,7 @@ def _row(cell: str, record: Mapping[str, Any]) -> str:
 def own_settings(cell: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell was trained with otherwise than by default, by the settings' names."""
     config = from_json(TrainConfig, record["config"])
-    different = same_run(config, configuration(Arguments(), cell))
+    different = same_run(config, configuration(Arguments(), cell.partition("+")[0]))
     training = [name for name in different if name.startswith(("model.", "optimizer.", "batch.", "process."))]
     return {name.rpartition(".")[2]: flat(config)[name] for name in training}
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -325,6 +326,20 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved["cells"][cell]["config"] = benchmark.to_json(other)
     assert "| cedd-star | roulette; dropout 0.2; matrices muon | 25,000 |" in benchmark.tables(saved)
 
+    ours = benchmark.configuration(arguments, benchmark.OURS)
+    saved["cells"] = {benchmark.OURS: {**saved["cells"][cell], "config": benchmark.to_json(ours)}}
+    assert re.search(r"^\| bayes-star \| roulette, t ≤ 0.3; .*matrices muon", benchmark.tables(saved), re.MULTILINE)
+
+
+def test_a_recipe_stands_above_the_command_line(benchmark):
+    given = benchmark.Arguments(rate=1e-5, batch=8)
+    plain, ours = (benchmark.configuration(given, f"cedd/uniform{plus}") for plus in ("", "+muon"))
+    assert (plain.optimizer.matrices, plain.optimizer.rate) == ("adamw", 1e-5)
+    assert (ours.optimizer.matrices, ours.optimizer.rate, ours.batch.size) == ("muon", 1e-3, 8)
+    assert plain.out != ours.out
+    for recipe in benchmark.RECIPES:
+        benchmark.configuration(given, f"cedd/uniform+{recipe}").check()
+
 
 def test_the_papers_settings_are_the_defaults(benchmark):
     config = benchmark.configuration(benchmark.Arguments(), "cedd/uniform")
@@ -337,7 +352,7 @@ def test_the_papers_settings_are_the_defaults(benchmark):
     assert config.checkpoint_every > config.steps
     config.check()
     assert benchmark.configuration(benchmark.Arguments(), "bayes*/roulette/0.3").batch.highest_time == 0.3
-    for cell in ("cedd/absorb", "cedd/uniform/2", "cedd/uniform/0.1/0.2", "cedd"):
+    for cell in ("cedd/absorb", "cedd/uniform/2", "cedd/uniform/0.1/0.2", "cedd", "cedd/uniform+", "cedd/uniform+more"):
         with pytest.raises(ValueError, match="a cell is one of"):
             benchmark.Arguments(only=(cell,)).check()
 

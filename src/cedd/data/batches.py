@@ -2,7 +2,8 @@
 
 The blocks, shuffled anew in each epoch, form one infinite stream; global batch k is the k-th run of B blocks in
 it. Nothing but k needs saving to resume, and ranks share a batch by taking consecutive rows of it, so the set of
-blocks in batch k does not depend on how many ranks there are.
+blocks in batch k does not depend on how many ranks there are. If the text is cut anew, each epoch after the first has
+its blocks begin a few tokens later: the same tokens, with other neighbours at the edges.
 
 Shapes: B blocks in a global batch, B/W on each of W ranks, L positions.
 """
@@ -20,16 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.data.packing import PackedDataset
-from cedd.data.permutation import derive_key, permute
+from cedd.data.permutation import derive_key, permute, uniform_integers
 
 _AHEAD = 32
 """Batches whose blocks are drawn in one go."""
+_CUT = -1
+"""In the place of an epoch, the key of where the epochs' blocks begin."""
 
 
 class BatchSampler:
     """Infinite iterator over this rank's share [B/W, L] (int64, CPU) of each global batch.
 
-    `position` is the number of batches drawn: the whole state. Set it, or pass it, to resume.
+    `position` is the number of batches drawn: the whole state. Set it, or pass it, to resume. cut_anew: an epoch after
+    the first begins its blocks 0..L-1 tokens later, by chance; its last block ends with the tokens before its first.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class BatchSampler:
         rank: int = 0,
         world_size: int = 1,
         position: int = 0,
+        cut_anew: bool = False,
     ) -> None:
         if len(dataset) == 0:
             raise ValueError("there is no block to draw batches from")
@@ -55,6 +60,7 @@ class BatchSampler:
         self.seed = seed
         self.rank, self.world_size = rank, world_size
         self.position = position
+        self.cut_anew = cut_anew
         self._drawn: tuple[int, NDArray[np.int64]] | None = None
 
     @property
@@ -62,31 +68,33 @@ class BatchSampler:
         """Passes over the data made so far."""
         return self.position * self.batch_size / len(self.dataset)
 
-    def global_indices(self, step: int) -> NDArray[np.int64]:
-        """The blocks [B] of global batch `step`, in order."""
-        return self._blocks(step, 1)
+    def global_starts(self, step: int) -> NDArray[np.int64]:
+        """Where the blocks [B] of global batch `step` begin, in order: tokens from the data's first."""
+        return self._starts(step, 1)
 
-    def _blocks(self, step: int, steps: int) -> NDArray[np.int64]:
-        """The blocks of several global batches at once: the permutation costs by the call, not by the number."""
-        size = len(self.dataset)
+    def _starts(self, step: int, steps: int) -> NDArray[np.int64]:
+        """Those of several global batches at once: the permutation costs by the call, not by the number."""
+        size, length = len(self.dataset), self.dataset.length
         epochs, slots = np.divmod(np.arange(step * self.batch_size, (step + steps) * self.batch_size), size)
-        blocks = np.empty(steps * self.batch_size, dtype=np.int64)
+        starts = np.empty(steps * self.batch_size, dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            blocks[here] = permute(slots[here], size, derive_key(self.seed, int(epoch)))
-        return blocks
+            starts[here] = length * permute(slots[here], size, derive_key(self.seed, int(epoch)))
+        if self.cut_anew:
+            starts += np.where(epochs > 0, uniform_integers(epochs, length, derive_key(self.seed, _CUT)), 0)
+        return starts
 
-    def indices(self, step: int) -> NDArray[np.int64]:
-        """This rank's rows [B/W] of global batch `step`."""
+    def starts(self, step: int) -> NDArray[np.int64]:
+        """Where this rank's blocks [B/W] of global batch `step` begin."""
         share = self.batch_size // self.world_size
         ahead, offset = divmod(step, _AHEAD)
         if self._drawn is None or self._drawn[0] != ahead:
-            self._drawn = (ahead, self._blocks(ahead * _AHEAD, _AHEAD).reshape(_AHEAD, -1))
+            self._drawn = (ahead, self._starts(ahead * _AHEAD, _AHEAD).reshape(_AHEAD, -1))
         return self._drawn[1][offset, self.rank * share : (self.rank + 1) * share]
 
     def batch(self, step: int) -> Tensor:
         """This rank's share [B/W, L] of global batch `step`; draws nothing."""
-        return torch.from_numpy(self.dataset[self.indices(step)])
+        return torch.from_numpy(self.dataset.from_starts(self.starts(step)))
 
     def __iter__(self) -> Iterator[Tensor]:
         return self

@@ -116,6 +116,11 @@ class PackedDataset:
     def __getitem__(self, index: int | slice | NDArray[np.integer]) -> NDArray[np.int64]:
         return np.asarray(self.blocks[index]).astype(np.int64)
 
+    def from_starts(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
+        """L tokens from each of these places [B] on, [B, L]; after the last block comes the first."""
+        tokens = self.blocks.reshape(-1)
+        return tokens[(starts[:, None] + np.arange(self.length)) % len(tokens)].astype(np.int64)
+
     def split_tail(self, holdout: float) -> tuple[PackedDataset, PackedDataset]:
         """(train, validation): the last share `holdout` of the blocks, at least one, is held out."""
         _check_holdout(holdout)

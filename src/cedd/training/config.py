@@ -177,6 +177,9 @@ class BatchConfig:
     lowest_time: float = 1e-3
     highest_time: float = 1.0
     """Below 1, what is trained is a corrector: much noise, which it never saw, it cannot turn into text."""
+    cut: Literal["once", "anew"] = "once"
+    """Where the text is cut into sequences: at the same places in every epoch, or after the first at others, so that
+    what was at an edge has neighbours on both sides."""
 
 
 @dataclass(frozen=True)

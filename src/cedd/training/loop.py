@@ -311,6 +311,7 @@ class Trainer:
             rank=ranks.rank,
             world_size=ranks.world_size,
             position=self.state.step,
+            cut_anew=config.batch.cut == "anew",
         )
         return NoisingSampler(sampler, self.method, self.process, config.batch)
 
