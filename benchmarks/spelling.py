@@ -2,7 +2,7 @@
 
     python benchmarks/spelling.py --data novels --out runs/spelling --results runs/spelling.json
     python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 ...
-    python benchmarks/spelling.py --table runs/spelling.json
+    python benchmarks/spelling.py --table runs/spelling.json --plot curves.png
 
 A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for settings
 that go together (RECIPES) and stand above those of the command line. Each is trained in a process of its own by the
@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -92,7 +93,15 @@ PAPER: Mapping[int, Mapping[str, tuple[float, float]]] = {
 
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
-    "muon": {"matrices": "muon", "rate": 1e-3, "schedule": "cosine", "ema": 0.999, "clip": 128.0, "dropout": 0.05},
+    "muon": {
+        "matrices": "muon",
+        "rate": 1e-3,
+        "schedule": "cosine",
+        "ema": 0.999,
+        "clip": 128.0,
+        "dropout": 0.05,
+        "cut": "anew",
+    },
     "float32": {"float32_residual": True},
 }
 """Settings of a cell by the name after its +."""
@@ -155,6 +164,8 @@ class Arguments:
     results: Path = Path("runs/spelling.json")
     table: Path | None = None
     """Print the tables of this results file and do nothing else."""
+    plot: Path | None = None
+    """Draw the curves into this file too (.png, .svg, .pdf)."""
     worker: bool = False
     """Train the one cell of --only in this process and print what happens as JSON, a line an event."""
     until: float | None = None
@@ -165,6 +176,8 @@ class Arguments:
             read_cell(cell)
         if self.steps < 1 or self.every < 1:
             raise ValueError("--steps and --every must be at least 1")
+        if self.plot is not None and self.plot.suffix not in (".png", ".svg", ".pdf"):
+            raise ValueError(f"--plot makes a .png, .svg or .pdf; got {self.plot}")
 
 
 class Cell(NamedTuple):
@@ -539,20 +552,69 @@ def run(arguments: Arguments) -> int:
             thread.join()
     if waiting:
         print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
-    print(tables(results.content))
+    show(arguments, results.content)
     return failed
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Tables
+# Tables and curves
+
+
+def show(arguments: Arguments, content: Mapping[str, Any]) -> None:
+    """Print the tables, and draw the curves if that is asked for."""
+    print(tables(content))
+    if arguments.plot is not None and tested(content):
+        draw(content, arguments.plot)
+        print(f"the curves: {arguments.plot}", file=sys.stderr)
+
+
+def tested(content: Mapping[str, Any]) -> list[str]:
+    """The cells with results, in the paper's order, ours at the end."""
+    order = [(process, method) for process in PROCESSES for method in METHODS]
+
+    def place(name: str) -> tuple[bool, int]:
+        cell = read_cell(name)
+        return cell.highest_time < 1, order.index((cell.process, cell.method))
+
+    return sorted((cell for cell, record in content["cells"].items() if record.get("curve")), key=place)
+
+
+def draw(content: Mapping[str, Any], path: Path) -> None:
+    """Restored in the first test book over steps, a panel for each process; crosses are the paper's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = dict(zip(PROCESSES, figure.subplots(1, len(PROCESSES), sharey=True), strict=True))
+    colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
+    for cell in tested(content):
+        curve = content["cells"][cell]["curve"]
+        method, process, _, _ = read_cell(cell)
+        own = cell != f"{method}/{process}"
+        thousands = [point["step"] / 1000 for point in curve]
+        shares = [100 * point["books"]["pap"]["all"]["share"] for point in curve]
+        line = {"linestyle": "--" if own else "-", "marker": "o", "markersize": 3, "linewidth": 1.2}
+        panels[process].plot(thousands, shares, color=colours[method], label=cell.replace(f"/{process}", ""), **line)
+        for step, row in PAPER.items():
+            if cell in row and step <= curve[-1]["step"]:
+                panels[process].plot(step / 1000, row[cell][0], "x", color=colours[method])
+    for process, axes in panels.items():
+        axes.set_title(process)
+        axes.set_xlabel("thousand steps")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8, loc="lower right")
+    panels[PROCESSES[0]].set_ylabel("restored in Pride and Prejudice, %  (×: the paper's)")
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=120)
+    atomic_write(path, buffer.getvalue())
 
 
 def tables(content: Mapping[str, Any]) -> str:
     """The measured shares beside the paper's, and the curves, in Markdown."""
     cells: Mapping[str, Any] = content["cells"]
-    order = [(process, method) for process in PROCESSES for method in METHODS]
-    found = [cell for cell in cells if cells[cell].get("curve")]
-    found.sort(key=lambda name: ((cell := read_cell(name)).highest_time < 1, order.index((cell.process, cell.method))))
+    found = tested(content)
     lines = [
         "| method | process | steps | PAP, % | paper | CAP, % | paper | masked, shuffled (PAP) | seen | ms a step |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -611,7 +673,7 @@ def main() -> int:
     try:
         arguments.check()
         if arguments.table is not None:
-            print(tables(read_results(arguments.table)))
+            show(arguments, read_results(arguments.table))
             return 0
         if arguments.worker:
             work(arguments)

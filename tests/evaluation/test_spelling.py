@@ -330,6 +330,11 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved["cells"] = {benchmark.OURS: {**saved["cells"][cell], "config": benchmark.to_json(ours)}}
     assert re.search(r"^\| bayes-star \| roulette, t ≤ 0.3; .*matrices muon", benchmark.tables(saved), re.MULTILINE)
 
+    benchmark.show(benchmark.replace(arguments, plot=tmp_path / "curves.png"), saved)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"--plot makes a \.png"):
+        benchmark.replace(arguments, plot=tmp_path / "curves.gif").check()
+
 
 def test_a_recipe_stands_above_the_command_line(benchmark):
     given = benchmark.Arguments(rate=1e-5, batch=8)
