@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from cedd.training.config import OptimizerConfig
 from cedd.training.loop import Trainer
-from cedd.training.muon import Muon, orthogonalized
-from cedd.training.optimizer import norm_of
+from cedd.training.muon import Muon, orthogonalized, step_size
+from tests.interpreted import run_interpreted
 from tests.training.runs import final_log, run, updated
 
 SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5)]
@@ -72,6 +72,67 @@ def test_a_bad_gradient_changes_nothing():
     assert all(map(torch.equal, before, (*muon.values, *muon.momenta, *muon.counts)))
 
 
+SWEPT = [(48, 32), (32, 48), (48, 32), (40, 40)]
+COPIED = [True, False, True, False]
+
+
+def check_sweeps(device: str):
+    """Five steps by kernels, the third of them not finite, as `Muon.step` in bfloat16; averages and copies follow.
+
+    Where N is rounded another way the steps of the two part by a percent.
+    """
+    from cedd.training.update_triton import MatrixTable
+
+    torch.manual_seed(0)
+    theirs = [nn.Parameter(torch.randn(shape)) for shape in SWEPT]
+    ours = [nn.Parameter(other.detach().clone().to(device)) for other in theirs]
+    averages = [other.detach().clone() for other in theirs]
+    shadow = [mine.detach().clone() for mine in ours]
+    copies = [mine.detach().bfloat16() if low else None for mine, low in zip(ours, COPIED, strict=True)]
+    plain = Muon(theirs, states_of(theirs), momentum=0.9, decay=0.1, dtype=torch.bfloat16)
+    swept = Muon(ours, states_of(ours), momentum=0.9, decay=0.1)
+    lengths = [step_size(value) for value in swept.values]
+    table = MatrixTable(swept.values, swept.momenta, swept.room(), shadow, copies, lengths)
+    start = [average.clone() for average in averages]
+    for step in range(5):
+        gradients = [torch.randn(shape).bfloat16() for shape in SWEPT]
+        finite, excess, pace = torch.tensor(step != 2), torch.tensor(3.0), 0.1 / (step + 1)
+        if step == 2:
+            gradients[0][0, 0] = float("nan")
+        plain.step([gradient.float() for gradient in gradients], excess, finite, 0.05)
+        for average, value in zip(averages, plain.values, strict=True):
+            average.lerp_(value, pace)
+        moved = [
+            g.to(device, torch.bfloat16 if low else torch.float32) for g, low in zip(gradients, COPIED, strict=True)
+        ]
+        table.find(moved)
+        good = finite.float().to(device)
+        table.look_ahead(excess.to(device), good, 0.9)
+        swept.even_out()
+        table.move(good, rate=0.05, decay=0.1, pace=pace)
+        swept.count(good)
+    for mine, other, before in zip(swept.values, plain.values, start, strict=True):
+        assert float((mine.cpu() - other).norm() / (other - before).norm()) < 0.03
+    for mine, other in zip(swept.momenta, plain.momenta, strict=True):
+        torch.testing.assert_close(mine.cpu(), other, rtol=1e-4, atol=1e-5)
+    for mine, other, before in zip(shadow, averages, start, strict=True):
+        assert float((mine.cpu() - other).norm() / (other - before).norm()) < 0.03
+    for value, copy in zip(swept.values, copies, strict=True):
+        if copy is not None:  # the interpreter rounds towards zero, the device to the nearest
+            ulp = 2.0**-7 if device == "cpu" else 0.0
+            torch.testing.assert_close(copy.float(), value.bfloat16().float(), rtol=ulp, atol=0)
+    assert {int(count) for count in (*swept.counts, *plain.counts)} == {4}
+
+
+def test_sweeps_interpreted():
+    run_interpreted("from tests.training.test_muon import check_sweeps; check_sweeps('cpu')")
+
+
+@pytest.mark.gpu
+def test_sweeps_on_the_device():
+    check_sweeps("cuda")
+
+
 def test_sharding_is_refused_before_any_work(config, monkeypatch):
     def work(_: Trainer) -> None:
         pytest.fail("the data was prepared")
@@ -80,12 +141,6 @@ def test_sharding_is_refused_before_any_work(config, monkeypatch):
     monkeypatch.setattr("cedd.training.loop.choose_strategy", lambda *_: "fsdp")
     with pytest.raises(ValueError, match="use --strategy ddp, or adamw"):
         run(config("run", {"optimizer.matrices": "muon"}))
-
-
-def test_the_norm_of_rounded_gradients_is_not_rounded():
-    gradients = [torch.randn(40, 30).bfloat16(), torch.randn(7, 5)]
-    wanted = torch.cat([gradient.float().flatten() for gradient in gradients]).norm()
-    torch.testing.assert_close(norm_of(gradients), wanted, rtol=1e-5, atol=0)
 
 
 CONFIG = OptimizerConfig(matrices="muon", rate=1e-2, eps=1e-6, weight_decay=0.1, clip=0.1)

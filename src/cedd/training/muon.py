@@ -36,18 +36,27 @@ def is_muons(name: str, parameter: nn.Parameter) -> bool:
 def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """About U Vᵀ of each matrix U S Vᵀ, [n, R, C]; in bfloat16 on a GPU, where it is fast, unless told otherwise."""
     a, b, c = COEFFICIENTS
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
-    x = x.to(dtype or (torch.bfloat16 if x.is_cuda else torch.float32))
+    x = matrices.to(dtype or (torch.bfloat16 if matrices.is_cuda else torch.float32))
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    tall = x.shape[1] > x.shape[2]  # then its columns are the fewer products
     for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+        gram = x.mT @ x if tall else x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, *((x, polynomial) if tall else (polynomial, x)), beta=a)
+    return x
+
+
+def step_size(matrix: Tensor) -> float:
+    """How far a matrix goes along U Vᵀ at a rate of 1."""
+    return SIZE * math.sqrt(max(matrix.shape))
 
 
 class Muon:
-    """The steps of some matrices; what it remembers of each (`exp_avg`, and `step`, their number) is the caller's."""
+    """The steps of some matrices; what it remembers of each (`exp_avg`, and `step`, their number) is the caller's.
+
+    `step` takes one. Where kernels sweep over momenta and values (`update_triton.MatrixTable`) they leave N in `room`,
+    and `even_out` is all that is left to do.
+    """
 
     def __init__(
         self,
@@ -63,6 +72,7 @@ class Muon:
         self.momentum, self.decay, self.dtype = momentum, decay, dtype
         shapes = dict.fromkeys(value.shape for value in self.values)
         self._alike = [[i for i, value in enumerate(self.values) if value.shape == shape] for shape in shapes]
+        self._room: list[Tensor] = []
 
     def step(self, gradients: Sequence[Tensor], excess: Tensor, finite: Tensor, rate: float) -> None:
         """One step with the gradients divided by excess [], and none if finite [] is false; nobody waits for either."""
@@ -70,13 +80,34 @@ class Muon:
             gradient = torch.stack([gradients[i] for i in alike]).float() / excess
             before = torch.stack([self.momenta[i] for i in alike])
             momentum = before.lerp(gradient, 1 - self.momentum)
-            direction = orthogonalized(gradient.lerp(momentum, self.momentum), self.dtype).float().contiguous()
-            rows, columns = direction.shape[1:]
-            step = direction * (-rate * SIZE * math.sqrt(max(rows, columns)))
+            direction = orthogonalized(gradient.lerp(momentum, self.momentum), self.dtype).float()
             values = [self.values[i] for i in alike]
+            step = direction * (-rate * step_size(values[0]))
             if self.decay:
                 step -= rate * self.decay * torch.stack(values)
             torch._foreach_add_(values, torch.where(finite, step, 0.0).unbind())  # type: ignore[attr-defined]
             momenta = [self.momenta[i] for i in alike]
             torch._foreach_copy_(momenta, torch.where(finite, momentum, before).unbind())  # type: ignore[attr-defined]
+        self.count(finite)
+
+    def count(self, finite: Tensor) -> None:
+        """Note that a step was taken, if finite []."""
         torch._foreach_add_(self.counts, [finite.to(self.counts[0])] * len(self.counts))  # type: ignore[attr-defined]
+
+    def room(self) -> list[Tensor]:
+        """A place for the direction of each matrix, in bfloat16; those of one shape lie together."""
+        self._room = [
+            torch.zeros((len(alike), *self.values[alike[0]].shape), dtype=torch.bfloat16, device=self.values[0].device)
+            for alike in self._alike
+        ]
+        places = {
+            i: place
+            for alike, stack in zip(self._alike, self._room, strict=True)
+            for i, place in zip(alike, stack.unbind(), strict=True)
+        }
+        return [places[i] for i in range(len(self.values))]
+
+    def even_out(self) -> None:
+        """Make U Vᵀ of every N that lies in the room, in its place."""
+        for stack in self._room:
+            stack.copy_(orthogonalized(stack, torch.bfloat16))

@@ -5,7 +5,7 @@ The matrices of the blocks may be Muon's instead (`cedd.training.muon`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,10 +16,10 @@ from cedd.models.ema import EMA
 from cedd.models.kernels import has_triton
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import whole
-from cedd.training.muon import Muon, is_muons
+from cedd.training.muon import Muon, is_muons, step_size
 
 if TYPE_CHECKING:
-    from cedd.training.update_triton import TensorTable
+    from cedd.training.update_triton import MatrixTable, TensorTable
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -64,12 +64,6 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
 
 
-def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm of all of them, [] float32: unlike `gradient_norm`, not rounded where they are."""
-    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)  # type: ignore[attr-defined]
-    return torch.stack(norms).norm()
-
-
 def excess_of(norm: Tensor, clip: float) -> Tensor:
     """What gradients are divided by, [] float32. The same as clip_grad_norm_: times min(1, clip / (norm + 1e-6))."""
     excess = (norm.float() + 1e-6) / clip if clip > 0 else torch.zeros_like(norm, dtype=torch.float32)
@@ -99,8 +93,8 @@ class Update:
     """What follows a step's gradients: their norm, then clipping, AdamW and the moving average.
 
     One kernel for all parameters where Triton can reach them as they lie, else torch's own, in turn; Muon's matrices
-    are stepped first, and apart. `run` is the network that the gradients are of: the model itself, or its copy with
-    rounded weights, which is kept up to date.
+    are stepped first, and apart, by two kernels and the products between them. `run` is the network that the gradients
+    are of: the model itself, or its copy with rounded weights, which is kept up to date.
     """
 
     def __init__(
@@ -122,27 +116,37 @@ class Update:
         self.matrices = [i for i, parameter in enumerate(self.parameters) if id(parameter) not in stepped]
         matrices, states = [self.parameters[i] for i in self.matrices], [self.states[i] for i in self.matrices]
         self.muon = Muon(matrices, states, config.momentum, config.weight_decay) if matrices else None
-        self.table = self._table()
+        self.table: TensorTable | None = None
+        self.matrix_table: MatrixTable | None = None
         self.found: TensorTable | None = None
+        self._make_tables()
 
-    def _table(self) -> TensorTable | None:
-        values, shadow = ([row[i] for i in self.swept] for row in (self.parameters, self.shadow))
-        copies = [self.copies[i] for i in self.swept]
-        first, second = ([self.states[i][name] for i in self.swept] for name in ("exp_avg", "exp_avg_sq"))
-        low = [copy for copy in copies if copy is not None]
-        reached = all(map(_reachable, (*values, *shadow, *first, *second)))
+    def _make_tables(self) -> None:
+        """Note where all is that the kernels need, if they can reach it."""
+        moments = [moment for state in self.states for name, moment in state.items() if name != "step"]
+        low = [copy for copy in self.copies if copy is not None]
+        reached = all(map(_reachable, (*self.parameters, *self.shadow, *moments)))
         if not has_triton() or not reached or not all(_reachable(copy, torch.bfloat16) for copy in low):
-            return None
-        from cedd.training.update_triton import TensorTable
+            return
+        room = [] if self.muon is None else self.muon.room()
+        if not all(_reachable(place, torch.bfloat16) for place in room):
+            return
+        from cedd.training.update_triton import MatrixTable, TensorTable
 
-        return TensorTable(values, first, second, shadow, copies)
+        values, shadow = ([row[i] for i in self.swept] for row in (self.parameters, self.shadow))
+        first, second = ([self.states[i][name] for i in self.swept] for name in ("exp_avg", "exp_avg_sq"))
+        self.table = TensorTable(values, first, second, shadow, [self.copies[i] for i in self.swept])
+        if self.muon is not None:
+            lengths = [step_size(value) for value in self.muon.values]
+            shadow, copies = [self.shadow[i] for i in self.matrices], [self.copies[i] for i in self.matrices]
+            self.matrix_table = MatrixTable(self.muon.values, self.muon.momenta, room, shadow, copies, lengths)
 
     def norm(self) -> Tensor:
         """The norm of all gradients, []."""
         self.found = self._find_gradients()
         if self.found is not None:
             swept = self.found.norm()
-            return swept if self.muon is None else torch.hypot(swept, norm_of(self._matrix_gradients()))
+            return swept if self.matrix_table is None else torch.hypot(swept, self.matrix_table.norm())
         for parameter, source, copy in zip(self.parameters, self.sources, self.copies, strict=True):
             if copy is not None:
                 parameter.grad = None if source.grad is None else source.grad.to(parameter.dtype)
@@ -150,38 +154,31 @@ class Update:
 
     def apply(self, rate: float, norm: Tensor, finite: Tensor) -> None:
         """One step with the gradients whose norm was asked for last; if finite [] is false, of the average alone."""
-        if self.muon is not None:
-            self.muon.step(self._matrix_gradients(), excess_of(norm, self.clip), finite, rate)
+        excess = excess_of(norm, self.clip)
         if self.found is None:
+            if self.muon is not None:
+                self.muon.step(self._matrix_gradients(), excess, finite, rate)
             apply_gradients(self.optimizer, rate, norm, self.clip, finite)
             self.ema.update(self.model)
             self.refresh()
             return
         group, good, pace = self.optimizer.param_groups[0], finite.float(), self.ema.advance()
-        self.found.update(
-            self.states[self.swept[0]]["step"],
-            excess_of(norm, self.clip),
-            good,
-            rate=rate,
-            betas=group["betas"],
-            epsilon=group["eps"],
-            decay=group["weight_decay"],
-            pace=pace,
-        )
+        decay = group["weight_decay"]
+        if self.muon is not None and self.matrix_table is not None:
+            self.matrix_table.look_ahead(excess, good, self.muon.momentum)
+            self.muon.even_out()
+            self.matrix_table.move(good, rate=rate, decay=self.muon.decay, pace=pace)
+            self.muon.count(good)
+        count, betas = self.states[self.swept[0]]["step"], group["betas"]
+        self.found.update(count, excess, good, rate=rate, betas=betas, epsilon=group["eps"], decay=decay, pace=pace)
         # A list, one for each: a single tensor would be read by the host, which would wait for the device.
         counts = [self.states[i]["step"] for i in self.swept]
         torch._foreach_add_(counts, [good] * len(counts))  # type: ignore[attr-defined]
-        if self.muon is not None:
-            shadow = [self.shadow[i] for i in self.matrices]
-            torch._foreach_lerp_(shadow, self.muon.values, pace)  # type: ignore[attr-defined]
-            self._copy(self.matrices)
 
     def refresh(self) -> None:
         """Make the copies anew, after the parameters were changed by another than this."""
-        self._copy(range(len(self.parameters)))
-
-    def _copy(self, places: Iterable[int]) -> None:
-        pairs = [(copy, self.parameters[i].detach()) for i in places if (copy := self.copies[i]) is not None]
+        values = [parameter.detach() for parameter in self.parameters]
+        pairs = [(copy, value) for copy, value in zip(self.copies, values, strict=True) if copy is not None]
         if pairs:
             copies, values = zip(*pairs, strict=True)
             torch._foreach_copy_(copies, values)  # type: ignore[attr-defined]
@@ -203,6 +200,8 @@ class Update:
         if not all(_reachable(g, source.dtype) for g, source in zip(gradients, self.sources, strict=True)):
             return None
         self.table.find([gradients[i] for i in self.swept])
+        if self.matrix_table is not None:
+            self.matrix_table.find([gradients[i] for i in self.matrices])
         return self.table
 
 

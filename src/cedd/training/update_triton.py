@@ -1,4 +1,4 @@
-"""AdamW and the moving average of all parameters in one sweep, and the gradients' norm in another.
+"""AdamW and the moving average of all parameters in one sweep, and the gradients' norm in another; Muon's in two.
 
 Imported only where there is a CUDA device. A step of 32 x 128 tokens takes 7 ms on the chip that these sweeps are for,
 and the plain ones (AdamW, then the average, a list of kernels each) took a quarter as long again: a parameter of four
@@ -153,6 +153,111 @@ def _update_kernel(  # noqa: ANN202
             tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16), mask=inside)
 
 
+@triton.jit
+def _look_ahead(momentum, gradient, keep, scale, finite):  # noqa: ANN001, ANN202
+    """One entry of the new momentum, and of the look ahead along it: as they were, and 0, if the step is not finite."""
+    gradient = gradient * scale
+    moved = gradient + (momentum - gradient) * keep
+    ahead = gradient + (moved - gradient) * keep
+    return tl.where(finite, moved, momentum), tl.where(finite, ahead, 0.0)
+
+
+@triton.jit
+def _look_ahead_kernel(  # noqa: ANN202
+    table,  # noqa: ANN001
+    which,  # noqa: ANN001
+    starts,  # noqa: ANN001
+    sizes,  # noqa: ANN001
+    excess,  # noqa: ANN001
+    finite,  # noqa: ANN001
+    keep,  # noqa: ANN001
+    tensors,  # noqa: ANN001
+    BLOCK: tl.constexpr,
+    COPIED: tl.constexpr,
+):
+    program = tl.program_id(0)
+    index = tl.load(which + program)
+    start = tl.load(starts + program)
+    size = tl.load(sizes + index)
+    scale = 1.0 / tl.load(excess)
+    good = tl.load(finite) != 0
+    offsets = start + tl.arange(0, BLOCK)
+    gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
+    momenta = _whole(table, 2, tensors, index, offsets, BLOCK, False)
+    directions = _whole(table, 3, tensors, index, offsets, BLOCK, True)
+    if start + BLOCK <= size:
+        m, n = _look_ahead(tl.load(momenta), tl.load(gradients).to(tl.float32), keep, scale, good)
+        tl.store(momenta, m)
+        tl.store(directions, n.to(tl.bfloat16))
+    else:
+        inside = offsets < size
+        m, n = _look_ahead(
+            tl.load(momenta, mask=inside, other=0.0),
+            tl.load(gradients, mask=inside, other=0.0).to(tl.float32),
+            keep,
+            scale,
+            good,
+        )
+        tl.store(momenta, m, mask=inside)
+        tl.store(directions, n.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _move(value, direction, average, length, shrink, pace, finite):  # noqa: ANN001, ANN202
+    """One entry of a matrix moved along its direction where the step is finite, and of its average."""
+    value = tl.where(finite, value * shrink - length * direction, value)
+    return value, average + (value - average) * pace
+
+
+@triton.jit
+def _move_kernel(  # noqa: ANN202
+    table,  # noqa: ANN001
+    which,  # noqa: ANN001
+    starts,  # noqa: ANN001
+    sizes,  # noqa: ANN001
+    lengths,  # noqa: ANN001
+    finite,  # noqa: ANN001
+    rate,  # noqa: ANN001
+    decay,  # noqa: ANN001
+    pace,  # noqa: ANN001
+    tensors,  # noqa: ANN001
+    BLOCK: tl.constexpr,
+    COPIED: tl.constexpr,
+):
+    program = tl.program_id(0)
+    index = tl.load(which + program)
+    start = tl.load(starts + program)
+    size = tl.load(sizes + index)
+    length = rate * tl.load(lengths + index)
+    shrink = 1.0 - rate * decay
+    good = tl.load(finite) != 0
+    offsets = start + tl.arange(0, BLOCK)
+    values = _whole(table, 0, tensors, index, offsets, BLOCK, False)
+    directions = _whole(table, 3, tensors, index, offsets, BLOCK, True)
+    averages = _whole(table, 4, tensors, index, offsets, BLOCK, False)
+    if start + BLOCK <= size:
+        p, a = _move(tl.load(values), tl.load(directions).to(tl.float32), tl.load(averages), length, shrink, pace, good)
+        tl.store(values, p)
+        tl.store(averages, a)
+        if COPIED:
+            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16))
+    else:
+        inside = offsets < size
+        p, a = _move(
+            tl.load(values, mask=inside, other=0.0),
+            tl.load(directions, mask=inside, other=0.0).to(tl.float32),
+            tl.load(averages, mask=inside, other=0.0),
+            length,
+            shrink,
+            pace,
+            good,
+        )
+        tl.store(values, p, mask=inside)
+        tl.store(averages, a, mask=inside)
+        if COPIED:
+            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16), mask=inside)
+
+
 @dataclass
 class _Group:
     """The tensors with a copy, or those without one, and where they lie."""
@@ -263,6 +368,59 @@ class TensorTable:
                 *betas,
                 *(math.log(beta) for beta in betas),
                 epsilon,
+                decay,
+                pace,
+                len(group.sizes),
+                BLOCK=BLOCK,
+                COPIED=group.copied,
+                num_warps=WARPS,
+            )
+
+
+class MatrixTable(TensorTable):
+    """The same of Muon's matrices, with the places of their directions, bfloat16, for second moments.
+
+    A step is `look_ahead`, which leaves in those places what is to be evened out; then that; then `move`.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[Tensor],
+        momenta: Sequence[Tensor],
+        directions: Sequence[Tensor],
+        averages: Sequence[Tensor],
+        copies: Sequence[Tensor | None],
+        lengths: Sequence[float],
+    ) -> None:
+        super().__init__(values, momenta, directions, averages, copies)
+        device = values[0].device
+        self._lengths = [
+            torch.tensor([lengths[i] for i in group.members], dtype=torch.float32, device=device)
+            for group in self._groups
+        ]
+
+    def look_ahead(self, excess: Tensor, finite: Tensor, keep: float) -> None:
+        """Momenta keep a share `keep` of themselves, gradients are divided by excess []; unless finite [] is 0."""
+        for group in self._groups:
+            _look_ahead_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
+                *group.arguments(),
+                excess,
+                finite,
+                keep,
+                len(group.sizes),
+                BLOCK=BLOCK,
+                COPIED=group.copied,
+                num_warps=WARPS,
+            )
+
+    def move(self, finite: Tensor, *, rate: float, decay: float, pace: float) -> None:
+        """Values shrink, and move by rate × length along directions, unless finite [] is 0; averages by `pace`."""
+        for group, lengths in zip(self._groups, self._lengths, strict=True):
+            _move_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
+                *group.arguments(),
+                lengths,
+                finite,
+                rate,
                 decay,
                 pace,
                 len(group.sizes),
