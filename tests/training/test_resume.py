@@ -381,3 +381,18 @@ def test_patience_survives_a_crash(config: Make, scripted_bounds: dict[int, floa
 def test_without_patience_a_run_goes_on(config: Make, scripted_bounds: dict[int, float]):
     scripted_bounds.update(dict.fromkeys(range(2, 13, 2), 2.0))
     assert run(config("run", {"evaluation.every": 2})).finished
+
+
+def test_text_cut_anew_is_the_same_in_the_first_epoch_only(config: Make, tmp_path: Path):
+    """A text of 3 to 4 steps, read thrice; a run that stops in the second epoch goes on with its cuts."""
+    changes = {"data": str(write_corpus(tmp_path / "short.txt", words=100))}
+    losses: list[list[float]] = []
+    for cut in ("once", "anew"):
+        run(config(cut, {**changes, "batch.cut": cut}))
+        losses.append([record["loss"] for record in final_log(config(cut).out) if record["kind"] == "train"])
+    alike = [once == anew for once, anew in zip(*losses, strict=True)]
+    assert 3 <= alike.index(False) <= 5
+    with pytest.raises(Crash):
+        run(config("crashed", {**changes, "batch.cut": "anew"}), crash_at(6))
+    run(config("crashed", {**changes, "batch.cut": "anew"}))
+    assert_same_run(config("anew").out, config("crashed").out)
