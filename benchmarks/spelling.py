@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -116,7 +117,8 @@ class Arguments:
     """
 
     only: tuple[str, ...] = (OURS, *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)))
-    """The cells to run, in this order."""
+    """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say: muon
+    (ours: Muon, rate 1e-3 by a cosine, EMA 0.999, clip 128, dropout 0.05, cut anew) or float32 (--float32-residual)."""
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None
@@ -189,6 +191,12 @@ class Cell(NamedTuple):
     recipe: Mapping[str, Any] = MappingProxyType({})
 
 
+def named(text: str) -> str:
+    """The one name of a cell: "cedd*/uniform" is "cedd-star/uniform"."""
+    method, slash, rest = text.partition("/")
+    return method.replace("*", "-star").lower() + slash + rest
+
+
 def read_cell(text: str) -> Cell:
     """METHOD/PROCESS[/TIME][+RECIPE]."""
     words, plus, recipe = text.partition("+")
@@ -251,7 +259,7 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
     arguments = replace(arguments, **recipe)
     return TrainConfig(
         data=str(book(arguments, TRAINING_BOOK)),
-        out=arguments.out / cell.replace("/", "-").replace("*", "-star"),
+        out=arguments.out / named(cell).replace("/", "-"),
         method=method,
         process=ProcessConfig(
             "uniform" if process == "uniform" else "roulette", p_m=arguments.p_m, sigma_floor=arguments.sigma_floor
@@ -440,13 +448,17 @@ class Results:
 
     def __init__(self, path: Path, arguments: Arguments) -> None:
         self.path, self._lock = path, threading.Lock()
+        self.blocks = arguments.blocks
         self.content: dict[str, Any] = read_results(path) if path.is_file() else {"format": 1, "cells": {}}
-        self.content["form"] = arguments.form
 
-    def is_done(self, cell: str, config: TrainConfig) -> bool:
-        record = self.content["cells"].get(cell, {})
-        same = bool(record) and not same_run(from_json(TrainConfig, record["config"]), config)
-        return same and record["finished"] and record["step"] >= config.steps
+    def is_done(self, cell: str, arguments: Arguments) -> bool:
+        """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
+        record, config = self.content["cells"].get(cell, {}), configuration(arguments, cell)
+        if not record or not record["finished"] or record.get("blocks") != arguments.blocks:
+            return False
+        reached = any(point["step"] == config.steps for point in record["curve"])
+        passed = record["step"] == config.steps or (config.optimizer.schedule == "constant" and reached)
+        return passed and not same_run(from_json(TrainConfig, record["config"]), config)
 
     def take(self, cell: str, event: dict[str, Any]) -> None:
         """Enter one event of a cell: begin, turn, point, raw or end."""
@@ -457,6 +469,7 @@ class Results:
                 kept = [p for p in cells.get(cell, {}).get("curve", []) if 0 < p["step"] <= event["step"]]
                 begun = {"seed": event["config"]["seed"], "finished": False, "curve": kept, "parts": []}
                 begun["parts"] = cells.get(cell, {}).get("parts", []) if event["step"] else []
+                begun |= {} if self.blocks is None else {"blocks": self.blocks}
                 cells[cell] = {**event, **begun}
             elif kind == "turn":
                 return
@@ -473,9 +486,15 @@ class Results:
 
 def read_results(path: Path) -> dict[str, Any]:
     """A results file."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if content.get("format") != 1 or "cells" not in content:
-        raise ValueError(f"{path} is no results file of this benchmark")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        whole = content["format"] == 1 and all(
+            point.keys() >= {"step", "books"} for record in content["cells"].values() for point in record["curve"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"{path} is no results file of this benchmark, or a damaged one")
     return content
 
 
@@ -519,9 +538,10 @@ def run(arguments: Arguments) -> int:
     until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
     results = Results(arguments.results, arguments)
     prepare(arguments)
-    waiting = [
-        cell for cell in dict.fromkeys(arguments.only) if not results.is_done(cell, configuration(arguments, cell))
-    ]
+    waiting = [cell for cell in dict.fromkeys(map(named, arguments.only)) if not results.is_done(cell, arguments)]
+    for cell in dict.fromkeys(map(named, arguments.only)):
+        if cell not in waiting:
+            print(f"{cell}: done before", flush=True)
     running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
     told: set[tuple[str, str]] = set()
     failed = 0
@@ -566,15 +586,17 @@ def show(arguments: Arguments, content: Mapping[str, Any]) -> None:
     if arguments.plot is not None and tested(content):
         draw(content, arguments.plot)
         print(f"the curves: {arguments.plot}", file=sys.stderr)
+    elif arguments.plot is not None:
+        print("there is no curve to draw yet", file=sys.stderr)
 
 
 def tested(content: Mapping[str, Any]) -> list[str]:
     """The cells with results, in the paper's order, ours at the end."""
     order = [(process, method) for process in PROCESSES for method in METHODS]
 
-    def place(name: str) -> tuple[bool, int]:
+    def place(name: str) -> tuple[bool, int, str]:
         cell = read_cell(name)
-        return cell.highest_time < 1, order.index((cell.process, cell.method))
+        return cell.highest_time < 1, order.index((cell.process, cell.method)), name
 
     return sorted((cell for cell, record in content["cells"].items() if record.get("curve")), key=place)
 
@@ -588,13 +610,14 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = dict(zip(PROCESSES, figure.subplots(1, len(PROCESSES), sharey=True), strict=True))
     colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
+    others = {process: cycle(("--", ":", "-.")) for process in PROCESSES}
     for cell in tested(content):
         curve = content["cells"][cell]["curve"]
         method, process, _, _ = read_cell(cell)
-        own = cell != f"{method}/{process}"
         thousands = [point["step"] / 1000 for point in curve]
         shares = [100 * point["books"]["pap"]["all"]["share"] for point in curve]
-        line = {"linestyle": "--" if own else "-", "marker": "o", "markersize": 3, "linewidth": 1.2}
+        style = "-" if cell == f"{method}/{process}" else next(others[process])
+        line = {"linestyle": style, "marker": "o", "markersize": 3, "linewidth": 1.2}
         panels[process].plot(thousands, shares, color=colours[method], label=cell.replace(f"/{process}", ""), **line)
         for step, row in PAPER.items():
             if cell in row and step <= curve[-1]["step"]:

@@ -304,7 +304,7 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     for step in (5000, 10_000):
         take("point", step=step, books=books(0.8), seconds=1.0)
     take("end", step=7000, finished=False, loss=1.0, seconds=60.0, seconds_per_step=0.009)
-    assert not results.is_done(cell, config)
+    assert not results.is_done(cell, arguments)
 
     results = benchmark.Results(arguments.results, arguments)  # another process goes on, from step 7000
     take("begin", step=7000, **begin)
@@ -312,8 +312,11 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     take("point", step=25_000, books=books(0.9123), seconds=1.0)
     take("raw", step=25_000, books=books(0.5))
     take("end", step=25_000, finished=True, loss=1.0, seconds=60.0, seconds_per_step=0.009)
-    assert results.is_done(cell, config)
-    assert not results.is_done(cell, benchmark.configuration(benchmark.Arguments(seed=1), cell))
+    assert results.is_done(cell, arguments)
+    for other in ({"seed": 1}, {"blocks": 8}, {"steps": 30_000}, {"steps": 20_000}, {"schedule": "cosine"}):
+        assert not results.is_done(cell, benchmark.replace(arguments, **other)), other
+    results.content["cells"][cell]["curve"].append({"step": 20_000})  # which 25,000 steps at a constant rate pass
+    assert results.is_done(cell, benchmark.replace(arguments, steps=20_000))
     saved = benchmark.read_results(arguments.results)
     assert [part["step"] for part in saved["cells"][cell]["parts"]] == [7000, 25_000]
     table = benchmark.tables(saved)
@@ -332,6 +335,10 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
 
     benchmark.show(benchmark.replace(arguments, plot=tmp_path / "curves.png"), saved)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for damaged in ("[]", '{"format": 1, "cells": []}', '{"format": 1, "cells": {"a": {"curve": [{}]}}}', '{"cells'):
+        arguments.results.write_text(damaged)
+        with pytest.raises(ValueError, match=r"results\.json is no results file of this benchmark, or a damaged one"):
+            benchmark.read_results(arguments.results)
     with pytest.raises(ValueError, match=r"--plot makes a \.png"):
         benchmark.replace(arguments, plot=tmp_path / "curves.gif").check()
 

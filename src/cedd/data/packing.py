@@ -118,6 +118,8 @@ class PackedDataset:
 
     def from_starts(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
         """L tokens from each of these places [B] on, [B, L]; after the last block comes the first."""
+        if not (starts % self.length).any():  # a third of the time
+            return self[starts // self.length]
         tokens = self.blocks.reshape(-1)
         return tokens[(starts[:, None] + np.arange(self.length)) % len(tokens)].astype(np.int64)
 

@@ -278,8 +278,8 @@ class _Group:
         return self.addresses, self.which, self.starts, self.sizes
 
 
-class TensorTable:
-    """Where the parameters, their gradients, moments, averages and copies lie.
+class _Table:
+    """Where the parameters, their gradients, two things more, averages and copies lie.
 
     Lists of the same shapes, dense: float32, but for the copies, which are bfloat16 where they are not None, and the
     gradients, which are of the type of the copy, if there is one.
@@ -345,6 +345,10 @@ class TensorTable:
             )
         return self.partial.sum(dtype=torch.float64).sqrt().float()
 
+
+class TensorTable(_Table):
+    """AdamW's parameters; the two things are their moments."""
+
     def update(
         self,
         count: Tensor,
@@ -377,8 +381,8 @@ class TensorTable:
             )
 
 
-class MatrixTable(TensorTable):
-    """The same of Muon's matrices, with the places of their directions, bfloat16, for second moments.
+class MatrixTable(_Table):
+    """Muon's matrices; the two things are their momenta and, in bfloat16, the places of their directions.
 
     A step is `look_ahead`, which leaves in those places what is to be evened out; then that; then `move`.
     """
