@@ -149,6 +149,8 @@ class Arguments:
     weight_decay: float = 0.0
     cut: Literal["once", "anew"] = "once"
     """Where the book is cut into sequences: at the same places in every epoch, or at others."""
+    last_time: float | None = None
+    """What a cell's TIME becomes until the last step."""
     float32_residual: bool = False
     """Keep the sum of all branches in float32, as the code that the paper builds on."""
     p_m: float = 0.95
@@ -279,7 +281,9 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
             ema=arguments.ema,
             ema_warmup=arguments.ema_warmup,
         ),
-        batch=BatchConfig(arguments.batch, highest_time=highest_time, cut=arguments.cut),
+        batch=BatchConfig(
+            arguments.batch, highest_time=highest_time, last_highest_time=arguments.last_time, cut=arguments.cut
+        ),
         evaluation=EvaluationConfig(every=arguments.every, samples=0),
         steps=arguments.steps,
         seed=arguments.seed,

@@ -76,6 +76,29 @@ def test_each_stratum_of_the_global_batch_has_one_time(dataset: PackedDataset, w
         assert sorted(strata.tolist()) == list(range(B))
 
 
+def test_the_highest_time_moves_to_its_last(dataset: PackedDataset):
+    """Stratified times fill [low, high]: the last stratum of B tells how far a step's reach."""
+    process, config = roulette(dataset.vocab_size), BatchConfig(B, highest_time=0.5, last_highest_time=0.1)
+    noising = NoisingSampler(BatchSampler(dataset, B), get_method("bayes"), process, config, steps=11)
+    assert [round(noising.highest_time(step), 9) for step in (0, 5, 10, 20)] == [0.5, 0.3, 0.1, 0.1]
+    for step in range(11):
+        high = noising.highest_time(step)
+        reach = [float(part.sigma.max()) for part in noising.batch(step).parts]
+        low, top = (float(process.noise(t).sigma) for t in (high * (1 - 1 / B), high))
+        assert low <= max(reach) <= top
+    flat = NoisingSampler(BatchSampler(dataset, B), get_method("bayes"), process, BatchConfig(B, highest_time=0.5))
+    assert torch.equal(flat.batch(0).parts[0].sigma, noising.batch(0).parts[0].sigma)
+    assert not torch.equal(flat.batch(5).parts[0].sigma, noising.batch(5).parts[0].sigma)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0.2, 0.6), (0.6, 0.2)])
+def test_rows_suffice_at_every_step_of_times_that_move(dataset: PackedDataset, first, last):
+    config = BatchConfig(256, highest_time=first, last_highest_time=last)
+    sampler = BatchSampler(dataset, 256, seed=3)
+    noising = NoisingSampler(sampler, get_method("cedd-star"), absorb(dataset.vocab_size), config, steps=40)
+    assert {len(part.places) for step in range(40) for part in noising.batch(step).parts} == {noising.capacity}
+
+
 def test_independent_times_are_not_stratified(dataset: PackedDataset):
     # Sixteen independent times fall into sixteen different strata once in a million.
     t = times_of(dataset, 0, 1, BatchConfig(B, 1, "independent"))

@@ -255,6 +255,7 @@ def test_a_run_that_is_being_trained_is_refused(config: Make):
         ({"optimizer.ema": 1.0}, "ema must lie in"),
         ({"batch.lowest_time": 1.0}, "lowest_time must lie in"),
         ({"batch.lowest_time": 0.3, "batch.highest_time": 0.2}, "below batch.highest_time"),
+        ({"batch.lowest_time": 0.3, "batch.last_highest_time": 0.2}, "below batch.last_highest_time"),
         ({"evaluation.patience": 3}, "set evaluation.every too"),
         ({"batch.accumulate": 3}, "multiple of 3"),
         ({"method": "dfm", "process.name": "uniform"}, "absorb"),

@@ -177,6 +177,8 @@ class BatchConfig:
     lowest_time: float = 1e-3
     highest_time: float = 1.0
     """Below 1, what is trained is a corrector: much noise, which it never saw, it cannot turn into text."""
+    last_highest_time: float | None = None
+    """What the highest time becomes, step by step, until the last: many mistakes teach faster, few are the task."""
     cut: Literal["once", "anew"] = "once"
     """Where the text is cut into sequences: at the same places in every epoch, or after the first at others, so that
     what was at an edge has neighbours on both sides."""
@@ -244,9 +246,12 @@ class TrainConfig:
                     raise ValueError(f"{name} must {words}; got {values[name]}")
         if self.evaluation.patience > 0 and self.evaluation.every < 1:
             raise ValueError("evaluation.patience needs evaluations: set evaluation.every too")
-        times = self.batch.lowest_time, self.batch.highest_time
-        if not 0.0 <= times[0] < times[1] <= 1.0:
-            raise ValueError(f"batch.lowest_time must lie in [0, 1), below batch.highest_time, at most 1; got {times}")
+        low, high, last = self.batch.lowest_time, self.batch.highest_time, self.batch.last_highest_time
+        for name, time in {"highest_time": high, "last_highest_time": high if last is None else last}.items():
+            if not 0.0 <= low < time <= 1.0:
+                raise ValueError(
+                    f"batch.lowest_time must lie in [0, 1), below batch.{name}, at most 1; got {(low, time)}"
+                )
         if self.batch.size % self.batch.accumulate:
             raise ValueError(
                 f"batch.size {self.batch.size} cannot be cut into {self.batch.accumulate} micro-batches: use a "

@@ -313,7 +313,7 @@ class Trainer:
             position=self.state.step,
             cut_anew=config.batch.cut == "anew",
         )
-        return NoisingSampler(sampler, self.method, self.process, config.batch)
+        return NoisingSampler(sampler, self.method, self.process, config.batch, config.steps)
 
     def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
         config, state = self.config, self.state

@@ -41,9 +41,14 @@ class StepBatch:
 
 
 class NoisingSampler:
-    """The batch sampler with noise on top; `position` is the number of steps drawn."""
+    """The batch sampler with noise on top; `position` is the number of steps drawn.
 
-    def __init__(self, sampler: BatchSampler, method: Method, process: TokenProcess, config: BatchConfig) -> None:
+    steps: of the whole run, which a highest time that changes needs.
+    """
+
+    def __init__(
+        self, sampler: BatchSampler, method: Method, process: TokenProcess, config: BatchConfig, steps: int = 1
+    ) -> None:
         share = sampler.batch_size // sampler.world_size
         if share % config.accumulate:
             raise ValueError(
@@ -51,8 +56,14 @@ class NoisingSampler:
                 f"use a batch size that is a multiple of {sampler.world_size * config.accumulate}"
             )
         self.sampler, self.method, self.process, self.config = sampler, method, process, config
+        self.steps = steps
         self.position = sampler.position
         self.capacity = self._capacity(share // config.accumulate)
+
+    def highest_time(self, step: int) -> float:
+        """Of step 0, 1, ...: on a line from the first one's to the last one's."""
+        first, last = self.config.highest_time, self.config.last_highest_time
+        return first if last is None else first + (last - first) * min(1.0, step / max(1, self.steps - 1))
 
     def batch(self, step: int) -> StepBatch:
         """The micro-batches of step `step` on this rank."""
@@ -63,7 +74,7 @@ class NoisingSampler:
             generator,
             stratified=self.config.times == "stratified",
             low=self.config.lowest_time,
-            high=self.config.highest_time,
+            high=self.highest_time(step),
         )
         everyone = (sampler.batch_size, x0.shape[1])
         draws = Draws.make(everyone, self.process.vocab_size, x0.device, generator)
@@ -78,14 +89,15 @@ class NoisingSampler:
 
     def _capacity(self, sequences: int) -> int | None:
         """How many positions nearly always suffice for the rows of a micro-batch: five standard deviations above
-        their mean number, in whole tiles of 64; None where they are more than three quarters of all.
+        their mean number, at the highest times of the run, in whole tiles of 64; None where they are more than three
+        quarters of all.
 
         With s(t) the chance that a position counts, m sequences of L positions and one stratum of a global batch of n
         for each, their number has variance m L E[s(1-s)], and L² m/(12 n²) s'² for the time's place in its stratum;
         where the m are not all strata, or times are independent, m L² Var s instead of the latter.
         """
         whole, length = self.sampler.batch_size, self.sampler.dataset.length
-        low, high = self.config.lowest_time, self.config.highest_time
+        low, high = self.config.lowest_time, max(self.highest_time(0), self.highest_time(self.steps))
         times = low + (high - low) * (torch.arange(256.0).double() + 0.5) / 256
         share = self._share_that_counts(times)
         if share.mean() > 0.75:
