@@ -1,5 +1,7 @@
 """The one kernel that updates all parameters, against torch's AdamW and a plain average."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,34 @@ def check_table(device):
 
 def test_kernel_interpreted():
     run_interpreted("from tests.training.test_update import check_table; check_table('cpu')")
+
+
+BASE = {"table": "*i64", "which": "*i32", "starts": "*i64", "sizes": "*i64"}
+SCALARS = ("rate", "beta1", "beta2", "log_beta1", "log_beta2", "epsilon", "decay", "pace", "keep")
+POINTERS = ("partial", "count", "excess", "finite", "lengths")
+
+
+@pytest.mark.parametrize("kernel", ["_squares_kernel", "_update_kernel", "_look_ahead_kernel", "_move_kernel"])
+@pytest.mark.parametrize("copied", [True, False])
+def test_kernels_compile_for_a_chip_that_is_not_here(kernel: str, copied: bool, monkeypatch: pytest.MonkeyPatch):
+    """For an H100 or H200, with loads and stores of 16 bytes."""
+    triton = pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("kernels are interpreted here")
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # of which some versions of Triton warn
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
+    from triton.compiler import ASTSource  # type: ignore[import-not-found]
+
+    from cedd.training import update_triton
+
+    function = getattr(update_triton, kernel)
+    types = {**BASE, **dict.fromkeys(SCALARS, "fp32"), **dict.fromkeys(POINTERS, "*fp32"), "tensors": "i32"}
+    signature = {name: types.get(name, "constexpr") for name in function.arg_names}
+    source = ASTSource(function, signature, {"BLOCK": update_triton.BLOCK, "COPIED": copied})
+    code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": update_triton.WARPS}).asm
+    assert code["cubin"]
+    assert "ld.global.v4.b32" in code["ptx"]
+    assert ("st.global.v4.b32" in code["ptx"]) == (kernel != "_squares_kernel")
 
 
 @pytest.mark.gpu

@@ -36,6 +36,15 @@ def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl.con
 
 
 @triton.jit
+def _block(which, starts, sizes, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+    """This program's tensor, where its block starts there, the tensor's size, and the block's offsets."""
+    program = tl.program_id(0)
+    index = tl.load(which + program)
+    start = tl.load(starts + program)
+    return index, start, tl.load(sizes + index), start + tl.arange(0, BLOCK)
+
+
+@triton.jit
 def _squares_kernel(  # noqa: ANN202
     table,  # noqa: ANN001
     which,  # noqa: ANN001
@@ -46,17 +55,13 @@ def _squares_kernel(  # noqa: ANN202
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    index = tl.load(which + program)
-    start = tl.load(starts + program)
-    size = tl.load(sizes + index)
-    offsets = start + tl.arange(0, BLOCK)
+    index, start, size, offsets = _block(which, starts, sizes, BLOCK)
     gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
     if start + BLOCK <= size:
         values = tl.load(gradients).to(tl.float32)
     else:
         values = tl.load(gradients, mask=offsets < size, other=0.0).to(tl.float32)
-    tl.store(partial + program, tl.sum(values * values, 0))
+    tl.store(partial + tl.program_id(0), tl.sum(values * values, 0))
 
 
 @triton.jit
@@ -96,10 +101,7 @@ def _update_kernel(  # noqa: ANN202
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    index = tl.load(which + program)
-    start = tl.load(starts + program)
-    size = tl.load(sizes + index)
+    index, start, size, offsets = _block(which, starts, sizes, BLOCK)
     steps = tl.load(count).to(tl.float64) + 1.0
     # In float64: 1 - 0.999 has lost four digits in float32.
     correction1 = (1.0 - tl.exp(steps * log_beta1)).to(tl.float32)
@@ -108,7 +110,6 @@ def _update_kernel(  # noqa: ANN202
     good = tl.load(finite) != 0
     settings = (rate, beta1, beta2, epsilon, decay, pace)
     corrections = (correction1, correction2)
-    offsets = start + tl.arange(0, BLOCK)
     values = _whole(table, 0, tensors, index, offsets, BLOCK, False)
     gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
     firsts = _whole(table, 2, tensors, index, offsets, BLOCK, False)
@@ -175,13 +176,9 @@ def _look_ahead_kernel(  # noqa: ANN202
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    index = tl.load(which + program)
-    start = tl.load(starts + program)
-    size = tl.load(sizes + index)
+    index, start, size, offsets = _block(which, starts, sizes, BLOCK)
     scale = 1.0 / tl.load(excess)
     good = tl.load(finite) != 0
-    offsets = start + tl.arange(0, BLOCK)
     gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
     momenta = _whole(table, 2, tensors, index, offsets, BLOCK, False)
     directions = _whole(table, 3, tensors, index, offsets, BLOCK, True)
@@ -224,14 +221,10 @@ def _move_kernel(  # noqa: ANN202
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    index = tl.load(which + program)
-    start = tl.load(starts + program)
-    size = tl.load(sizes + index)
+    index, start, size, offsets = _block(which, starts, sizes, BLOCK)
     length = rate * tl.load(lengths + index)
     shrink = 1.0 - rate * decay
     good = tl.load(finite) != 0
-    offsets = start + tl.arange(0, BLOCK)
     values = _whole(table, 0, tensors, index, offsets, BLOCK, False)
     directions = _whole(table, 3, tensors, index, offsets, BLOCK, True)
     averages = _whole(table, 4, tensors, index, offsets, BLOCK, False)
