@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -189,14 +188,14 @@ class Cell(NamedTuple):
 
     method: str
     process: str
-    highest_time: float = 1.0
-    recipe: Mapping[str, Any] = MappingProxyType({})
+    highest_time: float
+    recipe: Mapping[str, Any]
 
 
 def named(text: str) -> str:
     """The one name of a cell: "cedd*/uniform" is "cedd-star/uniform"."""
     method, slash, rest = text.partition("/")
-    return method.replace("*", "-star").lower() + slash + rest
+    return get_method(method).name + slash + rest
 
 
 def read_cell(text: str) -> Cell:
@@ -204,11 +203,12 @@ def read_cell(text: str) -> Cell:
     words, plus, recipe = text.partition("+")
     try:
         method, process, *times = words.split("/")
-        (time,) = map(float, times or [1.0])
-        cell = Cell(get_method(method).name, process, time, RECIPES[recipe] if plus else {})
+        (highest_time,) = map(float, times or [1.0])
+        cell = Cell(get_method(method).name, process, highest_time, RECIPES[recipe] if plus else {})
+        possible = cell.method in METHODS and cell.process in PROCESSES and 0 < cell.highest_time <= 1
     except (KeyError, ValueError):
-        cell = Cell("", "")
-    if cell.method not in METHODS or cell.process not in PROCESSES or not 0 < cell.highest_time <= 1:
+        possible = False
+    if not possible:
         kinds = f"{{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}"
         recipes = ", ".join(f"+{name}" for name in RECIPES)
         raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME, {recipes}; got {text!r}")
@@ -542,8 +542,9 @@ def run(arguments: Arguments) -> int:
     until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
     results = Results(arguments.results, arguments)
     prepare(arguments)
-    waiting = [cell for cell in dict.fromkeys(map(named, arguments.only)) if not results.is_done(cell, arguments)]
-    for cell in dict.fromkeys(map(named, arguments.only)):
+    cells = dict.fromkeys(map(named, arguments.only))
+    waiting = [cell for cell in cells if not results.is_done(cell, arguments)]
+    for cell in cells:
         if cell not in waiting:
             print(f"{cell}: done before", flush=True)
     running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}

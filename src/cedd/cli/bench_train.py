@@ -18,7 +18,6 @@ from rich.console import Console
 
 from cedd.cli.textbook import load_textbook
 from cedd.data import ByteTokenizer, PackedDataset, Prefetcher, TrainingData
-from cedd.data.batches import BatchSampler
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfig
 from cedd.training.distributed import Ranks, pick_device
 from cedd.training.loop import Trainer, share_the_interpreter
@@ -125,8 +124,7 @@ def synthetic_trainer(config: TrainConfig, vocab_size: int) -> tuple[Trainer, No
     """The loop's own trainer on random tokens, and its batches."""
     kind = type("_Synthetic", (_SyntheticTrainer,), {"vocab_size": vocab_size})
     trainer: Trainer = kind(config, Ranks(0, 1, pick_device(config.device)), Console(quiet=True))
-    sampler = BatchSampler(trainer.data.train, config.batch.size, seed=config.seed)
-    return trainer, NoisingSampler(sampler, trainer.method, trainer.process, config.batch)
+    return trainer, trainer.noising()
 
 
 @contextmanager

@@ -262,7 +262,7 @@ class Trainer:
             with (
                 graceful_signals() as asked,
                 self._records() as records,
-                Prefetcher(self._noising(), self.ranks.device) as batches,
+                Prefetcher(self.noising(), self.ranks.device) as batches,
             ):
                 result = self._steps(batches, records, asked)
             if self.ranks.is_first:
@@ -302,7 +302,8 @@ class Trainer:
         folder = config.out if self.ranks.is_first else None
         return Records(folder, config.steps, self.state.step, self.console, config.tensorboard)
 
-    def _noising(self) -> NoisingSampler:
+    def noising(self) -> NoisingSampler:
+        """This rank's batches, from the next step on."""
         config, ranks = self.config, self.ranks
         sampler = BatchSampler(
             self.data.train,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found]
@@ -267,8 +268,11 @@ class _Group:
     partial: Tensor
     """[programs]: sums of squares."""
 
-    def arguments(self) -> tuple[Tensor, ...]:
-        return self.addresses, self.which, self.starts, self.sizes
+    def launch(self, kernel: Any, *arguments: Any) -> None:
+        """A sweep over these tensors, with what the kernel wants beside them."""
+        places = self.addresses, self.which, self.starts, self.sizes
+        grid = (len(self.which),)
+        kernel[grid](*places, *arguments, len(self.sizes), BLOCK=BLOCK, COPIED=self.copied, num_warps=WARPS)
 
 
 class _Table:
@@ -328,14 +332,7 @@ class _Table:
     def norm(self) -> Tensor:
         """The norm of all gradients, []."""
         for group in self._groups:
-            _squares_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
-                *group.arguments(),
-                group.partial,
-                len(group.sizes),
-                BLOCK=BLOCK,
-                COPIED=group.copied,
-                num_warps=WARPS,
-            )
+            group.launch(_squares_kernel, group.partial)
         return self.partial.sum(dtype=torch.float64).sqrt().float()
 
 
@@ -356,8 +353,8 @@ class TensorTable(_Table):
     ) -> None:
         """Gradients divided by excess []; step count [] + 1 of AdamW unless finite [] is 0; averages move by `pace`."""
         for group in self._groups:
-            _update_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
-                *group.arguments(),
+            group.launch(
+                _update_kernel,
                 count,
                 excess,
                 finite,
@@ -367,10 +364,6 @@ class TensorTable(_Table):
                 epsilon,
                 decay,
                 pace,
-                len(group.sizes),
-                BLOCK=BLOCK,
-                COPIED=group.copied,
-                num_warps=WARPS,
             )
 
 
@@ -399,29 +392,9 @@ class MatrixTable(_Table):
     def look_ahead(self, excess: Tensor, finite: Tensor, keep: float) -> None:
         """Momenta keep a share `keep` of themselves, gradients are divided by excess []; unless finite [] is 0."""
         for group in self._groups:
-            _look_ahead_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
-                *group.arguments(),
-                excess,
-                finite,
-                keep,
-                len(group.sizes),
-                BLOCK=BLOCK,
-                COPIED=group.copied,
-                num_warps=WARPS,
-            )
+            group.launch(_look_ahead_kernel, excess, finite, keep)
 
     def move(self, finite: Tensor, *, rate: float, decay: float, pace: float) -> None:
         """Values shrink, and move by rate × length along directions, unless finite [] is 0; averages by `pace`."""
         for group, lengths in zip(self._groups, self._lengths, strict=True):
-            _move_kernel[(len(group.which),)](  # pyright: ignore[reportIndexIssue]
-                *group.arguments(),
-                lengths,
-                finite,
-                rate,
-                decay,
-                pace,
-                len(group.sizes),
-                BLOCK=BLOCK,
-                COPIED=group.copied,
-                num_warps=WARPS,
-            )
+            group.launch(_move_kernel, lengths, finite, rate, decay, pace)
