@@ -92,6 +92,17 @@ PAPER: Mapping[int, Mapping[str, tuple[float, float]]] = {
 """Percent of corrupted positions restored in Pride and Prejudice and in Crime and Punishment, by training steps."""
 
 
+FAST = {
+    "matrices": "muon",
+    "rate": 1e-3,
+    "warmup": 1000,
+    "schedule": "cosine",
+    "ema": 0.999,
+    "clip": 128.0,
+    "dropout": 0.0,
+    "cut": "anew",
+    "last_time": 0.1,
+}
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "muon": {
         "matrices": "muon",
@@ -102,22 +113,16 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "dropout": 0.05,
         "cut": "anew",
     },
-    "fast": {
-        "matrices": "muon",
-        "rate": 2e-3,
-        "warmup": 1000,
-        "schedule": "cosine",
-        "ema": 0.999,
-        "clip": 128.0,
-        "dropout": 0.0,
-        "cut": "anew",
-        "last_time": 0.1,
-    },
+    "fast": FAST,
+    "faster": FAST | {"rate": 2e-3},
     "float32": {"float32_residual": True},
     "twice": {"rate": 6e-4},
+    "half": {"rate": 1.5e-4},
 }
 """Settings of a cell by the name after its +."""
 OURS = "bayes-star/roulette/0.45+fast"
+STYLES = ("--", ":", "-.", (0, (9, 3)))
+"""Of a method's curves beside that with the paper's settings."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,9 @@ class Arguments:
 
     only: tuple[str, ...] = (OURS, *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)))
     """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say: fast
-    (ours: Muon, rate 2e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1),
-    muon (an earlier one: rate 1e-3, dropout 0.05, one range of times), twice (--rate 6e-4), float32
-    (--float32-residual)."""
+    (ours: Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1),
+    faster (the same at 2e-3), muon (an earlier one: dropout 0.05, one range of times), twice or half (the rate),
+    float32 (--float32-residual)."""
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None
@@ -629,13 +634,14 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = dict(zip(PROCESSES, figure.subplots(1, len(PROCESSES), sharey=True), strict=True))
     colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
-    others = {process: cycle(("--", ":", "-.")) for process in PROCESSES}
+    others = {f"{method}/{process}": cycle(STYLES) for process in PROCESSES for method in METHODS}
     for cell in tested(content):
         curve = content["cells"][cell]["curve"]
         method, process, _, _ = read_cell(cell)
         thousands = [point["step"] / 1000 for point in curve]
         shares = [100 * point["books"]["pap"]["all"]["share"] for point in curve]
-        style = "-" if cell == f"{method}/{process}" else next(others[process])
+        plain = f"{method}/{process}"
+        style = "-" if cell == plain else next(others[plain])
         line = {"linestyle": style, "marker": "o", "markersize": 3, "linewidth": 1.2}
         panels[process].plot(thousands, shares, color=colours[method], label=cell.replace(f"/{process}", ""), **line)
         for step, row in PAPER.items():

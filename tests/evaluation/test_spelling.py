@@ -351,6 +351,9 @@ def test_a_recipe_stands_above_the_command_line(benchmark):
     assert plain.out != ours.out
     for recipe in benchmark.RECIPES:
         benchmark.configuration(given, f"cedd/uniform+{recipe}").check()
+    fast, faster = (benchmark.configuration(given, f"cedd/uniform/0.45+{name}") for name in ("fast", "faster"))
+    assert (fast.batch.highest_time, fast.batch.last_highest_time, fast.model.dropout) == (0.45, 0.1, 0.0)
+    assert set(benchmark.same_run(fast, faster)) == {"optimizer.rate"}
 
 
 def test_the_papers_settings_are_the_defaults(benchmark):
