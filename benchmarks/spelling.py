@@ -143,6 +143,8 @@ class Arguments:
     """Folder with GPT-2's vocab.json and merges.txt (default: gpt2-bpe beside the novels)."""
     form: Literal["clean", "gutenberg"] = "gutenberg"
     """The books as Gutenberg ships them, with header and licence (the paper's), or their bare text."""
+    vocabulary: int | None = None
+    """Write the characters as the first tokens of so many, not as GPT-2's: for two cores, with --size tiny."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
     length: int = 128
     batch: int = 32
@@ -167,6 +169,8 @@ class Arguments:
     weight_decay: float = 0.0
     cut: Literal["once", "anew"] = "once"
     """Where the book is cut into sequences: at the same places in every epoch, or at others."""
+    times: Literal["stratified", "independent"] = "stratified"
+    """How the times of a batch are drawn."""
     last_time: float | None = None
     """What a cell's TIME becomes until the last step."""
     float32_residual: bool = False
@@ -254,6 +258,14 @@ def spelt(text: str, gpt2: GPT2Tokenizer, characters: dict[str, int]) -> str:
     return text.translate(stand_ins)
 
 
+def renumbered(characters: Mapping[str, int], size: int) -> dict[str, int]:
+    """The characters as the first of `size` tokens, in their old order."""
+    numbers = {token: number for number, token in enumerate(sorted(set(characters.values())))}
+    if size < len(numbers):
+        raise ValueError(f"--vocabulary must be at least {len(numbers)}, as the characters are; got {size}")
+    return {character: numbers[token] for character, token in characters.items()}
+
+
 def prepare(arguments: Arguments) -> None:
     """Write the tokenizer and the books, as they are read by every cell, beside the runs."""
     novels = data_folder("novels", arguments.data)
@@ -263,8 +275,11 @@ def prepare(arguments: Arguments) -> None:
     for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
         text = "".join(open_corpus(novels / f"{name}{ending}").documents())
         atomic_write(book(arguments, name), spelt(text, gpt2, characters).encode())
-    tokenizer = CharAsGPT2(characters, gpt2.vocab_size)
-    tokenizer.save(arguments.out / "tokenizer")
+    if arguments.vocabulary is None:
+        tokenizer = CharAsGPT2(characters, gpt2.vocab_size)
+    else:
+        tokenizer = CharAsGPT2(renumbered(characters, arguments.vocabulary), arguments.vocabulary)
+    tokenizer.save(tokenizer_folder(arguments))
     for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
         pack(open_corpus(book(arguments, name)), tokenizer, arguments.length)  # so that no cell has to
 
@@ -272,6 +287,11 @@ def prepare(arguments: Arguments) -> None:
 def book(arguments: Arguments, name: str) -> Path:
     """Where a book lies as the cells read it."""
     return arguments.out / "books" / arguments.form / f"{name}.txt"
+
+
+def tokenizer_folder(arguments: Arguments) -> Path:
+    """Where the tokenizer lies; one of another size is another."""
+    return arguments.out / ("tokenizer" if arguments.vocabulary is None else f"tokenizer-{arguments.vocabulary}")
 
 
 def configuration(arguments: Arguments, cell: str) -> TrainConfig:
@@ -288,7 +308,7 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         model=model_of_size(arguments.size, dropout=arguments.dropout, float32_residual=arguments.float32_residual),
         length=arguments.length,
         # A book of its own to validate on: all of War and Peace is trained on.
-        text=DataConfig(str(arguments.out / "tokenizer"), validation=str(book(arguments, TEST_BOOKS["pap"]))),
+        text=DataConfig(str(tokenizer_folder(arguments)), validation=str(book(arguments, TEST_BOOKS["pap"]))),
         optimizer=OptimizerConfig(
             loss="sum",
             clip=arguments.clip,
@@ -301,7 +321,11 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
             ema_warmup=arguments.ema_warmup,
         ),
         batch=BatchConfig(
-            arguments.batch, highest_time=highest_time, last_highest_time=arguments.last_time, cut=arguments.cut
+            arguments.batch,
+            times=arguments.times,
+            highest_time=highest_time,
+            last_highest_time=arguments.last_time,
+            cut=arguments.cut,
         ),
         evaluation=EvaluationConfig(every=arguments.every, samples=0),
         steps=arguments.steps,

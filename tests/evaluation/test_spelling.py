@@ -290,6 +290,15 @@ def books(value):
     return {name: {"all": share, "masked": share, "shuffled": share} for name in ("pap", "cap", "wap")}
 
 
+def test_characters_can_be_the_first_tokens_of_fewer(benchmark):
+    characters = {"a": 64, "b": 65, "A": 32, "\u00e4": 64}
+    assert benchmark.renumbered(characters, 3) == {"a": 1, "b": 2, "A": 0, "\u00e4": 1}
+    with pytest.raises(ValueError, match="--vocabulary must be at least 3"):
+        benchmark.renumbered(characters, 2)
+    small, plain = (benchmark.configuration(benchmark.Arguments(vocabulary=v), "cedd/uniform") for v in (512, None))
+    assert set(benchmark.same_run(small, plain)) == {"text.tokenizer"}  # so that neither is taken for the other
+
+
 def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path):
     arguments = benchmark.Arguments(out=tmp_path / "runs", results=tmp_path / "results.json")
     cell = "cedd-star/roulette"
