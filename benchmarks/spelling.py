@@ -92,27 +92,18 @@ PAPER: Mapping[int, Mapping[str, tuple[float, float]]] = {
 """Percent of corrupted positions restored in Pride and Prejudice and in Crime and Punishment, by training steps."""
 
 
-FAST = {
+MUON = {
     "matrices": "muon",
     "rate": 1e-3,
-    "warmup": 1000,
     "schedule": "cosine",
     "ema": 0.999,
     "clip": 128.0,
-    "dropout": 0.0,
+    "dropout": 0.05,
     "cut": "anew",
-    "last_time": 0.1,
 }
+FAST = MUON | {"warmup": 1000, "dropout": 0.0, "last_time": 0.1}
 RECIPES: Mapping[str, Mapping[str, Any]] = {
-    "muon": {
-        "matrices": "muon",
-        "rate": 1e-3,
-        "schedule": "cosine",
-        "ema": 0.999,
-        "clip": 128.0,
-        "dropout": 0.05,
-        "cut": "anew",
-    },
+    "muon": MUON,
     "fast": FAST,
     "faster": FAST | {"rate": 2e-3},
     "float32": {"float32_residual": True},
@@ -121,7 +112,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of a cell by the name after its +."""
 OURS = "bayes-star/roulette/0.45+fast"
-STYLES = ("--", ":", "-.", (0, (9, 3)))
+STYLES = ("--", ":", "-.", (0, (1, 3)))
 """Of a method's curves beside that with the paper's settings."""
 
 
@@ -133,10 +124,10 @@ class Arguments:
     """
 
     only: tuple[str, ...] = (OURS, *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)))
-    """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say: fast
-    (ours: Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1),
-    faster (the same at 2e-3), muon (an earlier one: dropout 0.05, one range of times), twice or half (the rate),
-    float32 (--float32-residual)."""
+    """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say. Ours is
+    fast: Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1.
+    The others are faster (its rate 2e-3), muon (an earlier one: dropout 0.05, one range of times), twice and half,
+    which is said of the paper's rate, and float32 (--float32-residual)."""
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None
@@ -262,7 +253,7 @@ def renumbered(characters: Mapping[str, int], size: int) -> dict[str, int]:
     """The characters as the first of `size` tokens, in their old order."""
     numbers = {token: number for number, token in enumerate(sorted(set(characters.values())))}
     if size < len(numbers):
-        raise ValueError(f"--vocabulary must be at least {len(numbers)}, as the characters are; got {size}")
+        raise ValueError(f"--vocabulary must be at least {len(numbers)}, one for each character; got {size}")
     return {character: numbers[token] for character, token in characters.items()}
 
 
@@ -676,7 +667,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         axes.set_xlabel("thousand steps")
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend(frameon=False, fontsize=8, loc="lower right")
+            axes.legend(frameon=False, fontsize=8, loc="lower right", handlelength=4)
     panels[PROCESSES[0]].set_ylabel("restored in Pride and Prejudice, %  (×: the paper's)")
     buffer = BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=120)
@@ -732,8 +723,10 @@ def own_settings(cell: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell was trained with otherwise than by default, by the settings' names."""
     config = from_json(TrainConfig, record["config"])
     different = same_run(config, configuration(Arguments(), cell.partition("+")[0]))
-    training = [name for name in different if name.startswith(("model.", "optimizer.", "batch.", "process."))]
-    return {name.rpartition(".")[2]: flat(config)[name] for name in training}
+    training = [n for n in different if n.startswith(("model.", "optimizer.", "batch.", "process.", "length"))]
+    settings = {name.rpartition(".")[2]: flat(config)[name] for name in training}
+    _, _, vocabulary = Path(config.text.tokenizer).name.partition("tokenizer-")
+    return settings | ({"vocabulary": vocabulary} if vocabulary else {})
 
 
 def _with_interval(share: Mapping[str, Any]) -> str:

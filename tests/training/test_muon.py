@@ -161,7 +161,7 @@ def test_the_matrices_of_blocks_are_muons_and_all_else_adamws():
 
 @pytest.mark.gpu
 def test_both_ways_to_update_agree_on_the_device():
-    """Three steps of 2e-3 an entry, each parted by a percent where N is rounded another way."""
+    """Within a few percent of three steps, 2e-3 an entry each: N may be rounded another way."""
     fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
     assert fused.found is not None
     for kind in ("parameters", "shadow", "copies"):
