@@ -163,7 +163,7 @@ class Arguments:
     times: Literal["stratified", "independent"] = "stratified"
     """How the times of a batch are drawn."""
     last_time: float | None = None
-    """What a cell's TIME becomes until the last step."""
+    """What a cell's TIME has become by the last step."""
     float32_residual: bool = False
     """Keep the sum of all branches in float32, as the code that the paper builds on."""
     p_m: float = 0.95
@@ -215,18 +215,15 @@ def named(text: str) -> str:
 def read_cell(text: str) -> Cell:
     """METHOD/PROCESS[/TIME][+RECIPE]."""
     words, plus, recipe = text.partition("+")
-    try:
+    with contextlib.suppress(KeyError, ValueError):
         method, process, *times = words.split("/")
         (highest_time,) = map(float, times or [1.0])
         cell = Cell(get_method(method).name, process, highest_time, RECIPES[recipe] if plus else {})
-        possible = cell.method in METHODS and cell.process in PROCESSES and 0 < cell.highest_time <= 1
-    except (KeyError, ValueError):
-        possible = False
-    if not possible:
-        kinds = f"{{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}"
-        recipes = ", ".join(f"+{name}" for name in RECIPES)
-        raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME, {recipes}; got {text!r}")
-    return cell
+        if cell.method in METHODS and cell.process in PROCESSES and 0 < cell.highest_time <= 1:
+            return cell
+    kinds = f"{{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}"
+    recipes = ", ".join(f"+{name}" for name in RECIPES)
+    raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME, {recipes}; got {text!r}")
 
 
 # ----------------------------------------------------------------------------------------------------------------

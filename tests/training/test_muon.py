@@ -161,14 +161,14 @@ def test_the_matrices_of_blocks_are_muons_and_all_else_adamws():
 
 @pytest.mark.gpu
 def test_both_ways_to_update_agree_on_the_device():
-    """Within a few percent of three steps, 2e-3 an entry each: N may be rounded another way."""
+    """AdamW's to rounding; Muon's within 5% of its three steps, 2e-3 an entry each: N may be rounded another way."""
     fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
     assert fused.found is not None
     for kind in ("parameters", "shadow", "copies"):
-        for a, b in zip(getattr(fused, kind), getattr(plain, kind), strict=True):
+        for i, (a, b) in enumerate(zip(getattr(fused, kind), getattr(plain, kind), strict=True)):
             if a is not None:
-                low = a.dtype == torch.bfloat16
-                torch.testing.assert_close(a, b, rtol=2**-6 if low else 1e-3, atol=3e-4)
+                low, room = a.dtype == torch.bfloat16, 3e-4 if i in fused.matrices else 1e-4
+                torch.testing.assert_close(a, b, rtol=2**-6 if low else 1e-3, atol=room)
 
 
 def test_a_run_learns_by_it(config, no_plot):
