@@ -102,13 +102,17 @@ MUON = {
     "cut": "anew",
 }
 FAST = MUON | {"warmup": 1000, "dropout": 0.0, "last_time": 0.1}
+LONG = FAST | {"dropout": 0.1, "steps": 50_000}
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "muon": MUON,
     "fast": FAST,
     "faster": FAST | {"rate": 2e-3},
+    "long": LONG,
     "float32": {"float32_residual": True},
     "twice": {"rate": 6e-4},
     "half": {"rate": 1.5e-4},
+    "quarter": {"rate": 7.5e-5},
+    "crlf": {"form": "crlf"},
 }
 """Settings of a cell by the name after its +."""
 OURS = "bayes-star/roulette/0.45+fast"
@@ -126,14 +130,16 @@ class Arguments:
     only: tuple[str, ...] = (OURS, *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)))
     """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say. Ours is
     fast: Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1.
-    The others are faster (its rate 2e-3), muon (an earlier one: dropout 0.05, one range of times), twice and half,
-    which is said of the paper's rate, and float32 (--float32-residual)."""
+    The others are long (its 50,000 steps, dropout 0.1), faster (rate 2e-3), muon (an earlier one: dropout 0.05, one
+    range of times), twice, half and quarter, which is said of the paper's rate, crlf (--form) and float32
+    (--float32-residual)."""
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None
     """Folder with GPT-2's vocab.json and merges.txt (default: gpt2-bpe beside the novels)."""
-    form: Literal["clean", "gutenberg"] = "gutenberg"
-    """The books as Gutenberg ships them, with header and licence (the paper's), or their bare text."""
+    form: Literal["clean", "gutenberg", "crlf"] = "gutenberg"
+    """The books as Gutenberg ships them, with header and licence (the paper's), or their bare text. A line's end is one
+    character, as for everyone who opens a text with Python; in crlf it is two, as in Gutenberg's files."""
     vocabulary: int | None = None
     """Write the characters as the first tokens of so many, not as GPT-2's: for two cores, with --size tiny."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
@@ -236,10 +242,11 @@ _PRIVATE = 0xF0000
 def spelt(text: str, gpt2: GPT2Tokenizer, characters: dict[str, int]) -> str:
     """The text in characters that are one token each, which `characters` is extended to know.
 
-    GPT-2 writes a curly quote, and a few accented letters, as two tokens: these become two stand-ins, one for each.
+    GPT-2 writes a curly quote, and a few accented letters, as two tokens: these become two stand-ins, one for each. So
+    does a carriage return become one, for in a file of text it would not survive.
     """
     stand_ins: dict[int, str] = {}
-    for character in set(text) - set(characters):
+    for character in set(text) - (set(characters) - {"\r"}):
         tokens = [int(token) for token in gpt2.encode(character)]
         characters.update({chr(_PRIVATE + token): token for token in tokens})
         stand_ins[ord(character)] = "".join(chr(_PRIVATE + token) for token in tokens)
@@ -259,9 +266,13 @@ def prepare(arguments: Arguments) -> None:
     novels = data_folder("novels", arguments.data)
     gpt2 = load_gpt2(arguments.gpt2 or novels.parent / "gpt2-bpe")
     characters = dict(CharAsGPT2.from_gpt2(gpt2).characters)
-    ending = {"clean": ".txt", "gutenberg": ".gutenberg.txt"}[arguments.form]
+    ending = ".txt" if arguments.form == "clean" else ".gutenberg.txt"
     for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
-        text = "".join(open_corpus(novels / f"{name}{ending}").documents())
+        source = novels / f"{name}{ending}"
+        if arguments.form == "crlf":
+            text = source.read_bytes().decode("utf-8-sig")
+        else:
+            text = "".join(open_corpus(source).documents())
         atomic_write(book(arguments, name), spelt(text, gpt2, characters).encode())
     if arguments.vocabulary is None:
         tokenizer = CharAsGPT2(characters, gpt2.vocab_size)
@@ -278,14 +289,20 @@ def book(arguments: Arguments, name: str) -> Path:
 
 
 def tokenizer_folder(arguments: Arguments) -> Path:
-    """Where the tokenizer lies; one of another size is another."""
-    return arguments.out / ("tokenizer" if arguments.vocabulary is None else f"tokenizer-{arguments.vocabulary}")
+    """Where the tokenizer of these books lies; one of another size is another."""
+    size = "" if arguments.vocabulary is None else f"-{arguments.vocabulary}"
+    return arguments.out / "books" / arguments.form / f"tokenizer{size}"
+
+
+def settings(arguments: Arguments, cell: str) -> Arguments:
+    """What a cell is run with: its recipe stands above the command line."""
+    return replace(arguments, **read_cell(cell).recipe)
 
 
 def configuration(arguments: Arguments, cell: str) -> TrainConfig:
     """The run of one cell: the paper's settings, no evaluations of the trainer's own, no checkpoint before the end."""
-    method, process, highest_time, recipe = read_cell(cell)
-    arguments = replace(arguments, **recipe)
+    method, process, highest_time, _ = read_cell(cell)
+    arguments = settings(arguments, cell)
     return TrainConfig(
         data=str(book(arguments, TRAINING_BOOK)),
         out=arguments.out / named(cell).replace("/", "-"),
@@ -459,7 +476,7 @@ class SpellingTrainer(Trainer):
 def work(arguments: Arguments) -> None:
     """Train and test the one cell of --only."""
     (cell,) = arguments.only
-    config = configuration(arguments, cell)
+    config, arguments = configuration(arguments, cell), settings(arguments, cell)
     config.check()
     config.out.mkdir(parents=True, exist_ok=True)
     share_the_interpreter()
@@ -572,8 +589,9 @@ def run(arguments: Arguments) -> int:
     """All cells that are left, one after the other; the exit code is the number of cells that failed."""
     until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
     results = Results(arguments.results, arguments)
-    prepare(arguments)
     cells = dict.fromkeys(map(named, arguments.only))
+    for asked in {given.form: given for given in (settings(arguments, cell) for cell in cells)}.values():
+        prepare(asked)
     waiting = [cell for cell in cells if not results.is_done(cell, arguments)]
     for cell in cells:
         if cell not in waiting:
@@ -721,9 +739,11 @@ def own_settings(cell: str, record: Mapping[str, Any]) -> dict[str, Any]:
     config = from_json(TrainConfig, record["config"])
     different = same_run(config, configuration(Arguments(), cell.partition("+")[0]))
     training = [n for n in different if n.startswith(("model.", "optimizer.", "batch.", "process.", "length"))]
-    settings = {name.rpartition(".")[2]: flat(config)[name] for name in training}
+    own = {name.rpartition(".")[2]: flat(config)[name] for name in training}
     _, _, vocabulary = Path(config.text.tokenizer).name.partition("tokenizer-")
-    return settings | ({"vocabulary": vocabulary} if vocabulary else {})
+    own |= {"vocabulary": vocabulary} if vocabulary else {}
+    form = Path(config.data).parent.name
+    return own | ({} if form == Arguments.form else {"form": form})
 
 
 def _with_interval(share: Mapping[str, Any]) -> str:

@@ -278,11 +278,12 @@ def test_books_are_written_a_character_at_a_time_in_gpt2s_tokens(benchmark):
 
     class TwoTokens:
         def encode(self, text):
-            return [447, {"“": 250, "”": 251}[text]]
+            return {"“": [447, 250], "”": [447, 251], "\r": [201]}[text]
 
-    known = {"a": 64, " ": 220}
-    texts = [benchmark.spelt(text, TwoTokens(), known) for text in ("“a a”", "”a")]
-    assert [[known[c] for c in text] for text in texts] == [[447, 250, 64, 220, 64, 447, 251], [447, 251, 64]]
+    known = {"a": 64, " ": 220, "\r": 201, "\n": 198}
+    texts = [benchmark.spelt(text, TwoTokens(), known) for text in ("“a a”", "”a\r\n")]
+    assert [[known[c] for c in text] for text in texts] == [[447, 250, 64, 220, 64, 447, 251], [447, 251, 64, 201, 198]]
+    assert "\r" not in texts[1]  # where it would be read as a line's end
 
 
 def books(value):
@@ -338,6 +339,10 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved["cells"][cell]["config"] = benchmark.to_json(other)
     assert "| cedd-star | roulette; dropout 0.2; matrices muon | 25,000 |" in benchmark.tables(saved)
 
+    two = benchmark.configuration(benchmark.replace(arguments, form="crlf"), cell)
+    saved["cells"][cell]["config"] = benchmark.to_json(two)
+    assert "| cedd-star | roulette; form crlf | 25,000 |" in benchmark.tables(saved)
+
     ours = benchmark.configuration(arguments, benchmark.OURS)
     saved["cells"] = {benchmark.OURS: {**saved["cells"][cell], "config": benchmark.to_json(ours)}}
     assert re.search(r"^\| bayes-star \| roulette, t ≤ 0.45; .*matrices muon", benchmark.tables(saved), re.MULTILINE)
@@ -363,6 +368,11 @@ def test_a_recipe_stands_above_the_command_line(benchmark):
     fast, faster = (benchmark.configuration(given, f"cedd/uniform/0.45+{name}") for name in ("fast", "faster"))
     assert (fast.batch.highest_time, fast.batch.last_highest_time, fast.model.dropout) == (0.45, 0.1, 0.0)
     assert set(benchmark.same_run(fast, faster)) == {"optimizer.rate"}
+    long = benchmark.configuration(given, "cedd/uniform/0.45+long")
+    assert set(benchmark.same_run(fast, long)) == {"model.dropout"}
+    assert (fast.steps, long.steps) == (25_000, 50_000)
+    crlf = benchmark.configuration(given, "cedd/uniform+crlf")
+    assert set(benchmark.same_run(plain, crlf)) == {"data", "text.tokenizer", "text.validation"}
 
 
 def test_the_papers_settings_are_the_defaults(benchmark):
