@@ -116,7 +116,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of a cell by the name after its +."""
 OURS = "bayes-star/roulette/0.45+fast"
-STYLES = ("--", ":", "-.", (0, (1, 3)))
+STYLES = ("--", ":", "-.", (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)))
 """Of a method's curves beside that with the paper's settings."""
 
 
@@ -660,7 +660,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = dict(zip(PROCESSES, figure.subplots(1, len(PROCESSES), sharey=True), strict=True))
     colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
@@ -682,7 +682,8 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         axes.set_xlabel("thousand steps")
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend(frameon=False, fontsize=8, loc="lower right", handlelength=4)
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 2}
+            axes.legend(frameon=False, fontsize=8, handlelength=4, **below)
     panels[PROCESSES[0]].set_ylabel("restored in Pride and Prejudice, %  (×: the paper's)")
     buffer = BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=120)
@@ -717,9 +718,10 @@ def _scores(books: Mapping[str, Any] | None) -> str:
 
 
 def _row(cell: str, record: Mapping[str, Any]) -> str:
-    """One cell at its last test, with 95% intervals, beside the paper's figure after as many steps."""
+    """One cell at its last test, with 95% intervals, beside the paper's of that method after as many steps."""
     last = record["curve"][-1]
-    paper = PAPER.get(last["step"], {}).get(cell, ("", ""))
+    paper = PAPER.get(last["step"], {}).get(cell.partition("+")[0], ("", ""))
+    steps = f"{last['step']:,}" + ("" if record["finished"] else f" of {record['config']['steps']:,}")
     scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
     kinds = [last["books"]["pap"][kind]["share"] for kind in ("masked", "shuffled")]
     parts = ", ".join("–" if share is None else f"{100 * share:.1f}" for share in kinds)
@@ -729,7 +731,7 @@ def _row(cell: str, record: Mapping[str, Any]) -> str:
     speed = record.get("seconds_per_step")
     seen = f"{100 * last['books'][SEEN]['all']['share']:.1f}" if SEEN in last["books"] else ""
     return (
-        f"| {method} | {process} | {last['step']:,} | {scores[0]} | {paper[0]} | {scores[1]} | {paper[1]} "
+        f"| {method} | {process} | {steps} | {scores[0]} | {paper[0]} | {scores[1]} | {paper[1]} "
         f"| {parts} | {seen} | {'' if speed is None else f'{1000 * speed:.1f}'} |"
     )
 

@@ -343,6 +343,13 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved["cells"][cell]["config"] = benchmark.to_json(two)
     assert "| cedd-star | roulette; form crlf | 25,000 |" in benchmark.tables(saved)
 
+    half = benchmark.configuration(arguments, f"{cell}+half")  # beside the same figures of the paper
+    saved["cells"] = {f"{cell}+half": {**saved["cells"][cell], "config": benchmark.to_json(half)}}
+    assert "| cedd-star | roulette; rate 0.00015 | 25,000 | 91.2 ± 1.0 | 89.7 |" in benchmark.tables(saved)
+    saved["cells"][f"{cell}+half"] |= {"finished": False, "config": benchmark.to_json(half) | {"steps": 50_000}}
+    assert "| cedd-star | roulette; rate 0.00015 | 25,000 of 50,000 | 91.2 ± 1.0 |" in benchmark.tables(saved)
+    saved["cells"][cell] = saved["cells"].pop(f"{cell}+half")
+
     ours = benchmark.configuration(arguments, benchmark.OURS)
     saved["cells"] = {benchmark.OURS: {**saved["cells"][cell], "config": benchmark.to_json(ours)}}
     assert re.search(r"^\| bayes-star \| roulette, t ≤ 0.45; .*matrices muon", benchmark.tables(saved), re.MULTILINE)
