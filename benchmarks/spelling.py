@@ -11,8 +11,8 @@ package's trainer, without its evaluations and without a checkpoint before the e
 the next one starts and is compiled. What is learnt goes into one small file, rewritten after every test. The same
 command goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its
 checkpoint.
-The rate is constant after its warm-up (unless --schedule says otherwise), so a run of 50,000 steps passes through that
-of 25,000: its curve has both.
+The rate is constant after its warm-up (unless --schedule or a recipe says otherwise), so a run of 50,000 steps passes
+through that of 25,000: its curve has both.
 """
 
 from __future__ import annotations
@@ -127,25 +127,31 @@ class Arguments:
     Train and test the cells METHOD/PROCESS[/TIME][+RECIPE] of the paper's spelling tables, and of ours.
     """
 
-    only: tuple[str, ...] = (OURS, *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)))
+    only: tuple[str, ...] = (
+        OURS,
+        *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)),
+        "sedds/roulette+half",
+        "sedd/roulette+half",
+    )
     """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say. Ours is
     fast: Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1.
-    The others are long (its 50,000 steps, dropout 0.1), faster (rate 2e-3), muon (an earlier one: dropout 0.05, one
-    range of times), twice, half and quarter, which is said of the paper's rate, crlf (--form) and float32
+    The others are long (fast with 50,000 steps and dropout 0.1), faster (fast at 2e-3), muon (an earlier one: dropout
+    0.05, one range of times), twice, half and quarter (6e-4, 1.5e-4 and 7.5e-5), crlf (--form) and float32
     (--float32-residual)."""
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None
     """Folder with GPT-2's vocab.json and merges.txt (default: gpt2-bpe beside the novels)."""
     form: Literal["clean", "gutenberg", "crlf"] = "gutenberg"
-    """The books as Gutenberg ships them, with header and licence (the paper's), or their bare text. A line's end is one
-    character, as for everyone who opens a text with Python; in crlf it is two, as in Gutenberg's files."""
+    """gutenberg: the books as shipped, with header and licence (the paper's), a line's end read as one character; crlf:
+    the same with a line's end of two, as it is in the files; clean: their bare text."""
     vocabulary: int | None = None
     """Write the characters as the first tokens of so many, not as GPT-2's: for two cores, with --size tiny."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
     length: int = 128
     batch: int = 32
     steps: int = 25_000
+    """Of a cell whose recipe has no number of its own."""
     every: int = 5000
     """Steps between tests."""
     blocks: int | None = None
@@ -262,17 +268,14 @@ def renumbered(characters: Mapping[str, int], size: int) -> dict[str, int]:
 
 
 def prepare(arguments: Arguments) -> None:
-    """Write the tokenizer and the books, as they are read by every cell, beside the runs."""
+    """Write the tokenizer and the books of one form, as its cells read them, beside the runs."""
     novels = data_folder("novels", arguments.data)
     gpt2 = load_gpt2(arguments.gpt2 or novels.parent / "gpt2-bpe")
     characters = dict(CharAsGPT2.from_gpt2(gpt2).characters)
     ending = ".txt" if arguments.form == "clean" else ".gutenberg.txt"
     for name in (TRAINING_BOOK, *TEST_BOOKS.values()):
         source = novels / f"{name}{ending}"
-        if arguments.form == "crlf":
-            text = source.read_bytes().decode("utf-8-sig")
-        else:
-            text = "".join(open_corpus(source).documents())
+        text = as_shipped(source) if arguments.form == "crlf" else "".join(open_corpus(source).documents())
         atomic_write(book(arguments, name), spelt(text, gpt2, characters).encode())
     if arguments.vocabulary is None:
         tokenizer = CharAsGPT2(characters, gpt2.vocab_size)
@@ -283,15 +286,27 @@ def prepare(arguments: Arguments) -> None:
         pack(open_corpus(book(arguments, name)), tokenizer, arguments.length)  # so that no cell has to
 
 
+def as_shipped(source: Path) -> str:
+    """A text with its line ends of two characters."""
+    try:
+        text = source.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8: {error}") from None
+    if "\r\n" not in text:
+        raise ValueError(f"{source} has no line ends of two characters: take the file as Gutenberg ships it")
+    return text
+
+
 def book(arguments: Arguments, name: str) -> Path:
     """Where a book lies as the cells read it."""
     return arguments.out / "books" / arguments.form / f"{name}.txt"
 
 
 def tokenizer_folder(arguments: Arguments) -> Path:
-    """Where the tokenizer of these books lies; one of another size is another."""
+    """Where the tokenizer of these books lies; one of another form or size is another."""
+    form = "" if arguments.form == Arguments.form else f"-{arguments.form}"
     size = "" if arguments.vocabulary is None else f"-{arguments.vocabulary}"
-    return arguments.out / "books" / arguments.form / f"tokenizer{size}"
+    return arguments.out / f"tokenizer{form}{size}"
 
 
 def settings(arguments: Arguments, cell: str) -> Arguments:
@@ -590,9 +605,10 @@ def run(arguments: Arguments) -> int:
     until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
     results = Results(arguments.results, arguments)
     cells = dict.fromkeys(map(named, arguments.only))
-    for asked in {given.form: given for given in (settings(arguments, cell) for cell in cells)}.values():
-        prepare(asked)
     waiting = [cell for cell in cells if not results.is_done(cell, arguments)]
+    asked = [settings(arguments, cell) for cell in waiting]
+    for given in {(one.form, one.vocabulary, one.length): one for one in asked}.values():
+        prepare(given)
     for cell in cells:
         if cell not in waiting:
             print(f"{cell}: done before", flush=True)
@@ -674,9 +690,9 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         style = "-" if cell == plain else next(others[plain])
         line = {"linestyle": style, "marker": "o", "markersize": 3, "linewidth": 1.2}
         panels[process].plot(thousands, shares, color=colours[method], label=cell.replace(f"/{process}", ""), **line)
-        for step, row in PAPER.items():
-            if cell in row and step <= curve[-1]["step"]:
-                panels[process].plot(step / 1000, row[cell][0], "x", color=colours[method])
+        for step in PAPER:
+            if step <= curve[-1]["step"] and (papers := of_the_paper(cell, content["cells"][cell], step)):
+                panels[process].plot(step / 1000, papers[0], "x", color=colours[method])
     for process, axes in panels.items():
         axes.set_title(process)
         axes.set_xlabel("thousand steps")
@@ -688,6 +704,14 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     buffer = BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=120)
     atomic_write(path, buffer.getvalue())
+
+
+def of_the_paper(cell: str, record: Mapping[str, Any], step: int) -> tuple[float, float] | None:
+    """Its figures for this method and process after so many steps, if the run may be compared there: not in the middle
+    of a falling rate."""
+    config = from_json(TrainConfig, record["config"])
+    done = step == config.steps or config.optimizer.schedule == "constant"
+    return PAPER[step].get(cell.partition("+")[0]) if done and step in PAPER else None
 
 
 def tables(content: Mapping[str, Any]) -> str:
@@ -720,7 +744,7 @@ def _scores(books: Mapping[str, Any] | None) -> str:
 def _row(cell: str, record: Mapping[str, Any]) -> str:
     """One cell at its last test, with 95% intervals, beside the paper's of that method after as many steps."""
     last = record["curve"][-1]
-    paper = PAPER.get(last["step"], {}).get(cell.partition("+")[0], ("", ""))
+    paper = of_the_paper(cell, record, last["step"]) or ("", "")
     steps = f"{last['step']:,}" + ("" if record["finished"] else f" of {record['config']['steps']:,}")
     scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
     kinds = [last["books"]["pap"][kind]["share"] for kind in ("masked", "shuffled")]
@@ -742,10 +766,10 @@ def own_settings(cell: str, record: Mapping[str, Any]) -> dict[str, Any]:
     different = same_run(config, configuration(Arguments(), cell.partition("+")[0]))
     training = [n for n in different if n.startswith(("model.", "optimizer.", "batch.", "process.", "length"))]
     own = {name.rpartition(".")[2]: flat(config)[name] for name in training}
-    _, _, vocabulary = Path(config.text.tokenizer).name.partition("tokenizer-")
-    own |= {"vocabulary": vocabulary} if vocabulary else {}
-    form = Path(config.data).parent.name
-    return own | ({} if form == Arguments.form else {"form": form})
+    vocabulary, form = Path(config.text.tokenizer).name.rpartition("-")[2], Path(config.data).parent.name
+    own |= {"vocabulary": vocabulary} if vocabulary.isdigit() else {}
+    own |= {} if form == Arguments.form else {"form": form}
+    return own | ({} if config.seed == Arguments.seed else {"seed": config.seed})
 
 
 def _with_interval(share: Mapping[str, Any]) -> str:

@@ -339,15 +339,18 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved["cells"][cell]["config"] = benchmark.to_json(other)
     assert "| cedd-star | roulette; dropout 0.2; matrices muon | 25,000 |" in benchmark.tables(saved)
 
-    two = benchmark.configuration(benchmark.replace(arguments, form="crlf"), cell)
-    saved["cells"][cell]["config"] = benchmark.to_json(two)
-    assert "| cedd-star | roulette; form crlf | 25,000 |" in benchmark.tables(saved)
+    two = benchmark.replace(arguments, form="crlf", vocabulary=512, seed=1)
+    saved["cells"][cell]["config"] = benchmark.to_json(benchmark.configuration(two, cell))
+    assert "| cedd-star | roulette; vocabulary 512; form crlf; seed 1 | 25,000 |" in benchmark.tables(saved)
 
     half = benchmark.configuration(arguments, f"{cell}+half")  # beside the same figures of the paper
     saved["cells"] = {f"{cell}+half": {**saved["cells"][cell], "config": benchmark.to_json(half)}}
     assert "| cedd-star | roulette; rate 0.00015 | 25,000 | 91.2 ± 1.0 | 89.7 |" in benchmark.tables(saved)
     saved["cells"][f"{cell}+half"] |= {"finished": False, "config": benchmark.to_json(half) | {"steps": 50_000}}
-    assert "| cedd-star | roulette; rate 0.00015 | 25,000 of 50,000 | 91.2 ± 1.0 |" in benchmark.tables(saved)
+    assert "| cedd-star | roulette; rate 0.00015 | 25,000 of 50,000 | 91.2 ± 1.0 | 89.7 |" in benchmark.tables(saved)
+    falling = benchmark.configuration(benchmark.replace(arguments, schedule="cosine", steps=50_000), cell)
+    saved["cells"][f"{cell}+half"] |= {"config": benchmark.to_json(falling)}  # which has not got where the paper's is
+    assert "| cedd-star | roulette; schedule cosine | 25,000 of 50,000 | 91.2 ± 1.0 |  |" in benchmark.tables(saved)
     saved["cells"][cell] = saved["cells"].pop(f"{cell}+half")
 
     ours = benchmark.configuration(arguments, benchmark.OURS)
@@ -362,6 +365,26 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
             benchmark.read_results(arguments.results)
     with pytest.raises(ValueError, match=r"--plot makes a \.png"):
         benchmark.replace(arguments, plot=tmp_path / "curves.gif").check()
+
+
+def test_what_is_published_need_not_be_trained_again(benchmark):
+    """Every finished record of the results counts as done by the command that made it, whose recipe its name has."""
+    path = BENCHMARK.parent / "results" / "spelling.json"
+    arguments = benchmark.Arguments(results=path)
+    results = benchmark.Results(path, arguments)
+    missing = [cell for cell in arguments.only if not results.is_done(cell, arguments)]
+    assert missing == []
+    assert not results.is_done("sedd/roulette+quarter", arguments)
+
+
+def test_line_ends_of_two_characters_are_asked_for(benchmark, tmp_path):
+    book = tmp_path / "book.txt"
+    for content, message in ((b"one\ntwo\n", "has no line ends of two"), (b"\xff\r\n", r"book\.txt is not UTF-8")):
+        book.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            benchmark.as_shipped(book)
+    book.write_bytes("\ufeffone\r\ntwo\r\n".encode())
+    assert benchmark.as_shipped(book) == "one\r\ntwo\r\n"
 
 
 def test_a_recipe_stands_above_the_command_line(benchmark):
