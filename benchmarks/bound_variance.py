@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 import cedd
+from cedd.bounds.estimator import Sampling
+from cedd.bounds.exact import Bound
 from cedd.data.corpora import python_manual_documents
 from cedd.models import Transformer, TransformerConfig
 
 ALPHABET = " ,.abcdefghijklmnopqrstuvwxyz"
-WAYS = {"j1": "independent", "j2": "independent", "tight": "stratified"}
+WAYS: dict[Bound, Sampling] = {"j1": "independent", "j2": "independent", "tight": "stratified"}
 
 
 def character_data(length: int, held_out: int) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ from cedd.training.noising import StepBatch
 from cedd.training.records import LOG_FILE, Records, read_log
 
 METHODS = ("sedd", "sedds", "cedd", "cedd-star", "bayes", "bayes-star")
-PROCESSES = ("uniform", "roulette")
+PROCESSES: tuple[str, ...] = ("uniform", "roulette")
 TRAINING_BOOK = "war_and_peace"
 TEST_BOOKS = {"pap": "pride_and_prejudice", "cap": "crime_and_punishment"}
 WARM_UP = 8
@@ -559,7 +559,7 @@ def read_results(path: Path) -> dict[str, Any]:
             point.keys() >= {"step", "books"} for record in content["cells"].values() for point in record["curve"]
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        whole = False
+        content, whole = {}, False
     if not whole:
         raise ValueError(f"{path} is no results file of this benchmark, or a damaged one")
     return content

@@ -90,7 +90,7 @@ def main() -> None:
     import cedd
     from cedd.models import Transformer, config_from_preset
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=1000)
