@@ -6,10 +6,10 @@
 
 A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for settings
 that go together (RECIPES) and stand above those of the command line. Each is trained in a process of its own by the
-package's trainer, without its evaluations and without a checkpoint before the end, and tested by the paper's protocol
-(`cedd spelling --protocol paper`) on the two test books every --every steps. They take turns: while one has the device,
-the next one starts and is compiled. What is learnt goes into one small file, rewritten after every test. The same
-command goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its
+package's trainer, without its evaluations and with a checkpoint every 25,000 steps only, and tested by the paper's
+protocol (`cedd spelling --protocol paper`) on the two test books every --every steps. They take turns: while one has the
+device, the next one starts and is compiled. What is learnt goes into one small file, rewritten after every test. The
+same command goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its
 checkpoint.
 The rate is constant after its warm-up (unless --schedule or a recipe says otherwise), so a run of 50,000 steps passes
 through that of 25,000: its curve has both.
@@ -65,6 +65,8 @@ METHODS = ("sedd", "sedds", "cedd", "cedd-star", "bayes", "bayes-star")
 PROCESSES: tuple[str, ...] = ("uniform", "roulette")
 TRAINING_BOOK = "war_and_peace"
 TEST_BOOKS = {"pap": "pride_and_prejudice", "cap": "crime_and_punishment"}
+CHECKPOINT = 25_000
+"""Steps between checkpoints: gigabytes that a run of minutes does without, a longer one not."""
 WARM_UP = 8
 """Steps that a worker makes before its turn: after them all is compiled and recorded."""
 SEEN = "wap"
@@ -315,7 +317,7 @@ def settings(arguments: Arguments, cell: str) -> Arguments:
 
 
 def configuration(arguments: Arguments, cell: str) -> TrainConfig:
-    """The run of one cell: the paper's settings, no evaluations of the trainer's own, no checkpoint before the end."""
+    """The run of one cell: the paper's settings, no evaluations of the trainer's own, hardly a checkpoint."""
     method, process, highest_time, _ = read_cell(cell)
     arguments = settings(arguments, cell)
     return TrainConfig(
@@ -351,7 +353,7 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         steps=arguments.steps,
         seed=arguments.seed,
         device=arguments.device,
-        checkpoint_every=arguments.steps + 1,
+        checkpoint_every=CHECKPOINT,
         keep=1,
         log_every=min(100, max(1, arguments.steps // 10)),
     )

@@ -413,7 +413,7 @@ def test_the_papers_settings_are_the_defaults(benchmark):
     optimizer = config.optimizer.of_mean(config.length)
     assert (optimizer.clip, optimizer.eps) == (1 / 128, 1e-8 / 128)
     assert (config.process.name, config.process.sigma_floor) == ("uniform", 0.003)
-    assert config.checkpoint_every > config.steps
+    assert config.checkpoint_every >= config.steps
     config.check()
     assert benchmark.configuration(benchmark.Arguments(), "bayes*/roulette/0.3").batch.highest_time == 0.3
     for cell in ("cedd/absorb", "cedd/uniform/2", "cedd/uniform/0.1/0.2", "cedd", "cedd/uniform+", "cedd/uniform+more"):
