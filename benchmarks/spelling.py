@@ -7,10 +7,10 @@
 A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for settings
 that go together (RECIPES) and stand above those of the command line. Each is trained in a process of its own by the
 package's trainer, without its evaluations and with a checkpoint every 25,000 steps only, and tested by the paper's
-protocol (`cedd spelling --protocol paper`) on the two test books every --every steps. They take turns: while one has the
-device, the next one starts and is compiled. What is learnt goes into one small file, rewritten after every test. The
-same command goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from its
-checkpoint.
+protocol (`cedd spelling --protocol paper`) on the two test books every --every steps. They take turns: while one has
+the device, the next one starts and is compiled. What is learnt goes into one small file, rewritten after every test.
+The same command goes on where it was: cells that are done are passed over, one that --minutes has stopped resumes from
+its checkpoint.
 The rate is constant after its warm-up (unless --schedule or a recipe says otherwise), so a run of 50,000 steps passes
 through that of 25,000: its curve has both.
 """
