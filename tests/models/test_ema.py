@@ -27,6 +27,20 @@ def test_arithmetic():
     assert model.weight[0, 0] == 1.0  # the average is a copy
 
 
+def test_every_third_update_moves_it_as_far_as_three():
+    model = model_with(1.0)
+    every, third, still = EMA(model, decay=0.9), EMA(model, decay=0.9, every=3), 1.0
+    for value in [4.0] * 3 + [-2.0] * 3:
+        every.update(model_with(value))
+        third.update(model_with(value))
+        if third.updates % 3 == 0:
+            torch.testing.assert_close(third.shadow, every.shadow)
+            still = third.shadow["weight"][0, 0].item()
+        assert third.shadow["weight"][0, 0] == still
+    with pytest.raises(ValueError, match="not every 0"):
+        EMA(model, every=0)
+
+
 def test_warmup_decay():
     ema = EMA(model_with(0.0), decay=0.5, warmup=True)
     assert ema.current_decay() == 0.1

@@ -34,6 +34,22 @@ def test_without_warm_up_the_first_step_has_the_whole_rate():
     assert learning_rate(OptimizerConfig(rate=0.5, warmup=0), 0, 10) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("ema", "steps", "every"),
+    [
+        (0.9999, 25_000, 8),
+        (0.999, 25_000, 8),
+        (0.9975, 25_000, 4),
+        (0.98, 25_000, 1),
+        (0.0, 25_000, 1),
+        (0.9999, 300, 3),
+    ],
+)
+def test_an_average_moves_in_steps_of_a_hundredth_of_its_memory(ema: float, steps: int, every: int):
+    assert OptimizerConfig(ema=ema).steps_of_average(steps) == every
+    assert OptimizerConfig(ema=ema, ema_every=5).steps_of_average(steps) == 5
+
+
 def small_network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))

@@ -43,8 +43,9 @@ def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
         {"method": "sedd", "process.name": "absorb", "optimizer.schedule": "cosine", "optimizer.ema_warmup": True},
         {"method": "ar", "process.name": "absorb", "batch.accumulate": 2, "optimizer.weight_decay": 0.1},
         {"optimizer.matrices": "muon"},
+        {"optimizer.ema_every": 3},  # the checkpoint lies between two moves of the average
     ],
-    ids=["cedd-star", "sedd", "ar", "muon"],
+    ids=["cedd-star", "sedd", "ar", "muon", "average"],
 )
 def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any]):
     run(config("whole", changes))

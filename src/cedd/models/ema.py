@@ -16,13 +16,16 @@ class EMA:
     """shadow <- decay · shadow + (1 - decay) · parameter, in float32, after every step.
 
     With ``warmup`` the decay is min(decay, (1 + updates) / (10 + updates)): a short run is not left with its
-    initial weights.
+    initial weights. With ``every`` = k only each k-th update moves the average, by the decay's k-th power: it forgets
+    as fast, and has seen one in k of the parameters' values, which hardly differ from their neighbours.
     """
 
-    def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: bool = False) -> None:
+    def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: bool = False, every: int = 1) -> None:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"the decay of an average must lie in [0, 1), but is {decay}")
-        self.decay, self.warmup, self.updates = decay, warmup, 0
+        if every < 1:
+            raise ValueError(f"an average must move every 1, 2, ... updates, not every {every}")
+        self.decay, self.warmup, self.every, self.updates = decay, warmup, every, 0
         self._known: tuple[nn.Module, list[nn.Parameter]] | None = None
         self.shadow: dict[str, Tensor] = {
             name: parameter.detach().to(torch.float32, copy=True) for name, parameter in model.named_parameters()
@@ -35,16 +38,19 @@ class EMA:
         return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     def advance(self) -> float:
-        """Count an update, and say by which share of its way to the parameters the average moves in it."""
-        pace = 1.0 - self.current_decay()
+        """Count an update, and say by which share of its way to the parameters the average moves in it; 0: not."""
+        decay = self.current_decay()
         self.updates += 1
-        return pace
+        return 0.0 if self.updates % self.every else 1.0 - decay**self.every
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """One step, in place and in few kernels; float32 parameters are read without a copy."""
+        pace = self.advance()
+        if pace == 0.0:
+            return
         parameters = [parameter.detach().float() for parameter in self._parameters(model)]
-        torch._foreach_lerp_(list(self.shadow.values()), parameters, self.advance())  # type: ignore[attr-defined]
+        torch._foreach_lerp_(list(self.shadow.values()), parameters, pace)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def copy_to(self, model: nn.Module) -> None:

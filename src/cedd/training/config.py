@@ -158,6 +158,15 @@ class OptimizerConfig:
     ema: float = 0.9999
     ema_warmup: bool = False
     """Let the average forget faster in the beginning: decay min(ema, (1+step)/(10+step))."""
+    ema_every: int | None = None
+    """Steps from one move of the average to the next; by default 1% of those that it remembers, or of all, but at
+    most 8."""
+
+    def steps_of_average(self, steps: int) -> int:
+        """`ema_every`, or its default in a run of so many steps: where they are short, an average that moves in each
+        costs a thirtieth of them."""
+        remembered = 1 / (1 - self.ema)
+        return self.ema_every or min(8, max(1, int(min(remembered, steps) / 100)))
 
     def of_mean(self, length: int) -> OptimizerConfig:
         """The same steps, in terms of the loss that is trained on, a mean over the positions of a sequence."""
@@ -275,6 +284,7 @@ _LIMITS: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
         lambda value: value >= 0,
     ),
     (("optimizer.warmup",), "be a number of steps from 0 up", lambda value: value >= 0),
+    (("optimizer.ema_every",), "be at least 1, if given", lambda value: value is None or value >= 1),
     (("optimizer.rate", "optimizer.eps"), "be positive and finite", lambda value: 0.0 < value < math.inf),
     (
         ("optimizer.beta1", "optimizer.beta2", "optimizer.ema", "optimizer.momentum"),

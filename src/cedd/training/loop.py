@@ -196,8 +196,8 @@ class Trainer:
         self.gradient = self._both_passes
         if mode in ("graphs", "record") and at_once and ranks.device.type == "cuda":
             self.gradient = CapturedGradient(self._both_passes, list(run.parameters()))
-        ema = EMA(model, config.optimizer.ema, config.optimizer.ema_warmup)
         optimizer = config.optimizer.of_mean(config.length)
+        ema = EMA(model, optimizer.ema, optimizer.ema_warmup, optimizer.steps_of_average(config.steps))
         self.state = TrainingState(model, ema, make_optimizer(model, optimizer))
         self.update = Update(model, self.state.optimizer, ema, optimizer, run)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)

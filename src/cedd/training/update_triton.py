@@ -3,7 +3,7 @@
 Imported only where there is a CUDA device. A step of 32 x 128 tokens takes 7 ms on the chip that these sweeps are for,
 and the plain ones (AdamW, then the average, a list of kernels each) took a quarter as long again: a parameter of four
 bytes needs 36 bytes read and written (its value, gradient, two moments and average), and the memory's speed is what a
-sweep costs.
+sweep costs. Eight of them are the average's, which need not move in every step (`EMA.every`).
 
 A parameter may have a copy in bfloat16, which the network reads in its stead: its gradient is then bfloat16 too, and
 the sweep that updates the parameter writes the copy.
@@ -25,7 +25,11 @@ import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
 BLOCK = 1024
-WARPS = 4
+WARPS = 8
+"""Of a program that moves float32: a thread has four entries of each tensor in hand, 16 bytes."""
+
+NORM_WARPS = 2
+"""Of one that only reads, mostly bfloat16: two loads of 16 bytes a thread."""
 
 
 @triton.jit
@@ -101,6 +105,7 @@ def _update_kernel(  # noqa: ANN202
     tensors,  # noqa: ANN001
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
+    AVERAGED: tl.constexpr,
 ):
     index, start, size, offsets = _block(which, starts, sizes, BLOCK)
     steps = tl.load(count).to(tl.float64) + 1.0
@@ -117,12 +122,13 @@ def _update_kernel(  # noqa: ANN202
     seconds = _whole(table, 3, tensors, index, offsets, BLOCK, False)
     averages = _whole(table, 4, tensors, index, offsets, BLOCK, False)
     if start + BLOCK <= size:  # without a mask, loads and stores are 16 bytes wide
+        p = tl.load(values)
         p, m, v, a = _adamw(
-            tl.load(values),
+            p,
             tl.load(gradients).to(tl.float32),
             tl.load(firsts),
             tl.load(seconds),
-            tl.load(averages),
+            tl.load(averages) if AVERAGED else p,
             settings,
             corrections,
             scale,
@@ -131,17 +137,19 @@ def _update_kernel(  # noqa: ANN202
         tl.store(values, p)
         tl.store(firsts, m)
         tl.store(seconds, v)
-        tl.store(averages, a)
+        if AVERAGED:
+            tl.store(averages, a)
         if COPIED:
             tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16))
     else:
         inside = offsets < size
+        p = tl.load(values, mask=inside, other=0.0)
         p, m, v, a = _adamw(
-            tl.load(values, mask=inside, other=0.0),
+            p,
             tl.load(gradients, mask=inside, other=0.0).to(tl.float32),
             tl.load(firsts, mask=inside, other=0.0),
             tl.load(seconds, mask=inside, other=0.0),
-            tl.load(averages, mask=inside, other=0.0),
+            tl.load(averages, mask=inside, other=0.0) if AVERAGED else p,
             settings,
             corrections,
             scale,
@@ -150,7 +158,8 @@ def _update_kernel(  # noqa: ANN202
         tl.store(values, p, mask=inside)
         tl.store(firsts, m, mask=inside)
         tl.store(seconds, v, mask=inside)
-        tl.store(averages, a, mask=inside)
+        if AVERAGED:
+            tl.store(averages, a, mask=inside)
         if COPIED:
             tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16), mask=inside)
 
@@ -221,6 +230,7 @@ def _move_kernel(  # noqa: ANN202
     tensors,  # noqa: ANN001
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
+    AVERAGED: tl.constexpr,
 ):
     index, start, size, offsets = _block(which, starts, sizes, BLOCK)
     length = rate * tl.load(lengths + index)
@@ -230,24 +240,23 @@ def _move_kernel(  # noqa: ANN202
     directions = _whole(table, 3, tensors, index, offsets, BLOCK, True)
     averages = _whole(table, 4, tensors, index, offsets, BLOCK, False)
     if start + BLOCK <= size:
-        p, a = _move(tl.load(values), tl.load(directions).to(tl.float32), tl.load(averages), length, shrink, pace, good)
+        p = tl.load(values)
+        a = tl.load(averages) if AVERAGED else p
+        p, a = _move(p, tl.load(directions).to(tl.float32), a, length, shrink, pace, good)
         tl.store(values, p)
-        tl.store(averages, a)
+        if AVERAGED:
+            tl.store(averages, a)
         if COPIED:
             tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16))
     else:
         inside = offsets < size
-        p, a = _move(
-            tl.load(values, mask=inside, other=0.0),
-            tl.load(directions, mask=inside, other=0.0).to(tl.float32),
-            tl.load(averages, mask=inside, other=0.0),
-            length,
-            shrink,
-            pace,
-            good,
-        )
+        p = tl.load(values, mask=inside, other=0.0)
+        a = tl.load(averages, mask=inside, other=0.0) if AVERAGED else p
+        direction = tl.load(directions, mask=inside, other=0.0).to(tl.float32)
+        p, a = _move(p, direction, a, length, shrink, pace, good)
         tl.store(values, p, mask=inside)
-        tl.store(averages, a, mask=inside)
+        if AVERAGED:
+            tl.store(averages, a, mask=inside)
         if COPIED:
             tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16), mask=inside)
 
@@ -268,11 +277,11 @@ class _Group:
     partial: Tensor
     """[programs]: sums of squares."""
 
-    def launch(self, kernel: Any, *arguments: Any) -> None:
+    def launch(self, kernel: Any, *arguments: Any, warps: int | None = None, **constants: Any) -> None:
         """A sweep over these tensors, with what the kernel wants beside them."""
         places = self.addresses, self.which, self.starts, self.sizes
-        grid = (len(self.which),)
-        kernel[grid](*places, *arguments, len(self.sizes), BLOCK=BLOCK, COPIED=self.copied, num_warps=WARPS)
+        constants |= {"BLOCK": BLOCK, "COPIED": self.copied, "num_warps": warps or WARPS}
+        kernel[(len(self.which),)](*places, *arguments, len(self.sizes), **constants)
 
 
 class _Table:
@@ -332,7 +341,7 @@ class _Table:
     def norm(self) -> Tensor:
         """The norm of all gradients, []."""
         for group in self._groups:
-            group.launch(_squares_kernel, group.partial)
+            group.launch(_squares_kernel, group.partial, warps=NORM_WARPS)
         return self.partial.sum(dtype=torch.float64).sqrt().float()
 
 
@@ -364,6 +373,7 @@ class TensorTable(_Table):
                 epsilon,
                 decay,
                 pace,
+                AVERAGED=pace > 0,
             )
 
 
@@ -397,4 +407,4 @@ class MatrixTable(_Table):
     def move(self, finite: Tensor, *, rate: float, decay: float, pace: float) -> None:
         """Values shrink, and move by rate × length along directions, unless finite [] is 0; averages by `pace`."""
         for group, lengths in zip(self._groups, self._lengths, strict=True):
-            group.launch(_move_kernel, lengths, finite, rate, decay, pace)
+            group.launch(_move_kernel, lengths, finite, rate, decay, pace, AVERAGED=pace > 0)

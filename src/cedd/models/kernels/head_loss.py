@@ -10,9 +10,10 @@ gradient and multiplies on:
 
     ∂total/∂h_i = Wᵀ g_i,      ∂total/∂W = Σ_i g_i h_iᵀ (float32),      ∂total/∂b = Σ_i g_i.
 
-The backward pass only scales these. A *row pass* is what turns a chunk's outputs into losses and gradient in
-place; there is one for any row loss (by autograd), and one for the cross entropy, whose gradient is known in
-closed form: w (softmax(o) - onehot(target)).
+The backward pass scales these; where all rows are one chunk, their g_i are kept until then and the products wait too,
+since to scale the h_i costs less than to scale ∂total/∂W. A *row pass* is what turns a chunk's outputs into losses and
+gradient in place; there is one for any row loss (by autograd), and one for the cross entropy, whose gradient is known
+in closed form: w (softmax(o) - onehot(target)).
 
 Three products of R·D·V each bound the cost; all else here is one or two sweeps over [R, V]. On CUDA the buffer's
 rows are padded to a multiple of 64 outputs, since matrix units need aligned rows and V = 50257 is odd. The extra
@@ -135,8 +136,9 @@ class _ChunkedHead(torch.autograd.Function):
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         features_, row_weights = features.to(dtype), row_weights.to(exact)
         weight_, bias_ = _padded(weight, dtype), None if bias is None else _padded(bias, dtype)
-        summed = exact if count > chunk_rows else weight.dtype  # of one chunk nothing is added up
-        gradients = _Gradients(features_, weight_, bias_, summed) if want_gradient else None
+        ctx.at_once = 0 < count <= chunk_rows
+        wanted = want_gradient and not ctx.at_once
+        gradients = _Gradients(features_, weight_, bias is not None, exact) if wanted else None
         losses = row_weights.new_empty(count)
         buffer = weight_.new_empty(min(chunk_rows, count), weight_.shape[0])
         for start in range(0, count, chunk_rows):
@@ -147,32 +149,45 @@ class _ChunkedHead(torch.autograd.Function):
             losses[chunk] = row_pass(outputs[:, :vocab_size], row_weights[chunk], want_gradient, *arguments)
             if gradients is not None:
                 gradients.add(chunk, outputs)
-        if gradients is not None:
-            ctx.save_for_backward(*gradients.of_parameters(vocab_size))
+        if want_gradient:
+            ctx.vocab_size = vocab_size
             ctx.dtypes = features.dtype, weight.dtype, None if bias is None else bias.dtype
+            kept = (features_, weight_, buffer) if gradients is None else gradients.of_parameters(vocab_size)
+            ctx.save_for_backward(*kept)
         ctx.mark_non_differentiable(losses)
         return (losses * row_weights).sum(), losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        scaled = (
-            None if gradient is None else torch.mul(gradient, scale, out=torch.empty_like(gradient, dtype=dtype))
-            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        )
-        return (*scaled, *(None,) * 6)
+        if ctx.at_once:
+            features, weight, d_outputs = ctx.saved_tensors
+            _, of_weight, of_bias = ctx.dtypes
+            gradients = _Gradients((features * scale).to(features.dtype), weight, of_bias is not None, of_weight)
+            gradients.add(slice(None), d_outputs)
+            d_features, d_weight, d_bias = gradients.of_parameters(ctx.vocab_size)
+            found = _scaled(d_features, scale, ctx.dtypes[0]), d_weight, _scaled(d_bias, scale, of_bias)
+        else:
+            found = (
+                _scaled(gradient, scale, dtype) for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            )
+        return (*found, *(None,) * 6)
+
+
+def _scaled(gradient: Tensor | None, scale: Tensor, dtype: torch.dtype) -> Tensor | None:
+    return None if gradient is None else torch.mul(gradient, scale, out=torch.empty_like(gradient, dtype=dtype))
 
 
 class _Gradients:
     """∂total/∂(features, weight, bias), collected from the chunks' ∂total/∂outputs, the latter two in `dtype`."""
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, features: Tensor, weight: Tensor, has_bias: bool, dtype: torch.dtype) -> None:
         self.features, self.weight = features, weight
         self.d_features = torch.empty_like(features)
         self.begun = len(features) == 0  # without rows all is 0; else the first chunk overwrites what is there
         make = torch.zeros_like if self.begun else torch.empty_like
         self.d_weight = make(weight, dtype=dtype)
-        self.d_bias = None if bias is None else make(bias, dtype=dtype)
+        self.d_bias = make(weight[:, 0], dtype=dtype) if has_bias else None
 
     def add(self, chunk: slice, d_outputs: Tensor) -> None:
         torch.mm(d_outputs, self.weight, out=self.d_features[chunk])
