@@ -1,6 +1,9 @@
 """`cedd bench`: what is compared on shared cores takes turns."""
 
 import json
+import weakref
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -8,7 +11,7 @@ import torch
 
 from cedd.cli import main
 from cedd.cli.bench import Arguments
-from cedd.cli.bench_train import TEXTBOOK, machine, timed_in_turn
+from cedd.cli.bench_train import TEXTBOOK, machine, one_by_one, timed_in_turn
 from cedd.cli.quickstart import device_text
 from cedd.models.transformer import PRESETS as SIZES
 from cedd.training.config import PRESETS
@@ -30,6 +33,23 @@ def test_steps_take_turns_and_only_those_after_the_warm_up_are_timed():
     times = timed_in_turn({name: lambda name=name: calls.append(name) for name in "ab"}, steps=3, warmup=2)
     assert calls == ["a", "b"] * 5
     assert [len(times[name]) for name in "ab"] == [3, 3]
+
+
+def test_a_network_is_gone_before_the_memory_of_the_next_is_measured():
+    alive = weakref.WeakSet[torch.Tensor]()
+    others: list[int] = []
+
+    @contextmanager
+    def opened():
+        others.append(len(alive))
+        network = torch.zeros(3)
+        alive.add(network)
+        yield lambda: network.add_(1)
+
+    config = replace(PRESETS["tiny"][1], device="cpu")
+    rows = one_by_one({name: opened() for name in "abc"}, config, steps=2, warmup=0)
+    assert [row.what for row in rows] == ["a", "b", "c"]
+    assert others == [0, 0, 0]
 
 
 def test_training_on_the_cpu_is_measured_against_the_textbook_in_turn(capsys, monkeypatch):

@@ -169,7 +169,7 @@ def bench_train(
     """
     rows: list[BenchRow] = []
     share_the_interpreter()
-    measure = _one_by_one if pick_device(device).type == "cuda" else _in_turn
+    measure = one_by_one if pick_device(device).type == "cuda" else _in_turn
     for batch, length in shapes:
         config = replace(
             PRESETS[preset][1],
@@ -197,15 +197,17 @@ def bench_train(
     return rows
 
 
-def _one_by_one(
+def one_by_one(
     named: Mapping[str, AbstractContextManager[Step]], config: TrainConfig, steps: int, warmup: int
 ) -> list[BenchRow]:
+    """Each with its peak of memory, when the one before it is gone."""
     device, rows = pick_device(config.device), list[BenchRow]()
     for what, opened in named.items():
         _fresh(device)
         enough = (max(3, steps // 4), min(3, warmup)) if what == TEXTBOOK else (steps, warmup)
         with opened as step:
             rows.append(bench_row(what, config, timed(step, *enough, device), _peak(device)))
+        del step  # and with it the network
     return rows
 
 
