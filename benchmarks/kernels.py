@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from cedd.models.kernels import cross_entropy_triton, residual_triton
+from cedd.models.kernels import cross_entropy_triton, residual_triton, score_entropy_triton
 from cedd.models.kernels.residual_triton import Launch
 from cedd.training import update_triton
 
@@ -70,24 +70,41 @@ def time_cross_entropy(rows: int = 8192) -> None:
         report(f"cross entropy, blocks of {block}, {warps} warps", time, 2 * rows * VOCABULARY * 2 / 1e9)
 
 
+def time_score_entropy(rows: int = 8192) -> None:
+    """Score entropy in place: one sweep that reads and writes."""
+    outputs = torch.zeros(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
+    weights = torch.rand(rows, device="cuda")
+    targets, skips = torch.randint(VOCABULARY, (2, rows), device="cuda")
+    numbers = torch.zeros(3, rows, device="cuda", dtype=torch.float64)  # with which outputs stay small, call after call
+    for block, warps in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16)):
+        score_entropy_triton.BLOCK, score_entropy_triton.WARPS = block, warps
+        time = milliseconds(
+            lambda: score_entropy_triton.score_entropy_in_place(outputs, weights, True, targets, skips, *numbers)
+        )
+        report(f"score entropy, blocks of {block}, {warps} warps", time, 2 * rows * VOCABULARY * 2 / 1e9)
+
+
 def time_update() -> None:
-    """AdamW and the average of a network of the `small` preset's size, and the norm of its gradients."""
+    """AdamW and the average of a network of the `small` preset's size with copies, and the norm of its gradients."""
     sizes = [(VOCABULARY + 1, 768), (VOCABULARY, 768), (74 * 768, 128)]
     sizes += [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12
-    values, gradients, first, second, averages = ([torch.rand(s, device="cuda") for s in sizes] for _ in range(5))
+    values, first, second, averages = ([torch.rand(s, device="cuda") for s in sizes] for _ in range(4))
+    copies, gradients = ([value.bfloat16() for value in values] for _ in range(2))
     count, one = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
-    settings = {"rate": 1e-4, "betas": (0.9, 0.999), "epsilon": 1e-8, "decay": 0.0, "pace": 1e-4}
-    gigabytes = 4 * sum(value.numel() for value in values) / 1e9
-    for block, warps in itertools.product((1024, 2048, 4096), (4, 8)):
-        update_triton.BLOCK, update_triton.WARPS = block, warps
-        table = update_triton.TensorTable(values, first, second, averages)
+    settings = {"rate": 1e-4, "betas": (0.9, 0.999), "epsilon": 1e-8, "decay": 0.0}
+    entries = sum(value.numel() for value in values) / 1e9
+    for block, warps in itertools.product((512, 1024, 2048), (2, 4, 8)):
+        update_triton.BLOCK, update_triton.WARPS, update_triton.NORM_WARPS = block, warps, warps
+        table = update_triton.TensorTable(values, first, second, averages, copies)
         table.find(gradients)
-        time = milliseconds(lambda table=table: table.update(count, one, one, **settings))
-        report(f"update, blocks of {block}, {warps} warps", time, 9 * gigabytes)
-        report(f"  and the norm, blocks of {block}, {warps} warps", milliseconds(table.norm), gigabytes)
+        for what, pace, size in (("update", 1e-4, 36), ("  without the average", 0.0, 28)):
+            time = milliseconds(lambda table=table, pace=pace: table.update(count, one, one, **settings, pace=pace))
+            report(f"{what}, blocks of {block}, {warps} warps", time, size * entries)
+        report(f"  and the norm, blocks of {block}, {warps} warps", milliseconds(table.norm), 2 * entries)
 
 
 if __name__ == "__main__":
     time_residual()
     time_cross_entropy()
+    time_score_entropy()
     time_update()

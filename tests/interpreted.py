@@ -1,8 +1,11 @@
-"""Triton's kernels without a GPU: by its interpreter, in a process of its own because its switch is read at import."""
+"""Triton's kernels without a GPU: by its interpreter, in a process of its own because its switch is read at import; and
+compiled, but not run, for a chip that is not here."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,3 +17,25 @@ def run_interpreted(code: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("the device runs the kernel itself")
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+
+
+def compiled_for_a_chip(
+    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], warps: int, aligned: Sequence[str] = ()
+) -> str:
+    """The instructions of a kernel for an H100 or H200; `aligned` arguments are known to be multiples of 16."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("kernels are interpreted here")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # of which some versions of Triton warn
+        triton = pytest.importorskip("triton")
+        from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
+        from triton.compiler import ASTSource  # type: ignore[import-not-found]
+
+        names = kernel.arg_names
+        signature = {name: types.get(name, "constexpr") for name in names}
+        known = {name: value for name, value in constants.items() if name in names}
+        attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+        source = ASTSource(kernel, signature, known, attributes)
+        code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
+    assert code["cubin"]
+    return code["ptx"]

@@ -168,6 +168,10 @@ class Score(Parameterization):
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         return _full_precision(outputs)
 
+    def shift(self, x_t: Tensor, noise: Noise) -> Tensor:
+        """log s_y - o_y, the same for all y. [*S]."""
+        return torch.zeros_like(noise.beta)
+
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """The reverse step all the way to clean data, where no mask is left: P(x_t | z) (K^-1 s)(z), normalised.
 

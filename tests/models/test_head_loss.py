@@ -20,8 +20,10 @@ from cedd.models.kernels.head_loss import (
     cross_entropy_in_place_torch,
     default_chunk_rows,
     linear_cross_entropy,
+    score_entropy_in_place_torch,
 )
 from cedd.models.kernels.rows import gather_rows
+from tests.interpreted import compiled_for_a_chip
 
 WIDTH = 6
 TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
@@ -311,30 +313,49 @@ def test_fused_row_losses_are_compiled_and_equal():
 def twins_agree(device, dtype, shape, gradient, shifted):
     from cedd.models.kernels.cross_entropy_triton import cross_entropy_in_place
 
-    rows, vocabulary, stride = shape
+    rows, vocabulary, _ = shape
     torch.manual_seed(0)
-    buffer = torch.full((rows, stride), 77.0, device=device, dtype=dtype)
-    buffer[:, :vocabulary] = 5 * torch.randn(rows, vocabulary, device=device)
-    weights = torch.rand(rows, device=device)
-    weights[::4] = 0.0
     targets, tokens = torch.randint(vocabulary, (2, rows), device=device)
     shift = (tokens, 3 * torch.rand(rows, device=device)) if shifted else (None, None)
+    passes = cross_entropy_in_place, cross_entropy_in_place_torch
+    passes_agree(*passes, device, dtype, shape, 5.0, gradient, targets, *shift)
+
+
+def score_twins_agree(device, dtype, shape, gradient):
+    from cedd.models.kernels.score_entropy_triton import score_entropy_in_place
+
+    rows, vocabulary, _ = shape
+    torch.manual_seed(0)
+    targets, skips = torch.randint(vocabulary, (2, rows), device=device)
+    skips[1], skips[2] = vocabulary, targets[2]  # a mask; a token that is the clean one
+    shifts, commons, extras = torch.randn(3, rows, device=device, dtype=torch.float64)
+    numbers = targets, skips, shifts, commons.exp(), extras.exp() * (targets != skips)
+    passes = score_entropy_in_place, score_entropy_in_place_torch
+    passes_agree(*passes, device, dtype, shape, 1.0, gradient, *numbers)
+
+
+def passes_agree(kernel, twin_, device, dtype, shape, spread, gradient, *arguments):
+    """The same losses, the same gradient in place, and nothing beyond the vocabulary touched."""
+    rows, vocabulary, stride = shape
+    buffer = torch.full((rows, stride), 77.0, device=device, dtype=dtype)
+    buffer[:, :vocabulary] = spread * torch.randn(rows, vocabulary, device=device)
+    weights = torch.rand(rows, device=device)
+    weights[::4] = 0.0
     ours, twin = buffer.clone(), buffer.clone()
-    found = cross_entropy_in_place(ours[:, :vocabulary], weights, gradient, targets, *shift)
-    wanted = cross_entropy_in_place_torch(twin[:, :vocabulary], weights, gradient, targets, *shift)
+    found = kernel(ours[:, :vocabulary], weights, gradient, *arguments)
+    wanted = twin_(twin[:, :vocabulary], weights, gradient, *arguments)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     if gradient:
         tolerance = 1e-5 if dtype == torch.float32 else 8e-3
         torch.testing.assert_close(ours, twin, rtol=tolerance, atol=1e-6)
+        assert torch.equal(ours[:, vocabulary:], buffer[:, vocabulary:])
     else:
         assert torch.equal(ours, buffer)
 
 
-TWINS = list(
-    itertools.product(
-        [torch.float32, torch.bfloat16], [(5, 7, 8), (6, 8192, 8192), (4, 20001, 20032)], [True, False], [True, False]
-    )
-)
+TYPES, SHAPES = [torch.float32, torch.bfloat16], [(5, 7, 8), (6, 8192, 8192), (4, 20001, 20032)]
+SCORE_TWINS = list(itertools.product(TYPES, SHAPES, [True, False]))
+TWINS = [(*twins, shifted) for twins in SCORE_TWINS for shifted in (True, False)]
 
 
 @pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
@@ -342,6 +363,43 @@ TWINS = list(
 def test_triton_kernel_interpreted(dtype, shape, gradient, shifted):
     pytest.importorskip("triton")
     twins_agree("cpu", dtype, shape, gradient, shifted)
+
+
+@pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
+@pytest.mark.parametrize(("dtype", "shape", "gradient"), SCORE_TWINS)
+def test_score_kernel_interpreted(dtype, shape, gradient):
+    pytest.importorskip("triton")
+    score_twins_agree("cpu", dtype, shape, gradient)
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_score_kernel_compiles_with_wide_loads_and_stores(gradient):
+    pytest.importorskip("triton")
+    from cedd.models.kernels import score_entropy_triton
+
+    types = {
+        "outputs": "*bf16",
+        "row_stride": "i32",
+        "vocab_size": "i32",
+        "whole": "i32",
+        "weights": "*fp32",
+        "losses": "*fp32",
+        "targets": "*i64",
+        "skips": "*i64",
+        **dict.fromkeys(("shifts", "commons", "extras"), "*fp64"),
+    }
+    constants = {"WANT_GRADIENT": gradient, "BLOCK": score_entropy_triton.BLOCK}
+    aligned = ("outputs", "row_stride", "whole")
+    kernel, warps = score_entropy_triton._score_entropy_kernel, score_entropy_triton.WARPS
+    code = compiled_for_a_chip(kernel, types, constants, warps, aligned)
+    assert "ld.global.v4.b32" in code
+    assert ("st.global.v4.b32" in code) == gradient
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "shape", "gradient"), [*SCORE_TWINS, (torch.bfloat16, (64, 50257, 50304), True)])
+def test_score_kernel_on_the_device(dtype, shape, gradient):
+    score_twins_agree("cuda", dtype, shape, gradient)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from cedd.models.kernels.residual import add_and_norm, dropped_entries
 from tests.interpreted import run_interpreted
 
-SHAPES = [(2, 5, 16), (3, 1, 48), (1, 7, 10)]
+SHAPES = [(2, 5, 16), (3, 1, 48), (1, 7, 10), (2, 150, 12)]
 NAMES = ("x", "branch", "gate", "shift", "scale")
 
 

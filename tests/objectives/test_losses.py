@@ -11,11 +11,13 @@ from torch import Tensor
 
 import cedd
 from cedd import METHODS, Bayes, Denoiser, Method, PowerShare, ScaledScore, Score, TokenProcess
+from cedd.models.head import VocabularyHead
 from cedd.objectives import Draws, batch_loss, draw_times, get_method, noisy_batch
 from cedd.objectives.autoregressive import start_symbol
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
 from cedd.objectives.score_entropy import ScoreEntropy, true_ratios
 from cedd.objectives.times import shift_right
+from cedd.process import Noise
 from tests import reference
 from tests.networks import matching_chain
 
@@ -109,6 +111,57 @@ def test_value_and_gradient_are_those_of_the_naive_formula(name: str, kind: str)
     (expected,) = torch.autograd.grad(naive, outputs)
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-11)
     assert float(gradient.abs().max()) > 0
+
+
+class WithHead(torch.nn.Module):
+    """Features that depend on all of the input, and a head whose losses are its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = torch.nn.Embedding(V + 1, 6, dtype=torch.float64)
+        self.head = VocabularyHead(6, V).double()
+        for parameter in self.head.parameters():
+            torch.nn.init.normal_(parameter)
+
+    def features(self, x_t: Tensor, sigma: Tensor, *, where: Tensor | None = None) -> Tensor:
+        return torch.tanh(
+            self.embedding(x_t) + self.embedding(x_t).mean(1, keepdim=True) + sigma.double()[:, None, None]
+        )
+
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        return features.flatten(0, 1)[places]
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize(("name", "kind"), pairs())
+def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, filled: bool) -> None:
+    method, process, model = ALL[name], PROCESSES[kind], WithHead()
+    x0, t = torch.randint(V, (B, L)), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
+    batch = noisy_batch(method, process, x0, t, draws, B * L - 1 if filled else None)
+    found = []
+    for network in (model, lambda x_t, sigma: model.head(model.features(x_t, sigma))):
+        model.zero_grad()
+        loss = batch_loss(method, network, batch)
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-11)
+
+
+def test_only_plain_scores_are_in_closed_form() -> None:
+    """A score of one's own may mean something else by its outputs."""
+
+    class Halved(Score):
+        def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+            return outputs / 2
+
+    x0, t = torch.randint(V, (B, L)), torch.full((B,), 0.5, dtype=torch.float64)
+    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
+    for parameterization, known in ((Score(), True), (ScaledScore(), True), (Halved(), False), (Bayes(), False)):
+        rows = noisy_batch(Method("", parameterization, ScoreEntropy()), PROCESSES["roulette"], x0, t, draws).rows
+        assert (ScoreEntropy().closed_form(parameterization, rows) is not None) == known
 
 
 @pytest.mark.parametrize("name", METHODS)

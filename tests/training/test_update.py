@@ -1,7 +1,5 @@
 """The one kernel that updates all parameters, against torch's AdamW and a plain average."""
 
-import os
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch import nn
 from cedd.models.ema import EMA
 from cedd.training.config import OptimizerConfig
 from cedd.training.optimizer import Update, make_optimizer
-from tests.interpreted import run_interpreted
+from tests.interpreted import compiled_for_a_chip, run_interpreted
 from tests.training.runs import updated
 
 SIZES = [(3,), (64, 64), (5000,), (1,), (2, 4097)]
@@ -83,30 +81,16 @@ POINTERS = ("partial", "count", "excess", "finite", "lengths")
 @pytest.mark.parametrize("kernel", ["_squares_kernel", "_update_kernel", "_look_ahead_kernel", "_move_kernel"])
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("averaged", [True, False])
-def test_kernels_compile_for_a_chip_that_is_not_here(
-    kernel: str, copied: bool, averaged: bool, monkeypatch: pytest.MonkeyPatch
-):
-    """For an H100 or H200, with loads and stores of 16 bytes."""
-    triton = pytest.importorskip("triton")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("kernels are interpreted here")
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # of which some versions of Triton warn
-    from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
-    from triton.compiler import ASTSource  # type: ignore[import-not-found]
-
+def test_kernels_compile_with_wide_loads_and_stores(kernel: str, copied: bool, averaged: bool):
+    pytest.importorskip("triton")
     from cedd.training import update_triton
 
-    function = getattr(update_triton, kernel)
     types = {**BASE, **dict.fromkeys(SCALARS, "fp32"), **dict.fromkeys(POINTERS, "*fp32"), "tensors": "i32"}
-    signature = {name: types.get(name, "constexpr") for name in function.arg_names}
     constants = {"BLOCK": update_triton.BLOCK, "COPIED": copied, "AVERAGED": averaged}
-    constants = {name: value for name, value in constants.items() if name in function.arg_names}
-    source = ASTSource(function, signature, constants)
     warps = update_triton.NORM_WARPS if kernel == "_squares_kernel" else update_triton.WARPS
-    code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
-    assert code["cubin"]
-    assert "ld.global.v4.b32" in code["ptx"]
-    assert ("st.global.v4.b32" in code["ptx"]) == (kernel != "_squares_kernel")
+    code = compiled_for_a_chip(getattr(update_triton, kernel), types, constants, warps)
+    assert "ld.global.v4.b32" in code
+    assert ("st.global.v4.b32" in code) == (kernel != "_squares_kernel")
 
 
 @pytest.mark.gpu

@@ -5,7 +5,8 @@ What a loss needs of a model to use this, and all it needs:
     features = model.features(x_t, sigma)                                        # [B, L, D]
     rows = model.rows(features, places)                                          # [N, D], those that count
     losses = model.head.loss(rows, row_loss, (x_t, x0, ...), weights)            # any loss of one row of outputs
-    losses = model.head.cross_entropy(rows, x0, weights)                         # the closed form, fused on CUDA
+    losses = model.head.cross_entropy(rows, x0, weights)                         # a closed form, fused on CUDA
+    losses = model.head.score_entropy(rows, x0, x_t, ...)                        # and another
     losses.total.backward()
 
 A model without these is a plain callable, and the loss takes its dense outputs.
@@ -15,7 +16,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cedd.models.kernels.head_loss import RowLoss, RowLosses, chunked_head_loss, linear_cross_entropy
+from cedd.models.kernels.head_loss import (
+    RowLoss,
+    RowLosses,
+    chunked_head_loss,
+    linear_cross_entropy,
+    linear_score_entropy,
+)
 
 
 class VocabularyHead(nn.Linear):
@@ -61,3 +68,23 @@ class VocabularyHead(nn.Linear):
         likelihood of the noisy token, in the bayes parameterization.
         """
         return linear_cross_entropy(features, self.weight, self.bias, targets, row_weights, chunk_rows, shift=shift)
+
+    def score_entropy(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        skips: Tensor,
+        shifts: Tensor,
+        commons: Tensor,
+        extras: Tensor,
+        row_weights: Tensor | None = None,
+        *,
+        chunk_rows: int | None = None,
+    ) -> RowLosses:
+        """Sum of row_weights · (Σ s - common Σ log s - extra log s_target) over the rows of features [N, D].
+
+        log s = outputs + shift; the sums leave out the token ``skips`` (of V or more: none), where a target has no
+        extra.
+        """
+        row_args = targets, skips, shifts, commons, extras
+        return linear_score_entropy(features, self.weight, self.bias, *row_args, row_weights, chunk_rows)

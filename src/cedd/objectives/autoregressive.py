@@ -32,6 +32,6 @@ class Autoregressive(CrossEntropy):
     def network_input(self, x0: Tensor, x_t: Tensor, process: TokenProcess) -> Tensor:
         return shift_right(x0, start_symbol(process))
 
-    def cross_entropy(self, parameterization: Parameterization, rows: Rows) -> CrossEntropyRows:
+    def closed_form(self, parameterization: Parameterization, rows: Rows) -> CrossEntropyRows:
         nothing = torch.zeros_like(rows.noise.t)
         return CrossEntropyRows(rows.x0, torch.ones_like(nothing), torch.zeros_like(rows.x0), nothing)

@@ -49,9 +49,9 @@ class CrossEntropy(Objective):
         return can_return(x_t, noise)
 
     def row_loss(self, parameterization: Parameterization, outputs: Tensor, rows: Rows) -> Tensor:
-        return self.cross_entropy(parameterization, rows).loss(outputs)
+        return self.closed_form(parameterization, rows).loss(outputs)
 
-    def cross_entropy(self, parameterization: Parameterization, rows: Rows) -> CrossEntropyRows:
+    def closed_form(self, parameterization: Parameterization, rows: Rows) -> CrossEntropyRows:
         affine = require_probabilities(parameterization)
         return CrossEntropyRows(
             target=rows.x0,

@@ -19,37 +19,10 @@ from torch import Tensor
 
 from cedd.network import Model, has_head
 from cedd.objectives.methods import Method, get_method
-from cedd.objectives.objective import Rows
+from cedd.objectives.objective import Rows, SupportsRowLosses
 from cedd.objectives.times import draw_times
 from cedd.process import Noise, TokenProcess, uniform_noise, uniform_tokens
 from cedd.schedules import Time, check_time
-
-
-class RowTotal(Protocol):
-    """What a head's loss returns: the differentiable sum over rows."""
-
-    @property
-    def total(self) -> Tensor: ...
-
-
-class SupportsRowLosses(Protocol):
-    """A vocabulary head that costs chosen rows of features in chunks, without all outputs at once."""
-
-    def loss(
-        self,
-        features: Tensor,
-        row_loss: Callable[..., Tensor],
-        row_args: tuple[Tensor, ...],
-        row_weights: Tensor | None,
-    ) -> RowTotal:
-        """The weighted sum of row_loss(outputs [R, V], *row_args [R]) over the rows of features [N, D]."""
-        ...
-
-    def cross_entropy(
-        self, features: Tensor, targets: Tensor, row_weights: Tensor, *, shift: tuple[Tensor, Tensor]
-    ) -> RowTotal:
-        """The weighted sum of -log softmax(outputs + shift amounts at shift tokens)[targets]."""
-        ...
 
 
 class SupportsRows(Protocol):
@@ -187,11 +160,9 @@ def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
         return (losses if counts is None else losses * counts).sum() / batch.tokens
     wanted = {} if counts is None else {"where": batch.places}
     features = model.rows(model.features(batch.inputs, batch.sigma, **wanted), batch.places)
-    simple = method.objective.cross_entropy(method.parameterization, rows)
+    simple = method.objective.closed_form(method.parameterization, rows)
     if simple is not None:
-        weight = simple.weight if counts is None else simple.weight * counts
-        shift = (simple.raise_at, simple.raise_by)
-        return model.head.cross_entropy(features, simple.target, weight, shift=shift).total / batch.tokens
+        return simple.total(model.head, features, counts) / batch.tokens
     row_loss = row_function(method, noise.vocab_size, noise.has_mask)
     arguments = (rows.x0, rows.x_t, *(getattr(noise, name) for name in _NOISE_TENSORS))
     return model.head.loss(features, row_loss, arguments, counts).total / batch.tokens

@@ -3,14 +3,16 @@
 Shapes: B batch, L positions, V vocabulary; N rows are the positions that count, out of B*L.
 
 An objective sees rows, never whole [B, L, V] outputs: the vocabulary head can then run on those rows only, a chunk
-at a time. Cross entropies are told apart by a record (target, weight, and what to add to one logit), because a
-fused head can do them without autograd; anything else is a function from rows of outputs to losses.
+at a time. Cross entropies and score entropies come down to a few numbers a row, and are told apart by a record of
+them, because a fused head can do them without autograd; anything else is a function from rows of outputs to losses.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +28,58 @@ class Rows:
     x0: Tensor
     x_t: Tensor
     noise: Noise
+
+
+class RowTotal(Protocol):
+    """What a head's loss returns: the differentiable sum over rows."""
+
+    @property
+    def total(self) -> Tensor: ...
+
+
+class SupportsRowLosses(Protocol):
+    """A vocabulary head that costs chosen rows of features in chunks, without all outputs at once."""
+
+    def loss(
+        self,
+        features: Tensor,
+        row_loss: Callable[..., Tensor],
+        row_args: tuple[Tensor, ...],
+        row_weights: Tensor | None,
+    ) -> RowTotal:
+        """The weighted sum of row_loss(outputs [R, V], *row_args [R]) over the rows of features [N, D]."""
+        ...
+
+    def cross_entropy(
+        self, features: Tensor, targets: Tensor, row_weights: Tensor, *, shift: tuple[Tensor, Tensor]
+    ) -> RowTotal:
+        """The weighted sum of -log softmax(outputs + shift amounts at shift tokens)[targets]."""
+        ...
+
+    def score_entropy(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        skips: Tensor,
+        shifts: Tensor,
+        commons: Tensor,
+        extras: Tensor,
+        row_weights: Tensor,
+    ) -> RowTotal:
+        """The weighted sum of Σ s - commons Σ log s - extras log s[targets]: log s = outputs + shifts, but at skips."""
+        ...
+
+
+class ClosedForm(Protocol):
+    """Losses of rows that a head has a way of its own for."""
+
+    def total(self, head: SupportsRowLosses, features: Tensor, counts: Tensor | None) -> Tensor:
+        """The sum over the rows of features [N, D], each counted `counts` [N] times (None: once)."""
+        ...
+
+
+def _counted(weight: Tensor, counts: Tensor | None) -> Tensor:
+    return weight if counts is None else weight * counts
 
 
 @dataclass(frozen=True)
@@ -47,6 +101,29 @@ class CrossEntropyRows:
         picked = torch.log_softmax(logits, -1).gather(-1, self.target[:, None]).squeeze(-1)
         return -self.weight.to(picked) * picked
 
+    def total(self, head: SupportsRowLosses, features: Tensor, counts: Tensor | None) -> Tensor:
+        weight, shift = _counted(self.weight, counts), (self.raise_at, self.raise_by)
+        return head.cross_entropy(features, self.target, weight, shift=shift).total
+
+
+@dataclass(frozen=True)
+class ScoreEntropyRows:
+    """weight * (sum s - common sum log s - extra log s_target), log s = o + shift, row by row; all [N].
+
+    The sums leave out the token `skip` (none, where it is the mask); `extra` is 0 where that is the target.
+    """
+
+    target: Tensor
+    skip: Tensor
+    shift: Tensor
+    common: Tensor
+    extra: Tensor
+    weight: Tensor
+
+    def total(self, head: SupportsRowLosses, features: Tensor, counts: Tensor | None) -> Tensor:
+        numbers = self.target, self.skip, self.shift, self.common, self.extra
+        return head.score_entropy(features, *numbers, _counted(self.weight, counts)).total
+
 
 class Objective(ABC):
     """A training loss as rows."""
@@ -63,8 +140,8 @@ class Objective(ABC):
     def row_loss(self, parameterization: Parameterization, outputs: Tensor, rows: Rows) -> Tensor:
         """The loss of each row, [N, V] outputs -> [N]."""
 
-    def cross_entropy(self, parameterization: Parameterization, rows: Rows) -> CrossEntropyRows | None:
-        """The loss as a weighted cross entropy, where it is one."""
+    def closed_form(self, parameterization: Parameterization, rows: Rows) -> ClosedForm | None:
+        """The loss as one that a fused head knows, where it is one."""
         return None
 
     def network_input(self, x0: Tensor, x_t: Tensor, process: TokenProcess) -> Tensor:

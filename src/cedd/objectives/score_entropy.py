@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.objectives.objective import Objective, Rows
-from cedd.parameterization import Parameterization, at_token, can_return, put_at_token
+from cedd.objectives.objective import Objective, Rows, ScoreEntropyRows
+from cedd.parameterization import Parameterization, ScaledScore, Score, at_token, can_return, put_at_token
 from cedd.process import Noise, TokenProcess
 
 _TINY = torch.finfo(torch.float64).tiny
@@ -78,3 +78,18 @@ class ScoreEntropy(Objective):
     def row_loss(self, parameterization: Parameterization, outputs: Tensor, rows: Rows) -> Tensor:
         log_ratios = parameterization.log_ratios(outputs, rows.x_t, rows.noise)
         return score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise)
+
+    def closed_form(self, parameterization: Parameterization, rows: Rows) -> ScoreEntropyRows | None:
+        """Where the outputs are log-ratios, up to a number a row; a parameterization made of these may be any."""
+        if type(parameterization) not in (Score, ScaledScore):
+            return None
+        assert isinstance(parameterization, Score)
+        ratios = true_ratios(rows.x_t, rows.x0, rows.noise)
+        return ScoreEntropyRows(
+            target=rows.x0,
+            skip=rows.x_t,
+            shift=parameterization.shift(rows.x_t, rows.noise),
+            common=ratios.common,
+            extra=ratios.extra,
+            weight=torch.where(can_return(rows.x_t, rows.noise), ratios.rate, 0.0),
+        )

@@ -12,8 +12,9 @@ gradient and multiplies on:
 
 The backward pass scales these; where all rows are one chunk, their g_i are kept until then and the products wait too,
 since to scale the h_i costs less than to scale ∂total/∂W. A *row pass* is what turns a chunk's outputs into losses and
-gradient in place; there is one for any row loss (by autograd), and one for the cross entropy, whose gradient is known
-in closed form: w (softmax(o) - onehot(target)).
+gradient in place; there is one for any row loss (by autograd), and one each for the cross entropy and the score
+entropy, whose gradients are known in closed form: w (softmax(o) - onehot(target)) and w (exp(o) - common) but for two
+entries.
 
 Three products of R·D·V each bound the cost; all else here is one or two sweeps over [R, V]. On CUDA the buffer's
 rows are padded to a multiple of 64 outputs, since matrix units need aligned rows and V = 50257 is odd. The extra
@@ -87,6 +88,27 @@ def linear_cross_entropy(
     """
     row_args = (targets,) if shift is None else (targets, *shift)
     return _run(features, weight, bias, _cross_entropy_pass, row_args, row_weights, chunk_rows)
+
+
+def linear_score_entropy(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    skips: Tensor,
+    shifts: Tensor,
+    commons: Tensor,
+    extras: Tensor,
+    row_weights: Tensor | None = None,
+    chunk_rows: int | None = None,
+) -> RowLosses:
+    """Σ_i row_weights_i · (Σ_y s_y - common_i Σ_y log s_y - extra_i log s_target), over all tokens y but skip_i.
+
+    log s_y = features_i · weight_y + bias_y + shift_i; all others are [N]. A skip of V or more skips nothing; a target
+    that is skipped must have no extra.
+    """
+    row_args = (targets, skips, shifts, commons, extras)
+    return _run(features, weight, bias, _score_entropy_pass, row_args, row_weights, chunk_rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -351,3 +373,47 @@ def cross_entropy_in_place_torch(
         if work is not outputs:
             outputs.copy_(work)
     return torch.where(counts, normalizer.log() - target, 0.0)
+
+
+def _score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor) -> Tensor:
+    """The score entropy; the gradient is weights · (s - common), less extra at the target, and 0 at what is skipped."""
+    if outputs.is_cuda and outputs.dtype != torch.float64 and has_triton():
+        from cedd.models.kernels.score_entropy_triton import score_entropy_in_place
+
+        return score_entropy_in_place(outputs, weights, want_gradient, *row_args)
+    return score_entropy_in_place_torch(outputs, weights, want_gradient, *row_args)
+
+
+def score_entropy_in_place_torch(
+    outputs: Tensor,
+    weights: Tensor,
+    want_gradient: bool,
+    targets: Tensor,
+    skips: Tensor,
+    shifts: Tensor,
+    commons: Tensor,
+    extras: Tensor,
+) -> Tensor:
+    """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
+    work = _upcast(outputs)
+    skip, skipped = skips.clamp_max(outputs.shape[1] - 1)[:, None], (skips < outputs.shape[1])[:, None]
+
+    def clear(values: Tensor) -> None:
+        values.scatter_(1, skip, torch.where(skipped, 0.0, values.gather(1, skip)))
+
+    work += shifts.to(work.dtype)[:, None]
+    clear(work)
+    log_sums = work.sum(1).double()
+    at_target = work.gather(1, targets[:, None]).squeeze(1).double()
+    clear(work.exp_())
+    losses = work.sum(1).double() - commons * log_sums - extras * at_target
+    counts = weights != 0
+    if want_gradient:
+        work -= commons.to(work.dtype)[:, None]
+        work.scatter_add_(1, targets[:, None], -extras.to(work.dtype)[:, None])
+        clear(work)
+        work *= weights.to(work.dtype)[:, None]
+        work.masked_fill_(~counts[:, None], 0.0)
+        if work is not outputs:
+            outputs.copy_(work)
+    return torch.where(counts, losses, 0.0).to(weights.dtype)

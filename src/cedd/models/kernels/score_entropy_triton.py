@@ -1,0 +1,125 @@
+"""Score entropy and its gradient in one kernel: one program a row, one sweep over V, in place.
+
+Shapes: R rows, V vocabulary. Imported only where there is a CUDA device.
+
+A row's gradient needs nothing of the other outputs, so that one sweep reads each, adds up its score and log-score, and
+writes its gradient. The equations are those of `head_loss.linear_score_entropy`, whose twin in torch this agrees with.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
+from torch import Tensor
+
+BLOCK = 2048
+"""Outputs a program holds at once: 8 for each of its threads, 16 bytes."""
+
+WARPS = 8
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+@triton.jit
+def _scores(values, shift, columns, skip):  # noqa: ANN001, ANN202
+    """Scores and log-scores of outputs; 0 and 0 at the token that is skipped."""
+    logs = tl.where(columns == skip, 0.0, values.to(tl.float32) + shift)
+    return tl.where(columns == skip, 0.0, tl.exp2(logs * LOG2_E)), logs
+
+
+@triton.jit
+def _score_entropy_kernel(  # noqa: ANN202
+    outputs,  # noqa: ANN001
+    row_stride,  # noqa: ANN001
+    weights,  # noqa: ANN001
+    targets,  # noqa: ANN001
+    skips,  # noqa: ANN001
+    shifts,  # noqa: ANN001
+    commons,  # noqa: ANN001
+    extras,  # noqa: ANN001
+    losses,  # noqa: ANN001
+    vocab_size,  # noqa: ANN001
+    whole,  # noqa: ANN001
+    WANT_GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The whole blocks, up to `whole`, go without a mask, then the rest with one, as in the cross entropy's kernel."""
+    row = tl.program_id(0).to(tl.int64)
+    outputs += row * row_stride
+    weight = tl.load(weights + row)
+    offsets = tl.arange(0, BLOCK)
+    rest = whole + offsets
+    in_rest = rest < vocab_size
+
+    if weight == 0.0:  # the row contributes nothing, whatever it holds
+        tl.store(losses + row, 0.0)
+        if WANT_GRADIENT:
+            nothing = tl.zeros([BLOCK], outputs.dtype.element_ty)
+            for start in range(0, whole, BLOCK):
+                tl.store(outputs + start + offsets, nothing)
+            tl.store(outputs + rest, nothing, mask=in_rest)
+        return
+
+    target = tl.load(targets + row)
+    skip = tl.load(skips + row)
+    shift = tl.load(shifts + row).to(tl.float32)
+    common = tl.load(commons + row)
+    extra = tl.load(extras + row)
+    at_target = tl.load(outputs + target).to(tl.float32) + shift
+    tl.debug_barrier()  # every warp has read it before any warp overwrites it
+    each = weight * common.to(tl.float32)
+    sums = tl.zeros([BLOCK], tl.float32)
+    log_sums = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, whole, BLOCK):
+        columns = start + offsets
+        scores, logs = _scores(tl.load(outputs + columns), shift, columns, skip)
+        sums += scores
+        log_sums += logs
+        if WANT_GRADIENT:
+            tl.store(outputs + columns, weight * scores - each)
+    scores, logs = _scores(tl.load(outputs + rest, mask=in_rest, other=0.0), shift, rest, skip)
+    sums += tl.where(in_rest, scores, 0.0)
+    log_sums += tl.where(in_rest, logs, 0.0)
+    total = tl.sum(sums, 0).to(tl.float64) - common * tl.sum(log_sums, 0) - extra * at_target
+    tl.store(losses + row, total.to(tl.float32))
+
+    if WANT_GRADIENT:
+        tl.store(outputs + rest, weight * scores - each, mask=in_rest)
+        tl.debug_barrier()
+        if target != skip:
+            tl.store(outputs + target, weight * (tl.exp2(at_target * LOG2_E) - (common + extra).to(tl.float32)))
+        if skip < vocab_size:
+            tl.store(outputs + skip, 0.0)
+
+
+def score_entropy_in_place(
+    outputs: Tensor,
+    weights: Tensor,
+    want_gradient: bool,
+    targets: Tensor,
+    skips: Tensor,
+    shifts: Tensor,
+    commons: Tensor,
+    extras: Tensor,
+) -> Tensor:
+    """outputs [R, V] with unit column stride become the gradient of Σ weights · losses; returns the losses [R]."""
+    rows, vocab_size = outputs.shape
+    losses = torch.empty(rows, dtype=torch.float32, device=outputs.device)
+    block = min(BLOCK, triton.next_power_of_2(vocab_size))
+    with torch.cuda.device_of(outputs):
+        _score_entropy_kernel[(rows,)](  # pyright: ignore[reportIndexIssue]
+            outputs,
+            outputs.stride(0),
+            *(tensor.contiguous() for tensor in (weights, targets, skips)),
+            *(tensor.double().contiguous() for tensor in (shifts, commons, extras)),
+            losses,
+            vocab_size,
+            vocab_size // block * block,
+            WANT_GRADIENT=want_gradient,
+            BLOCK=block,
+            num_warps=min(WARPS, max(1, block // 256)),
+        )
+    return losses
