@@ -15,6 +15,7 @@ import torch
 
 from cedd.models.kernels import cross_entropy_triton, residual_triton, score_entropy_triton
 from cedd.models.kernels.residual_triton import Launch
+from cedd.network import ScoreRows
 from cedd.training import update_triton
 
 SHAPE = (512, 128, 768)
@@ -75,12 +76,11 @@ def time_score_entropy(rows: int = 8192) -> None:
     outputs = torch.zeros(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
     weights = torch.rand(rows, device="cuda")
     targets, skips = torch.randint(VOCABULARY, (2, rows), device="cuda")
-    numbers = torch.zeros(3, rows, device="cuda", dtype=torch.float64)  # with which outputs stay small, call after call
+    nothing = torch.zeros(rows, device="cuda", dtype=torch.float64)  # so that outputs stay small, call after call
+    numbers = ScoreRows(targets, skips, nothing, nothing, nothing)
     for block, warps in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16)):
         score_entropy_triton.BLOCK, score_entropy_triton.WARPS = block, warps
-        time = milliseconds(
-            lambda: score_entropy_triton.score_entropy_in_place(outputs, weights, True, targets, skips, *numbers)
-        )
+        time = milliseconds(lambda: score_entropy_triton.score_entropy_in_place(outputs, weights, True, numbers))
         report(f"score entropy, blocks of {block}, {warps} warps", time, 2 * rows * VOCABULARY * 2 / 1e9)
 
 

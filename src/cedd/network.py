@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from copy import deepcopy
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,21 @@ class HasHead(Protocol):
 def has_head(model: object) -> TypeIs[HasHead]:
     """Whether a network can be run in two halves."""
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
+
+
+class ScoreRows(NamedTuple):
+    """What the score entropy of a row of outputs o comes down to, [N] each:
+
+        sum s_y - common sum log s_y - extra log s_target,        log s_y = o_y + shift,
+
+    with sums over all tokens y but `skip` (one of V or more: over all). `extra` is 0 where `skip` is the target.
+    """
+
+    target: Tensor
+    skip: Tensor
+    shift: Tensor
+    common: Tensor
+    extra: Tensor
 
 
 def with_rounded(model: Module, names: Collection[str], dtype: torch.dtype) -> Module:

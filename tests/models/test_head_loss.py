@@ -23,6 +23,7 @@ from cedd.models.kernels.head_loss import (
     score_entropy_in_place_torch,
 )
 from cedd.models.kernels.rows import gather_rows
+from cedd.network import ScoreRows
 from tests.interpreted import compiled_for_a_chip
 
 WIDTH = 6
@@ -329,9 +330,9 @@ def score_twins_agree(device, dtype, shape, gradient):
     targets, skips = torch.randint(vocabulary, (2, rows), device=device)
     skips[1], skips[2] = vocabulary, targets[2]  # a mask; a token that is the clean one
     shifts, commons, extras = torch.randn(3, rows, device=device, dtype=torch.float64)
-    numbers = targets, skips, shifts, commons.exp(), extras.exp() * (targets != skips)
+    numbers = ScoreRows(targets, skips, shifts, commons.exp(), extras.exp() * (targets != skips))
     passes = score_entropy_in_place, score_entropy_in_place_torch
-    passes_agree(*passes, device, dtype, shape, 1.0, gradient, *numbers)
+    passes_agree(*passes, device, dtype, shape, 1.0, gradient, numbers)
 
 
 def passes_agree(kernel, twin_, device, dtype, shape, spread, gradient, *arguments):

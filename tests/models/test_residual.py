@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from cedd.models.kernels.residual import add_and_norm, dropped_entries
-from tests.interpreted import run_interpreted
+from tests.interpreted import compiled_for_a_chip, run_interpreted
 
 SHAPES = [(2, 5, 16), (3, 1, 48), (1, 7, 10), (2, 150, 12)]
 NAMES = ("x", "branch", "gate", "shift", "scale")
@@ -106,6 +106,14 @@ def check_kernel(device, tolerance, dtype=torch.float32):
 
 def test_kernel_interpreted():
     run_interpreted("from tests.models.test_residual import check_kernel; check_kernel('cpu', 2e-5)")
+
+
+def test_the_sum_over_chunks_compiles_for_a_chip():
+    pytest.importorskip("triton")
+    from cedd.models.kernels.residual_triton import _sum_kernel
+
+    types = {"parts": "*fp32", "sums": "*bf16", "chunks": "i32", "size": "i32"}
+    assert compiled_for_a_chip(_sum_kernel, types, {"GROUP": 16, "BLOCK": 128}, warps=4)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ What a loss needs of a model to use this, and all it needs:
     rows = model.rows(features, places)                                          # [N, D], those that count
     losses = model.head.loss(rows, row_loss, (x_t, x0, ...), weights)            # any loss of one row of outputs
     losses = model.head.cross_entropy(rows, x0, weights)                         # a closed form, fused on CUDA
-    losses = model.head.score_entropy(rows, x0, x_t, ...)                        # and another
+    losses = model.head.score_entropy(rows, numbers, weights)                    # and another
     losses.total.backward()
 
 A model without these is a plain callable, and the loss takes its dense outputs.
@@ -23,6 +23,7 @@ from cedd.models.kernels.head_loss import (
     linear_cross_entropy,
     linear_score_entropy,
 )
+from cedd.network import ScoreRows
 
 
 class VocabularyHead(nn.Linear):
@@ -72,19 +73,10 @@ class VocabularyHead(nn.Linear):
     def score_entropy(
         self,
         features: Tensor,
-        targets: Tensor,
-        skips: Tensor,
-        shifts: Tensor,
-        commons: Tensor,
-        extras: Tensor,
+        rows: ScoreRows,
         row_weights: Tensor | None = None,
         *,
         chunk_rows: int | None = None,
     ) -> RowLosses:
-        """Sum of row_weights · (Σ s - common Σ log s - extra log s_target) over the rows of features [N, D].
-
-        log s = outputs + shift; the sums leave out the token ``skips`` (of V or more: none), where a target has no
-        extra.
-        """
-        row_args = targets, skips, shifts, commons, extras
-        return linear_score_entropy(features, self.weight, self.bias, *row_args, row_weights, chunk_rows)
+        """Sum of row_weights times the score entropies of the rows of features [N, D], whose numbers are ``rows``."""
+        return linear_score_entropy(features, self.weight, self.bias, rows, row_weights, chunk_rows)

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cedd.network import ScoreRows
 from cedd.parameterization import Affine, Parameterization
 from cedd.process import Noise, TokenProcess
 
@@ -56,17 +57,8 @@ class SupportsRowLosses(Protocol):
         """The weighted sum of -log softmax(outputs + shift amounts at shift tokens)[targets]."""
         ...
 
-    def score_entropy(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        skips: Tensor,
-        shifts: Tensor,
-        commons: Tensor,
-        extras: Tensor,
-        row_weights: Tensor,
-    ) -> RowTotal:
-        """The weighted sum of Σ s - commons Σ log s - extras log s[targets]: log s = outputs + shifts, but at skips."""
+    def score_entropy(self, features: Tensor, rows: ScoreRows, row_weights: Tensor) -> RowTotal:
+        """The weighted sum of the rows' score entropies."""
         ...
 
 
@@ -108,21 +100,13 @@ class CrossEntropyRows:
 
 @dataclass(frozen=True)
 class ScoreEntropyRows:
-    """weight * (sum s - common sum log s - extra log s_target), log s = o + shift, row by row; all [N].
+    """weight [N] times the score entropy that the numbers of a row make."""
 
-    The sums leave out the token `skip` (none, where it is the mask); `extra` is 0 where that is the target.
-    """
-
-    target: Tensor
-    skip: Tensor
-    shift: Tensor
-    common: Tensor
-    extra: Tensor
+    numbers: ScoreRows
     weight: Tensor
 
     def total(self, head: SupportsRowLosses, features: Tensor, counts: Tensor | None) -> Tensor:
-        numbers = self.target, self.skip, self.shift, self.common, self.extra
-        return head.score_entropy(features, *numbers, _counted(self.weight, counts)).total
+        return head.score_entropy(features, self.numbers, _counted(self.weight, counts)).total
 
 
 class Objective(ABC):

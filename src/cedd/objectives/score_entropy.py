@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cedd.network import ScoreRows
 from cedd.objectives.objective import Objective, Rows, ScoreEntropyRows
 from cedd.parameterization import Parameterization, ScaledScore, Score, at_token, can_return, put_at_token
 from cedd.process import Noise, TokenProcess
@@ -85,11 +86,6 @@ class ScoreEntropy(Objective):
             return None
         assert isinstance(parameterization, Score)
         ratios = true_ratios(rows.x_t, rows.x0, rows.noise)
-        return ScoreEntropyRows(
-            target=rows.x0,
-            skip=rows.x_t,
-            shift=parameterization.shift(rows.x_t, rows.noise),
-            common=ratios.common,
-            extra=ratios.extra,
-            weight=torch.where(can_return(rows.x_t, rows.noise), ratios.rate, 0.0),
-        )
+        shift = parameterization.shift(rows.x_t, rows.noise)
+        numbers = ScoreRows(target=rows.x0, skip=rows.x_t, shift=shift, common=ratios.common, extra=ratios.extra)
+        return ScoreEntropyRows(numbers, torch.where(can_return(rows.x_t, rows.noise), ratios.rate, 0.0))

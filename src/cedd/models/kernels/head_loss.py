@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cedd.models.kernels import has_triton
+from cedd.network import ScoreRows
 
 RowLoss = Callable[..., Tensor]
 """(outputs [R, V] float32, *row_args [R]) -> [R]: differentiable in the outputs."""
@@ -94,21 +95,12 @@ def linear_score_entropy(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    targets: Tensor,
-    skips: Tensor,
-    shifts: Tensor,
-    commons: Tensor,
-    extras: Tensor,
+    rows: ScoreRows,
     row_weights: Tensor | None = None,
     chunk_rows: int | None = None,
 ) -> RowLosses:
-    """Σ_i row_weights_i · (Σ_y s_y - common_i Σ_y log s_y - extra_i log s_target), over all tokens y but skip_i.
-
-    log s_y = features_i · weight_y + bias_y + shift_i; all others are [N]. A skip of V or more skips nothing; a target
-    that is skipped must have no extra.
-    """
-    row_args = (targets, skips, shifts, commons, extras)
-    return _run(features, weight, bias, _score_entropy_pass, row_args, row_weights, chunk_rows)
+    """Σ_i row_weights_i · the score entropy that row i's numbers make of the outputs features_i · weightᵀ + bias."""
+    return _run(features, weight, bias, _score_entropy_pass, tuple(rows), row_weights, chunk_rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -380,37 +372,28 @@ def _score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *
     if outputs.is_cuda and outputs.dtype != torch.float64 and has_triton():
         from cedd.models.kernels.score_entropy_triton import score_entropy_in_place
 
-        return score_entropy_in_place(outputs, weights, want_gradient, *row_args)
-    return score_entropy_in_place_torch(outputs, weights, want_gradient, *row_args)
+        return score_entropy_in_place(outputs, weights, want_gradient, ScoreRows(*row_args))
+    return score_entropy_in_place_torch(outputs, weights, want_gradient, ScoreRows(*row_args))
 
 
-def score_entropy_in_place_torch(
-    outputs: Tensor,
-    weights: Tensor,
-    want_gradient: bool,
-    targets: Tensor,
-    skips: Tensor,
-    shifts: Tensor,
-    commons: Tensor,
-    extras: Tensor,
-) -> Tensor:
+def score_entropy_in_place_torch(outputs: Tensor, weights: Tensor, want_gradient: bool, rows: ScoreRows) -> Tensor:
     """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
-    work = _upcast(outputs)
-    skip, skipped = skips.clamp_max(outputs.shape[1] - 1)[:, None], (skips < outputs.shape[1])[:, None]
+    work, target = _upcast(outputs), rows.target[:, None]
+    skip, skipped = rows.skip.clamp_max(outputs.shape[1] - 1)[:, None], (rows.skip < outputs.shape[1])[:, None]
 
     def clear(values: Tensor) -> None:
         values.scatter_(1, skip, torch.where(skipped, 0.0, values.gather(1, skip)))
 
-    work += shifts.to(work.dtype)[:, None]
+    work += rows.shift.to(work.dtype)[:, None]
     clear(work)
     log_sums = work.sum(1).double()
-    at_target = work.gather(1, targets[:, None]).squeeze(1).double()
+    at_target = work.gather(1, target).squeeze(1).double()
     clear(work.exp_())
-    losses = work.sum(1).double() - commons * log_sums - extras * at_target
+    losses = work.sum(1).double() - rows.common * log_sums - rows.extra * at_target
     counts = weights != 0
     if want_gradient:
-        work -= commons.to(work.dtype)[:, None]
-        work.scatter_add_(1, targets[:, None], -extras.to(work.dtype)[:, None])
+        work -= rows.common.to(work.dtype)[:, None]
+        work.scatter_add_(1, target, -rows.extra.to(work.dtype)[:, None])
         clear(work)
         work *= weights.to(work.dtype)[:, None]
         work.masked_fill_(~counts[:, None], 0.0)

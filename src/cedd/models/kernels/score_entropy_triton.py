@@ -3,7 +3,7 @@
 Shapes: R rows, V vocabulary. Imported only where there is a CUDA device.
 
 A row's gradient needs nothing of the other outputs, so that one sweep reads each, adds up its score and log-score, and
-writes its gradient. The equations are those of `head_loss.linear_score_entropy`, whose twin in torch this agrees with.
+writes its gradient. The equation is that of `cedd.network.ScoreRows`; `head_loss.py` has the twin.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
+
+from cedd.network import ScoreRows
 
 BLOCK = 2048
 """Outputs a program holds at once: 8 for each of its threads, 16 bytes."""
@@ -95,26 +97,17 @@ def _score_entropy_kernel(  # noqa: ANN202
             tl.store(outputs + skip, 0.0)
 
 
-def score_entropy_in_place(
-    outputs: Tensor,
-    weights: Tensor,
-    want_gradient: bool,
-    targets: Tensor,
-    skips: Tensor,
-    shifts: Tensor,
-    commons: Tensor,
-    extras: Tensor,
-) -> Tensor:
+def score_entropy_in_place(outputs: Tensor, weights: Tensor, want_gradient: bool, rows: ScoreRows) -> Tensor:
     """outputs [R, V] with unit column stride become the gradient of Σ weights · losses; returns the losses [R]."""
-    rows, vocab_size = outputs.shape
-    losses = torch.empty(rows, dtype=torch.float32, device=outputs.device)
+    count, vocab_size = outputs.shape
+    losses = torch.empty(count, dtype=torch.float32, device=outputs.device)
     block = min(BLOCK, triton.next_power_of_2(vocab_size))
     with torch.cuda.device_of(outputs):
-        _score_entropy_kernel[(rows,)](  # pyright: ignore[reportIndexIssue]
+        _score_entropy_kernel[(count,)](  # pyright: ignore[reportIndexIssue]
             outputs,
             outputs.stride(0),
-            *(tensor.contiguous() for tensor in (weights, targets, skips)),
-            *(tensor.double().contiguous() for tensor in (shifts, commons, extras)),
+            *(tensor.contiguous() for tensor in (weights, rows.target, rows.skip)),
+            *(tensor.double().contiguous() for tensor in (rows.shift, rows.common, rows.extra)),
             losses,
             vocab_size,
             vocab_size // block * block,
