@@ -76,8 +76,8 @@ def time_score_entropy(rows: int = 8192) -> None:
     outputs = torch.zeros(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
     weights = torch.rand(rows, device="cuda")
     targets, skips = torch.randint(VOCABULARY, (2, rows), device="cuda")
-    nothing = torch.zeros(rows, device="cuda", dtype=torch.float64)  # so that outputs stay small, call after call
-    numbers = ScoreRows(targets, skips, nothing, nothing, nothing)
+    zero, one = torch.tensor([[0.0], [1.0]], device="cuda", dtype=torch.float64).expand(2, rows)
+    numbers = ScoreRows(targets, skips, shift=zero, common=one, extra=zero)  # outputs stay 0, call after call
     for block, warps in itertools.product((1024, 2048, 4096, 8192), (4, 8, 16)):
         score_entropy_triton.BLOCK, score_entropy_triton.WARPS = block, warps
         time = milliseconds(lambda: score_entropy_triton.score_entropy_in_place(outputs, weights, True, numbers))

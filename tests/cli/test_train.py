@@ -116,6 +116,8 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
         (["--method", "dfm"], "absorb"),
         (["--data", "/nowhere/words.txt"], "there is no folder /nowhere"),
         (["--steps", "0"], "steps must be at least 1"),
+        (["--optimizer.ema-every", "0"], "optimizer.ema_every must be at least 1, if given; got 0"),
+        (["--optimizer.ema-every", "8", "--steps", "7"], "optimizer.ema_every is 8, but the run has 7 steps"),
         (["--seed", "-5"], "seed must be a whole number from 0 up, below 2^63; got -5"),
         (["--seed", str(2**63)], "seed must be a whole number from 0 up"),
         (["--model.width", "18", "--model.heads", "4"], "use a multiple of 8"),

@@ -15,6 +15,7 @@ from cedd.models.head import VocabularyHead
 from cedd.objectives import Draws, batch_loss, draw_times, get_method, noisy_batch
 from cedd.objectives.autoregressive import start_symbol
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
+from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import ScoreEntropy, true_ratios
 from cedd.objectives.times import shift_right
 from cedd.process import Noise
@@ -148,6 +149,26 @@ def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, fil
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-11)
+
+
+def test_a_head_without_score_entropies_is_asked_for_any_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, process, model = ALL["sedd"], PROCESSES["roulette"], WithHead()
+    x0, t = torch.randint(V, (B, L)), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
+    batch = noisy_batch(method, process, x0, t, draws)
+    loss = batch_loss(method, model, batch)
+    monkeypatch.delattr(VocabularyHead, "score_entropy")
+    torch.testing.assert_close(batch_loss(method, model, batch), loss)
+
+
+def test_positions_that_cannot_be_left_cost_nothing_in_closed_form() -> None:
+    x0 = torch.randint(V, (B, L))
+    noise = PROCESSES["uniform"].noise(torch.zeros(B, dtype=torch.float64)).like(x0)  # which begins to shuffle
+    assert (noise.beta_rate > 0).all()
+    rows = Rows(x0.reshape(-1), x0.reshape(-1), noise.map(lambda v: v.expand(B, L).reshape(-1)))
+    closed = ScoreEntropy().closed_form(Score(), rows)
+    assert closed is not None
+    assert not closed.weight.any()
 
 
 def test_only_plain_scores_are_in_closed_form() -> None:

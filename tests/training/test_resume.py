@@ -56,6 +56,16 @@ def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any])
     assert_same_run(config("whole").out, config("crashed").out)
 
 
+def test_how_often_the_average_moves_is_the_runs_setting_and_may_change(config: Make):
+    run(config("third", {"optimizer.ema_every": 3, "steps": 8}))
+    run(config("every", {"steps": 8}))
+    third, every = final_state(config("third").out), final_state(config("every").out)
+    different = {name for name in every if not torch.equal(third[name], every[name])}
+    assert different
+    assert all(name.startswith(("average/", "file/")) for name in different)
+    assert run(config("third", {"optimizer.ema_every": 1})).finished
+
+
 def test_crashes_before_the_first_and_at_each_later_step_change_nothing(config: Make):
     run(config("whole"))
     for step in (2, 4, 5, 9, 11):

@@ -16,8 +16,8 @@ class EMA:
     """shadow <- decay · shadow + (1 - decay) · parameter, in float32, after every step.
 
     With ``warmup`` the decay is min(decay, (1 + updates) / (10 + updates)): a short run is not left with its
-    initial weights. With ``every`` = k only each k-th update moves the average, by the decay's k-th power: it forgets
-    as fast, and has seen one in k of the parameters' values, which hardly differ from their neighbours.
+    initial weights. With ``every`` = k only each k-th update moves the average, by the k-th power of its decay: it
+    forgets as fast, and has seen one in k of the parameters' values, which hardly differ from their neighbours.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: bool = False, every: int = 1) -> None:

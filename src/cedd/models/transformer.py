@@ -368,7 +368,7 @@ class Transformer(nn.Module):
     """The diffusion transformer, or its causal twin: ``model(x_t, sigma) -> outputs [B, L, V]``.
 
     Losses that need not hold all of [B, L, V] take the two halves instead: ``model.features(x_t, sigma)``, then
-    ``model.head.loss(...)`` or ``model.head.cross_entropy(...)``, which go through the vocabulary in chunks.
+    ``model.head.loss(...)``, ``cross_entropy(...)`` or ``score_entropy(...)``, which go through the rows in chunks.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

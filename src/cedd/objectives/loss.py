@@ -160,12 +160,15 @@ def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
         return (losses if counts is None else losses * counts).sum() / batch.tokens
     wanted = {} if counts is None else {"where": batch.places}
     features = model.rows(model.features(batch.inputs, batch.sigma, **wanted), batch.places)
+    # What the mean divides by is the weights' here: of the total it would be a sweep over the head's gradient.
+    exact = torch.promote_types(features.dtype, torch.float32)
+    shares = (features.new_ones(len(features)) if counts is None else counts).to(exact) / batch.tokens
     simple = method.objective.closed_form(method.parameterization, rows)
-    if simple is not None:
-        return simple.total(model.head, features, counts) / batch.tokens
+    if simple is not None and hasattr(model.head, simple.way):
+        return simple.total(model.head, features, shares)
     row_loss = row_function(method, noise.vocab_size, noise.has_mask)
     arguments = (rows.x0, rows.x_t, *(getattr(noise, name) for name in _NOISE_TENSORS))
-    return model.head.loss(features, row_loss, arguments, counts).total / batch.tokens
+    return model.head.loss(features, row_loss, arguments, shares).total
 
 
 def loss(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -62,24 +62,25 @@ class SupportsRowLosses(Protocol):
         ...
 
 
-class ClosedForm(Protocol):
-    """Losses of rows that a head has a way of its own for."""
+class ClosedForm(ABC):
+    """Losses of rows that a head may have a way of its own for."""
 
-    def total(self, head: SupportsRowLosses, features: Tensor, counts: Tensor | None) -> Tensor:
-        """The sum over the rows of features [N, D], each counted `counts` [N] times (None: once)."""
-        ...
+    way: ClassVar[str]
+    """The name of the head's method."""
 
-
-def _counted(weight: Tensor, counts: Tensor | None) -> Tensor:
-    return weight if counts is None else weight * counts
+    @abstractmethod
+    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+        """The sum over the rows of features [N, D], each times its share [N]."""
 
 
 @dataclass(frozen=True)
-class CrossEntropyRows:
+class CrossEntropyRows(ClosedForm):
     """weight * -log softmax(o + raise_by at raise_at)[target], row by row; all [N].
 
     `raise_at` is a token id (any token where `raise_by` is 0).
     """
+
+    way = "cross_entropy"
 
     target: Tensor
     weight: Tensor
@@ -93,20 +94,22 @@ class CrossEntropyRows:
         picked = torch.log_softmax(logits, -1).gather(-1, self.target[:, None]).squeeze(-1)
         return -self.weight.to(picked) * picked
 
-    def total(self, head: SupportsRowLosses, features: Tensor, counts: Tensor | None) -> Tensor:
-        weight, shift = _counted(self.weight, counts), (self.raise_at, self.raise_by)
-        return head.cross_entropy(features, self.target, weight, shift=shift).total
+    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+        shift = self.raise_at, self.raise_by
+        return head.cross_entropy(features, self.target, self.weight * shares, shift=shift).total
 
 
 @dataclass(frozen=True)
-class ScoreEntropyRows:
+class ScoreEntropyRows(ClosedForm):
     """weight [N] times the score entropy that the numbers of a row make."""
+
+    way = "score_entropy"
 
     numbers: ScoreRows
     weight: Tensor
 
-    def total(self, head: SupportsRowLosses, features: Tensor, counts: Tensor | None) -> Tensor:
-        return head.score_entropy(features, self.numbers, _counted(self.weight, counts)).total
+    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+        return head.score_entropy(features, self.numbers, self.weight * shares).total
 
 
 class Objective(ABC):

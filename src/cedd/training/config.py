@@ -165,8 +165,10 @@ class OptimizerConfig:
     def steps_of_average(self, steps: int) -> int:
         """`ema_every`, or its default in a run of so many steps: where they are short, an average that moves in each
         costs a thirtieth of them."""
-        remembered = 1 / (1 - self.ema)
-        return self.ema_every or min(8, max(1, int(min(remembered, steps) / 100)))
+        if self.ema_every is not None:
+            return self.ema_every
+        remembered = round(1 / (1 - self.ema))
+        return min(8, max(1, min(remembered, steps) // 100))
 
     def of_mean(self, length: int) -> OptimizerConfig:
         """The same steps, in terms of the loss that is trained on, a mean over the positions of a sequence."""
@@ -261,6 +263,11 @@ class TrainConfig:
                 raise ValueError(
                     f"batch.lowest_time must lie in [0, 1), below batch.{name}, at most 1; got {(low, time)}"
                 )
+        if self.optimizer.steps_of_average(self.steps) > self.steps:
+            raise ValueError(
+                f"optimizer.ema_every is {self.optimizer.ema_every}, but the run has {self.steps} steps: its average, "
+                "which is what is kept, would never move"
+            )
         if self.batch.size % self.batch.accumulate:
             raise ValueError(
                 f"batch.size {self.batch.size} cannot be cut into {self.batch.accumulate} micro-batches: use a "
@@ -425,6 +432,7 @@ def read_config(path: Path) -> TrainConfig:
 _MAY_DIFFER = (
     *("out", "device", "steps", "evaluation", "checkpoint_every", "keep", "log_every", "resume", "strategy", "compile"),
     *("tensorboard", "on_nonfinite", "text.cache", "text.workers", "text.gpt2_files", "model.checkpoint_blocks"),
+    "optimizer.ema_every",
 )
 """Settings that a resumed run may change without becoming another run."""
 

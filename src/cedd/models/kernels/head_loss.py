@@ -1,4 +1,4 @@
-"""Loss of a linear vocabulary head, summed over rows, without the [N, V] outputs ever existing.
+"""Loss of a linear vocabulary head, summed over rows, with one chunk of the [N, V] outputs at a time.
 
 Shapes: N rows, R rows of one chunk, D width, V vocabulary.
 
@@ -11,10 +11,12 @@ gradient and multiplies on:
     ∂total/∂h_i = Wᵀ g_i,      ∂total/∂W = Σ_i g_i h_iᵀ (float32),      ∂total/∂b = Σ_i g_i.
 
 The backward pass scales these; where all rows are one chunk, their g_i are kept until then and the products wait too,
-since to scale the h_i costs less than to scale ∂total/∂W. A *row pass* is what turns a chunk's outputs into losses and
-gradient in place; there is one for any row loss (by autograd), and one each for the cross entropy and the score
-entropy, whose gradients are known in closed form: w (softmax(o) - onehot(target)) and w (exp(o) - common) but for two
-entries.
+since to scale the h_i costs less than to scale ∂total/∂W. (In bfloat16 the h_i are rounded once more by that, unless
+the scale is a power of two: give what a mean divides by to the weights, as `batch_loss` does.)
+
+A *row pass* is what turns a chunk's outputs into losses and gradient in place; there is one for any row loss (by
+autograd), and one each for the cross entropy and the score entropy, whose gradients are known in closed form:
+w (softmax(o) - onehot(target)), and w (exp(o + shift) - common) but for two entries.
 
 Three products of R·D·V each bound the cost; all else here is one or two sweeps over [R, V]. On CUDA the buffer's
 rows are padded to a multiple of 64 outputs, since matrix units need aligned rows and V = 50257 is odd. The extra

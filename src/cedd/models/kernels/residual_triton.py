@@ -13,6 +13,7 @@ eight integer operations an entry it hides behind the loads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,7 +207,7 @@ def _summed(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, C, 3, D] float32 -> [B, 3, D]. One kernel; torch's sum and three roundings would be four, in every seam."""
     batch, chunks, *vectors = parts.shape
     sums = torch.empty(batch, *vectors, dtype=dtype, device=parts.device)
-    size, block = sums[0].numel(), 128
+    size, block = math.prod(vectors), 128
     grid = batch, triton.cdiv(size, block)
     _sum_kernel[grid](parts, sums, chunks, size, GROUP=16, BLOCK=block, num_warps=4)  # pyright: ignore[reportIndexIssue]
     return sums

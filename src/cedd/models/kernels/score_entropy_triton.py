@@ -70,7 +70,7 @@ def _score_entropy_kernel(  # noqa: ANN202
     shift = tl.load(shifts + row).to(tl.float32)
     common = tl.load(commons + row)
     extra = tl.load(extras + row)
-    at_target = tl.load(outputs + target).to(tl.float32) + shift
+    at_target = tl.where(target == skip, 0.0, tl.load(outputs + target).to(tl.float32) + shift)
     tl.debug_barrier()  # every warp has read it before any warp overwrites it
     each = weight * common.to(tl.float32)
     sums = tl.zeros([BLOCK], tl.float32)
@@ -91,8 +91,8 @@ def _score_entropy_kernel(  # noqa: ANN202
     if WANT_GRADIENT:
         tl.store(outputs + rest, weight * scores - each, mask=in_rest)
         tl.debug_barrier()
-        if target != skip:
-            tl.store(outputs + target, weight * (tl.exp2(at_target * LOG2_E) - (common + extra).to(tl.float32)))
+        tl.store(outputs + target, weight * (tl.exp2(at_target * LOG2_E) - (common + extra).to(tl.float32)))
+        tl.debug_barrier()
         if skip < vocab_size:
             tl.store(outputs + skip, 0.0)
 
