@@ -377,25 +377,26 @@ def test_score_kernel_interpreted(dtype, shape, gradient):
 
 
 @pytest.mark.parametrize("gradient", [True, False])
-def test_score_kernel_compiles_with_wide_loads_and_stores(gradient):
+@pytest.mark.parametrize("which", ["cross", "score"])
+def test_kernels_compile_with_wide_loads_and_stores(which, gradient):
     pytest.importorskip("triton")
-    from cedd.models.kernels import score_entropy_triton
+    from cedd.models.kernels import cross_entropy_triton as cross
+    from cedd.models.kernels import score_entropy_triton as score
 
     types = {
         "outputs": "*bf16",
-        "row_stride": "i32",
-        "vocab_size": "i32",
-        "whole": "i32",
-        "weights": "*fp32",
-        "losses": "*fp32",
-        "targets": "*i64",
-        "skips": "*i64",
-        **dict.fromkeys(("shifts", "commons", "extras"), "*fp64"),
+        **dict.fromkeys(("weights", "losses"), "*fp32"),
+        **dict.fromkeys(("row_stride", "vocab_size", "whole"), "i32"),
+        **dict.fromkeys(("targets", "skips", "shift_tokens"), "*i64"),
+        **dict.fromkeys(("shifts", "commons", "extras"), "*fp32" if which == "cross" else "*fp64"),
     }
-    constants = {"WANT_GRADIENT": gradient, "BLOCK": score_entropy_triton.BLOCK}
     aligned = ("outputs", "row_stride", "whole")
-    kernel, warps = score_entropy_triton._score_entropy_kernel, score_entropy_triton.WARPS
-    code = compiled_for_a_chip(kernel, types, constants, warps, aligned)
+    if which == "cross":
+        sizes = {"HAS_SHIFT": True, "LANES": cross.BLOCK // cross.VECTOR, "VECTOR": cross.VECTOR}
+        kernel, warps = cross._cross_entropy_kernel, cross.WARPS
+    else:
+        sizes, kernel, warps = {"BLOCK": score.BLOCK}, score._score_entropy_kernel, score.WARPS
+    code = compiled_for_a_chip(kernel, types, {"WANT_GRADIENT": gradient, **sizes}, warps, aligned)
     assert "ld.global.v4.b32" in code
     assert ("st.global.v4.b32" in code) == gradient
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import cedd
 from cedd import METHODS, Bayes, Denoiser, Method, PowerShare, ScaledScore, Score, TokenProcess
 from cedd.models.head import VocabularyHead
-from cedd.objectives import Draws, batch_loss, draw_times, get_method, noisy_batch
+from cedd.objectives import Draws, NoisyBatch, batch_loss, draw_times, get_method, noisy_batch
 from cedd.objectives.autoregressive import start_symbol
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
 from cedd.objectives.objective import Rows
@@ -134,13 +134,18 @@ class WithHead(torch.nn.Module):
         return features.flatten(0, 1)[places]
 
 
+def a_batch(method: Method, kind: str, capacity: int | None = None) -> NoisyBatch:
+    """Random text at three times."""
+    x0, t = torch.randint(V, (B, L)), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
+    return noisy_batch(method, PROCESSES[kind], x0, t, draws, capacity)
+
+
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize(("name", "kind"), pairs())
 def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, filled: bool) -> None:
-    method, process, model = ALL[name], PROCESSES[kind], WithHead()
-    x0, t = torch.randint(V, (B, L)), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
-    batch = noisy_batch(method, process, x0, t, draws, B * L - 1 if filled else None)
+    method, model = ALL[name], WithHead()
+    batch = a_batch(method, kind, B * L - 1 if filled else None)
     found = []
     for network in (model, lambda x_t, sigma: model.head(model.features(x_t, sigma))):
         model.zero_grad()
@@ -152,10 +157,8 @@ def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, fil
 
 
 def test_a_head_without_score_entropies_is_asked_for_any_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, process, model = ALL["sedd"], PROCESSES["roulette"], WithHead()
-    x0, t = torch.randint(V, (B, L)), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
-    batch = noisy_batch(method, process, x0, t, draws)
+    method, model = ALL["sedd"], WithHead()
+    batch = a_batch(method, "roulette")
     loss = batch_loss(method, model, batch)
     monkeypatch.delattr(VocabularyHead, "score_entropy")
     torch.testing.assert_close(batch_loss(method, model, batch), loss)
@@ -178,10 +181,8 @@ def test_only_plain_scores_are_in_closed_form() -> None:
         def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
             return outputs / 2
 
-    x0, t = torch.randint(V, (B, L)), torch.full((B,), 0.5, dtype=torch.float64)
-    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
     for parameterization, known in ((Score(), True), (ScaledScore(), True), (Halved(), False), (Bayes(), False)):
-        rows = noisy_batch(Method("", parameterization, ScoreEntropy()), PROCESSES["roulette"], x0, t, draws).rows
+        rows = a_batch(Method("", parameterization, ScoreEntropy()), "roulette").rows
         assert (ScoreEntropy().closed_form(parameterization, rows) is not None) == known
 
 

@@ -162,7 +162,8 @@ def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
     features = model.rows(model.features(batch.inputs, batch.sigma, **wanted), batch.places)
     # What the mean divides by is the weights' here: of the total it would be a sweep over the head's gradient.
     exact = torch.promote_types(features.dtype, torch.float32)
-    shares = (features.new_ones(len(features)) if counts is None else counts).to(exact) / batch.tokens
+    each = 1 / batch.tokens
+    shares = features.new_full((len(features),), each, dtype=exact) if counts is None else each * counts.to(exact)
     simple = method.objective.closed_form(method.parameterization, rows)
     if simple is not None and hasattr(model.head, simple.way):
         return simple.total(model.head, features, shares)

@@ -5,9 +5,17 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import torch
+from torch import Tensor
+
 _TRITON = find_spec("triton") is not None
 
 
 def has_triton() -> bool:
     """Whether kernels can be built here."""
     return _TRITON
+
+
+def takes_kernels(tensor: Tensor) -> bool:
+    """Whether a tensor is one for kernels: on a CUDA device, where they can be built, and not in float64."""
+    return tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()

@@ -11,12 +11,12 @@ nothing that can be done outside.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
+
+from cedd.models.kernels.row_triton import LOG2_E, clear_row
 
 BLOCK = 4096
 """Outputs a program holds at once: 16 for each of its threads."""
@@ -25,9 +25,6 @@ VECTOR = 8
 """Neighbouring outputs that a thread loads at once, 16 bytes of them."""
 
 WARPS = 8
-
-
-LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -69,10 +66,7 @@ def _cross_entropy_kernel(  # noqa: ANN202
     if weight == 0.0:  # the row contributes nothing: skip its arithmetic
         tl.store(losses + row, 0.0)
         if WANT_GRADIENT:
-            nothing = tl.zeros([LANES, VECTOR], outputs.dtype.element_ty)
-            for start in range(0, whole, BLOCK):
-                tl.store(outputs + start + offsets, nothing)
-            tl.store(outputs + rest, nothing, mask=in_rest)
+            clear_row(outputs, offsets, whole, rest, in_rest, BLOCK)
         return
 
     # In units of log 2, the hardware's own. A large negative number, not -inf, so that no difference is a NaN.

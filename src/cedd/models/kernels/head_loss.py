@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import has_triton
+from cedd.models.kernels import takes_kernels
 from cedd.network import ScoreRows
 
 RowLoss = Callable[..., Tensor]
@@ -178,11 +178,11 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if ctx.at_once:
             features, weight, d_outputs = ctx.saved_tensors
-            _, of_weight, of_bias = ctx.dtypes
+            of_features, of_weight, of_bias = ctx.dtypes
             gradients = _Gradients((features * scale).to(features.dtype), weight, of_bias is not None, of_weight)
             gradients.add(slice(None), d_outputs)
             d_features, d_weight, d_bias = gradients.of_parameters(ctx.vocab_size)
-            found = _scaled(d_features, scale, ctx.dtypes[0]), d_weight, _scaled(d_bias, scale, of_bias)
+            found = _scaled(d_features, scale, of_features), d_weight, _scaled(d_bias, scale, of_bias)
         else:
             found = (
                 _scaled(gradient, scale, dtype) for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
@@ -338,7 +338,7 @@ def _cross_entropy_pass(
     shifts: Tensor | None = None,
 ) -> Tensor:
     """-log softmax(outputs)[targets]; the gradient is weights · (softmax - onehot)."""
-    if outputs.is_cuda and outputs.dtype != torch.float64 and has_triton():
+    if takes_kernels(outputs):
         from cedd.models.kernels.cross_entropy_triton import cross_entropy_in_place
 
         return cross_entropy_in_place(outputs, weights, want_gradient, targets, shift_tokens, shifts)
@@ -371,7 +371,7 @@ def cross_entropy_in_place_torch(
 
 def _score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor) -> Tensor:
     """The score entropy; the gradient is weights · (s - common), less extra at the target, and 0 at what is skipped."""
-    if outputs.is_cuda and outputs.dtype != torch.float64 and has_triton():
+    if takes_kernels(outputs):
         from cedd.models.kernels.score_entropy_triton import score_entropy_in_place
 
         return score_entropy_in_place(outputs, weights, want_gradient, ScoreRows(*row_args))

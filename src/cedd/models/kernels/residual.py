@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import has_triton
+from cedd.models.kernels import takes_kernels
 
 EPSILON = 1e-5
 """Added to the variance, as in torch's layer norm."""
@@ -36,7 +36,7 @@ def add_and_norm(
     dropped: how many of 256 entries of the branch are dropped. seed: [] int32 on the device, of which the kernel makes
     its random numbers; without a kernel they come from torch's generator.
     """
-    if x.is_cuda and x.dtype != torch.float64 and has_triton():
+    if takes_kernels(x):
         from cedd.models.kernels.residual_triton import add_and_norm_kernel
 
         return add_and_norm_kernel(x, branch, gate, shift, scale, dropped, seed)

@@ -8,21 +8,18 @@ writes its gradient. The equation is that of `cedd.network.ScoreRows`; `head_los
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
+from cedd.models.kernels.row_triton import LOG2_E, clear_row
 from cedd.network import ScoreRows
 
 BLOCK = 2048
 """Outputs a program holds at once: 8 for each of its threads, 16 bytes."""
 
 WARPS = 8
-
-LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -59,10 +56,7 @@ def _score_entropy_kernel(  # noqa: ANN202
     if weight == 0.0:  # the row contributes nothing, whatever it holds
         tl.store(losses + row, 0.0)
         if WANT_GRADIENT:
-            nothing = tl.zeros([BLOCK], outputs.dtype.element_ty)
-            for start in range(0, whole, BLOCK):
-                tl.store(outputs + start + offsets, nothing)
-            tl.store(outputs + rest, nothing, mask=in_rest)
+            clear_row(outputs, offsets, whole, rest, in_rest, BLOCK)
         return
 
     target = tl.load(targets + row)

@@ -1,0 +1,20 @@
+"""What the kernels that go through a row of V outputs share. Imported only where there is a CUDA device."""
+
+from __future__ import annotations
+
+import math
+
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+"""Exponents are taken in units of log 2, the hardware's own."""
+
+
+@triton.jit
+def clear_row(outputs, offsets, whole, rest, in_rest, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
+    """Zeros for the row of a loss of weight 0: its whole blocks without a mask, up to `whole`, then the rest."""
+    nothing = tl.zeros(offsets.shape, outputs.dtype.element_ty)
+    for start in range(0, whole, BLOCK):
+        tl.store(outputs + start + offsets, nothing)
+    tl.store(outputs + rest, nothing, mask=in_rest)
