@@ -3,7 +3,7 @@
     python benchmarks/kernels.py
 
 Needs a CUDA device and Triton. Prints milliseconds and gigabytes a second for each setting; the settings in the code
-are the fastest of these on one NVIDIA H200, or within 1% of it; those of the score entropy are a guess.
+are the fastest of these on one NVIDIA H200, or within 1% of it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from cedd.models.kernels import cross_entropy_triton, residual_triton, score_entropy_triton
+from cedd.models.kernels import attention_triton, cross_entropy_triton, residual_triton, score_entropy_triton
+from cedd.models.kernels.attention import attention
 from cedd.models.kernels.residual_triton import Launch
+from cedd.models.kernels.rotation import rotary_tables
 from cedd.network import ScoreRows
 from cedd.training import update_triton
 
@@ -33,6 +35,18 @@ def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / repeats
+
+
+def recorded(run: Callable[[], object], times: int = 20) -> float:
+    """The same for work that is shorter than its launch: so many calls, recorded as one graph."""
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            run()
+    return milliseconds(graph.replay) / times
 
 
 def report(what: str, time: float, gigabytes: float) -> None:
@@ -56,6 +70,34 @@ def time_residual() -> None:
             lambda: residual_triton._backward(d_added, d_normed, x, moments, branch, gate, scale, seed, 26)
         )
         report(f"  and its gradient, {rows} rows, {warps} warps", backward, 6 * gigabytes)
+
+
+def time_attention(batch: int) -> None:
+    """Attention of short sequences with the turning of q and k, each way, and torch's without it."""
+    length, heads, width = SHAPE[1], 12, 64
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    qkv = torch.randn(batch, length, 3, heads, width, requires_grad=True, **options)
+    gradient = torch.randn(batch, length, heads, width, **options)
+    cosine, sine = (table.cuda() for table in rotary_tables(length, width))
+    gigabytes = gradient.numel() * gradient.itemsize / 1e9
+    for rows, warps in ((64, 4), (64, 8), (128, 4), (128, 8), (128, 16)):
+        attention_triton.FORWARD = attention_triton.BACKWARD = attention_triton.Launch(rows, warps)
+        held = qkv.detach()
+        levels = attention_triton._forward(held, cosine, sine, False)[1]
+        time = recorded(lambda held=held: attention_triton._forward(held, cosine, sine, False))
+        report(f"attention of {batch}, {rows} rows, {warps} warps", time, 4 * gigabytes)
+        time = recorded(
+            lambda held=held, levels=levels: attention_triton._backward(gradient, held, cosine, sine, levels, False)
+        )
+        report(f"  and its gradient, {rows} rows, {warps} warps", time, 7 * gigabytes)
+    held = qkv.detach()
+    report(f"torch's, of {batch}", recorded(lambda: attention(*held.transpose(1, 3).unbind(2))), 4 * gigabytes)
+
+    def both() -> None:
+        torch.autograd.grad(attention(*qkv.transpose(1, 3).unbind(2)).transpose(1, 2), qkv, gradient)
+
+    if batch * length >= 2**16:  # fewer take less time than their launches
+        report(f"torch's, of {batch}, and its gradient", milliseconds(both), 12 * gigabytes)
 
 
 def time_cross_entropy(rows: int = 8192) -> None:
@@ -105,6 +147,8 @@ def time_update() -> None:
 
 if __name__ == "__main__":
     time_residual()
+    time_attention(32)
+    time_attention(512)
     time_cross_entropy()
     time_score_entropy()
     time_update()

@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cedd.models.head import VocabularyHead
+from cedd.models.kernels.attention import attend, attention
 from cedd.models.kernels.gelu import gelu
-from cedd.models.kernels.products import exact_products
 from cedd.models.kernels.residual import add_and_norm, at_least_float32, dropped_entries
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
 from cedd.models.kernels.rows import gather_rows, scatter_rows
@@ -120,9 +120,6 @@ class KVCache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
 
-attention = exact_products(F.scaled_dot_product_attention)
-
-
 class Attention(nn.Module):
     """Multi-head attention over all positions, or over those up to its own if causal."""
 
@@ -133,13 +130,18 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
+        if cache is None:
+            mixed = attend(x, self.qkv, self.heads, rotation, self.causal)
+        else:
+            mixed = self._with_cache(x, rotation, cache)
+        return self.output(mixed.flatten(2))
+
+    def _with_cache(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache) -> Tensor:
+        """As `attend`, to what the cache holds as well."""
         queries, keys, values = project_and_rotate(x, self.qkv, self.heads, *rotation)  # each [B, H, L, D/H]
-        mask, causal = None, self.causal
-        if cache is not None:
-            mask, causal = self._cached_mask(cache.length, queries), cache.length == 0
-            keys, values = cache.append(self.layer, keys, values)
-        mixed = attention(queries, keys, values, attn_mask=mask, is_causal=causal)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        mask, causal = self._cached_mask(cache.length, queries), cache.length == 0
+        keys, values = cache.append(self.layer, keys, values)
+        return attention(queries, keys, values, attn_mask=mask, is_causal=causal).transpose(1, 2)
 
     @staticmethod
     def _cached_mask(past: int, queries: Tensor) -> Tensor | None:

@@ -16,10 +16,10 @@ from torch import Tensor
 from cedd.models.kernels.row_triton import LOG2_E, clear_row
 from cedd.network import ScoreRows
 
-BLOCK = 2048
+BLOCK = 1024
 """Outputs a program holds at once: 8 for each of its threads, 16 bytes."""
 
-WARPS = 8
+WARPS = 4
 
 
 @triton.jit

@@ -1,0 +1,51 @@
+"""Attention with rotary positions, of a whole sequence at once.
+
+Shapes: B batch, L positions, H heads, W head width.
+
+With q, k [L, W] turned by their positions (`rotation.py`), and v [L, W],
+
+    S = q kᵀ / sqrt(W),        P = softmax(S),        o = P v,
+
+and, given the gradient do of o,
+
+    dv = Pᵀ do        dP = do vᵀ        dS = P (dP - Σ_j P dP) / sqrt(W)        dq = dS k        dk = dSᵀ q,
+
+of which dq and dk are turned back. torch's kernels go through the keys in blocks, for sequences of any length, and
+leave the turning to others. A short sequence's S fits the registers of one program, which then does all of it, and
+reads and writes everything once.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cedd.models.kernels import takes_kernels
+from cedd.models.kernels.products import exact_products
+from cedd.models.kernels.rotation import project_and_rotate
+
+SHORT = 128
+"""Positions up to which a head's S is one program's."""
+HEAD_WIDTHS = (32, 64, 128)
+
+attention = exact_products(F.scaled_dot_product_attention)
+
+
+def attend(
+    x: Tensor, projection: nn.Linear, heads: int, rotation: tuple[Tensor, Tensor], causal: bool = False
+) -> Tensor:
+    """x [B, L, D] -> o [B, L, H, W]; each position sees all, or those up to its own if causal."""
+    if is_short(x, heads):
+        from cedd.models.kernels.attention_triton import attend_short
+
+        return attend_short(projection(x).unflatten(-1, (3, heads, -1)), *rotation, causal)
+    return attention(*project_and_rotate(x, projection, heads, *rotation), is_causal=causal).transpose(1, 2)
+
+
+def is_short(x: Tensor, heads: int) -> bool:
+    """Whether x [B, L, D] is for one program a head: short, and multiplied in a type of which a head fits."""
+    autocast = torch.is_autocast_enabled(x.device.type)
+    product_type = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+    fits = x.shape[1] <= SHORT and x.shape[2] // heads in HEAD_WIDTHS and product_type.itemsize == 2
+    return fits and takes_kernels(x)

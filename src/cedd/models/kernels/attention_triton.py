@@ -1,0 +1,247 @@
+"""Short sequences' attention in one kernel each way; `attention.py` has the equations.
+
+Shapes: B batch, L positions, H heads, W head width. Imported only where there is a CUDA device.
+
+A program has one head of one sequence. It holds its keys and values, and goes through the queries in blocks of rows.
+The two halves of a head, which a turn mixes, are tensors of their own, so that to turn them moves nothing between
+threads: a product over W is then the sum of two over W/2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Queries that a program has in hand at once, and its warps."""
+
+    rows: int
+    warps: int
+
+    def options(self, qkv: Tensor) -> dict[str, Any]:
+        block = max(16, triton.next_power_of_2(qkv.shape[1]))
+        return {"HALF": qkv.shape[-1] // 2, "BLOCK": block, "ROWS": min(self.rows, block), "num_warps": self.warps}
+
+
+FORWARD = Launch(rows=128, warps=8)
+BACKWARD = Launch(rows=128, warps=8)
+
+
+@triton.jit
+def _half(values, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+    """[R, W/2] of a head at these positions."""
+    here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
+    return tl.load(values + here, mask=(positions < length)[:, None], other=0.0)
+
+
+@triton.jit
+def _turns(cosine, sine, positions, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+    """cos and sin of the positions' angles; the tables [L, 3, 1, W] have them in halves (cos, cos) and (-sin, sin)."""
+    stride = 6 * HALF
+    cosines = _half(cosine, positions, stride, length, HALF).to(tl.float32)
+    return cosines, _half(sine + HALF, positions, stride, length, HALF).to(tl.float32)
+
+
+@triton.jit
+def _turned(values, cosines, sines, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+    """Both halves, turned, in the type of the values."""
+    first = _half(values, positions, stride, length, HALF)
+    second = _half(values + HALF, positions, stride, length, HALF)
+    a = first * cosines - second * sines
+    b = first * sines + second * cosines
+    return a.to(values.dtype.element_ty), b.to(values.dtype.element_ty)
+
+
+@triton.jit
+def _store_turned_back(  # noqa: ANN202
+    values,  # noqa: ANN001
+    first,  # noqa: ANN001
+    second,  # noqa: ANN001
+    cosines,  # noqa: ANN001
+    sines,  # noqa: ANN001
+    positions,  # noqa: ANN001
+    stride,  # noqa: ANN001
+    length,  # noqa: ANN001
+    HALF: tl.constexpr,
+):
+    here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
+    there = (positions < length)[:, None]
+    tl.store(values + here, first * cosines + second * sines, mask=there)
+    tl.store(values + HALF + here, second * cosines - first * sines, mask=there)
+
+
+@triton.jit
+def _scores(a1, a2, b1, b2, scale, keys, queries, length, CAUSAL: tl.constexpr):  # noqa: ANN001, ANN202
+    """a bᵀ in units of log 2, -inf where a query does not see a key; keys and queries: those of rows and columns."""
+    scores = tl.dot(a1, tl.trans(b1), input_precision="ieee")
+    scores = tl.dot(a2, tl.trans(b2), scores, input_precision="ieee") * scale
+    seen = keys < length
+    if CAUSAL:
+        seen = seen & (keys <= queries)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _forward_kernel(  # noqa: ANN202
+    qkv,  # noqa: ANN001
+    cosine,  # noqa: ANN001
+    sine,  # noqa: ANN001
+    mixed,  # noqa: ANN001
+    levels,  # noqa: ANN001
+    length,  # noqa: ANN001
+    scale,  # noqa: ANN001
+    CAUSAL: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    head, heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    width = heads * 2 * HALF
+    stride = 3 * width
+    qkv += sequence * length * stride + head * 2 * HALF
+    mixed += sequence * length * width + head * 2 * HALF
+    levels += (sequence * heads + head) * length
+    keys = tl.arange(0, BLOCK)
+    cosines, sines = _turns(cosine, sine, keys, length, HALF)
+    k1, k2 = _turned(qkv + width, cosines, sines, keys, stride, length, HALF)
+    values = _half(qkv + 2 * width, keys, stride, length, 2 * HALF)
+    for start in tl.static_range(0, BLOCK, ROWS):
+        queries = start + tl.arange(0, ROWS)
+        c, s = _turns(cosine, sine, queries, length, HALF)
+        q1, q2 = _turned(qkv, c, s, queries, stride, length, HALF)
+        scores = _scores(q1, q2, k1, k2, scale, keys[None, :], queries[:, None], length, CAUSAL)
+        top = tl.max(scores, 1)
+        scores = tl.exp2(scores - top[:, None])
+        total = tl.sum(scores, 1)
+        product = tl.dot(scores.to(values.dtype), values, input_precision="ieee") / total[:, None]
+        there = queries < length
+        here = queries[:, None] * width + tl.arange(0, 2 * HALF)[None, :]
+        tl.store(mixed + here, product, mask=there[:, None])
+        tl.store(levels + queries, top + tl.log2(total), mask=there)
+
+
+@triton.jit
+def _backward_kernel(  # noqa: ANN202
+    d_mixed,  # noqa: ANN001
+    qkv,  # noqa: ANN001
+    cosine,  # noqa: ANN001
+    sine,  # noqa: ANN001
+    levels,  # noqa: ANN001
+    d_qkv,  # noqa: ANN001
+    length,  # noqa: ANN001
+    scale,  # noqa: ANN001
+    slope,  # noqa: ANN001
+    CAUSAL: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    head, heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    width = heads * 2 * HALF
+    stride = 3 * width
+    place = sequence * length * stride + head * 2 * HALF
+    qkv += place
+    d_qkv += place
+    d_mixed += sequence * length * width + head * 2 * HALF
+    levels += (sequence * heads + head) * length
+    keys = tl.arange(0, BLOCK)
+    cosines, sines = _turns(cosine, sine, keys, length, HALF)
+    k1, k2 = _turned(qkv + width, cosines, sines, keys, stride, length, HALF)
+    values = _half(qkv + 2 * width, keys, stride, length, 2 * HALF)
+    d_values = tl.zeros([BLOCK, 2 * HALF], tl.float32)
+    d_k1 = tl.zeros([BLOCK, HALF], tl.float32)
+    d_k2 = tl.zeros([BLOCK, HALF], tl.float32)
+    for start in tl.static_range(0, BLOCK, ROWS):
+        queries = start + tl.arange(0, ROWS)
+        c, s = _turns(cosine, sine, queries, length, HALF)
+        q1, q2 = _turned(qkv, c, s, queries, stride, length, HALF)
+        gradient = _half(d_mixed, queries, width, length, 2 * HALF)
+        level = tl.load(levels + queries, mask=queries < length, other=0.0)
+        # Keys go down and queries across, so that what three of the products begin with is in registers already.
+        scores = _scores(k1, k2, q1, q2, scale, keys[:, None], queries[None, :], length, CAUSAL)
+        shares = tl.exp2(scores - level[None, :])
+        d_values = tl.dot(shares.to(values.dtype), gradient, d_values, input_precision="ieee")
+        d_shares = tl.dot(values, tl.trans(gradient), input_precision="ieee")
+        mean = tl.sum(shares * d_shares, 0)
+        d_scores = (shares * (d_shares - mean[None, :]) * slope).to(values.dtype)
+        d_k1 = tl.dot(d_scores, q1, d_k1, input_precision="ieee")
+        d_k2 = tl.dot(d_scores, q2, d_k2, input_precision="ieee")
+        d_scores = tl.trans(d_scores)
+        d_q1 = tl.dot(d_scores, k1, input_precision="ieee")
+        d_q2 = tl.dot(d_scores, k2, input_precision="ieee")
+        _store_turned_back(d_qkv, d_q1, d_q2, c, s, queries, stride, length, HALF)
+    cosines, sines = _turns(cosine, sine, keys, length, HALF)
+    _store_turned_back(d_qkv + width, d_k1, d_k2, cosines, sines, keys, stride, length, HALF)
+    here = keys[:, None] * stride + tl.arange(0, 2 * HALF)[None, :]
+    tl.store(d_qkv + 2 * width + here, d_values, mask=(keys < length)[:, None])
+
+
+@torch.library.custom_op("cedd::attend_short", mutates_args=())
+def _forward(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """o [B, L, H, W], and the logarithm of each query's sum over keys [B, H, L], to base 2."""
+    qkv = qkv.contiguous()
+    batch, length, _, heads, width = qkv.shape
+    mixed = torch.empty(batch, length, heads, width, dtype=qkv.dtype, device=qkv.device)
+    levels = torch.empty(batch, heads, length, dtype=torch.float32, device=qkv.device)
+    scale = width**-0.5 * math.log2(math.e)
+    options = FORWARD.options(qkv)
+    _forward_kernel[heads, batch](qkv, cosine, sine, mixed, levels, length, scale, CAUSAL=causal, **options)  # pyright: ignore[reportIndexIssue]
+    return mixed, levels
+
+
+@torch.library.custom_op("cedd::attend_short_backward", mutates_args=())
+def _backward(d_mixed: Tensor, qkv: Tensor, cosine: Tensor, sine: Tensor, levels: Tensor, causal: bool) -> Tensor:
+    d_mixed, qkv = d_mixed.contiguous(), qkv.contiguous()
+    batch, length, _, heads, width = qkv.shape
+    d_qkv, slope = torch.empty_like(qkv), width**-0.5
+    _backward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
+        d_mixed,
+        qkv,
+        cosine,
+        sine,
+        levels,
+        d_qkv,
+        length,
+        slope * math.log2(math.e),
+        slope,
+        CAUSAL=causal,
+        **BACKWARD.options(qkv),
+    )
+    return d_qkv
+
+
+@_forward.register_fake
+def _(qkv: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    batch, length, _, heads, width = qkv.shape
+    levels = torch.empty(batch, heads, length, dtype=torch.float32, device=qkv.device)
+    return torch.empty(batch, length, heads, width, dtype=qkv.dtype, device=qkv.device), levels
+
+
+@_backward.register_fake
+def _(d_mixed: Tensor, qkv: Tensor, *_: object) -> Tensor:
+    return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, cosine, sine, ctx.causal = inputs
+    ctx.save_for_backward(qkv, cosine, sine, output[1])
+
+
+def _differentiate(ctx: Any, d_mixed: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return _backward(d_mixed, *ctx.saved_tensors, ctx.causal), None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+def attend_short(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool = False) -> Tensor:
+    """q, k, v [B, L, 3, H, W], not yet turned, and the tables of their positions [L, 3, 1, W] -> o [B, L, H, W]."""
+    return _forward(qkv, cosine, sine, causal)[0]
