@@ -3,6 +3,7 @@
     python benchmarks/spelling.py --data novels --out runs/spelling --results runs/spelling.json
     python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 ...
     python benchmarks/spelling.py --table runs/spelling.json --plot curves.png
+    python benchmarks/spelling.py --table runs/spelling.json runs/seed1.json runs/seed2.json
 
 A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for settings
 that go together (RECIPES) and stand above those of the command line. Each is trained in a process of its own by the
@@ -24,10 +25,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from itertools import cycle
+from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +36,7 @@ import torch
 import tyro
 from rich.console import Console
 
+from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.cli.bench_train import machine
 from cedd.data import CharAsGPT2, GPT2Tokenizer, Prefetcher, load_gpt2, open_corpus, pack
 from cedd.data.storage import atomic_write, data_folder
@@ -193,8 +195,9 @@ class Arguments:
     out: Path = Path("runs/spelling")
     """Folder of the runs."""
     results: Path = Path("runs/spelling.json")
-    table: Path | None = None
-    """Print the tables of this results file and do nothing else."""
+    table: tuple[Path, ...] = ()
+    """Print the tables of this results file and do nothing else; of several, what the cells that all of them have come
+    to over their seeds."""
     plot: Path | None = None
     """Draw the curves into this file too (.png, .svg, .pdf)."""
     worker: bool = False
@@ -209,6 +212,8 @@ class Arguments:
             raise ValueError("--steps and --every must be at least 1")
         if self.plot is not None and self.plot.suffix not in (".png", ".svg", ".pdf"):
             raise ValueError(f"--plot makes a .png, .svg or .pdf; got {self.plot}")
+        if self.plot is not None and len(self.table) > 1:
+            raise ValueError("--plot draws the curves of one results file")
 
 
 class Cell(NamedTuple):
@@ -734,6 +739,51 @@ def tables(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
+    """The cells that all of these have, a run each, after the last step at which all were tested; and how far one is
+    ahead of another on the same process, in the mean over seeds with a 95% interval by Student's t; in Markdown."""
+    shared = [cell for cell in tested(contents[0]) if all(cell in tested(content) for content in contents[1:])]
+    records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
+    curves = [
+        {point["step"]: point["books"] for point in record["curve"]} for runs in records.values() for record in runs
+    ]
+    step = max(set.intersection(*(set(curve) for curve in curves)), default=None) if curves else None
+    if step is None:
+        raise ValueError("these results files share no cell that was tested at the same step")
+    seeds = {cell: [record["seed"] for record in runs] for cell, runs in records.items()}
+    names = seeds[shared[0]]
+    if len(set(names)) < len(names) or any(other != names for other in seeds.values()):
+        raise ValueError(f"an interval over seeds needs files of one seed each, all different; these have {names}")
+    scores = {
+        cell: 100 * torch.tensor([_shares(record, step) for record in runs], dtype=torch.float64)
+        for cell, runs in records.items()
+    }  # [seeds, books]
+    heads = " | ".join((*(f"seed {seed}" for seed in names), "mean"))
+    lines = [f"| PAP / CAP, % after {step:,} steps | {heads} |", f"|---|{'--:|' * (len(names) + 1)}"]
+    lines += [f"| {cell} | {' | '.join(map(_both, (*found, found.mean(0))))} |" for cell, found in scores.items()]
+    for first, second in combinations(shared, 2):
+        if read_cell(first).process == read_cell(second).process:
+            ahead = scores[second] - scores[first]
+            means = " / ".join(map(_mean_with_interval, ahead.T))
+            lines.append(f"| {second} less {first} | {' | '.join(map(_both, ahead))} | {means} |")
+    return "\n".join(lines)
+
+
+def _shares(record: Mapping[str, Any], step: int) -> list[float]:
+    (books,) = (point["books"] for point in record["curve"] if point["step"] == step)
+    return [books[name]["all"]["share"] for name in TEST_BOOKS]
+
+
+def _both(values: torch.Tensor) -> str:
+    return " / ".join(f"{value:.2f}" for value in values.tolist())
+
+
+def _mean_with_interval(values: torch.Tensor) -> str:
+    mean, error = mean_and_stderr(values)
+    half = student_quantile(len(values) - 1) * error
+    return f"{mean:.2f} ({mean - half:.2f} to {mean + half:.2f})"
+
+
 def _scores(books: Mapping[str, Any] | None) -> str:
     """The shares of a test, book by book; earlier ones were without the training book."""
     found = [books[name]["all"]["share"] for name in (*TEST_BOOKS, SEEN) if name in books] if books else []
@@ -781,8 +831,11 @@ def main() -> int:
     arguments = tyro.cli(Arguments, description=Arguments.__doc__)
     try:
         arguments.check()
-        if arguments.table is not None:
-            show(arguments, read_results(arguments.table))
+        if len(arguments.table) > 1:
+            print(over_seeds([read_results(path) for path in arguments.table]))
+            return 0
+        if arguments.table:
+            show(arguments, read_results(arguments.table[0]))
             return 0
         if arguments.worker:
             work(arguments)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -367,6 +368,46 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
             benchmark.read_results(arguments.results)
     with pytest.raises(ValueError, match=r"--plot makes a \.png"):
         benchmark.replace(arguments, plot=tmp_path / "curves.gif").check()
+
+
+def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
+    """Three runs of two cells: means, and Student's interval of how far one is ahead, t = 4.3027 for two degrees."""
+    paths = []
+    for seed, shares in enumerate([(0.80, 0.81), (0.82, 0.85), (0.84, 0.86)]):
+        cells = {
+            name: {"seed": seed, "curve": [{"step": 5000, "books": books(0.5)}, {"step": last, "books": books(share)}]}
+            for name, share, last in zip(("cedd/roulette", "cedd-star/roulette"), shares, (9000, 9000), strict=True)
+        }
+        cells[f"sedd/uniform+{'half' if seed else 'twice'}"] = cells["cedd/roulette"]  # which not all have
+        paths.append(tmp_path / f"{seed}.json")
+        paths[-1].write_text(json.dumps({"format": 1, "cells": cells}))
+
+    def table(*names):
+        monkeypatch.setattr(sys, "argv", ["spelling.py", "--table", *map(str, names)])
+        return benchmark.main(), capsys.readouterr()
+
+    code, said = table(*paths)
+    assert code == 0
+    wanted = 4.30265 * statistics.stdev([1, 3, 2]) / 3**0.5
+    between = f"2.00 ({2 - wanted:.2f} to {2 + wanted:.2f})"
+    assert said.out.splitlines() == [
+        "| PAP / CAP, % after 9,000 steps | seed 0 | seed 1 | seed 2 | mean |",
+        "|---|--:|--:|--:|--:|",
+        "| cedd/roulette | 80.00 / 80.00 | 82.00 / 82.00 | 84.00 / 84.00 | 82.00 / 82.00 |",
+        "| cedd-star/roulette | 81.00 / 81.00 | 85.00 / 85.00 | 86.00 / 86.00 | 84.00 / 84.00 |",
+        f"| cedd-star/roulette less cedd/roulette | 1.00 / 1.00 | 3.00 / 3.00 | 2.00 / 2.00 | {between} / {between} |",
+    ]
+    code, said = table(paths[0], paths[0])
+    assert code == 2
+    assert said.err == (
+        "spelling: an interval over seeds needs files of one seed each, all different; these have [0, 0]\n"
+    )
+    paths[0].write_text('{"format": 1, "cells": {}}')
+    code, said = table(*paths)
+    assert code == 2
+    assert said.err == "spelling: these results files share no cell that was tested at the same step\n"
+    with pytest.raises(ValueError, match="--plot draws the curves of one results file"):
+        benchmark.Arguments(table=tuple(paths), plot=tmp_path / "curves.png").check()
 
 
 def test_what_is_published_need_not_be_trained_again(benchmark):
