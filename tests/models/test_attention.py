@@ -1,5 +1,7 @@
 """Attention by one program a head, against torch's with the turning written out."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -59,9 +61,9 @@ def test_kernel_interpreted():
 def test_without_a_kernel(causal):
     torch.manual_seed(1)
     x, projection = torch.randn(2, 9, 12, dtype=torch.float64), nn.Linear(12, 36, bias=False).double()
-    rotation = tuple(table.double() for table in rotary_tables(9, 4))
-    wanted = plain(projection(x).unflatten(-1, (3, 3, -1)), *rotation, causal)
-    torch.testing.assert_close(attend(x, projection, 3, rotation, causal), wanted)
+    cosine, sine = (table.double() for table in rotary_tables(9, 4))
+    wanted = plain(projection(x).unflatten(-1, (3, 3, -1)), cosine, sine, causal)
+    torch.testing.assert_close(attend(x, projection, 3, (cosine, sine), causal), wanted)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,7 @@ def test_which_sequences_are_short(monkeypatch, length, heads, dtype, short):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = attention_module.is_short(torch.zeros(2, length, 768), heads)
     assert low == (short or dtype == torch.float32)
+    assert not attention_module.is_short(torch.zeros(1, 1, 768, dtype=dtype).expand(2**16, length, -1), heads)
     monkeypatch.undo()
     assert not attention_module.is_short(torch.zeros(2, length, 768, dtype=dtype), heads), "there is no device"
 
@@ -91,13 +94,11 @@ def test_the_kernels_compile_for_a_chip():
 
     types = dict.fromkeys(("qkv", "mixed", "d_mixed", "d_qkv"), "*bf16")
     types |= {"cosine": "*fp32", "sine": "*fp32", "levels": "*fp32", "length": "i32", "scale": "fp32", "slope": "fp32"}
-    for kernel, launch in (
-        (attention_triton._forward_kernel, attention_triton.FORWARD),
-        (attention_triton._backward_kernel, attention_triton.BACKWARD),
-    ):
-        constants = {"CAUSAL": False, "HALF": 32, "BLOCK": 128, "ROWS": launch.rows}
+    constants = {"CAUSAL": False, "HALF": 32, "BLOCK": 128}
+    kernels: tuple[Any, ...] = (attention_triton._forward_kernel, attention_triton._backward_kernel)
+    for kernel in kernels:
         aligned = [name for name in types if name in kernel.arg_names and name not in ("scale", "slope")]
-        assert "wgmma" in compiled_for_a_chip(kernel, types, constants, launch.warps, aligned)
+        assert "wgmma" in compiled_for_a_chip(kernel, types, constants, attention_triton.WARPS, aligned)
 
 
 @pytest.mark.gpu
@@ -123,6 +124,6 @@ def test_a_network_on_the_device(monkeypatch, causal):
         monkeypatch.setattr(attention_module, "SHORT", short)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             features = model.features(x_t, sigma)
-        found.append((features, *torch.autograd.grad((features.float() ** 2).sum(), model.backbone.parameters())))
+        found.append((features, *torch.autograd.grad((features.float() ** 2).sum(), list(model.backbone.parameters()))))
     for ours, torchs in zip(*found, strict=True):
         assert (ours.float() - torchs.float()).norm() < 0.03 * torchs.float().norm()

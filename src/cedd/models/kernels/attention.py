@@ -28,6 +28,8 @@ from cedd.models.kernels.rotation import project_and_rotate
 SHORT = 128
 """Positions up to which a head's S is one program's."""
 HEAD_WIDTHS = (32, 64, 128)
+SEQUENCES = 2**16 - 1
+"""As many as a grid's second axis can have."""
 
 attention = exact_products(F.scaled_dot_product_attention)
 
@@ -44,8 +46,9 @@ def attend(
 
 
 def is_short(x: Tensor, heads: int) -> bool:
-    """Whether x [B, L, D] is for one program a head: short, and multiplied in a type of which a head fits."""
+    """Whether x [B, L, D] is for one program a head: short, and multiplied in a type of two bytes."""
+    batch, length, width = x.shape
     autocast = torch.is_autocast_enabled(x.device.type)
     product_type = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
-    fits = x.shape[1] <= SHORT and x.shape[2] // heads in HEAD_WIDTHS and product_type.itemsize == 2
-    return fits and takes_kernels(x)
+    fits = batch <= SEQUENCES and length <= SHORT and width // heads in HEAD_WIDTHS
+    return fits and product_type.itemsize == 2 and takes_kernels(x)

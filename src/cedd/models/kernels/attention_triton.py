@@ -2,15 +2,13 @@
 
 Shapes: B batch, L positions, H heads, W head width. Imported only where there is a CUDA device.
 
-A program has one head of one sequence. It holds its keys and values, and goes through the queries in blocks of rows.
-The two halves of a head, which a turn mixes, are tensors of their own, so that to turn them moves nothing between
-threads: a product over W is then the sum of two over W/2.
+A program has one head of one sequence, whole. The two halves of a head, which a turn mixes, are tensors of their own,
+so that to turn them moves nothing between threads: a product over W is then the sum of two over W/2.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,41 +16,26 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Launch:
-    """Queries that a program has in hand at once, and its warps."""
-
-    rows: int
-    warps: int
-
-    def options(self, qkv: Tensor) -> dict[str, Any]:
-        block = max(16, triton.next_power_of_2(qkv.shape[1]))
-        return {"HALF": qkv.shape[-1] // 2, "BLOCK": block, "ROWS": min(self.rows, block), "num_warps": self.warps}
-
-
-FORWARD = Launch(rows=128, warps=8)
-BACKWARD = Launch(rows=128, warps=8)
+WARPS = 8
+"""Of a program; the fastest of `benchmarks/kernels.py` on an H200."""
 
 
 @triton.jit
 def _half(values, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
-    """[R, W/2] of a head at these positions."""
+    """[L, W/2] of a head; 0 where there is no position."""
     here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
     return tl.load(values + here, mask=(positions < length)[:, None], other=0.0)
 
 
 @triton.jit
-def _turns(cosine, sine, positions, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
-    """cos and sin of the positions' angles; the tables [L, 3, 1, W] have them in halves (cos, cos) and (-sin, sin)."""
-    stride = 6 * HALF
-    cosines = _half(cosine, positions, stride, length, HALF).to(tl.float32)
-    return cosines, _half(sine + HALF, positions, stride, length, HALF).to(tl.float32)
+def _store_half(values, half, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+    here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
+    tl.store(values + here, half, mask=(positions < length)[:, None])
 
 
 @triton.jit
 def _turned(values, cosines, sines, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
-    """Both halves, turned, in the type of the values."""
+    """Both halves of a head, turned, in the type of the values."""
     first = _half(values, positions, stride, length, HALF)
     second = _half(values + HALF, positions, stride, length, HALF)
     a = first * cosines - second * sines
@@ -63,8 +46,8 @@ def _turned(values, cosines, sines, positions, stride, length, HALF: tl.constexp
 @triton.jit
 def _store_turned_back(  # noqa: ANN202
     values,  # noqa: ANN001
-    first,  # noqa: ANN001
-    second,  # noqa: ANN001
+    a,  # noqa: ANN001
+    b,  # noqa: ANN001
     cosines,  # noqa: ANN001
     sines,  # noqa: ANN001
     positions,  # noqa: ANN001
@@ -72,10 +55,30 @@ def _store_turned_back(  # noqa: ANN202
     length,  # noqa: ANN001
     HALF: tl.constexpr,
 ):
-    here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
-    there = (positions < length)[:, None]
-    tl.store(values + here, first * cosines + second * sines, mask=there)
-    tl.store(values + HALF + here, second * cosines - first * sines, mask=there)
+    _store_half(values, a * cosines + b * sines, positions, stride, length, HALF)
+    _store_half(values + HALF, b * cosines - a * sines, positions, stride, length, HALF)
+
+
+@triton.jit
+def _place(length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+    """Where this program's head begins: in o, in q (k and v are one and two widths on), and among the levels."""
+    head, heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    width, within = heads * 2 * HALF, head * 2 * HALF
+    at_o = sequence * length * width + within
+    at_q = sequence * length * (3 * width) + within
+    return at_o, at_q, (sequence * heads + head) * length, width
+
+
+@triton.jit
+def _read(qkv, cosine, sine, positions, width, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+    """A head's halves of q and k, turned, its v, and the cos and sin that turned them; the tables [L, 3, 1, W] have
+    those in halves (cos, cos) and (-sin, sin)."""
+    cosines = _half(cosine, positions, 6 * HALF, length, HALF).to(tl.float32)
+    sines = _half(sine + HALF, positions, 6 * HALF, length, HALF).to(tl.float32)
+    k1, k2 = _turned(qkv + width, cosines, sines, positions, 3 * width, length, HALF)
+    values = _half(qkv + 2 * width, positions, 3 * width, length, 2 * HALF)
+    q1, q2 = _turned(qkv, cosines, sines, positions, 3 * width, length, HALF)
+    return q1, q2, k1, k2, values, cosines, sines
 
 
 @triton.jit
@@ -101,31 +104,17 @@ def _forward_kernel(  # noqa: ANN202
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
-    head, heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    width = heads * 2 * HALF
-    stride = 3 * width
-    qkv += sequence * length * stride + head * 2 * HALF
-    mixed += sequence * length * width + head * 2 * HALF
-    levels += (sequence * heads + head) * length
-    keys = tl.arange(0, BLOCK)
-    cosines, sines = _turns(cosine, sine, keys, length, HALF)
-    k1, k2 = _turned(qkv + width, cosines, sines, keys, stride, length, HALF)
-    values = _half(qkv + 2 * width, keys, stride, length, 2 * HALF)
-    for start in tl.static_range(0, BLOCK, ROWS):
-        queries = start + tl.arange(0, ROWS)
-        c, s = _turns(cosine, sine, queries, length, HALF)
-        q1, q2 = _turned(qkv, c, s, queries, stride, length, HALF)
-        scores = _scores(q1, q2, k1, k2, scale, keys[None, :], queries[:, None], length, CAUSAL)
-        top = tl.max(scores, 1)
-        scores = tl.exp2(scores - top[:, None])
-        total = tl.sum(scores, 1)
-        product = tl.dot(scores.to(values.dtype), values, input_precision="ieee") / total[:, None]
-        there = queries < length
-        here = queries[:, None] * width + tl.arange(0, 2 * HALF)[None, :]
-        tl.store(mixed + here, product, mask=there[:, None])
-        tl.store(levels + queries, top + tl.log2(total), mask=there)
+    at_o, at_q, at_level, width = _place(length, HALF)
+    here = tl.arange(0, BLOCK)
+    q1, q2, k1, k2, values, _, _ = _read(qkv + at_q, cosine, sine, here, width, length, HALF)
+    scores = _scores(q1, q2, k1, k2, scale, here[None, :], here[:, None], length, CAUSAL)
+    top = tl.max(scores, 1)
+    scores = tl.exp2(scores - top[:, None])
+    total = tl.sum(scores, 1)
+    product = tl.dot(scores.to(values.dtype), values, input_precision="ieee") / total[:, None]
+    _store_half(mixed + at_o, product, here, width, length, 2 * HALF)
+    tl.store(levels + at_level + here, top + tl.log2(total), mask=here < length)
 
 
 @triton.jit
@@ -142,46 +131,33 @@ def _backward_kernel(  # noqa: ANN202
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
-    head, heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    width = heads * 2 * HALF
-    stride = 3 * width
-    place = sequence * length * stride + head * 2 * HALF
-    qkv += place
-    d_qkv += place
-    d_mixed += sequence * length * width + head * 2 * HALF
-    levels += (sequence * heads + head) * length
-    keys = tl.arange(0, BLOCK)
-    cosines, sines = _turns(cosine, sine, keys, length, HALF)
-    k1, k2 = _turned(qkv + width, cosines, sines, keys, stride, length, HALF)
-    values = _half(qkv + 2 * width, keys, stride, length, 2 * HALF)
-    d_values = tl.zeros([BLOCK, 2 * HALF], tl.float32)
-    d_k1 = tl.zeros([BLOCK, HALF], tl.float32)
-    d_k2 = tl.zeros([BLOCK, HALF], tl.float32)
-    for start in tl.static_range(0, BLOCK, ROWS):
-        queries = start + tl.arange(0, ROWS)
-        c, s = _turns(cosine, sine, queries, length, HALF)
-        q1, q2 = _turned(qkv, c, s, queries, stride, length, HALF)
-        gradient = _half(d_mixed, queries, width, length, 2 * HALF)
-        level = tl.load(levels + queries, mask=queries < length, other=0.0)
-        # Keys go down and queries across, so that what three of the products begin with is in registers already.
-        scores = _scores(k1, k2, q1, q2, scale, keys[:, None], queries[None, :], length, CAUSAL)
-        shares = tl.exp2(scores - level[None, :])
-        d_values = tl.dot(shares.to(values.dtype), gradient, d_values, input_precision="ieee")
-        d_shares = tl.dot(values, tl.trans(gradient), input_precision="ieee")
-        mean = tl.sum(shares * d_shares, 0)
-        d_scores = (shares * (d_shares - mean[None, :]) * slope).to(values.dtype)
-        d_k1 = tl.dot(d_scores, q1, d_k1, input_precision="ieee")
-        d_k2 = tl.dot(d_scores, q2, d_k2, input_precision="ieee")
-        d_scores = tl.trans(d_scores)
-        d_q1 = tl.dot(d_scores, k1, input_precision="ieee")
-        d_q2 = tl.dot(d_scores, k2, input_precision="ieee")
-        _store_turned_back(d_qkv, d_q1, d_q2, c, s, queries, stride, length, HALF)
-    cosines, sines = _turns(cosine, sine, keys, length, HALF)
-    _store_turned_back(d_qkv + width, d_k1, d_k2, cosines, sines, keys, stride, length, HALF)
-    here = keys[:, None] * stride + tl.arange(0, 2 * HALF)[None, :]
-    tl.store(d_qkv + 2 * width + here, d_values, mask=(keys < length)[:, None])
+    """Keys go down and queries across, so that what three of the products begin with is in registers already."""
+    at_o, at_q, at_level, width = _place(length, HALF)
+    here = tl.arange(0, BLOCK)
+    q1, q2, k1, k2, values, cosines, sines = _read(qkv + at_q, cosine, sine, here, width, length, HALF)
+    gradient = _half(d_mixed + at_o, here, width, length, 2 * HALF)
+    level = tl.load(levels + at_level + here, mask=here < length, other=0.0)
+    scores = _scores(k1, k2, q1, q2, scale, here[:, None], here[None, :], length, CAUSAL)
+    shares = tl.exp2(scores - level[None, :])
+    d_values = tl.dot(shares.to(values.dtype), gradient, input_precision="ieee")
+    d_shares = tl.dot(values, tl.trans(gradient), input_precision="ieee")
+    mean = tl.sum(shares * d_shares, 0)
+    d_scores = (shares * (d_shares - mean[None, :]) * slope).to(values.dtype)
+    d_k1 = tl.dot(d_scores, q1, input_precision="ieee")
+    d_k2 = tl.dot(d_scores, q2, input_precision="ieee")
+    d_scores = tl.trans(d_scores)
+    d_q1 = tl.dot(d_scores, k1, input_precision="ieee")
+    d_q2 = tl.dot(d_scores, k2, input_precision="ieee")
+    d_qkv += at_q
+    _store_turned_back(d_qkv, d_q1, d_q2, cosines, sines, here, 3 * width, length, HALF)
+    _store_turned_back(d_qkv + width, d_k1, d_k2, cosines, sines, here, 3 * width, length, HALF)
+    _store_half(d_qkv + 2 * width, d_values, here, 3 * width, length, 2 * HALF)
+
+
+def _options(qkv: Tensor, causal: bool) -> dict[str, Any]:
+    block = max(16, triton.next_power_of_2(qkv.shape[1]))
+    return {"CAUSAL": causal, "HALF": qkv.shape[-1] // 2, "BLOCK": block, "num_warps": WARPS}
 
 
 @torch.library.custom_op("cedd::attend_short", mutates_args=())
@@ -192,8 +168,9 @@ def _forward(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool) -> tuple[T
     mixed = torch.empty(batch, length, heads, width, dtype=qkv.dtype, device=qkv.device)
     levels = torch.empty(batch, heads, length, dtype=torch.float32, device=qkv.device)
     scale = width**-0.5 * math.log2(math.e)
-    options = FORWARD.options(qkv)
-    _forward_kernel[heads, batch](qkv, cosine, sine, mixed, levels, length, scale, CAUSAL=causal, **options)  # pyright: ignore[reportIndexIssue]
+    _forward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
+        qkv, cosine.contiguous(), sine.contiguous(), mixed, levels, length, scale, **_options(qkv, causal)
+    )
     return mixed, levels
 
 
@@ -205,15 +182,14 @@ def _backward(d_mixed: Tensor, qkv: Tensor, cosine: Tensor, sine: Tensor, levels
     _backward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
         d_mixed,
         qkv,
-        cosine,
-        sine,
+        cosine.contiguous(),
+        sine.contiguous(),
         levels,
         d_qkv,
         length,
         slope * math.log2(math.e),
         slope,
-        CAUSAL=causal,
-        **BACKWARD.options(qkv),
+        **_options(qkv, causal),
     )
     return d_qkv
 
