@@ -195,7 +195,7 @@ class Arguments:
     out: Path = Path("runs/spelling")
     """Folder of the runs."""
     results: Path = Path("runs/spelling.json")
-    table: tuple[Path, ...] = ()
+    table: tuple[Path, ...] | None = None
     """Print the tables of this results file and do nothing else; of several, what the cells that all of them have come
     to over their seeds."""
     plot: Path | None = None
@@ -212,7 +212,9 @@ class Arguments:
             raise ValueError("--steps and --every must be at least 1")
         if self.plot is not None and self.plot.suffix not in (".png", ".svg", ".pdf"):
             raise ValueError(f"--plot makes a .png, .svg or .pdf; got {self.plot}")
-        if self.plot is not None and len(self.table) > 1:
+        if self.table == ():
+            raise ValueError("--table needs a results file")
+        if self.plot is not None and self.table is not None and len(self.table) > 1:
             raise ValueError("--plot draws the curves of one results file")
 
 
@@ -560,7 +562,9 @@ def read_results(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         whole = content["format"] == 1 and all(
-            point.keys() >= {"step", "books"} for record in content["cells"].values() for point in record["curve"]
+            point["step"] >= 0 and point["books"].keys() >= TEST_BOOKS.keys()
+            for record in content["cells"].values()
+            for point in record["curve"]
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         content, whole = {}, False
@@ -744,22 +748,24 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
     ahead of another on the same process, in the mean over seeds with a 95% interval by Student's t; in Markdown."""
     shared = [cell for cell in tested(contents[0]) if all(cell in tested(content) for content in contents[1:])]
     records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
-    curves = [
-        {point["step"]: point["books"] for point in record["curve"]} for runs in records.values() for record in runs
-    ]
-    step = max(set.intersection(*(set(curve) for curve in curves)), default=None) if curves else None
+    curves = {
+        cell: [{point["step"]: point["books"] for point in record["curve"]} for record in runs]
+        for cell, runs in records.items()
+    }
+    steps = [set(curve) for runs in curves.values() for curve in runs]
+    step = max(set.intersection(*steps), default=None) if steps else None
     if step is None:
         raise ValueError("these results files share no cell that was tested at the same step")
-    seeds = {cell: [record["seed"] for record in runs] for cell, runs in records.items()}
-    names = seeds[shared[0]]
-    if len(set(names)) < len(names) or any(other != names for other in seeds.values()):
-        raise ValueError(f"an interval over seeds needs files of one seed each, all different; these have {names}")
+    seeds = _different_seeds(records)
     scores = {
-        cell: 100 * torch.tensor([_shares(record, step) for record in runs], dtype=torch.float64)
-        for cell, runs in records.items()
+        cell: 100
+        * torch.tensor(
+            [[curve[step][name]["all"]["share"] for name in TEST_BOOKS] for curve in runs], dtype=torch.float64
+        )
+        for cell, runs in curves.items()
     }  # [seeds, books]
-    heads = " | ".join((*(f"seed {seed}" for seed in names), "mean"))
-    lines = [f"| PAP / CAP, % after {step:,} steps | {heads} |", f"|---|{'--:|' * (len(names) + 1)}"]
+    heads = " | ".join((*(f"seed {seed}" for seed in seeds), "mean"))
+    lines = [f"| PAP / CAP, % after {step:,} steps | {heads} |", f"|---|{'--:|' * (len(seeds) + 1)}"]
     lines += [f"| {cell} | {' | '.join(map(_both, (*found, found.mean(0))))} |" for cell, found in scores.items()]
     for first, second in combinations(shared, 2):
         if read_cell(first).process == read_cell(second).process:
@@ -769,9 +775,18 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _shares(record: Mapping[str, Any], step: int) -> list[float]:
-    (books,) = (point["books"] for point in record["curve"] if point["step"] == step)
-    return [books[name]["all"]["share"] for name in TEST_BOOKS]
+def _different_seeds(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[int]:
+    """Those of the files, of which every cell has one record each, alike in all other settings."""
+    found: list[int] = []
+    for cell, runs in records.items():
+        settings = [own_settings(cell, record) for record in runs]
+        seeds = [own.pop("seed", Arguments.seed) for own in settings]
+        if any(own != settings[0] for own in settings):
+            raise ValueError(f"{cell} was trained with other settings in one of these files than in another")
+        if len(set(seeds)) < len(seeds) or seeds != (found or seeds):
+            raise ValueError(f"each file must have a seed of its own, in all of its cells; {cell} has {seeds}")
+        found = seeds
+    return found
 
 
 def _both(values: torch.Tensor) -> str:
@@ -831,11 +846,12 @@ def main() -> int:
     arguments = tyro.cli(Arguments, description=Arguments.__doc__)
     try:
         arguments.check()
-        if len(arguments.table) > 1:
-            print(over_seeds([read_results(path) for path in arguments.table]))
-            return 0
-        if arguments.table:
-            show(arguments, read_results(arguments.table[0]))
+        if arguments.table is not None:
+            contents = [read_results(path) for path in arguments.table]
+            if len(contents) > 1:
+                print(over_seeds(contents))
+            else:
+                show(arguments, contents[0])
             return 0
         if arguments.worker:
             work(arguments)

@@ -372,20 +372,25 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
 
 def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
     """Three runs of two cells: means, and Student's interval of how far one is ahead, t = 4.3027 for two degrees."""
-    paths = []
-    for seed, shares in enumerate([(0.80, 0.81), (0.82, 0.85), (0.84, 0.86)]):
-        cells = {
-            name: {"seed": seed, "curve": [{"step": 5000, "books": books(0.5)}, {"step": last, "books": books(share)}]}
-            for name, share, last in zip(("cedd/roulette", "cedd-star/roulette"), shares, (9000, 9000), strict=True)
-        }
+    paths = [tmp_path / f"{seed}.json" for seed in range(3)]
+
+    def write(seed, shares, other=None, **given):
+        cells = {}
+        for cell, share in zip(("cedd/roulette", "cedd-star/roulette"), shares, strict=True):
+            given["seed"] = seed if other is None or cell == "cedd/roulette" else other
+            config = benchmark.to_json(benchmark.configuration(benchmark.Arguments(**given), cell))
+            curve = [{"step": 5000, "books": books(0.5)}, {"step": 9000, "books": books(share)}]
+            cells[cell] = {"config": config, "curve": curve}
         cells[f"sedd/uniform+{'half' if seed else 'twice'}"] = cells["cedd/roulette"]  # which not all have
-        paths.append(tmp_path / f"{seed}.json")
-        paths[-1].write_text(json.dumps({"format": 1, "cells": cells}))
+        paths[seed].write_text(json.dumps({"format": 1, "cells": cells}))
 
     def table(*names):
         monkeypatch.setattr(sys, "argv", ["spelling.py", "--table", *map(str, names)])
-        return benchmark.main(), capsys.readouterr()
+        code = benchmark.main()
+        return code, capsys.readouterr()
 
+    for seed, shares in enumerate([(0.80, 0.81), (0.82, 0.85), (0.84, 0.86)]):
+        write(seed, shares)
     code, said = table(*paths)
     assert code == 0
     wanted = 4.30265 * statistics.stdev([1, 3, 2]) / 3**0.5
@@ -397,15 +402,21 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
         "| cedd-star/roulette | 81.00 / 81.00 | 85.00 / 85.00 | 86.00 / 86.00 | 84.00 / 84.00 |",
         f"| cedd-star/roulette less cedd/roulette | 1.00 / 1.00 | 3.00 / 3.00 | 2.00 / 2.00 | {between} / {between} |",
     ]
-    code, said = table(paths[0], paths[0])
-    assert code == 2
-    assert said.err == (
-        "spelling: an interval over seeds needs files of one seed each, all different; these have [0, 0]\n"
-    )
+
+    def refused(*names):
+        code, said = table(*names)
+        assert code == 2
+        return said.err.removeprefix("spelling: ").removesuffix("\n")
+
+    own = "each file must have a seed of its own, in all of its cells;"
+    assert refused(paths[0], paths[0]) == f"{own} sedd/uniform+twice has [0, 0]"
+    write(1, (0.82, 0.85), other=7)
+    assert refused(*paths) == f"{own} cedd-star/roulette has [0, 7, 2]"
+    write(1, (0.82, 0.85), rate=9e-4)
+    assert refused(*paths) == "cedd/roulette was trained with other settings in one of these files than in another"
     paths[0].write_text('{"format": 1, "cells": {}}')
-    code, said = table(*paths)
-    assert code == 2
-    assert said.err == "spelling: these results files share no cell that was tested at the same step\n"
+    assert refused(*paths) == "these results files share no cell that was tested at the same step"
+    assert refused() == "--table needs a results file"
     with pytest.raises(ValueError, match="--plot draws the curves of one results file"):
         benchmark.Arguments(table=tuple(paths), plot=tmp_path / "curves.png").check()
 

@@ -42,6 +42,7 @@ def results(function, qkv, gradient):
 def check_kernel(device, tolerance, dtype=torch.float32, shapes=SHAPES):
     from cedd.models.kernels.attention_triton import attend_short
 
+    check_layouts(attend_short, device, dtype)
     for shape in shapes:
         for causal in (False, True):
             qkv, (cosine, sine), gradient = inputs(shape, dtype, device)
@@ -51,6 +52,70 @@ def check_kernel(device, tolerance, dtype=torch.float32, shapes=SHAPES):
             for name, a, b in zip(("mixed", "d_qkv"), got, wanted, strict=True):
                 error = (a - b).norm() / b.norm()
                 assert error < tolerance, f"{name} {shape} causal={causal}: {error}"
+
+
+def check_layouts(attend_short, device, dtype):
+    """What is not laid out as the kernel reads it, and scores of hundreds."""
+    qkv, (cosine, sine), gradient = inputs((2, 9, 2, 32), dtype, device)
+    wanted = results(lambda x: attend_short(x, cosine, sine, True), qkv, gradient)
+    apart = qkv.detach().permute(4, 0, 3, 1, 2).contiguous().permute(1, 3, 4, 2, 0).requires_grad_()
+    tables = [torch.stack((table, table), -1)[..., 0] for table in (cosine, sine)]
+    assert not any(tensor.is_contiguous() for tensor in (apart, *tables))
+    got = results(
+        lambda x: attend_short(x, *tables, True), apart, gradient.transpose(0, 3).contiguous().transpose(0, 3)
+    )
+    for a, b in zip(got, wanted, strict=True):
+        assert torch.equal(a, b)
+    ones = results(lambda x: attend_short(x, cosine, sine, True), qkv, torch.ones_like(gradient))
+    summed = results(lambda x: attend_short(x, cosine, sine, True).sum(), qkv, gradient.new_ones(()))
+    assert torch.equal(summed[1], ones[1])
+    for name, a in zip(
+        ("mixed", "d_qkv"), results(lambda x: attend_short(16 * x, cosine, sine), qkv, gradient), strict=True
+    ):
+        assert a.isfinite().all(), name
+    large = 16 * qkv.detach()
+    exact = plain(large.double(), cosine.double(), sine.double(), False)
+    assert (attend_short(large, cosine, sine).double() - exact).norm() < 0.02 * exact.norm()
+
+
+def check_network():
+    """A network takes the kernel where it should, and makes the same of it as with torch's attention."""
+    from cedd.models.kernels import attention_triton
+
+    kernel, calls = attention_triton.attend_short, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_module, "takes_kernels", lambda tensor: True)
+        patch.setattr(attention_triton, "attend_short", lambda *given: (calls.append(given[3]), kernel(*given))[1])
+        for causal in (False, True):
+            agree_with_torch(patch, "tiny", causal, "cpu", torch.float16, 5e-3)
+        assert calls == [False, False, True, True], "one for each of two blocks"
+        patch.setattr(attention_triton, "CHIP_FITS", False)
+        agree_with_torch(patch, "tiny", False, "cpu", torch.float16, 0.0)
+        assert len(calls) == 4, "another chip takes torch's"
+
+
+def agree_with_torch(patch, preset, causal, device, dtype, tolerance):
+    torch.manual_seed(0)
+    changes = {"dropout": 0.0, "causal": causal, "time_conditioning": not causal}
+    model = Transformer(config_from_preset(preset, vocab_size=50, has_mask=True, **changes)).to(device)
+    x_t = torch.randint(51, (4, model.config.length - 3), device=device)
+    with torch.no_grad():  # what starts at zero would hide the attention
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    sigma = None if causal else torch.rand(4, device=device)
+    found = []
+    for short in (128, 0):
+        patch.setattr(attention_module, "SHORT", short)
+        with torch.autocast(device, dtype=dtype):
+            features = model.features(x_t, sigma)
+        parameters = list(model.backbone.parameters())
+        found.append((features, *torch.autograd.grad((features.float() ** 2).sum(), parameters)))
+    for ours, torchs in zip(*found, strict=True):
+        assert (ours.float() - torchs.float()).norm() <= tolerance * torchs.float().norm()
+
+
+def test_a_network_interpreted():
+    run_interpreted("from tests.models.test_attention import check_network; check_network()")
 
 
 def test_kernel_interpreted():
@@ -79,6 +144,7 @@ def test_without_a_kernel(causal):
 )
 def test_which_sequences_are_short(monkeypatch, length, heads, dtype, short):
     monkeypatch.setattr(attention_module, "takes_kernels", lambda tensor: True)
+    monkeypatch.setattr(attention_module, "_chip_fits", lambda: True)
     assert attention_module.is_short(torch.zeros(2, length, 768, dtype=dtype), heads) == short
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = attention_module.is_short(torch.zeros(2, length, 768), heads)
@@ -111,19 +177,9 @@ def test_kernel_on_the_device(dtype, tolerance):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_network_on_the_device(monkeypatch, causal):
     """The same features and gradients, up to bfloat16's rounding, as by torch's attention."""
-    torch.manual_seed(0)
-    changes = {"dropout": 0.0, "causal": causal, "time_conditioning": not causal, "length": 100}
-    config = config_from_preset("char", vocab_size=50, has_mask=True, **changes)
-    model, x_t = Transformer(config).cuda(), torch.randint(51, (4, 100), device="cuda")
-    with torch.no_grad():  # what starts at zero would hide the attention
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    sigma = None if causal else torch.rand(4, device="cuda")
-    found = []
-    for short in (attention_module.SHORT, 0):
-        monkeypatch.setattr(attention_module, "SHORT", short)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            features = model.features(x_t, sigma)
-        found.append((features, *torch.autograd.grad((features.float() ** 2).sum(), list(model.backbone.parameters()))))
-    for ours, torchs in zip(*found, strict=True):
-        assert (ours.float() - torchs.float()).norm() < 0.03 * torchs.float().norm()
+    from cedd.models.kernels import attention_triton
+
+    kernel, calls = attention_triton.attend_short, []
+    monkeypatch.setattr(attention_triton, "attend_short", lambda *given: (calls.append(given[3]), kernel(*given))[1])
+    agree_with_torch(monkeypatch, "char", causal, "cuda", torch.bfloat16, 0.03)
+    assert calls == [causal] * (4 if attention_triton.CHIP_FITS else 0)

@@ -11,8 +11,8 @@ and, given the gradient do of o,
     dv = Pᵀ do        dP = do vᵀ        dS = P (dP - Σ_j P dP) / sqrt(W)        dq = dS k        dk = dSᵀ q,
 
 of which dq and dk are turned back. torch's kernels go through the keys in blocks, for sequences of any length, and
-leave the turning to others. A short sequence's S fits the registers of one program, which then does all of it, and
-reads and writes everything once.
+leave the turning to others. A short sequence's S fits the registers of one program on a Hopper chip, which then does
+all of it, and reads and writes everything once.
 """
 
 from __future__ import annotations
@@ -51,4 +51,10 @@ def is_short(x: Tensor, heads: int) -> bool:
     autocast = torch.is_autocast_enabled(x.device.type)
     product_type = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
     fits = batch <= SEQUENCES and length <= SHORT and width // heads in HEAD_WIDTHS
-    return fits and product_type.itemsize == 2 and takes_kernels(x)
+    return fits and product_type.itemsize == 2 and takes_kernels(x) and _chip_fits()
+
+
+def _chip_fits() -> bool:
+    from cedd.models.kernels.attention_triton import CHIP_FITS
+
+    return CHIP_FITS

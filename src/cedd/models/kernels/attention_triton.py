@@ -18,6 +18,9 @@ from torch import Tensor
 
 WARPS = 8
 """Of a program; the fastest of `benchmarks/kernels.py` on an H200."""
+CHIP_FITS = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9
+"""Whether a program has room here. It was measured on Hopper; for other chips the compiler spills half of it, or the
+shared memory is too small. Asked at import, for a compiler that traces the network cannot ask."""
 
 
 @triton.jit
@@ -168,9 +171,10 @@ def _forward(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool) -> tuple[T
     mixed = torch.empty(batch, length, heads, width, dtype=qkv.dtype, device=qkv.device)
     levels = torch.empty(batch, heads, length, dtype=torch.float32, device=qkv.device)
     scale = width**-0.5 * math.log2(math.e)
-    _forward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
-        qkv, cosine.contiguous(), sine.contiguous(), mixed, levels, length, scale, **_options(qkv, causal)
-    )
+    with torch.cuda.device_of(qkv):
+        _forward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
+            qkv, cosine.contiguous(), sine.contiguous(), mixed, levels, length, scale, **_options(qkv, causal)
+        )
     return mixed, levels
 
 
@@ -179,18 +183,19 @@ def _backward(d_mixed: Tensor, qkv: Tensor, cosine: Tensor, sine: Tensor, levels
     d_mixed, qkv = d_mixed.contiguous(), qkv.contiguous()
     batch, length, _, heads, width = qkv.shape
     d_qkv, slope = torch.empty_like(qkv), width**-0.5
-    _backward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
-        d_mixed,
-        qkv,
-        cosine.contiguous(),
-        sine.contiguous(),
-        levels,
-        d_qkv,
-        length,
-        slope * math.log2(math.e),
-        slope,
-        **_options(qkv, causal),
-    )
+    with torch.cuda.device_of(qkv):
+        _backward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
+            d_mixed,
+            qkv,
+            cosine.contiguous(),
+            sine.contiguous(),
+            levels,
+            d_qkv,
+            length,
+            slope * math.log2(math.e),
+            slope,
+            **_options(qkv, causal),
+        )
     return d_qkv
 
 

@@ -209,7 +209,10 @@ def _summed(parts: Tensor, dtype: torch.dtype) -> Tensor:
     sums = torch.empty(batch, *vectors, dtype=dtype, device=parts.device)
     size, block = math.prod(vectors), 128
     grid = batch, triton.cdiv(size, block)
-    _sum_kernel[grid](parts, sums, chunks, size, GROUP=16, BLOCK=block, num_warps=4)  # pyright: ignore[reportIndexIssue]
+    with torch.cuda.device_of(parts):
+        _sum_kernel[grid](  # pyright: ignore[reportIndexIssue]
+            parts, sums, chunks, size, GROUP=16, BLOCK=block, num_warps=4
+        )
     return sums
 
 
@@ -230,22 +233,23 @@ def _forward(
     moments = torch.empty(*x.shape[:2], 2, dtype=torch.float32, device=x.device)
     grid, rows = _grid(x)
     vectors = [_unit_stride(vector) for vector in (gate, shift, scale)]
-    _forward_kernel[grid](  # pyright: ignore[reportIndexIssue]
-        x,
-        branch,
-        *vectors,
-        seed,
-        added,
-        normed,
-        moments,
-        x.shape[1],
-        x.shape[2],
-        rows,
-        *(vector.stride(0) for vector in vectors),
-        256 / (256 - dropped),
-        EPSILON,
-        **FORWARD.options(x, dropped),
-    )
+    with torch.cuda.device_of(x):
+        _forward_kernel[grid](  # pyright: ignore[reportIndexIssue]
+            x,
+            branch,
+            *vectors,
+            seed,
+            added,
+            normed,
+            moments,
+            x.shape[1],
+            x.shape[2],
+            rows,
+            *(vector.stride(0) for vector in vectors),
+            256 / (256 - dropped),
+            EPSILON,
+            **FORWARD.options(x, dropped),
+        )
     return added, normed, moments
 
 
@@ -266,24 +270,25 @@ def _backward(
     grid, rows = _grid(added)
     vectors = [_unit_stride(vector) for vector in (gate, scale)]
     d_vectors = torch.empty(*grid, 3, added.shape[2], dtype=torch.float32, device=added.device)
-    _backward_kernel[grid](  # pyright: ignore[reportIndexIssue]
-        d_added,
-        d_normed,
-        added,
-        moments,
-        branch,
-        *vectors,
-        seed,
-        d_x,
-        d_branch,
-        d_vectors,
-        added.shape[1],
-        added.shape[2],
-        rows,
-        *(vector.stride(0) for vector in vectors),
-        256 / (256 - dropped),
-        **BACKWARD.options(added, dropped),
-    )
+    with torch.cuda.device_of(added):
+        _backward_kernel[grid](  # pyright: ignore[reportIndexIssue]
+            d_added,
+            d_normed,
+            added,
+            moments,
+            branch,
+            *vectors,
+            seed,
+            d_x,
+            d_branch,
+            d_vectors,
+            added.shape[1],
+            added.shape[2],
+            rows,
+            *(vector.stride(0) for vector in vectors),
+            256 / (256 - dropped),
+            **BACKWARD.options(added, dropped),
+        )
     return d_x, d_branch, _summed(d_vectors, gate.dtype)
 
 
