@@ -80,17 +80,14 @@ def time_attention(batch: int) -> None:
     gradient = torch.randn(batch, length, heads, width, **options)
     cosine, sine = (table.cuda() for table in rotary_tables(length, width))
     gigabytes = gradient.numel() * gradient.itemsize / 1e9
+    held = qkv.detach()
+    levels = attention_triton._forward(held, cosine, sine, False)[1]
     for warps in (4, 8, 16):
         attention_triton.WARPS = warps
-        held = qkv.detach()
-        levels = attention_triton._forward(held, cosine, sine, False)[1]
-        time = recorded(lambda held=held: attention_triton._forward(held, cosine, sine, False))
+        time = recorded(lambda: attention_triton._forward(held, cosine, sine, False))
         report(f"attention of {batch}, {warps} warps", time, 4 * gigabytes)
-        time = recorded(
-            lambda held=held, levels=levels: attention_triton._backward(gradient, held, cosine, sine, levels, False)
-        )
+        time = recorded(lambda: attention_triton._backward(gradient, held, cosine, sine, levels, False))
         report(f"  and its gradient, {warps} warps", time, 7 * gigabytes)
-    held = qkv.detach()
     report(f"torch's, of {batch}", recorded(lambda: attention(*held.transpose(1, 3).unbind(2))), 4 * gigabytes)
 
     def both() -> None:

@@ -737,10 +737,15 @@ def tables(content: Mapping[str, Any]) -> str:
     lines += ["", f"| PAP / CAP / seen, % at step | {' | '.join(f'{step:,}' for step in steps)} | without averaging |"]
     lines += [f"|---|{'--:|' * (len(steps) + 1)}"]
     for cell in found:
-        points = {point["step"]: point["books"] for point in cells[cell]["curve"]}
+        points = by_step(cells[cell])
         shown = [_scores(points.get(step)) for step in steps] + [_scores(cells[cell].get("raw", {}).get("books"))]
         lines.append(f"| {cell} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def by_step(record: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The tests of a run, book by book."""
+    return {point["step"]: point["books"] for point in record["curve"]}
 
 
 def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
@@ -748,10 +753,7 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
     ahead of another on the same process, in the mean over seeds with a 95% interval by Student's t; in Markdown."""
     shared = [cell for cell in tested(contents[0]) if all(cell in tested(content) for content in contents[1:])]
     records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
-    curves = {
-        cell: [{point["step"]: point["books"] for point in record["curve"]} for record in runs]
-        for cell, runs in records.items()
-    }
+    curves = {cell: [by_step(record) for record in runs] for cell, runs in records.items()}
     steps = [set(curve) for runs in curves.values() for curve in runs]
     step = max(set.intersection(*steps), default=None) if steps else None
     if step is None:

@@ -82,16 +82,29 @@ def check_network():
     """A network takes the kernel where it should, and makes the same of it as with torch's attention."""
     from cedd.models.kernels import attention_triton
 
-    kernel, calls = attention_triton.attend_short, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_module, "takes_kernels", lambda tensor: True)
-        patch.setattr(attention_triton, "attend_short", lambda *given: (calls.append(given[3]), kernel(*given))[1])
+        calls = recorded_calls(patch)
         for causal in (False, True):
             agree_with_torch(patch, "tiny", causal, "cpu", torch.float16, 5e-3)
         assert calls == [False, False, True, True], "one for each of two blocks"
         patch.setattr(attention_triton, "CHIP_FITS", False)
         agree_with_torch(patch, "tiny", False, "cpu", torch.float16, 0.0)
         assert len(calls) == 4, "another chip takes torch's"
+
+
+def recorded_calls(patch):
+    """A list that grows with every call of the kernel, by whether it is causal."""
+    from cedd.models.kernels import attention_triton
+
+    kernel, calls = attention_triton.attend_short, []
+
+    def recording(qkv, cosine, sine, causal):
+        calls.append(causal)
+        return kernel(qkv, cosine, sine, causal)
+
+    patch.setattr(attention_triton, "attend_short", recording)
+    return calls
 
 
 def agree_with_torch(patch, preset, causal, device, dtype, tolerance):
@@ -159,11 +172,11 @@ def test_the_kernels_compile_for_a_chip():
     from cedd.models.kernels import attention_triton
 
     types = dict.fromkeys(("qkv", "mixed", "d_mixed", "d_qkv"), "*bf16")
-    types |= {"cosine": "*fp32", "sine": "*fp32", "levels": "*fp32", "length": "i32", "scale": "fp32", "slope": "fp32"}
+    types |= {"cosine": "*fp32", "sine": "*fp32", "levels": "*fp32", "length": "i32", "slope": "fp32"}
     constants = {"CAUSAL": False, "HALF": 32, "BLOCK": 128}
     kernels: tuple[Any, ...] = (attention_triton._forward_kernel, attention_triton._backward_kernel)
     for kernel in kernels:
-        aligned = [name for name in types if name in kernel.arg_names and name not in ("scale", "slope")]
+        aligned = [name for name in types if name in kernel.arg_names and name != "slope"]
         assert "wgmma" in compiled_for_a_chip(kernel, types, constants, attention_triton.WARPS, aligned)
 
 
@@ -179,7 +192,6 @@ def test_a_network_on_the_device(monkeypatch, causal):
     """The same features and gradients, up to bfloat16's rounding, as by torch's attention."""
     from cedd.models.kernels import attention_triton
 
-    kernel, calls = attention_triton.attend_short, []
-    monkeypatch.setattr(attention_triton, "attend_short", lambda *given: (calls.append(given[3]), kernel(*given))[1])
+    calls = recorded_calls(monkeypatch)
     agree_with_torch(monkeypatch, "char", causal, "cuda", torch.bfloat16, 0.03)
     assert calls == [causal] * (4 if attention_triton.CHIP_FITS else 0)

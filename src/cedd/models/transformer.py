@@ -37,6 +37,7 @@ from torch.utils.checkpoint import checkpoint
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.attention import attend, attention
 from cedd.models.kernels.gelu import gelu
+from cedd.models.kernels.products import product_type
 from cedd.models.kernels.residual import add_and_norm, at_least_float32, dropped_entries
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
 from cedd.models.kernels.rows import gather_rows, scatter_rows
@@ -361,9 +362,8 @@ class Backbone(nn.Module):
         return torch.randint(2**31 - 1, (count,), dtype=torch.int32, device=device).unbind()
 
     def _residual_type(self, device_type: str) -> torch.dtype:
-        if self.config.float32_residual or not torch.is_autocast_enabled(device_type):
-            return self.embedding.weight.dtype
-        return torch.get_autocast_dtype(device_type)
+        dtype = self.embedding.weight.dtype
+        return dtype if self.config.float32_residual else product_type(device_type, dtype)
 
 
 class Transformer(nn.Module):
@@ -406,9 +406,7 @@ class Transformer(nn.Module):
     def new_cache(self, batch: int, length: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for ``batch`` sequences; ``dtype`` is that of the keys (autocast's, under autocast)."""
         config, weight = self.config, self.head.weight
-        if dtype is None:
-            autocast = torch.is_autocast_enabled(weight.device.type)
-            dtype = torch.get_autocast_dtype(weight.device.type) if autocast else weight.dtype
+        dtype = dtype or product_type(weight.device.type, weight.dtype)
         head_width = config.width // config.heads
         shape = (config.depth, batch, config.heads, length or config.length, head_width)
         keys = torch.zeros(shape, dtype=dtype, device=weight.device)

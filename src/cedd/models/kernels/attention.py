@@ -17,12 +17,11 @@ all of it, and reads and writes everything once.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cedd.models.kernels import takes_kernels
-from cedd.models.kernels.products import exact_products
+from cedd.models.kernels.products import exact_products, product_type
 from cedd.models.kernels.rotation import project_and_rotate
 
 SHORT = 128
@@ -48,10 +47,8 @@ def attend(
 def is_short(x: Tensor, heads: int) -> bool:
     """Whether x [B, L, D] is for one program a head: short, and multiplied in a type of two bytes."""
     batch, length, width = x.shape
-    autocast = torch.is_autocast_enabled(x.device.type)
-    product_type = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
     fits = batch <= SEQUENCES and length <= SHORT and width // heads in HEAD_WIDTHS
-    return fits and product_type.itemsize == 2 and takes_kernels(x) and _chip_fits()
+    return takes_kernels(x) and fits and product_type(x.device.type, x.dtype).itemsize == 2 and _chip_fits()
 
 
 def _chip_fits() -> bool:

@@ -8,13 +8,14 @@ so that to turn them moves nothing between threads: a product over W is then the
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
+
+from cedd.models.kernels.row_triton import LOG2_E
 
 WARPS = 8
 """Of a program; the fastest of `benchmarks/kernels.py` on an H200."""
@@ -85,10 +86,10 @@ def _read(qkv, cosine, sine, positions, width, length, HALF: tl.constexpr):  # n
 
 
 @triton.jit
-def _scores(a1, a2, b1, b2, scale, keys, queries, length, CAUSAL: tl.constexpr):  # noqa: ANN001, ANN202
-    """a bᵀ in units of log 2, -inf where a query does not see a key; keys and queries: those of rows and columns."""
+def _scores(a1, a2, b1, b2, slope, keys, queries, length, CAUSAL: tl.constexpr):  # noqa: ANN001, ANN202
+    """slope a bᵀ in units of log 2, -inf where a query does not see a key; keys, queries: those of rows and columns."""
     scores = tl.dot(a1, tl.trans(b1), input_precision="ieee")
-    scores = tl.dot(a2, tl.trans(b2), scores, input_precision="ieee") * scale
+    scores = tl.dot(a2, tl.trans(b2), scores, input_precision="ieee") * (slope * LOG2_E)
     seen = keys < length
     if CAUSAL:
         seen = seen & (keys <= queries)
@@ -103,7 +104,7 @@ def _forward_kernel(  # noqa: ANN202
     mixed,  # noqa: ANN001
     levels,  # noqa: ANN001
     length,  # noqa: ANN001
-    scale,  # noqa: ANN001
+    slope,  # noqa: ANN001
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -111,7 +112,7 @@ def _forward_kernel(  # noqa: ANN202
     at_o, at_q, at_level, width = _place(length, HALF)
     here = tl.arange(0, BLOCK)
     q1, q2, k1, k2, values, _, _ = _read(qkv + at_q, cosine, sine, here, width, length, HALF)
-    scores = _scores(q1, q2, k1, k2, scale, here[None, :], here[:, None], length, CAUSAL)
+    scores = _scores(q1, q2, k1, k2, slope, here[None, :], here[:, None], length, CAUSAL)
     top = tl.max(scores, 1)
     scores = tl.exp2(scores - top[:, None])
     total = tl.sum(scores, 1)
@@ -129,7 +130,6 @@ def _backward_kernel(  # noqa: ANN202
     levels,  # noqa: ANN001
     d_qkv,  # noqa: ANN001
     length,  # noqa: ANN001
-    scale,  # noqa: ANN001
     slope,  # noqa: ANN001
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
@@ -141,7 +141,7 @@ def _backward_kernel(  # noqa: ANN202
     q1, q2, k1, k2, values, cosines, sines = _read(qkv + at_q, cosine, sine, here, width, length, HALF)
     gradient = _half(d_mixed + at_o, here, width, length, 2 * HALF)
     level = tl.load(levels + at_level + here, mask=here < length, other=0.0)
-    scores = _scores(k1, k2, q1, q2, scale, here[:, None], here[None, :], length, CAUSAL)
+    scores = _scores(k1, k2, q1, q2, slope, here[:, None], here[None, :], length, CAUSAL)
     shares = tl.exp2(scores - level[None, :])
     d_values = tl.dot(shares.to(values.dtype), gradient, input_precision="ieee")
     d_shares = tl.dot(values, tl.trans(gradient), input_precision="ieee")
@@ -170,10 +170,9 @@ def _forward(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool) -> tuple[T
     batch, length, _, heads, width = qkv.shape
     mixed = torch.empty(batch, length, heads, width, dtype=qkv.dtype, device=qkv.device)
     levels = torch.empty(batch, heads, length, dtype=torch.float32, device=qkv.device)
-    scale = width**-0.5 * math.log2(math.e)
     with torch.cuda.device_of(qkv):
         _forward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
-            qkv, cosine.contiguous(), sine.contiguous(), mixed, levels, length, scale, **_options(qkv, causal)
+            qkv, cosine.contiguous(), sine.contiguous(), mixed, levels, length, width**-0.5, **_options(qkv, causal)
         )
     return mixed, levels
 
@@ -182,7 +181,7 @@ def _forward(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool) -> tuple[T
 def _backward(d_mixed: Tensor, qkv: Tensor, cosine: Tensor, sine: Tensor, levels: Tensor, causal: bool) -> Tensor:
     d_mixed, qkv = d_mixed.contiguous(), qkv.contiguous()
     batch, length, _, heads, width = qkv.shape
-    d_qkv, slope = torch.empty_like(qkv), width**-0.5
+    d_qkv = torch.empty_like(qkv)
     with torch.cuda.device_of(qkv):
         _backward_kernel[heads, batch](  # pyright: ignore[reportIndexIssue]
             d_mixed,
@@ -192,8 +191,7 @@ def _backward(d_mixed: Tensor, qkv: Tensor, cosine: Tensor, sine: Tensor, levels
             levels,
             d_qkv,
             length,
-            slope * math.log2(math.e),
-            slope,
+            width**-0.5,
             **_options(qkv, causal),
         )
     return d_qkv

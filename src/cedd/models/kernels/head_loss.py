@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cedd.models.kernels import takes_kernels
+from cedd.models.kernels.products import product_type
 from cedd.network import ScoreRows
 
 RowLoss = Callable[..., Tensor]
@@ -119,8 +120,7 @@ def _run(
     chunk_rows: int | None,
 ) -> RowLosses:
     device_type = features.device.type
-    autocast = torch.is_autocast_enabled(device_type)
-    dtype = torch.get_autocast_dtype(device_type) if autocast else features.dtype
+    dtype = product_type(device_type, features.dtype)
     if row_weights is None:
         row_weights = torch.ones(features.shape[0], device=features.device)
     if chunk_rows is None:

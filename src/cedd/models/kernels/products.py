@@ -1,8 +1,8 @@
-"""Products of float32 matrices on a CPU with units for bfloat16 ones (AMX).
+"""The types in which matrices are multiplied: autocast's, and on a CPU with units for bfloat16 ones (AMX) theirs.
 
-oneDNN can round the factors of a product as it reads them and add up in float32: four times as fast, and no tensor
-changes its type. The switch is one for the whole process, and attention must not see it: torch's kernel for that is
-made of products so small that to hand each to oneDNN takes ten times as long as to compute it.
+There, oneDNN can round the factors of a product as it reads them and add up in float32: four times as fast, and no
+tensor changes its type. The switch is one for the whole process, and attention must not see it: torch's kernel for
+that is made of products so small that to hand each to oneDNN takes ten times as long as to compute it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LOW = "bf16"
+
+
+def product_type(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of a product of tensors in `dtype` on such a device: autocast's, where it is on."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else dtype
 
 
 @functools.cache

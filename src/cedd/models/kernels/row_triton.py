@@ -1,4 +1,5 @@
-"""What the kernels that go through a row of V outputs share. Imported only where there is a CUDA device."""
+"""What kernels share that take exponentials, or go through a row of V outputs. Imported only where there is a CUDA
+device."""
 
 from __future__ import annotations
 
