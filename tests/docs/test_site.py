@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from mkdocs.config import load_config
+
 import cedd
 from docs.refresh import ROOT
 
@@ -27,6 +29,23 @@ def fetched(text: str) -> Iterator[str]:
     """The addresses of what a browser fetches for a page or a style sheet without being asked."""
     for pattern in _FETCHED:
         yield from re.findall(pattern, text)
+
+
+def listed(nav: object) -> Iterator[str]:
+    """The pages of a navigation, in order."""
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, dict):
+        for part in nav.values():
+            yield from listed(part)
+    elif isinstance(nav, list):
+        for part in nav:
+            yield from listed(part)
+
+
+def test_the_navigation_lists_each_page_once():
+    pages = sorted(listed(load_config(str(ROOT / "mkdocs.yml")).nav))
+    assert pages == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
 def test_the_site(tmp_path: Path):
