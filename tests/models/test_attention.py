@@ -27,7 +27,11 @@ def inputs(shape, dtype=torch.float32, device="cpu"):
 
 def plain(qkv, cosine, sine, causal):
     """Written out, in float64."""
-    queries, keys, values = rotate(qkv, cosine, sine).transpose(1, 3).unbind(2)
+    return plain_of_turned(rotate(qkv, cosine, sine), causal)
+
+
+def plain_of_turned(qkv, causal):
+    queries, keys, values = qkv.transpose(1, 3).unbind(2)
     scores = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
@@ -73,9 +77,11 @@ def check_layouts(attend_short, device, dtype):
         ("mixed", "d_qkv"), results(lambda x: attend_short(16 * x, cosine, sine), qkv, gradient), strict=True
     ):
         assert a.isfinite().all(), name
+    # Turned, q and k are rounded to their type before they are multiplied, by torch as well. In bfloat16 that moves
+    # scores of 560 by 1.2, which decides between two keys whose scores are as near as that: what is exact begins there.
     large = 16 * qkv.detach()
-    exact = plain(large.double(), cosine.double(), sine.double(), False)
-    assert (attend_short(large, cosine, sine).double() - exact).norm() < 0.02 * exact.norm()
+    exact = plain_of_turned(rotate(large, cosine, sine).double(), False)
+    assert (attend_short(large, cosine, sine).double() - exact).norm() < 8e-3 * exact.norm()
 
 
 def check_network():
