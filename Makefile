@@ -22,7 +22,7 @@ else
 PIP_INSTALL := $(UV) pip install -q --python $(BIN)/python
 endif
 
-.PHONY: help install install-dev quickstart theory docs test lint format clean
+.PHONY: help install install-dev quickstart theory docs build test lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ lint: install-dev ## ruff and pyright
 
 docs: install-dev ## build the documentation into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+build: install-dev ## the wheel and the sdist, into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
 
 test: lint ## lint, then the default tests (neither slow nor gpu), which build the documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)

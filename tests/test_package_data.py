@@ -1,10 +1,6 @@
-"""The models that come with the package: they are in what is built, small, described, and do what their card says."""
+"""The models that come with the package: they are small, described, and do what their card says."""
 
 import json
-import re
-import subprocess
-import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +12,6 @@ from cedd.evaluation.spelling import outcomes
 from cedd.tasks.card import model_card
 from cedd.training.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 25_000_000
 
 PROSE = """\
@@ -52,31 +47,6 @@ going to bring in the hay, and then he asked how far it was.
 @pytest.fixture(scope="module")
 def model():
     return cedd.load(DEFAULT_MODEL, device="cpu")
-
-
-def test_the_build_takes_the_models_along():
-    """Hatch packs all of src/cedd that git does not ignore; nothing here may leave weights out."""
-    targets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
-    assert targets["wheel"]["packages"] == ["src/cedd"]
-    assert "src" in targets["sdist"]["include"]
-    assert not any("exclude" in target for target in targets.values())
-    if (ROOT / ".git").exists():
-        weights = pretrained_root().relative_to(ROOT) / DEFAULT_MODEL / WEIGHTS_FILE
-        for file in (weights, Path("src/cedd/evaluation/page.html")):
-            assert subprocess.run(["git", "check-ignore", "-q", str(file)], cwd=ROOT).returncode == 1
-
-
-def test_the_source_has_what_its_pages_speak_of():
-    """Every entry of the list is there, and so is every file of the repository that README runs or links to."""
-    target = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
-    included = set(target["include"])
-    assert all((ROOT / name).exists() for name in included)
-    text = (ROOT / "README.md").read_text("utf-8")
-    named = re.findall(r"\]\((?!http)([\w./-]+)", text) + re.findall(r"\bpython ([\w/]+\.py)", text)
-    assert len(named) > 10
-    for name in named:
-        assert (ROOT / name).exists(), name
-        assert name.split("/")[0] in included, name
 
 
 def test_the_model_is_here():

@@ -1,0 +1,114 @@
+"""What is released: one version, an sdist that builds the wheel, and a wheel that works without the repository."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+import cedd
+from cedd.cli.given import DEFAULT_MODEL
+from cedd.training.locate import WEIGHTS_FILE, pretrained_root
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(words: list[str], folder: Path, **environment: str) -> str:
+    """What a command prints, run in a folder."""
+    done = subprocess.run(
+        words, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(source: Path, target: str, folder: Path) -> Path:
+    """Build a wheel or an sdist, as `make build` does; the file."""
+    run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)], source)
+    (file,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return file
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist alone."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return build(folder / f"cedd-{cedd.__version__}", "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_version_stands_in_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/cedd/__init__.py"
+
+
+def test_files_are_named_by_the_version(wheel: Path, sdist: Path):
+    assert wheel.name == f"cedd-{cedd.__version__}-py3-none-any.whl"
+    assert sdist.name == f"cedd-{cedd.__version__}.tar.gz"
+
+
+def test_the_wheel_has_all_of_the_package(wheel: Path):
+    tracked = run(["git", "ls-files", "src/cedd"], ROOT).split() if (ROOT / ".git").exists() else []
+    expected = {name.removeprefix("src/") for name in tracked if (ROOT / name).exists()}
+    weights = (pretrained_root() / DEFAULT_MODEL / WEIGHTS_FILE).relative_to(ROOT / "src").as_posix()
+    assert {*expected, weights, "cedd/py.typed"} <= set(ZipFile(wheel).namelist())
+
+
+def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path):
+    """Its dependencies are those of the environment that runs the tests: nothing is downloaded."""
+    venv.create(tmp_path / "env", symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    # The folder of a .pth file is searched, but its own .pth files are not read: no editable cedd comes with it.
+    packages = Path(
+        run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip()
+    )
+    (packages / "dependencies.pth").write_text("\n".join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}))
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+    run([*install, str(wheel)], tmp_path)
+
+    def there(*words: str) -> str:
+        return run([str(python.parent / words[0]), *words[1:]], tmp_path, PYTHONPATH="").strip()
+
+    assert there("python", "-c", "import cedd; print(cedd.__file__)") == str(packages / "cedd" / "__init__.py")
+    assert there("cedd", "--version") == f"cedd {cedd.__version__}"
+    assert "correct" in there("cedd", "--help")
+    assert there("cedd", "correct", "teh cat sat on teh mat") == "the cat sat on the mat"
+
+
+def test_the_build_takes_the_models_along():
+    """Hatch packs all of src/cedd that git does not ignore; nothing here may leave weights out."""
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["packages"] == ["src/cedd"]
+    assert "src" in targets["sdist"]["include"]
+    assert not any("exclude" in target for target in targets.values())
+    if (ROOT / ".git").exists():
+        weights = pretrained_root().relative_to(ROOT) / DEFAULT_MODEL / WEIGHTS_FILE
+        for file in (weights, Path("src/cedd/evaluation/page.html")):
+            assert subprocess.run(["git", "check-ignore", "-q", str(file)], cwd=ROOT).returncode == 1
+
+
+def test_the_source_has_what_its_pages_speak_of():
+    """Every entry of the list is there, and so is every file of the repository that README runs or links to."""
+    target = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["sdist"]
+    included = set(target["include"])
+    assert all((ROOT / name).exists() for name in included)
+    text = (ROOT / "README.md").read_text("utf-8")
+    named = re.findall(r"\]\((?!http)([\w./-]+)", text) + re.findall(r"\bpython ([\w/]+\.py)", text)
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / name).exists(), name
+        assert name.split("/")[0] in included, name
