@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import IO
 
 from cedd.cli import main as cedd
-from cedd.data.storage import atomic_write, data_folder
+from cedd.data.folders import data_folder
+from cedd.storage import atomic_write
 
 _OPENERS = {".xz": lzma.open, ".gz": gzip.open}
 CORRECTION = ("rate=0.05", "t=0.0986", "threshold=0.3", "strange=1.25", "swaps=0.002")

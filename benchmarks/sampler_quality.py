@@ -27,7 +27,7 @@ from cedd.cli.bench_sample import CountingNetwork
 from cedd.data.corpora import open_corpus
 from cedd.evaluation.baselines import NGram
 from cedd.evaluation.generative import token_entropy
-from cedd.training.folder import load_folder
+from cedd.models.folder import load_folder
 
 RUNS = ("first-hitting", "analytic:1024", "analytic:256", "analytic:64", "analytic:16", "analytic:4")
 HELD_OUT = 0.05

@@ -39,11 +39,12 @@ from rich.console import Console
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.cli.bench_train import machine
 from cedd.data import CharAsGPT2, GPT2Tokenizer, Prefetcher, load_gpt2, open_corpus, pack
-from cedd.data.storage import atomic_write, data_folder
+from cedd.data.folders import data_folder
 from cedd.evaluation.spelling import restore
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.objectives.methods import get_method
+from cedd.storage import atomic_write, write_json
 from cedd.training.claim import claimed
 from cedd.training.config import (
     BatchConfig,
@@ -554,7 +555,7 @@ class Results:
             else:
                 cells[cell]["parts"].append({name: event[name] for name in ("step", "seconds", "seconds_per_step")})
                 cells[cell].update(event)
-            atomic_write(self.path, json.dumps(self.content, indent=1).encode() + b"\n")
+            write_json(self.path, self.content)
 
 
 def read_results(path: Path) -> dict[str, Any]:

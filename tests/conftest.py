@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from cedd.data.storage import data_root
+from cedd.data.folders import data_root
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

@@ -11,6 +11,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "cedd"
 # A module may import those before it, and itself.
 ORDER = (
     "names",
+    "storage",
+    "device",
     "quadrature",
     "schedules",
     "clocks",
@@ -20,8 +22,8 @@ ORDER = (
     "objectives",
     "bounds",
     "samplers",
-    "models",
     "data",
+    "models",
     "training",
     "evaluation",
     "tasks",

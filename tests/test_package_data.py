@@ -9,8 +9,8 @@ from cedd.cli.given import DEFAULT_MODEL
 from cedd.cli.spelling import Arguments, Book, user_protocol
 from cedd.data.corruption import corrupt_letters, swap_letters
 from cedd.evaluation.spelling import outcomes
+from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 from cedd.tasks.card import model_card
-from cedd.training.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 
 LIMIT = 25_000_000
 

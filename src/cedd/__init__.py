@@ -109,7 +109,7 @@ def __getattr__(name: str) -> Any:
     PRETRAINED: the names of the models that come with the package, for `load`.
     """
     if name == "PRETRAINED":
-        return importlib.import_module("cedd.training.locate").pretrained_names()
+        return importlib.import_module("cedd.models.locate").pretrained_names()
     if name not in _HOME_OF:
         raise AttributeError(f"module 'cedd' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"cedd.{_HOME_OF[name]}"), name)

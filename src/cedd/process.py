@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from cedd.clocks import Clocks, EvolvingShare, PowerShare, Proportional, RunningShare, TimeFunction
+from cedd.device import has_float64
 from cedd.names import suggestion
 from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedule_from_config
 
@@ -37,7 +38,7 @@ def uniform_noise(
 ) -> Tensor:
     """U[0, 1) in float64 (float32 where the device has none), drawn on the generator's device."""
     source = generator.device if generator is not None else device
-    dtype = torch.float32 if source.type == "mps" else torch.float64
+    dtype = torch.float64 if has_float64(source) else torch.float32
     return torch.rand(shape, generator=generator, device=source, dtype=dtype).to(device)
 
 
@@ -129,7 +130,7 @@ class Kernel:
 
     def to(self, device: torch.device | str) -> Self:
         """The same record on another device (it stays on the CPU where the device has no float64)."""
-        return self if torch.device(device).type == "mps" else self.map(lambda v: v.to(device))
+        return self.map(lambda v: v.to(device)) if has_float64(device) else self
 
     def like(self, x: Tensor) -> Self:
         """Fields of shape [B] spread over x of shape [B, ...]; fields without a shape spread over all of x."""

@@ -20,18 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cedd.device import has_float64
 from cedd.names import suggestion
 
 Time = Tensor | float
 
 
 def double(value: Tensor | float) -> Tensor:
-    """The value as a float64 tensor (on the CPU where the device has no float64, as on MPS)."""
+    """The value as a float64 tensor (on the CPU where the device has no float64)."""
     # A Python float must not pass through torch's default dtype: float32 would keep 7 of its digits.
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-    if tensor.device.type == "mps":
-        tensor = tensor.cpu()
-    return tensor.to(torch.float64)
+    return (tensor if has_float64(tensor.device) else tensor.cpu()).to(torch.float64)
 
 
 def check_time(t: Time) -> Tensor:

@@ -11,9 +11,9 @@ from rich.style import Style
 
 from cedd.cli import main
 from cedd.cli.correct import coloured
+from cedd.models import locate
 from cedd.tasks import Corrected, correct, load
 from cedd.tasks.correct import Change
-from cedd.training import locate
 from tests.tasks.models import mending, save_random
 
 

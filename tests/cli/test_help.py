@@ -17,8 +17,8 @@ import pytest
 
 from cedd.cli import COMMANDS, main, parse_arguments
 from cedd.cli.completion import fish_script, help_text, read_options, read_usage, zsh_script
+from cedd.models.locate import pretrained_names
 from cedd.training.config import PRESETS
-from cedd.training.locate import pretrained_names
 
 BASH, FISH, ZSH = map(shutil.which, ("bash", "fish", "zsh"))
 NEED_A_MODEL = {"sample", "infill", "correct", "spelling"}  # that comes with the package

@@ -20,8 +20,8 @@ from cedd.evaluation.perplexity import (
     measure,
     save_plot,
 )
-from cedd.training.folder import load_folder
-from cedd.training.locate import pretrained_names
+from cedd.models.folder import load_folder
+from cedd.models.locate import pretrained_names
 from tests.tasks.models import ALPHABET, save_random
 
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40

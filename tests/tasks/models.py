@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import cedd
 from cedd.data.tokenizers import CharTokenizer, Tokenizer
 from cedd.models import Transformer, config_from_preset
+from cedd.models.folder import ModelFolder, save_folder
 from cedd.tasks.setting import Setting
-from cedd.training.folder import ModelFolder, save_folder
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,T"
 

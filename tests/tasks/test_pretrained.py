@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import cedd
+from cedd.models import locate as locating
 from cedd.models.weights import FORMS
 from cedd.tasks import LanguageModel, hub, load
-from cedd.training import locate as locating
 from tests.tasks.models import save_random
 
 

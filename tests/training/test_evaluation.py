@@ -11,8 +11,8 @@ import torch
 
 from cedd.bounds.estimator import estimate_bound
 from cedd.data import prepare_training_data
+from cedd.models.folder import load_folder
 from cedd.training.config import TrainConfig
-from cedd.training.folder import load_folder
 from cedd.training.loop import _EVALUATION
 from cedd.training.records import plot_log
 from cedd.training.state import derived_seed

@@ -11,9 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from cedd.models.folder import load_folder
 from cedd.training.claim import claimed
 from cedd.training.config import TrainConfig, read_config, same_run
-from cedd.training.folder import load_folder
 from cedd.training.loop import Trainer
 from tests.training.runs import (
     Crash,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cedd.bounds.integrand import known_terms
 from cedd.bounds.proposal import Cases
+from cedd.device import has_float64
 from cedd.network import Model, has_head
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy, true_ratios
@@ -31,7 +32,7 @@ _CHUNK = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 def for_float64(model: Model, device: torch.device) -> tuple[Model, torch.device]:
     """A network and where its outputs are to be costed: on its own device, or on the CPU where that has no float64."""
-    if device.type != "mps":
+    if has_float64(device):
         return model, device
     kind = _TwoHalvesElsewhere if has_head(cast(object, model)) else _Elsewhere
     return kind(model, device), torch.device("cpu")

@@ -99,7 +99,7 @@ def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
 
 def _sample_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
     from cedd.cli.bench_sample import bench_sample
-    from cedd.training.distributed import pick_device
+    from cedd.device import pick_device
 
     return bench_sample(
         preset=arguments.preset,

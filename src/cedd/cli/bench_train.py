@@ -18,8 +18,9 @@ from rich.console import Console
 
 from cedd.cli.textbook import load_textbook
 from cedd.data import ByteTokenizer, PackedDataset, Prefetcher, TrainingData
+from cedd.device import pick_device
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfig
-from cedd.training.distributed import Ranks, pick_device
+from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.noising import NoisingSampler
 from cedd.training.precision import Wanted

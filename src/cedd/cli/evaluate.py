@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cedd.bounds.flow_matching import Corrector
-from cedd.data.storage import check_writable, json_sha256
+from cedd.device import pick_device
 from cedd.evaluation.perplexity import (
     PLOT_SUFFIXES,
     VALUE_SUFFIXES,
@@ -36,8 +36,8 @@ from cedd.evaluation.perplexity import (
     save_per_sequence,
     save_plot,
 )
-from cedd.training.distributed import pick_device
-from cedd.training.folder import ModelFolder, load_folder
+from cedd.models.folder import ModelFolder, load_folder
+from cedd.storage import check_writable, json_sha256
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import tyro
 
 from cedd.cli import UserError
 from cedd.data.corruption import MISTAKES
+from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from cedd.tasks import load
 from cedd.tasks.calibrate import calibrate
 from cedd.tasks.card import is_spelling
 from cedd.tasks.correct import CorrectionOptions
 from cedd.tasks.setting import Setting
 from cedd.training.config import read_config
-from cedd.training.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from cedd.training.records import LOG_FILE, read_log
 
 CALIBRATION_CHARACTERS = 30_000

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cedd.cli import UserError
 from cedd.cli.sampling import SamplerOptions
-from cedd.data.storage import check_writable
+from cedd.device import pick_device
 from cedd.evaluation.generative import (
     DEFAULT_JUDGE,
     GenerativePerplexity,
@@ -24,10 +24,10 @@ from cedd.evaluation.generative import (
     load_samples,
     save_samples,
 )
+from cedd.models.locate import locate
+from cedd.storage import check_writable
 from cedd.tasks import load
 from cedd.tasks.generate import generate_ids
-from cedd.tasks.setting import chosen_device
-from cedd.training.locate import locate
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def run(arguments: Arguments) -> int:
     check_writable(arguments.out)
     if (arguments.model is None) == (arguments.samples is None):
         raise UserError("give either a RUN to sample from or --samples FILE to judge again")
-    device = str(chosen_device(arguments.device))
+    device = str(pick_device(arguments.device))
     given = load_samples(arguments.samples) if arguments.samples is not None else None
     if arguments.model is not None:
         locate(arguments.model)

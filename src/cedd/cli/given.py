@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from cedd.cli import UserError
-from cedd.training.locate import is_model, locate, packaged, pretrained_names
+from cedd.models.locate import is_model, locate, packaged, pretrained_names
 
 DEFAULT_MODEL = "english-char"
 """The model that is used where a command names none."""

@@ -16,10 +16,10 @@ from rich.console import Console
 from cedd.cli.opened_run import open_run
 from cedd.cli.report import PAGE_FILE, Effort, describe_run, write_report
 from cedd.cli.stages import showing_stages
+from cedd.device import pick_device
 from cedd.evaluation.pages import interval, number
 from cedd.evaluation.report import RunReport
 from cedd.training.config import PRESETS, TrainConfig
-from cedd.training.distributed import pick_device
 from cedd.training.loop import train
 
 DEFAULT_OUT = Path("runs/quickstart")

@@ -22,7 +22,6 @@ from cedd.cli.opened_run import OpenedRun, open_run, prose_lines
 from cedd.cli.sampling import PAGE_SUFFIXES
 from cedd.cli.stages import Stages, showing_stages
 from cedd.data import corrupt_letters
-from cedd.data.storage import atomic_write, check_writable
 from cedd.evaluation.baselines import Baseline, measure_baselines
 from cedd.evaluation.pages import comparison_page, run_page
 from cedd.evaluation.perplexity import compare
@@ -40,6 +39,7 @@ from cedd.evaluation.report import (
 )
 from cedd.evaluation.spelling import outcomes
 from cedd.process import absorb, roulette, uniform
+from cedd.storage import atomic_write, check_writable, write_json
 from cedd.tasks import Trajectory
 from cedd.tasks.correct import correction_options, corrections
 from cedd.tasks.generate import generate
@@ -180,7 +180,7 @@ def write_report(report: RunReport, path: Path) -> None:
     """The page, and beside a report.html its figures: beside another name, the .json of that name may be the user's."""
     atomic_write(path, run_page(report).encode("utf-8", "replace"))
     if path.name == PAGE_FILE:
-        atomic_write(path.with_name(RECORD_FILE), json.dumps(report.record(), indent=1).encode() + b"\n")
+        write_json(path.with_name(RECORD_FILE), report.record())
 
 
 def measure_bound(opened: OpenedRun, blocks: np.ndarray, draws: int, seed: int, stages: Stages) -> BoundEstimate:

@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
-from cedd.data.storage import check_writable
 from cedd.data.tokenizers import MASK_CHARACTER
 from cedd.samplers import GRIDS, SAMPLERS, Corrector
 from cedd.samplers.loop import Callback
+from cedd.storage import check_writable
 from cedd.tasks.setting import Settings
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory

@@ -21,9 +21,9 @@ from cedd.cli import UserError
 from cedd.cli.evaluate import progress_bar
 from cedd.data.corpora import open_corpus
 from cedd.data.corruption import MISTAKES
-from cedd.data.storage import check_writable
 from cedd.evaluation.perplexity import PLOT_SUFFIXES
 from cedd.evaluation.spelling import Correction, Outcomes, Restoration, Share, outcomes, restore, save_plot
+from cedd.storage import check_writable
 from cedd.tasks import LanguageModel, load
 from cedd.tasks.correct import CorrectionOptions, Readings, correction_options, corrections
 from cedd.tasks.reading import read_text

@@ -22,8 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO, cast
 
-from cedd.data.storage import file_sha256, json_sha256
 from cedd.names import nearest_path
+from cedd.storage import file_sha256, json_sha256
 
 PIECE_CHARACTERS = 1 << 16
 READER = "utf-8, no byte-order mark, LF"  # part of every content hash: another reader would read another text

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cedd.data.storage import json_sha256
+from cedd.storage import json_sha256
 
 Rule = tuple[str, str]  # a regular expression and what takes its place
 

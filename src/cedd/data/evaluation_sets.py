@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from cedd.data.corpora import READER, Corpus, FileCorpus, HubCorpus, Piece, cut_document
 from cedd.data.detokenizers import LAMBADA, LM1B, PTB, WIKITEXT, Detokenizer
+from cedd.data.folders import data_root
 from cedd.data.packing import PackedDataset, PackingPolicy, pack
-from cedd.data.storage import data_root, file_sha256, json_sha256
 from cedd.data.tokenizers import Tokenizer
 from cedd.names import suggestion
+from cedd.storage import file_sha256, json_sha256
 
 Rows = Literal["lines with newline", "stripped lines", "jsonl text"]
 

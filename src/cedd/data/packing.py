@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.data.corpora import Corpus, Piece
-from cedd.data.storage import atomic_folder, cache_root, canonical_json, file_sha256, json_sha256, write_durably
+from cedd.data.folders import cache_root
 from cedd.data.tokenizers import Tokenizer, tokenizer_from_definition
+from cedd.storage import atomic_folder, canonical_json, file_sha256, json_sha256, write_durably
 
 FORMAT = "cedd-packed-1"
 TOKENS_FILE = "tokens.bin"

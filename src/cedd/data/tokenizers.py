@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.data.storage import atomic_write, data_root, json_sha256
+from cedd.data.folders import data_root
 from cedd.names import suggestion
+from cedd.storage import atomic_write, json_sha256, write_json
 
 MASK_CHARACTER = "▒"
 END_OF_TEXT = "<|endoftext|>"
@@ -75,7 +76,7 @@ class Tokenizer(ABC):
 
     def save(self, folder: str | Path) -> None:
         header = self._header() | {"definition": self.definition()}
-        atomic_write(Path(folder) / HEADER_FILE, _pretty_json(header))
+        write_json(Path(folder) / HEADER_FILE, header)
 
     def _header(self) -> dict[str, Any]:
         return {
@@ -106,10 +107,6 @@ class Tokenizer(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
-
-
-def _pretty_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
@@ -353,7 +350,7 @@ class _ByteLevelBPE(Tokenizer):
     def save(self, folder: str | Path) -> None:
         # `tokenizer.json` is the library's own format, which other programs read too.
         atomic_write(Path(folder) / BPE_FILE, self._tokenizer.to_str().encode("utf-8"))
-        atomic_write(Path(folder) / HEADER_FILE, _pretty_json(self._header()))
+        write_json(Path(folder) / HEADER_FILE, self._header())
 
 
 class GPT2Tokenizer(_ByteLevelBPE):

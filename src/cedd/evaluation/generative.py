@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.data.storage import atomic_write
+from cedd.storage import atomic_write
 
 DEFAULT_JUDGE = "openai-community/gpt2-large"
 

@@ -30,9 +30,9 @@ from cedd.bounds.target import check_bound, score_target
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, find_evaluation_set, load_evaluation_set
 from cedd.data.packing import pack
-from cedd.data.storage import atomic_write, json_sha256
 from cedd.data.tokenizers import Tokenizer
-from cedd.training.folder import ModelFolder
+from cedd.models.folder import ModelFolder
+from cedd.storage import atomic_write, json_sha256
 
 Asked = Literal["tight", "j1", "j2", "all"]
 UNITS = {"character": "characters", "byte": "utf8_bytes", "word": "words"}

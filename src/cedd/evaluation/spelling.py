@@ -30,11 +30,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import Interval, student_quantile
-from cedd.data.storage import atomic_write
+from cedd.device import has_float64, model_device
 from cedd.network import has_head
 from cedd.objectives.methods import Method
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.network import HostNetwork, Network, Places, chunks, evaluate, model_device
+from cedd.samplers.network import HostNetwork, Network, Places, chunks, evaluate
+from cedd.storage import atomic_write
 
 Progress = Callable[[int, int], None]
 
@@ -138,7 +139,7 @@ def restore(
     """
     _check(process, method, blocks, t)
     device = model_device(model)
-    if device.type == "mps" and has_head(model):  # which has no float64
+    if not has_float64(device) and has_head(model):
         model, device = HostNetwork(model, device), torch.device("cpu")
     noise = process.noise(t)
     x_t = noise.sample(blocks, torch.Generator().manual_seed(seed))

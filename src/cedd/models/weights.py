@@ -1,4 +1,4 @@
-"""Weights as safetensors files: written whole or not at all, read strictly, never unpickled.
+"""Weights as safetensors files: written atomically, read strictly, never unpickled.
 
 A file holds its tensors in one of three forms (`FORMS`): as they are, in bfloat16 (half the size), or in int8 (a
 quarter). In int8 each matrix W [R, C] is stored row by row in units of its own step,
@@ -11,7 +11,6 @@ form, a model is filled with floating numbers in its own type: the form is one o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from cedd.storage import atomic_file
 
 Tensors = Mapping[str, Tensor]
 STEP = ".step"
@@ -50,22 +51,10 @@ def save_weights(
     form: str = "float32",
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write named tensors to ``path`` in one of the ``FORMS``; float32 writes them as they are.
-
-    The bytes are on the disk under a temporary name before they get their own: whoever looks, even after a
-    crash, finds the old file or the new one.
-    """
-    path = Path(path)
+    """Replace ``path`` by named tensors in one of the ``FORMS``; float32 writes them as they are."""
     ready = get_form(form).pack({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with atomic_file(Path(path)) as temporary:
         save_file(ready, temporary, metadata=dict(metadata or {}))
-        temporary.chmod(0o666 & ~_umask())  # the library makes private files; a run may be shared
-        _flush(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _flush(path.parent)
 
 
 def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: str = "float32") -> dict[str, Tensor]:
@@ -166,24 +155,3 @@ FORMS: Mapping[str, Form] = {
     "bf16": Form(_in_bfloat16, _unchanged),
     "int8": Form(_in_int8, _from_int8),
 }
-
-# ----------------------------------------------------------------------------------------------------------------
-# The disk
-
-
-def _umask() -> int:
-    """What the user takes from a new file's mode; it can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _flush(path: Path) -> None:
-    """Force a file's bytes, or a folder's names, to the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from cedd.device import has_float64
 from cedd.network import Model, has_head
 from cedd.objectives.methods import Method, get_method
 from cedd.objectives.objective import Rows, SupportsRowLosses
@@ -71,7 +72,7 @@ class NoisyBatch:
 
     def to(self, device: torch.device | str) -> NoisyBatch:
         """On another device, without waiting (its float64 fields in float32 where the device has none)."""
-        narrow = torch.device(device).type == "mps"
+        narrow = not has_float64(device)
 
         def move(v: Tensor) -> Tensor:
             return (v.float() if narrow and v.dtype == torch.float64 else v).to(device, non_blocking=True)

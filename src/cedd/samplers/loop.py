@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from cedd.bounds.flow_matching import Corrector
+from cedd.device import has_float64, model_device
 from cedd.network import has_head
 from cedd.objectives import Method, get_method
 from cedd.objectives.flow_matching import FlowMatching
@@ -31,7 +32,7 @@ from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import check_first_hitting, first_hitting
 from cedd.samplers.grids import time_grid
-from cedd.samplers.network import HostNetwork, Network, Places, chunks, evaluate, model_device
+from cedd.samplers.network import HostNetwork, Network, Places, chunks, evaluate
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan
 from cedd.samplers.rules import RULES, StepRule, chances, flow_rules
 
@@ -262,7 +263,7 @@ def sample(
     chosen.check(process)
     _check(chosen, process, shape, sampler, corrector, constraint, x_start)
     place = torch.device(device) if device is not None else model_device(model)
-    if place.type == "mps" and has_head(model):
+    if not has_float64(place) and has_head(model):
         model, place = HostNetwork(model, place), torch.device("cpu")
     host = _host_generator(generator)
     sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))

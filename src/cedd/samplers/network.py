@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from cedd.device import model_device
 from cedd.network import HasHead, Model, has_head, with_rounded
 
 CHUNK_ENTRIES = 1 << 24
@@ -35,15 +36,6 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-def model_device(model: object) -> torch.device:
-    """Where the model's parameters are; the CPU for a plain function."""
-    if isinstance(model, nn.Module):
-        for parameter in model.parameters():
-            return parameter.device
-    device = getattr(model, "device", None)
-    return torch.device(device) if isinstance(device, str | torch.device) else torch.device("cpu")
 
 
 class Rows:

@@ -11,16 +11,17 @@ import torch
 
 from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
-from cedd.data.storage import atomic_write
+from cedd.device import pick_device
+from cedd.models.folder import DESCRIPTION_KEYS, ModelFolder, load_folder, read_description, save_folder
+from cedd.models.locate import CARD_FILE
 from cedd.objectives import Method
 from cedd.process import TokenProcess
+from cedd.storage import atomic_write
 from cedd.tasks.card import model_card
 from cedd.tasks.correct import Corrected, correct
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
-from cedd.tasks.setting import Setting, Settings, chosen_device
-from cedd.training.folder import DESCRIPTION_KEYS, ModelFolder, load_folder, read_description, save_folder
-from cedd.training.locate import CARD_FILE
+from cedd.tasks.setting import Setting, Settings
 
 
 class Perplexity(float):
@@ -181,7 +182,7 @@ class LanguageModel:
             device: "auto", "cpu", "cuda" or "mps".
             download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
         """
-        place = chosen_device(device)
+        place = pick_device(device)
         return cls(load_folder(path_or_name, place, **download), place)
 
     def push_to_hub(self, name: str, **options: Any) -> str:

@@ -9,22 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from cedd.models.folder import ModelFolder
 from cedd.objectives import Method
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, default_steps, sample
 from cedd.samplers.loop import Callback
 from cedd.tasks.reading import never_written
-from cedd.training.distributed import pick_device
-from cedd.training.folder import ModelFolder
 
 Options = TypeVar("Options", bound=Any)
-
-
-def chosen_device(name: str) -> torch.device:
-    """The device a user names: auto, cpu, cuda, mps."""
-    try:
-        return pick_device(name)
-    except RuntimeError:
-        raise ValueError(f"there is no device {name!r}; use auto, cpu or cuda") from None
 
 
 def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:

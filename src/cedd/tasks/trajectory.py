@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cedd.data.storage import atomic_write
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
+from cedd.storage import atomic_write
 
 Ids = NDArray[np.int64]
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from cedd.data.storage import file_sha256, flush_folder, json_sha256, write_durably
+from cedd.storage import file_sha256, flush_folder, json_sha256, write_durably
 from cedd.training.distributed import Ranks
 
 STATE_FILE = "state.json"

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cedd.device import pick_device
 from cedd.models.transformer import Transformer
 from cedd.objectives.loss import NoisyBatch, batch_loss
 from cedd.objectives.methods import Method
@@ -65,19 +66,6 @@ class Ranks:
         finally:
             if self.is_first:
                 self.barrier()
-
-
-def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """auto: CUDA, else MPS, else the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"there is no device {name!r}; use auto, cpu, cuda or mps") from None
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here; use --device cpu")
-    return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
 
 
 @contextmanager

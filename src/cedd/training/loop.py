@@ -7,7 +7,6 @@ not finite is skipped on the device itself. Everything random follows from (seed
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -24,9 +23,9 @@ from torch import Tensor, nn
 from cedd.bounds.estimator import estimate_bound
 from cedd.data import Prefetcher, TrainingData, prepare_training_data
 from cedd.data.batches import BatchSampler
-from cedd.data.storage import atomic_write
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.ema import EMA
+from cedd.models.folder import WEIGHTS_FILE, read_description, save_description
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
 from cedd.network import with_rounded
@@ -34,6 +33,7 @@ from cedd.objectives.loss import NoisyBatch
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess
 from cedd.samplers.loop import sample
+from cedd.storage import write_json
 from cedd.training.captured import CapturedGradient, Gradient
 from cedd.training.checkpoints import Checkpoints
 from cedd.training.claim import claimed
@@ -47,7 +47,6 @@ from cedd.training.distributed import (
     whole,
     without_sync,
 )
-from cedd.training.folder import WEIGHTS_FILE, read_description, save_description
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.optimizer import Update, learning_rate, make_optimizer
 from cedd.training.precision import Precision
@@ -249,8 +248,7 @@ class Trainer:
             length=config.length,
             extra={"data": {"train": self.data.train.report(), "validation": self.data.validation.report()}},
         )
-        content = json.dumps(to_json(config), indent=2).encode() + b"\n"
-        atomic_write(config.out / TRAIN_FILE, content)
+        write_json(config.out / TRAIN_FILE, to_json(config))
 
     # The run
 

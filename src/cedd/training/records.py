@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from cedd.data.storage import atomic_write
+from cedd.storage import atomic_file, atomic_write
 
 LOG_FILE = "log.jsonl"
 PLOT_FILE = "loss.png"
@@ -136,7 +136,6 @@ def plot_log(folder: Path) -> Path | None:
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     path = folder / PLOT_FILE
-    temporary = folder / f".{PLOT_FILE}.tmp"
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
     return path

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from cedd.data.storage import atomic_write
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
+from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, locate, pretrained_root
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import NoFirstWeights, get_form, load_weights, save_weights
 from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess, process_from_config
-from cedd.training.locate import CONFIG_FILE, WEIGHTS_FILE, locate, pretrained_root
+from cedd.storage import write_json
 
 FORMAT = 1
 DESCRIPTION_KEYS = ("format", "method", "process", "network", "length", "tokenizer", "weights")
@@ -72,7 +72,7 @@ def save_description(
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
         **(extra or {}),
     }
-    atomic_write(folder / CONFIG_FILE, json.dumps(config, indent=2).encode() + b"\n")
+    write_json(folder / CONFIG_FILE, config)
 
 
 def save_folder(

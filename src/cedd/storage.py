@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under a temporary name, flushed to disk, then renamed."""
+"""Files that are either complete or absent: written under a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -11,28 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-_READ_BYTES = 1 << 20
-
-
-def data_root(given: str | Path | None = None) -> Path | None:
-    """The folder of local data: the one given, else the environment's CEDD_DATA, else none."""
-    root = given if given is not None else os.environ.get("CEDD_DATA")
-    return Path(root).expanduser() if root else None
-
-
-def data_folder(name: str, given: str | Path | None = None) -> Path:
-    """A folder of local data: the one given, else the one of this name in CEDD_DATA."""
-    root = data_root()
-    if given is None and root is None:
-        raise ValueError(f"name the folder of the {name}, or set CEDD_DATA to a folder with {name}/ in it")
-    return Path(given).expanduser() if given is not None else Path(str(root)) / name
-
-
-def cache_root(given: str | Path | None = None) -> Path:
-    """The folder of caches: the one given, else the environment's CEDD_CACHE, else ~/.cache/cedd."""
-    root = given if given is not None else os.environ.get("CEDD_CACHE")
-    return Path(root).expanduser() if root else Path.home() / ".cache" / "cedd"
 
 
 def canonical_json(value: Any) -> bytes:
@@ -47,11 +25,8 @@ def json_sha256(value: Any) -> str:
 
 def file_sha256(path: Path) -> str:
     """The hash of a file's bytes."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
@@ -88,12 +63,26 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` so that a reader, or a crash, sees the old file or the new one."""
+def _temporary(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces `path` when the block ends well, and vanishes when it does not.
+
+    A reader, or a crash, sees the old file or the new one. The mode is that of any new file, even where a library
+    writes private ones.
+    """
+    temporary = _temporary(path)
     try:
-        write_durably(temporary, content)
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -107,8 +96,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     If another process has made `path` meanwhile, its folder stays and ours is dropped: both were made from the
     same key, hence have the same content.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = _temporary(path)
     temporary.mkdir()
     try:
         yield temporary
@@ -121,3 +109,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         flush_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def atomic_write(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by a JSON value."""
+    atomic_write(path, json.dumps(value, indent=2).encode() + b"\n")
