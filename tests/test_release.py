@@ -12,12 +12,13 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
 import cedd
-from cedd.cli.given import DEFAULT_MODEL
-from cedd.training.locate import WEIGHTS_FILE, pretrained_root
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+DATA = [file.relative_to(SOURCE) for kind in ("model.safetensors", "page.html") for file in SOURCE.rglob(kind)]
 
 
 def run(words: list[str], folder: Path, **environment: str) -> str:
@@ -64,8 +65,7 @@ def test_files_are_named_by_the_version(wheel: Path, sdist: Path):
 def test_the_wheel_has_all_of_the_package(wheel: Path):
     tracked = run(["git", "ls-files", "src/cedd"], ROOT).split() if (ROOT / ".git").exists() else []
     expected = {name.removeprefix("src/") for name in tracked if (ROOT / name).exists()}
-    weights = (pretrained_root() / DEFAULT_MODEL / WEIGHTS_FILE).relative_to(ROOT / "src").as_posix()
-    assert {*expected, weights, "cedd/py.typed"} <= set(ZipFile(wheel).namelist())
+    assert {*expected, *map(str, DATA), "cedd/py.typed"} <= set(ZipFile(wheel).namelist())
 
 
 def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path):
@@ -95,10 +95,10 @@ def test_the_build_takes_the_models_along():
     assert targets["wheel"]["packages"] == ["src/cedd"]
     assert "src" in targets["sdist"]["include"]
     assert not any("exclude" in target for target in targets.values())
+    assert {file.name for file in DATA} == {"model.safetensors", "page.html"}
     if (ROOT / ".git").exists():
-        weights = pretrained_root().relative_to(ROOT) / DEFAULT_MODEL / WEIGHTS_FILE
-        for file in (weights, Path("src/cedd/evaluation/page.html")):
-            assert subprocess.run(["git", "check-ignore", "-q", str(file)], cwd=ROOT).returncode == 1
+        for file in DATA:
+            assert subprocess.run(["git", "check-ignore", "-q", str(SOURCE / file)], cwd=ROOT).returncode == 1
 
 
 def test_the_source_has_what_its_pages_speak_of():
@@ -112,3 +112,21 @@ def test_the_source_has_what_its_pages_speak_of():
     for name in named:
         assert (ROOT / name).exists(), name
         assert name.split("/")[0] in included, name
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What runs and checks the repository elsewhere
+
+
+def test_the_workflow_runs_what_readme_names():
+    """Its commands and the variables it sets stand in README; its Pythons are those of pyproject.toml."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text("utf-8"))
+    readme, job = (ROOT / "README.md").read_text("utf-8"), workflow["jobs"]["test"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands[-1] == "make test"
+    for name in (*commands, *(f"{variable}=" for variable in job["env"])):
+        assert name in readme
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(job["strategy"]["matrix"]["python"]) == {
+        version for line in project["classifiers"] if (version := line.rpartition(" :: ")[2]).startswith("3.")
+    }
