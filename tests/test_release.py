@@ -130,3 +130,24 @@ def test_the_workflow_runs_what_readme_names():
     assert set(job["strategy"]["matrix"]["python"]) == {
         version for line in project["classifiers"] if (version := line.rpartition(" :: ")[2]).startswith("3.")
     }
+
+
+def test_pre_commit_runs_what_make_lint_runs():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    hooks = [hook["entry"] for repository in config["repos"] for hook in repository["hooks"]]
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert recipe is not None
+    assert hooks == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()]
+
+
+def test_the_citation_is_that_of_this_version_and_of_the_paper():
+    """The form asks for the first four; README has the paper's title and authors."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["version"] == cedd.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (citation["authors"], citation["license"]) == (project["authors"], project["license"])
+    (paper,) = citation["references"]
+    bibtex = (ROOT / "README.md").read_text("utf-8").partition("```bibtex")[2]
+    assert f"{{{paper['title']}}}" in bibtex
+    assert " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"]) in bibtex
