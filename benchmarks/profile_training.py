@@ -20,7 +20,7 @@ import tyro
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from cedd.cli.bench_train import synthetic_trainer
+from cedd.bench.train import synthetic_trainer
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig
 
 BACKENDS = {

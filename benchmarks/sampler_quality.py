@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 import cedd
-from cedd.cli.bench_sample import CountingNetwork
+from cedd.bench.sample import CountingNetwork
 from cedd.data.corpora import open_corpus
 from cedd.evaluation.baselines import NGram
 from cedd.evaluation.generative import token_entropy

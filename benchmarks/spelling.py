@@ -36,14 +36,14 @@ import torch
 import tyro
 from rich.console import Console
 
+from cedd.bench.train import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
-from cedd.cli.bench_train import machine
 from cedd.data import CharAsGPT2, GPT2Tokenizer, Prefetcher, load_gpt2, open_corpus, pack
 from cedd.data.folders import data_folder
-from cedd.evaluation.spelling import restore
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.objectives.methods import get_method
+from cedd.spelling.paper_protocol import restore
 from cedd.storage import atomic_write, write_json
 from cedd.training.claim import claimed
 from cedd.training.config import (

@@ -26,7 +26,10 @@ ORDER = (
     "models",
     "training",
     "evaluation",
+    "spelling",
     "tasks",
+    "report",
+    "bench",
     "cli",
 )
 # __init__ gathers the public names and __main__ starts the command line: they stand above everything.

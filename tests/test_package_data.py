@@ -6,10 +6,11 @@ import pytest
 
 import cedd
 from cedd.cli.given import DEFAULT_MODEL
-from cedd.cli.spelling import Arguments, Book, user_protocol
-from cedd.data.corruption import corrupt_letters, swap_letters
-from cedd.evaluation.spelling import outcomes
+from cedd.data.text import read_text
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
+from cedd.spelling.book import Book
+from cedd.spelling.corruption import corrupt_letters, swap_letters
+from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks.card import model_card
 
 LIMIT = 25_000_000
@@ -77,8 +78,9 @@ def test_the_model_mends_letters_and_leaves_the_rest(model):
 
     Of 93 mistakes 86 were fixed, and of 1,770 right letters 3 broken, when this was written.
     """
-    book = Book("prose", PROSE + MORE_PROSE, model.length, 0)
-    (own,) = user_protocol(model, book, Arguments("", "", passes=(), thresholds=(), seed=1, json=True))
+    text = PROSE + MORE_PROSE
+    book = Book("prose", text, model.length, read_text(model.tokenizer, text))
+    (own,) = UserProtocol(passes=(), thresholds=()).measure(model.setting, book, seed=1)
     seen = own.outcomes
     assert (seen.fixed.total, seen.broken.total) == (93, 1770)
     assert seen.fixed.value >= 0.75

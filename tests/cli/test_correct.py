@@ -12,8 +12,8 @@ from rich.style import Style
 from cedd.cli import main
 from cedd.cli.correct import coloured
 from cedd.models import locate
+from cedd.spelling.correct import Change
 from cedd.tasks import Corrected, correct, load
-from cedd.tasks.correct import Change
 from tests.tasks.models import mending, save_random
 
 
@@ -207,7 +207,7 @@ def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, mo
     def bar(name, visible):
         yield lambda done, planned: told.append((done, planned))
 
-    monkeypatch.setattr("cedd.cli.evaluate.progress_bar", bar)
+    monkeypatch.setattr("cedd.cli.correct.progress_bar", bar)
     (tmp_path / "letter.txt").write_text("teh cat sat " * (length // 12))
     assert main(["correct", "--file", str(tmp_path / "letter.txt"), "--device", "cpu", *more]) == 0
     assert bool(told) == seen

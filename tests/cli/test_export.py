@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cedd.cli import main
-from cedd.tasks import calibrate as calibration
+from cedd.spelling import calibrate as calibration
+from cedd.spelling.calibrate import calibrate, level_options
 from cedd.tasks import load
-from cedd.tasks.calibrate import calibrate, level_options
 from cedd.training.config import PRESETS, to_json
 from tests.tasks.models import mending, save_random
 

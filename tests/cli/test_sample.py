@@ -50,7 +50,7 @@ def test_a_bar_moves_while_texts_are_drawn(more, seen, run, absorb, tmp_path, mo
 
     places = {"RUN": run, "ABSORB": absorb, "PAGE": str(tmp_path / "x.html")}
     words = [*(places.get(word, word) for word in more), "--seed", "1", "--device", "cpu"]
-    monkeypatch.setattr("cedd.cli.evaluate.progress_bar", bar)
+    monkeypatch.setattr("cedd.cli.sampling.progress_bar", bar)
     assert main(words) == 0
     assert not told  # no terminal
     monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich take anything for one

@@ -7,11 +7,12 @@ from dataclasses import asdict, replace
 import pytest
 
 from cedd.cli import main
-from cedd.cli.spelling import Arguments, Readings, paper_protocol, read_book, user_protocol
-from cedd.data.corruption import corrupt_letters
-from cedd.evaluation.spelling import outcomes
+from cedd.spelling.book import read_book
+from cedd.spelling.correct import Readings, correction_options, corrections
+from cedd.spelling.corruption import corrupt_letters
+from cedd.spelling.paper_protocol import PaperProtocol
+from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks import LanguageModel
-from cedd.tasks.correct import correction_options, corrections
 from tests.tasks.models import mending
 
 TEXT = "the cat sat by the bay, a day away. say, can a cat play all day.\n" * 12
@@ -68,11 +69,10 @@ def test_every_way_is_what_correct_does(tmp_path):
     """With the limit of strangeness that the model's folder has: among z's, which it doubts, changes are taken back."""
     model = mender(strange=3.2)
     (tmp_path / "book.txt").write_text(10 * TEXT.replace("\n", " ") + 2000 * "zzz zaz ")
-    chosen = {"rate": 0.1, "thresholds": (0.5, 0.3, 0.0), "passes": (1, 3), "steps": (4,), "json": True}
-    arguments = Arguments("", str(tmp_path / "book.txt"), **chosen)
-    book = read_book(model, arguments.data, 0)
+    protocol = UserProtocol(rate=0.1, thresholds=(0.5, 0.3, 0.0), passes=(1, 3), steps=(4,))
+    book = read_book(model.setting, str(tmp_path / "book.txt"), 0)
     mistakes = corrupt_letters(book.text, 0.1, seed=0)
-    found = {(c.way, c.threshold): c.outcomes for c in user_protocol(model, book, arguments)}
+    found = {(c.way, c.threshold): c.outcomes for c in protocol.measure(model.setting, book, 0)}
     ways = {"its own": {}, "1 pass": {"passes": 1}, "3 passes": {"passes": 3}, "4 steps": {"passes": 1, "steps": 4}}
     for (way, threshold), seen in found.items():
         text = model.correct(mistakes.text, **ways[way], threshold=threshold, seed=0)
@@ -141,23 +141,23 @@ def test_known_beliefs_fix_what_they_should(tmp_path):
     model = mender()
     path = tmp_path / "book.txt"
     path.write_text(20 * TEXT.replace("\n", " é "))
-    arguments = Arguments("", str(path), rate=0.1, passes=(1,), steps=(), thresholds=(0.5, 0.0), json=True)
-    book = read_book(model, str(path), 0)
+    protocol = UserProtocol(rate=0.1, passes=(1,), thresholds=(0.5, 0.0))
+    book = read_book(model.setting, str(path), 0)
     assert book.unknown == 20 * 12
-    own, best, nothing = user_protocol(model, book, arguments)
+    own, best, nothing = protocol.measure(model.setting, book, 0)
     assert own.outcomes.record() == best.outcomes.record()
     mistakes = corrupt_letters(book.text, 0.1, seed=0)
     mended = sum((a, b) in (("a", "q"), ("y", "z")) for a, b in zip(book.text, mistakes.text, strict=True))
     assert best.outcomes.fixed.count == mended > 10
     assert best.outcomes.broken.count == best.outcomes.broken_others.count == 0
     assert nothing.outcomes.missed.value == 1.0
-    restored = paper_protocol(model, book, arguments)
+    restored = PaperProtocol().measure(model.setting, book, 0)
     assert restored.masked.total == 0 < restored.shuffled.total
 
 
 def test_only_the_middle_of_a_book(book):
     model = mender()
-    part = read_book(model, book, 3)
+    part = read_book(model.setting, book, 3)
     assert len(part.text) == 3 * model.length
     assert part.text in TEXT.replace("\n", " ")
     assert not TEXT.startswith(part.text)

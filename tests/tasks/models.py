@@ -11,7 +11,7 @@ import cedd
 from cedd.data.tokenizers import CharTokenizer, Tokenizer
 from cedd.models import Transformer, config_from_preset
 from cedd.models.folder import ModelFolder, save_folder
-from cedd.tasks.setting import Setting
+from cedd.models.loaded import Setting
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,T"
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import cedd
 from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2, CharTokenizer
+from cedd.models.loaded import Settings
+from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
-from cedd.tasks.opinion import windows
-from cedd.tasks.setting import Settings
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = Settings(steps=8, seed=0)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import cedd
-from cedd.cli.report import train_command
 from cedd.cli.train import parse
 from cedd.process import PROCESSES
+from cedd.report.commands import train_command
 from cedd.schedules import SCHEDULES, check_time, double
 from cedd.training.config import ProcessConfig, ScheduleConfig, TrainConfig, from_json, same_run, to_json
 from tests.training.runs import run

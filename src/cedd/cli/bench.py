@@ -20,7 +20,7 @@ from cedd.names import suggestion
 class Arguments:
     """example: cedd bench train --preset char --vocab 100 --shapes 16x128 --steps 5
 
-    Time training steps or sampling against a plain textbook implementation (benchmarks/ of the source tree).
+    Time training steps or sampling against a plain textbook implementation.
     """
 
     suite: tyro.conf.Positional[Literal["train", "sample"]]
@@ -79,7 +79,7 @@ def _check_pair(text: str) -> None:
 
 
 def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
-    from cedd.cli.bench_train import bench_train
+    from cedd.bench.train import bench_train
 
     return bench_train(
         preset=arguments.preset,
@@ -98,7 +98,7 @@ def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
 
 
 def _sample_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
-    from cedd.cli.bench_sample import bench_sample
+    from cedd.bench.sample import bench_sample
     from cedd.device import pick_device
 
     return bench_sample(
@@ -156,7 +156,7 @@ def run(arguments: Arguments) -> int:
         raise UserError(f"--vocab must be at least 2; got {arguments.vocab_size}")
     for pair in arguments.methods:
         _check_pair(pair)
-    from cedd.cli.bench_train import machine
+    from cedd.bench.train import machine
 
     console = Console()
     say = (lambda _: None) if arguments.json else lambda line: console.print(line, highlight=False)

@@ -16,9 +16,10 @@ from rich.style import Style
 
 from cedd.cli import UserError
 from cedd.cli.given import ModelAndText, model_and_text
+from cedd.cli.progress import progress_bar
+from cedd.spelling.correct import Readings, correction_options
+from cedd.spelling.scores import Watch
 from cedd.tasks import Corrected, CorrectionOptions, LanguageModel, load
-from cedd.tasks.correct import Readings, correction_options
-from cedd.tasks.opinion import Watch
 
 A_FEW_LINES = 1000
 """Characters."""
@@ -94,8 +95,6 @@ def watching(model: LanguageModel, options: Mapping[str, Any], *, visible: bool)
     if not visible:
         yield None
         return
-    from cedd.cli.evaluate import progress_bar  # a few lines are corrected sooner than this is imported
-
     with progress_bar("correcting", visible) as progress:
         yield Readings([correction_options(model.setting, options)], progress).read
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,10 +12,10 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from cedd.bounds.flow_matching import Corrector
+from cedd.cli.progress import progress_bar
 from cedd.device import pick_device
 from cedd.evaluation.perplexity import (
     PLOT_SUFFIXES,
@@ -159,16 +157,6 @@ def parse_share(text: str | None) -> float | None:
     if not 0 < value < 1:
         raise ValueError(f"a tolerance lies between 0 and 100%; got {text!r}")
     return value
-
-
-@contextmanager
-def progress_bar(name: str, visible: bool) -> Generator[Callable[[float, float], None]]:
-    """A bar of network evaluations on stderr, gone when done."""
-    columns = (TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not (visible and console.is_terminal)) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, planned: bar.update(task, completed=done, total=planned)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from cedd.cli import UserError
-from cedd.data.corruption import MISTAKES
+from cedd.models.loaded import Setting
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
+from cedd.report.commands import train_command
+from cedd.spelling.calibrate import calibrate
+from cedd.spelling.correct import CorrectionOptions
+from cedd.spelling.corruption import MISTAKES
 from cedd.tasks import load
-from cedd.tasks.calibrate import calibrate
 from cedd.tasks.card import is_spelling
-from cedd.tasks.correct import CorrectionOptions
-from cedd.tasks.setting import Setting
 from cedd.training.config import read_config
 from cedd.training.records import LOG_FILE, read_log
 
@@ -124,8 +125,6 @@ def training_facts(source: Path, config: Any, title: str, arguments: Arguments) 
     """How the model was trained, with the names of files but not of the folders they were in."""
     facts = dict(config.get("training", {}))
     if (source / "train.json").is_file():
-        from cedd.cli.report import train_command
-
         trained = read_config(source / "train.json")
         text = replace(trained.text, cache=None, gpt2_files=None, validation=_name(trained.text.validation))
         public = replace(trained, data=_name(trained.data), out=Path("runs") / title, text=text, device="auto")

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from cedd.cli.opened_run import open_run
-from cedd.cli.report import PAGE_FILE, Effort, describe_run, write_report
-from cedd.cli.stages import showing_stages
+from cedd.cli.progress import Stages
 from cedd.device import pick_device
-from cedd.evaluation.pages import interval, number
-from cedd.evaluation.report import RunReport
+from cedd.report.measure import describe_run
+from cedd.report.pages import PAGE_FILE, interval, number, write_report
+from cedd.report.records import Effort, RunReport
+from cedd.report.runs import open_run
 from cedd.training.config import PRESETS, TrainConfig
 from cedd.training.loop import train
 
@@ -59,7 +59,8 @@ def run(arguments: Arguments) -> int:
         console.print("stopped; the same command goes on from here", highlight=False)
         return 130
     effort = Effort(sequences=48, samples=2) if arguments.fast else Effort()
-    with showing_stages() as stages:
+    stages = Stages()
+    with stages.bar:
         opened = open_run(config.out, arguments.device)
         facts = {"computed on": device_text(opened.model.setting.device)}
         report = describe_run(opened, effort, arguments.seed, stages, facts)

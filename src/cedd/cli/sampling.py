@@ -14,11 +14,12 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
+from cedd.cli.progress import progress_bar
 from cedd.data.tokenizers import MASK_CHARACTER
+from cedd.models.loaded import Settings
 from cedd.samplers import GRIDS, SAMPLERS, Corrector
 from cedd.samplers.loop import Callback
 from cedd.storage import check_writable
-from cedd.tasks.setting import Settings
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
@@ -90,8 +91,6 @@ def _bar(n: int, *, visible: bool) -> Generator[Callback | None]:
     if not (visible and Console(stderr=True).is_terminal):
         yield None
         return
-    from cedd.cli.evaluate import progress_bar  # not before there is something to see
-
     with progress_bar("sampling, %", visible) as progress:
         done = rows = 0
 

@@ -1,8 +1,7 @@
-"""Text in, blocks of tokens out: tokenizers, corpora, packing, batches, evaluation sets, corruption."""
+"""Text in, blocks of tokens out: tokenizers, corpora, packing, batches, evaluation sets."""
 
 from cedd.data.batches import BatchSampler, Prefetcher, batches_in_order
 from cedd.data.corpora import Corpus, FileCorpus, HubCorpus, Piece, TextCorpus, open_corpus
-from cedd.data.corruption import Corruption, corrupt_letters
 from cedd.data.detokenizers import DETOKENIZERS, Detokenizer
 from cedd.data.evaluation_sets import (
     EVALUATION_SETS,
@@ -37,7 +36,6 @@ __all__ = [
     "CharAsGPT2",
     "CharTokenizer",
     "Corpus",
-    "Corruption",
     "Detokenizer",
     "EvaluationData",
     "EvaluationSet",
@@ -52,7 +50,6 @@ __all__ = [
     "Tokenizer",
     "TrainingData",
     "batches_in_order",
-    "corrupt_letters",
     "find_evaluation_set",
     "load_evaluation_set",
     "load_gpt2",

@@ -1,10 +1,11 @@
 """The verbs a user calls: generate, infill, correct, and the language model that has them as methods."""
 
-from cedd.tasks.correct import Change, Corrected, CorrectionOptions, correct
+from cedd.spelling.correct import Change, Corrected, CorrectionOptions
+from cedd.spelling.scores import time_of_rate
+from cedd.tasks.correct import correct
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill, parse_template
 from cedd.tasks.language_model import LanguageModel, Perplexity, load
-from cedd.tasks.opinion import time_of_rate
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 

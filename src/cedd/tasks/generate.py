@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from cedd.models.loaded import Setting, Settings
 from cedd.samplers.loop import Callback
-from cedd.tasks.setting import Setting, Settings
 from cedd.tasks.template import Blank, Template
 
 

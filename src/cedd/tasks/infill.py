@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from cedd.data.tokenizers import Tokenizer
+from cedd.models.loaded import Setting, Settings
 from cedd.samplers.loop import Callback
-from cedd.tasks.setting import Setting, Settings
 from cedd.tasks.template import Template
 
 BLANK = re.compile(r"_{3,}(?:\{([+-]?\d+)\})?")

@@ -13,15 +13,16 @@ from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.device import pick_device
 from cedd.models.folder import DESCRIPTION_KEYS, ModelFolder, load_folder, read_description, save_folder
+from cedd.models.loaded import Setting, Settings
 from cedd.models.locate import CARD_FILE
 from cedd.objectives import Method
 from cedd.process import TokenProcess
+from cedd.spelling.correct import Corrected
 from cedd.storage import atomic_write
 from cedd.tasks.card import model_card
-from cedd.tasks.correct import Corrected, correct
+from cedd.tasks.correct import correct
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill
-from cedd.tasks.setting import Setting, Settings
 
 
 class Perplexity(float):

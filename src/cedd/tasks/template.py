@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cedd.data.text import Ids, read_given, without_returns
 from cedd.data.tokenizers import Tokenizer
+from cedd.models.loaded import Setting, Settings
 from cedd.samplers import Fixed
 from cedd.samplers.loop import Callback
-from cedd.tasks.reading import Ids, read_given, without_returns
-from cedd.tasks.setting import Setting, Settings
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cedd.data.text import Ids
+from cedd.models.loaded import Setting
 from cedd.process import TokenProcess
 from cedd.samplers.grids import LAST_TIME
 from cedd.samplers.network import chunks
-from cedd.tasks.reading import Ids
-from cedd.tasks.setting import Setting
 
 BATCH = 16
 """Windows that are read at once."""

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from cedd.data.text import never_written
 from cedd.models.folder import ModelFolder
 from cedd.objectives import Method
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, default_steps, sample
 from cedd.samplers.loop import Callback
-from cedd.tasks.reading import never_written
 
 Options = TypeVar("Options", bound=Any)
 

@@ -11,10 +11,13 @@ import math
 import re
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 
-from cedd.evaluation.baselines import Baseline
-from cedd.evaluation.charts import Curve, Level, line_chart
-from cedd.evaluation.report import ComparedRun, CorrectedText, RunReport
+from cedd.report.charts import Curve, Level, line_chart
+from cedd.report.records import ComparedRun, CorrectedText, RunComparison, RunReport
+from cedd.storage import atomic_write, write_json
+
+PAGE_FILE, RECORD_FILE = "report.html", "report.json"
 
 # ----------------------------------------------------------------------------------------------------------------
 # Pieces of a page
@@ -274,8 +277,9 @@ def run_page(report: RunReport) -> str:
     return whole_page(f"{report.method} on {report.process}", body)
 
 
-def comparison_page(runs: Sequence[ComparedRun], baselines: Sequence[Baseline], command: str) -> str:
+def comparison_page(compared: RunComparison, command: str) -> str:
     """The page of several runs."""
+    runs, baselines = compared.runs, compared.baselines
     names = short_names([run.run for run in runs])
     curves = [
         Curve(
@@ -349,5 +353,17 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 def whole_page(title: str, body: str) -> str:
     """The document around a body."""
-    template = resources.files("cedd.evaluation").joinpath("page.html").read_text("utf-8")
+    template = resources.files("cedd.report").joinpath("page.html").read_text("utf-8")
     return template.replace("__TITLE__", html.escape(title)).replace("__BODY__", body)
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page as a file."""
+    atomic_write(path, page.encode("utf-8", "replace"))
+
+
+def write_report(report: RunReport, path: Path) -> None:
+    """The page, and beside a report.html its figures: beside another name, the .json of that name may be the user's."""
+    write_page(run_page(report), path)
+    if path.name == PAGE_FILE:
+        write_json(path.with_name(RECORD_FILE), report.record())

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cedd.data.tokenizers import BPETokenizer, CharTokenizer
+from cedd.spelling.scores import Opinion, exchange_wish, foretold
+from cedd.spelling.transpositions import APART, READINGS, Swaps, exchanged, far_apart, letter_groups, persuaded
 from cedd.tasks import correct
-from cedd.tasks.opinion import Opinion, exchange_wish, foretold
-from cedd.tasks.swaps import APART, READINGS, Swaps, exchanged, far_apart, letter_groups, persuaded
 from tests.tasks.models import mending
 
 NOISE = 0.07  # the process's rate of wrong tokens in these tests
@@ -142,6 +142,6 @@ def test_a_swap_is_not_taken_back_by_halves(monkeypatch):
     setting = alphabetical(monkeypatch)
     given = "abcdefghikjlmnopqrstuvwxyz"
     half = np.where(np.arange(26) < 10, 0.0, 9.0)  # strange from the pair's second letter on
-    monkeypatch.setattr(sys.modules["cedd.tasks.correct"], "strangeness", lambda opinion, left: half)
+    monkeypatch.setattr(sys.modules["cedd.spelling.correct"], "strangeness", lambda opinion, left: half)
     now = correct(setting, given, rate=0.0005, t=0.05, swaps=0.01, strange=1.0)
     assert now == "abcdefghijklmnopqrstuvwxyz"

@@ -9,9 +9,9 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
+from cedd.bench.train import TEXTBOOK, machine, one_by_one, timed_in_turn
 from cedd.cli import main
 from cedd.cli.bench import Arguments
-from cedd.cli.bench_train import TEXTBOOK, machine, one_by_one, timed_in_turn
 from cedd.cli.quickstart import device_text
 from cedd.models.transformer import PRESETS as SIZES
 from cedd.training.config import PRESETS
@@ -59,7 +59,7 @@ def test_training_on_the_cpu_is_measured_against_the_textbook_in_turn(capsys, mo
         asked.append(list(named))
         return timed_in_turn(named, steps, warmup)
 
-    monkeypatch.setattr("cedd.cli.bench_train.timed_in_turn", watched)
+    monkeypatch.setattr("cedd.bench.train.timed_in_turn", watched)
     command = "bench train --preset tiny --vocab 9 --shapes 2x8 --steps 2 --warmup 1 --device cpu --json --methods"
     assert main([*command.split(), "cedd-star/absorb", "bayes/uniform"]) == 0
     assert asked == [[TEXTBOOK, "cedd-star/absorb", "bayes/uniform"]]

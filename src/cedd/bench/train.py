@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from cedd.cli.textbook import load_textbook
+from cedd.bench.textbook_train import TextbookStep
 from cedd.data import ByteTokenizer, PackedDataset, Prefetcher, TrainingData
 from cedd.device import pick_device
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfig
@@ -137,12 +137,11 @@ def our_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
 
 
 @contextmanager
-def textbook_step(config: TrainConfig, vocab_size: int, method: str) -> Iterator[Step]:
+def textbook_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
     """The textbook's step."""
-    textbook, model = load_textbook("train"), config.model
-    assert textbook is not None
+    model = config.model
     sizes = (vocab_size, config.batch.size, config.length, model.width, model.depth, model.heads)
-    yield textbook.TextbookStep(*sizes, method, str(pick_device(config.device)), model.dropout)
+    yield TextbookStep(*sizes, str(pick_device(config.device)), model.dropout)
 
 
 TEXTBOOK = "textbook cedd-star/absorb"
@@ -163,7 +162,7 @@ def bench_train(
     seed: int,
     say: Callable[[str], object],
 ) -> list[BenchRow]:
-    """A row for every shape and method, and one for the textbook step of each shape, where the source tree is at hand.
+    """A row for every shape and method, and one for the textbook step of each shape.
 
     A GPU is ours alone, and its memory is part of the answer: one after the other. The cores of a CPU are shared, and
     what a step takes varies with what else runs: a step of each in turn.
@@ -183,8 +182,8 @@ def bench_train(
             out=Path("bench"),
         )
         named: dict[str, AbstractContextManager[Step]] = {}
-        if textbook and load_textbook("train") is not None:
-            named[TEXTBOOK] = textbook_step(config, vocab_size, "cedd-star")
+        if textbook:
+            named[TEXTBOOK] = textbook_step(config, vocab_size)
         for pair in methods:
             method, _, process = pair.partition("/")
             chosen = replace(config, method=method, process=ProcessConfig(process or "absorb"))  # pyright: ignore

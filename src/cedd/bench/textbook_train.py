@@ -8,7 +8,6 @@ kept parameter by parameter. Nothing here is shared with the library; nothing he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -92,21 +91,6 @@ def absorb_cedd_star(model: nn.Module, x0: Tensor, vocab_size: int) -> Tensor:
     return -(weight * picked * masked).sum() / x0.numel()
 
 
-def absorb_sedd(model: nn.Module, x0: Tensor, vocab_size: int) -> Tensor:
-    """Score entropy on absorb with the log-linear schedule."""
-    t = torch.rand(len(x0), device=x0.device) * (1 - 1e-3) + 1e-3
-    sigma = -torch.log1p(-(1 - 1e-3) * t)
-    rate = (1 - 1e-3) / (1 - (1 - 1e-3) * t)
-    masked = torch.rand(x0.shape, device=x0.device) < -torch.expm1(-sigma)[:, None]
-    log_s = model(torch.where(masked, vocab_size, x0), sigma).float()
-    ratio = (1 / torch.expm1(sigma))[:, None]
-    entropy = log_s.exp().sum(-1) - ratio * log_s.gather(-1, x0[..., None]).squeeze(-1)
-    return (rate[:, None] * entropy * masked).sum() / x0.numel()
-
-
-LOSSES: dict[str, Callable[[nn.Module, Tensor, int], Tensor]] = {"cedd-star": absorb_cedd_star, "sedd": absorb_sedd}
-
-
 class TextbookStep:
     """One call is one training step on fresh tokens."""
 
@@ -118,7 +102,6 @@ class TextbookStep:
         width: int,
         depth: int,
         heads: int,
-        method: str,
         device: str,
         dropout: float = 0.1,
     ) -> None:
@@ -126,13 +109,12 @@ class TextbookStep:
         self.model = TextbookNetwork(vocab_size, length, width, depth, heads, dropout).to(device).train()
         self.average = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.0)
-        self.loss = LOSSES[method]
 
     def __call__(self) -> Tensor:
         x0 = torch.randint(self.vocab_size, self.shape, device=self.device)
         device = torch.device(self.device).type
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            loss = self.loss(self.model, x0, self.vocab_size)
+            loss = absorb_cedd_star(self.model, x0, self.vocab_size)
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -1,30 +1,17 @@
 """The yardstick of `cedd bench sample` draws from the same law, and the bench itself runs."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import cedd
-from cedd.cli.bench_sample import bench_sample
+from cedd.bench.sample import bench_sample
+from cedd.bench.textbook_sample import textbook_sample
 from cedd.parameterization import Denoiser
 from cedd.samplers import sample
 from cedd.samplers.network import HostNetwork
 from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, same_law_p_value
-
-PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "textbook_sampler.py"
-pytestmark = pytest.mark.skipif(not PATH.is_file(), reason="benchmarks/ is part of the source tree only")
-
-
-def textbook():
-    spec = importlib.util.spec_from_file_location("textbook_sampler", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", ["absorb", "uniform"])
@@ -32,7 +19,7 @@ def test_the_textbook_draws_from_our_law(name):
     process = getattr(cedd, name)(3)
     model, times = Table(process, 2, seed=6), torch.linspace(1, 0.05, 7, dtype=torch.float64)
     torch.manual_seed(1)
-    theirs = textbook().textbook_sample(model, name, 3, (15000, 2), times, torch.device("cpu"))
+    theirs = textbook_sample(model, name, 3, (15000, 2), times, torch.device("cpu"))
     method = replace(cedd.get_method("cedd"), parameterization=Denoiser(rescale=False))
     start = torch.full((15000, 2), 3) if name == "absorb" else None
     generator = torch.Generator().manual_seed(2)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cedd.evaluation.baselines import Baseline
-from cedd.evaluation.pages import comparison_page
-from cedd.evaluation.report import BoundFigures, ComparedRun
+from cedd.report.pages import comparison_page
+from cedd.report.records import BoundFigures, ComparedRun, RunComparison
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -82,8 +82,9 @@ def comparison(tmp_path: Path) -> Path:
     second = ComparedRun(
         "runs/second/with/a/name/that/is/long", "cedd-star", "uniform", 900, 200, bounds, figures, (-0.1, -0.12, -0.08)
     )
+    compared = RunComparison([first, second], [Baseline("unigram", 4.6, 0.01, "")])
     path = tmp_path / "comparison.html"
-    path.write_text(comparison_page([first, second], [Baseline("unigram", 4.6, 0.01, "")], "cedd report"), "utf-8")
+    path.write_text(comparison_page(compared, "cedd report"), "utf-8")
     return path
 
 

@@ -1,9 +1,11 @@
-"""A run as `cedd report` and `cedd quickstart` look at it: its model, and the text that it has and has not seen."""
+"""A run that is reported on: its model, its log, and the text that it has and has not seen."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from cedd.tasks import LanguageModel, load
 from cedd.tasks.card import share_of_masks
 from cedd.training.config import TrainConfig, read_config
 from cedd.training.loop import data_of_run
+from cedd.training.records import LOG_FILE, read_log
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,34 @@ class OpenedRun:
     @property
     def parameters(self) -> int:
         return self.model.folder.model.num_parameters()
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """What was recorded while it trained."""
+        return read_log(self.path / LOG_FILE)
+
+    @property
+    def step(self) -> int:
+        """The last that was recorded."""
+        return max((record["step"] for record in self.log), default=0)
+
+    def facts(self) -> dict[str, str]:
+        """What was trained, in words."""
+        config, tokenizer = self.config, self.model.tokenizer
+        return {
+            "data": config.data,
+            "tokens": f"{tokenizer.name}, {tokenizer.vocab_size:,} of them",
+            "sequences": f"{config.length} tokens, {config.batch.size} a step",
+            "steps": f"{self.step:,}",
+            "parameters": f"{self.parameters:,}",
+        }
+
+    def losses(self, most: int = 800) -> list[tuple[int, float]]:
+        """(step, loss) of the log; neighbours are averaged where there are too many to draw."""
+        points = [(r["step"], r["loss"]) for r in self.log if r["kind"] == "train" and r["loss"] is not None]
+        size = math.ceil(len(points) / most) or 1
+        groups = [points[i : i + size] for i in range(0, len(points), size)]
+        return [(group[-1][0], sum(loss for _, loss in group) / len(group)) for group in groups]
 
     def held_out(self, most: int) -> np.ndarray:
         """At most so many held-out blocks [N, L], evenly spaced."""

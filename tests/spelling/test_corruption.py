@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from cedd.data import corrupt_letters
-from cedd.data.corruption import swap_letters
+from cedd.spelling.corruption import corrupt_letters, swap_letters
 
 
 @given(text=st.text(max_size=200), rate=st.floats(0, 1), seed=st.integers(0, 1000))

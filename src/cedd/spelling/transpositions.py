@@ -21,9 +21,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from cedd.data.text import Flags, Ids
 from cedd.data.tokenizers import Tokenizer
-from cedd.tasks.opinion import Opinion, Think, log_odds, within
-from cedd.tasks.reading import Flags, Ids, token_groups
+from cedd.spelling.letters import token_groups
+from cedd.spelling.scores import Opinion, Think, log_odds, within
 
 Places = NDArray[np.intp]
 LEAST_WISH = -3.0

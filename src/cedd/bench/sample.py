@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cedd.cli.textbook import load_textbook
+from cedd.bench.textbook_sample import STEPS, textbook_sample
 from cedd.models import Transformer, config_from_preset
 from cedd.objectives import get_method
 from cedd.process import PROCESSES, TokenProcess
 from cedd.samplers import GraphedNetwork, sample, time_grid
-
-TEXTBOOK_PROCESSES = ("absorb", "uniform")
 
 
 @dataclass(frozen=True)
@@ -84,15 +82,13 @@ class _Clock:
         return torch.cuda.max_memory_allocated(self._device) / 2**30 if self._device.type == "cuda" else None
 
 
-def _time_textbook(
-    textbook: Any, model: Transformer, process: str, shape: tuple[int, int], steps: int, timed: int
-) -> SampleRow:
+def _time_textbook(model: Transformer, process: str, shape: tuple[int, int], steps: int, timed: int) -> SampleRow:
     device = model.head.weight.device
     times = torch.linspace(1, 1e-5, steps + 1, dtype=torch.float64)
     vocab_size = model.config.vocab_size
-    textbook.textbook_sample(model, process, vocab_size, shape, times[:3], device)
+    textbook_sample(model, process, vocab_size, shape, times[:3], device)
     clock = _Clock(device)
-    textbook.textbook_sample(model, process, vocab_size, shape, times[: timed + 1], device)
+    textbook_sample(model, process, vocab_size, shape, times[: timed + 1], device)
     each = clock.seconds() / timed
     return SampleRow(
         f"textbook {process}", "analytic", *shape, steps, timed, timed, 1000 * each, each * steps, clock.gibibytes()
@@ -150,7 +146,6 @@ def bench_sample(
     The textbook's law of every position is formed and drawn in float64, as ours is. It is timed over `textbook_steps`
     of the same grid, whose cost does not vary; ours over all of it.
     """
-    yardstick = load_textbook("sampler") if textbook else None
     place, rows = torch.device(device), list[SampleRow]()
     for shape in shapes:
         reference: dict[str, SampleRow] = {}
@@ -159,8 +154,8 @@ def bench_sample(
             process = PROCESSES[name](vocab_size)
             get_method(pair.partition("/")[0]).check(process)
             model = _network(preset, process, shape[1], place, seed)
-            if yardstick is not None and name in TEXTBOOK_PROCESSES and name not in reference:
-                reference[name] = _time_textbook(yardstick, model, name, shape, steps, min(textbook_steps, steps))
+            if textbook and name in STEPS and name not in reference:
+                reference[name] = _time_textbook(model, name, shape, steps, min(textbook_steps, steps))
                 rows.append(reference[name])
                 say(_line(rows[-1]))
             for sampler in samplers:

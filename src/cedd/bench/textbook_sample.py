@@ -3,16 +3,10 @@
 Every step runs the network on the whole batch, forms the law of every position over all V + 1 states, and draws from
 it by Gumbel noise (an exponential race) over the whole vocabulary. Absorb and uniform with the log-linear schedule, for
 a network that gives p(x_0 | x_t). Nothing here is shared with the library; nothing is made slow on purpose.
-
-    python benchmarks/textbook_sampler.py --batch 8 --length 128 --vocab 1000 --steps 64
-
-draws from a small random network, ours and this, and prints the times.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable
 
 import torch
@@ -83,35 +77,3 @@ def textbook_sample(
         if after_step is not None:
             after_step()
     return x
-
-
-def main() -> None:
-    """Time both on a small random network."""
-    import cedd
-    from cedd.models import Transformer, config_from_preset
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--vocab", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=64)
-    arguments = parser.parse_args()
-    shape = (arguments.batch, arguments.length)
-    for name in STEPS:
-        process = getattr(cedd, name)(arguments.vocab)
-        config = config_from_preset(
-            "char", vocab_size=arguments.vocab, has_mask=process.has_mask, length=arguments.length
-        )
-        model = Transformer(config).eval()
-        torch.nn.init.normal_(model.head.weight, std=0.02)
-        times = torch.linspace(1, 1e-5, arguments.steps + 1)
-        start = time.perf_counter()
-        textbook_sample(model, name, arguments.vocab, shape, times, torch.device("cpu"))
-        middle = time.perf_counter()
-        cedd.sample(model, process, shape, method="cedd", steps=arguments.steps)
-        end = time.perf_counter()
-        print(f"{name}: textbook {middle - start:.2f} s, ours {end - middle:.2f} s for {arguments.steps} steps")
-
-
-if __name__ == "__main__":
-    main()

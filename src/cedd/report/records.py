@@ -1,7 +1,4 @@
-"""What the report of a run holds: figures and texts that were measured by those who call this; `pages` shows them.
-
-Shapes: L positions.
-"""
+"""What the report of a run holds: `measure` fills it, `pages` shows it."""
 
 from __future__ import annotations
 
@@ -10,13 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
-from cedd.bounds.estimate import BoundEstimate
-from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.evaluation.baselines import Baseline
-from cedd.process import TokenProcess
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    sequences: int = 1000
+    """At most so many held-out sequences, evenly spaced."""
+    draws: int = 4
+    """Noise levels for each."""
+    samples: int = 4
+    """Texts that are sampled."""
+
+    def check(self) -> None:
+        """Refuse what cannot be measured."""
+        for name, least in {"sequences": 1, "draws": 1, "samples": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -120,52 +129,6 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def bound_figures(estimate: BoundEstimate, characters: int, exact: bool) -> BoundFigures:
-    """An estimate in bits per character of the text it was made on."""
-    tokens = len(estimate.per_sequence) * estimate.length
-    scale = tokens / characters / math.log(2)
-    low, high = estimate.ci95
-    running: list[tuple[int, float, float]] = []
-    if len(estimate.per_sequence) > 2 and math.isfinite(estimate.nats_per_token):
-        means, halves = estimate.running()
-        running = [
-            (i + 2, float(means[i]) * scale, float(halves[i]) * scale)
-            for i in np.unique(np.linspace(1, len(means) - 1, 160).astype(int)).tolist()
-        ]
-    return BoundFigures(
-        bits_per_character=estimate.nats_per_token * scale,
-        ci95=(low * scale, high * scale),
-        stderr=estimate.stderr * scale,
-        perplexity=estimate.perplexity,
-        nats_per_token=estimate.nats_per_token,
-        sequences=len(estimate.per_sequence),
-        characters=characters,
-        draws=estimate.draws,
-        exact=exact,
-        running=running,
-    )
-
-
-def draw_noise(
-    process: TokenProcess, name: str, tokenizer: Tokenizer, ids: np.ndarray, times: Sequence[float], seed: int
-) -> NoiseDrawing:
-    """One path of the process from a text [L], looked at at the given times."""
-    generator = torch.Generator().manual_seed(seed)
-    clean = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]
-    x, before = clean, 0.0
-    rows: list[tuple[float, list[tuple[str, str]]]] = []
-    for t in times:
-        x = process.kernel(t, before).sample(x, generator=generator)
-        before = t
-        pieces = [tokenizer.decode([int(token)], mask=MASK_CHARACTER) for token in x[0]]
-        kinds = [
-            "masked" if int(now) == process.mask_id else "kept" if now == was else "shuffled"
-            for now, was in zip(x[0], clean[0], strict=True)
-        ]
-        rows.append((t, list(zip(pieces, kinds, strict=True))))
-    return NoiseDrawing(name, rows)
-
-
 @dataclass(frozen=True)
 class ComparedRun:
     """A run's line in a comparison."""
@@ -180,3 +143,15 @@ class ComparedRun:
     difference: tuple[float, float, float] | None
     """Bits per character more than the first run, with its 95% interval, paired by sequence; None for the first run
     and where the held-out texts are not the same."""
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """All that the page of several runs shows."""
+
+    runs: Sequence[ComparedRun]
+    baselines: Sequence[Baseline]
+
+    def record(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        return plain(asdict(self))

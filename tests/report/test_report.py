@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cedd.cli import main
-from cedd.cli.opened_run import prose_lines
-from cedd.cli.report import count_letters
 from cedd.data.tokenizers import CharTokenizer
-from cedd.evaluation.charts import Curve, Level, line_chart, ticks
-from cedd.evaluation.pages import correction_spans, smoothed, spans
-from cedd.evaluation.report import CorrectedText, draw_noise
 from cedd.process import absorb, uniform
+from cedd.report.charts import Curve, Level, line_chart, ticks
+from cedd.report.measure import count_letters, draw_noise
+from cedd.report.pages import correction_spans, smoothed, spans
+from cedd.report.records import CorrectedText
+from cedd.report.runs import prose_lines
 
 SENTENCES = ("the cat sat on the mat", "a dog ran to the river", "when it rains the fox sleeps", "nobody saw the moon")
 

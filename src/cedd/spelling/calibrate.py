@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from cedd.data.corruption import Corruption, corrupt_letters
-from cedd.evaluation.spelling import outcomes
-from cedd.tasks.correct import CorrectionOptions, correction_options, revise
-from cedd.tasks.opinion import ask, rate_of_time, strangeness, time_of_rate
-from cedd.tasks.reading import Flags, Ids, Reading, held, read_text, token_groups, write_text
-from cedd.tasks.setting import Setting
+from cedd.data.text import Flags, Ids, Reading, read_text, write_text
+from cedd.models.loaded import Setting
+from cedd.spelling.correct import CorrectionOptions, correction_options, revise
+from cedd.spelling.corruption import Corruption, corrupt_letters
+from cedd.spelling.letters import held, token_groups
+from cedd.spelling.scores import ask, rate_of_time, strangeness, time_of_rate
+from cedd.spelling.user_protocol import outcomes
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 """Times are tried at which the process has these rates."""

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cedd
+from cedd.data.text import read_text
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
+from cedd.spelling.correct import correction_options
+from cedd.spelling.letters import left_alone, token_groups
+from cedd.spelling.scores import Opinion, judge, strangeness, surest, windows
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
-from cedd.tasks.correct import correction_options
-from cedd.tasks.opinion import Opinion, judge, strangeness, surest, windows
-from cedd.tasks.reading import left_alone, read_text, token_groups
 from tests.tasks.models import ALPHABET, mending
 
 

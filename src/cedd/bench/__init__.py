@@ -1,0 +1,1 @@
+"""Timing training steps and sampling, beside a textbook implementation of each."""

@@ -1,0 +1,1 @@
+"""Reports: a run measured and written as one self-contained page, and several runs compared."""

@@ -1,0 +1,77 @@
+"""The commands that make a report's parts again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cedd.report.records import Correction, Effort, Infilling
+from cedd.report.runs import OpenedRun
+from cedd.storage import atomic_write
+from cedd.training.config import PRESETS, TrainConfig, flat
+
+HELD_OUT_FILE = "held-out.txt"
+
+
+def run_commands(
+    opened: OpenedRun,
+    effort: Effort,
+    seed: int,
+    blocks: np.ndarray,
+    filling: Infilling | None,
+    correction: Correction | None,
+) -> dict[str, str]:
+    """Each part of a run's page as a command."""
+    run, chosen = str(opened.path), {"draws": effort.draws, "seed": seed}
+    commands = {"train": train_command(opened.config)}
+    if (file := save_held_out(opened, blocks)) is not None:
+        commands["evaluate"] = command("evaluate", run, data=file, **chosen)
+    if effort.samples:
+        commands["sample"] = command("sample", run, "-n", str(effort.samples), seed=seed)
+    if filling is not None:
+        commands["infill"] = command("infill", run, filling.template, "-n", "3", seed=seed)
+    if correction is not None:
+        told = {"rate": f"{correction.rate:g}", "threshold": f"{correction.threshold:g}"}
+        commands["correct"] = command("correct", run, correction.examples[0].corrupted, **told)
+    commands["this page"] = command("report", run, **chosen, sequences=effort.sequences, samples=effort.samples)
+    return commands
+
+
+def comparison_command(runs: Sequence[Path], out: Path, effort: Effort, seed: int) -> str:
+    """The page of several runs as a command."""
+    return command("report", *map(str, runs), out=out, sequences=effort.sequences, draws=effort.draws, seed=seed)
+
+
+def command(*words: str, **options: Any) -> str:
+    """A line for the shell."""
+    named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return f"cedd {shlex.join([*words, *named])}"
+
+
+def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
+    """The held-out text as a file that reads back as the same blocks; None where no text does."""
+    tokenizer, text = opened.model.tokenizer, opened.text(blocks)
+    if "\r" in text or not np.array_equal(tokenizer.encode(text), blocks.ravel()):
+        return None
+    path = opened.path / HELD_OUT_FILE
+    atomic_write(path, text.encode())
+    return path
+
+
+def train_command(config: TrainConfig) -> str:
+    """`cedd train` with the preset that is nearest and what differs from it."""
+    asked = flat(config)
+    changes: dict[str, dict[str, Any]] = {}
+    for name, (_, preset) in PRESETS.items():
+        usual = flat(preset)
+        changes[name] = {key: value for key, value in asked.items() if value != usual[key]}
+    nearest = min(changes, key=lambda name: len(changes[name]))
+    words = ["train", nearest]
+    for key, value in changes[nearest].items():
+        values = [part for pair in value.items() for part in pair] if isinstance(value, dict) else [value]
+        words += [f"--{key.replace('_', '-')}", *map(str, values)]
+    return command(*words)

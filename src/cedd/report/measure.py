@@ -1,0 +1,290 @@
+"""Measuring all that the page of a run, or of several, shows.
+
+Shapes: N sequences, L positions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from cedd.bounds.estimate import BoundEstimate
+from cedd.bounds.estimator import estimate_bound
+from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
+from cedd.evaluation.baselines import Baseline, measure_baselines
+from cedd.evaluation.perplexity import compare
+from cedd.models.loaded import Settings
+from cedd.process import TokenProcess, absorb, roulette, uniform
+from cedd.report.commands import run_commands
+from cedd.report.records import (
+    BoundFigures,
+    ComparedRun,
+    CorrectedText,
+    Correction,
+    Effort,
+    Infilling,
+    NoiseDrawing,
+    RunComparison,
+    RunReport,
+)
+from cedd.report.runs import OpenedRun, prose_lines
+from cedd.spelling.correct import correction_options, corrections
+from cedd.spelling.corruption import corrupt_letters
+from cedd.spelling.user_protocol import outcomes
+from cedd.tasks import Trajectory
+from cedd.tasks.generate import generate
+from cedd.tasks.infill import infill
+
+_TIMES = tuple(k / 10 for k in range(1, 11))
+_WRONG = 0.05  # the share of letters that are replaced
+_THRESHOLDS = (0.5, 0.3, 0.1, 0.03)
+_LINE = 72
+
+
+class Progress(Protocol):
+    """Told what is being measured, and how far it is."""
+
+    def begin(self, text: str) -> None: ...
+
+    def move(self, done: int, planned: int) -> None: ...
+
+
+def describe_run(
+    opened: OpenedRun, effort: Effort, seed: int, progress: Progress, facts: Mapping[str, str] | None = None
+) -> RunReport:
+    """Measure all that the page of a run shows."""
+    notes: dict[str, str] = {}
+    blocks = opened.held_out(effort.sequences)
+    progress.begin(f"measuring the bound on {len(blocks)} held-out sequences")
+    _, figures = measure_bound(opened, blocks, effort, seed, progress)
+    progress.begin("unigram, n-gram, gzip, bz2 and xz on the same text")
+    baselines = run_baselines(opened, blocks)
+    lines = prose_lines(opened.text(opened.data.validation[:2000]), 8, min(_LINE, opened.model.length))
+    progress.begin("writing, filling in, correcting")
+    trajectory = Trajectory(opened.model.tokenizer)
+    samples: list[str] = []
+    with noted(notes, "samples"):
+        if not effort.samples:
+            raise ValueError("no samples were asked for (--samples 0)")
+        samples = generate(opened.model.setting, effort.samples, settings=Settings(seed=seed), callback=trajectory)
+    animation = trajectory.page("from noise to text") if len(trajectory.frames) > 1 else ""
+    filling = correction = None
+    with noted(notes, "infilling"):
+        filling = fill_in(opened, lines, seed)
+    with noted(notes, "correction"):
+        correction = correct_text(opened, lines, seed)
+    return RunReport(
+        run=str(opened.path),
+        method=opened.model.method.name,
+        process=opened.process,
+        facts={**opened.facts(), **(facts or {})},
+        losses=opened.losses(),
+        bounds=training_bounds(opened, figures),
+        bound=figures,
+        baselines=baselines,
+        noise=draw_processes(opened, lines[0], seed),
+        samples=samples,
+        animation=animation,
+        infilling=filling,
+        correction=correction,
+        commands=run_commands(opened, effort, seed, blocks, filling, correction),
+        notes=notes,
+    )
+
+
+def compare_runs(opened: Sequence[OpenedRun], effort: Effort, seed: int, progress: Progress) -> RunComparison:
+    """Bounds of all runs on their held-out text, differences paired with the first where it is the same text."""
+    made: list[ComparedRun] = []
+    first: tuple[np.ndarray, BoundEstimate] | None = None
+    for one in opened:
+        blocks = one.held_out(effort.sequences)
+        progress.begin(f"measuring the bound of {one.path}")
+        estimate, figures = measure_bound(one, blocks, effort, seed, progress)
+        difference = None
+        if first is not None and is_same_text(opened[0], first[0], one, blocks):
+            paired = compare(first[1], estimate)
+            scale = bits_per_character(blocks.size, figures.characters)
+            difference = (paired.difference * scale, paired.ci95[0] * scale, paired.ci95[1] * scale)
+        first = first or (blocks, estimate)
+        made.append(
+            ComparedRun(
+                run=str(one.path),
+                method=one.model.method.name,
+                process=one.process,
+                parameters=one.parameters,
+                step=one.step,
+                bounds=training_bounds(one, figures),
+                bound=figures,
+                difference=difference,
+            )
+        )
+    baselines: list[Baseline] = []
+    if all(one.difference is not None for one in made[1:]):  # of one text they say nothing about another
+        progress.begin("baselines on the same text")
+        baselines = run_baselines(opened[0], opened[0].held_out(effort.sequences))
+    return RunComparison(made, baselines)
+
+
+def is_same_text(first: OpenedRun, first_blocks: np.ndarray, other: OpenedRun, blocks: np.ndarray) -> bool:
+    """Whether both runs read the same sequences."""
+    same_tokens = first.model.tokenizer.fingerprint == other.model.tokenizer.fingerprint
+    return same_tokens and np.array_equal(first_blocks, blocks)
+
+
+@contextmanager
+def noted(notes: dict[str, str], name: str) -> Generator[None]:
+    """What a model cannot do is left out, and its page says why."""
+    try:
+        yield
+    except ValueError as error:
+        notes[name] = str(error)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Bounds
+
+
+def bits_per_character(tokens: int, characters: int) -> float:
+    """How many bits per character a nat per token is."""
+    return tokens / characters / math.log(2)
+
+
+def measure_bound(
+    opened: OpenedRun, blocks: np.ndarray, effort: Effort, seed: int, progress: Progress
+) -> tuple[BoundEstimate, BoundFigures]:
+    """The tight bound (an autoregressive model's likelihood) on blocks [N, L], and the same as the page shows it."""
+    model = opened.model
+    with torch.no_grad():
+        estimate = estimate_bound(
+            model.model,
+            model.process,
+            torch.from_numpy(blocks),
+            method=model.method,
+            draws=effort.draws,
+            generator=torch.Generator().manual_seed(seed),
+            device=model.setting.device,
+            progress=progress.move,
+        )
+    return estimate, bound_figures(estimate, len(opened.text(blocks)), model.method.causal)
+
+
+def bound_figures(estimate: BoundEstimate, characters: int, exact: bool) -> BoundFigures:
+    """An estimate in bits per character of the text it was made on."""
+    scale = bits_per_character(len(estimate.per_sequence) * estimate.length, characters)
+    low, high = estimate.ci95
+    running: list[tuple[int, float, float]] = []
+    if len(estimate.per_sequence) > 2 and math.isfinite(estimate.nats_per_token):
+        means, halves = estimate.running()
+        running = [
+            (i + 2, float(means[i]) * scale, float(halves[i]) * scale)
+            for i in np.unique(np.linspace(1, len(means) - 1, 160).astype(int)).tolist()
+        ]
+    return BoundFigures(
+        bits_per_character=estimate.nats_per_token * scale,
+        ci95=(low * scale, high * scale),
+        stderr=estimate.stderr * scale,
+        perplexity=estimate.perplexity,
+        nats_per_token=estimate.nats_per_token,
+        sequences=len(estimate.per_sequence),
+        characters=characters,
+        draws=estimate.draws,
+        exact=exact,
+        running=running,
+    )
+
+
+def training_bounds(opened: OpenedRun, figures: BoundFigures) -> list[tuple[int, float, float]]:
+    """(step, bits per character, half-width of the 95% interval) of the evaluations while training."""
+    scale = bits_per_character(figures.sequences * opened.model.length, figures.characters)
+    records = [r for r in opened.log if r["kind"] == "bound" and r["nats_per_token"] is not None]
+    return [(r["step"], r["nats_per_token"] * scale, 1.96 * (r["stderr"] or 0.0) * scale) for r in records]
+
+
+def run_baselines(opened: OpenedRun, blocks: np.ndarray) -> list[Baseline]:
+    """Simple models of the run's training text on the same blocks."""
+    tokenizer = opened.model.tokenizer
+    train = np.asarray(opened.data.train.blocks[-200_000:], dtype=np.int64)
+    return measure_baselines(train, blocks, vocab_size=tokenizer.vocab_size, decode=tokenizer.decode)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Texts
+
+
+def draw_processes(opened: OpenedRun, line: str, seed: int) -> list[NoiseDrawing]:
+    """The same line under absorb, uniform and roulette, and under the run's own process where it is none of these."""
+    tokenizer = opened.model.tokenizer
+    ids, size = tokenizer.encode(line), tokenizer.vocab_size
+    own = opened.model.process
+    drawn = {"absorb": absorb(size), "uniform": uniform(size), "roulette (p_m = 0.95)": roulette(size)}
+    if not opened.model.method.causal and opened.process not in drawn:
+        drawn[f"{opened.process}: this run's"] = own
+    return [draw_noise(process, name, tokenizer, ids, _TIMES, seed) for name, process in drawn.items()]
+
+
+def draw_noise(
+    process: TokenProcess, name: str, tokenizer: Tokenizer, ids: np.ndarray, times: Sequence[float], seed: int
+) -> NoiseDrawing:
+    """One path of the process from a text [L], looked at at the given times."""
+    generator = torch.Generator().manual_seed(seed)
+    clean = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]
+    x, before = clean, 0.0
+    rows: list[tuple[float, list[tuple[str, str]]]] = []
+    for t in times:
+        x = process.kernel(t, before).sample(x, generator=generator)
+        before = t
+        pieces = [tokenizer.decode([int(token)], mask=MASK_CHARACTER) for token in x[0]]
+        kinds = [
+            "masked" if int(now) == process.mask_id else "kept" if now == was else "shuffled"
+            for now, was in zip(x[0], clean[0], strict=True)
+        ]
+        rows.append((t, list(zip(pieces, kinds, strict=True))))
+    return NoiseDrawing(name, rows)
+
+
+def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> Infilling:
+    """The two longest words of a line, blanked and written anew."""
+    line = lines[min(1, len(lines) - 1)]
+    words = sorted(re.finditer(r"[A-Za-z]+", line[1:]), key=lambda word: -len(word[0]))[:2]
+    template = line
+    for word in sorted(words, key=lambda word: -word.start()):
+        width = len(opened.model.tokenizer.encode(word[0]))
+        template = f"{template[: word.start() + 1]}____{{{width}}}{template[word.end() + 1 :]}"
+    return Infilling(template, line, infill(opened.model.setting, template, n, settings=Settings(seed=seed)))
+
+
+def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correction:
+    """Put wrong letters right: counted on a stretch of held-out text, shown on some lines of it."""
+    tokenizer, model = opened.model.tokenizer, opened.model
+    if getattr(tokenizer, "characters", None) is None:
+        raise ValueError("letters are replaced where tokens are characters; this run's are not: try cedd correct")
+
+    def corrected(text: str, thresholds: Sequence[float], seed: int) -> list[CorrectedText]:
+        given = corrupt_letters(text, _WRONG, seed).text
+        ways = [correction_options(model.setting, {"rate": _WRONG, "threshold": one}) for one in thresholds]
+        return [CorrectedText(text, given, str(now)) for now in corrections(model.setting, given, ways)]
+
+    def gain(text: CorrectedText) -> int:
+        _, fixed, _, _, broken = count_letters(text)
+        return fixed - broken
+
+    practice = opened.text(opened.data.train[: min(48, len(opened.data.train))])
+    gains = map(gain, corrected(practice, _THRESHOLDS, seed))
+    best = max(zip(_THRESHOLDS, gains, strict=True), key=lambda pair: pair[1])[0]
+    (held_out,) = corrected(opened.text(opened.data.validation[:128]), [best], seed)
+    counts = count_letters(held_out)
+    examples = [text for i, line in enumerate(lines[:6]) for text in corrected(line, [best], seed + i)]
+    return Correction(_WRONG, best, *counts, examples)
+
+
+def count_letters(text: CorrectedText) -> tuple[int, int, int, int, int]:
+    """Wrong letters, those of them put right and those left, right characters, and those of them broken."""
+    seen = outcomes(text.original, text.corrupted, text.corrected)
+    right = seen.broken + seen.broken_others
+    return seen.fixed.total, seen.fixed.count, seen.missed.count, right.total, right.count

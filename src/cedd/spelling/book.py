@@ -1,0 +1,43 @@
+"""The text that a model's spelling is tested on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.data.corpora import open_corpus
+from cedd.data.text import Reading, read_text
+from cedd.models.loaded import Setting
+
+
+@dataclass(frozen=True)
+class Book:
+    """A text as a model reads it, in blocks of the model's length."""
+
+    name: str
+    text: str
+    length: int
+    encoded: Reading
+
+    @property
+    def unknown(self) -> int:
+        """Characters that the tokenizer does not know; they are read as the most similar it does know."""
+        return int(self.encoded.protected.sum())
+
+    @property
+    def blocks(self) -> Tensor:
+        """Its tokens [N, length] in order; what fills no block is left out."""
+        ids = self.encoded.ids
+        return torch.from_numpy(ids[: len(ids) // self.length * self.length].reshape(-1, self.length))
+
+
+def read_book(setting: Setting, data: str, blocks: int) -> Book:
+    """The middle `blocks` blocks of the data's text, or all of it."""
+    corpus, length = open_corpus(data), setting.folder.length
+    text = "\n\n".join(corpus.documents())
+    wanted = blocks * length or len(text)
+    start = max(0, (len(text) - wanted) // 2)
+    text = text[start : start + wanted]
+    return Book(corpus.name, text, length, read_text(setting.folder.tokenizer, text))

@@ -1,0 +1,207 @@
+"""The protocol that users mean: letters replaced or transposed at places the model is not told.
+
+Three texts, the original, the one with mistakes and the corrected one, are compared letter by letter: what was wrong
+is fixed, missed or altered into another mistake, what was right is left alone or broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from io import BytesIO
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cedd.models.loaded import Setting
+from cedd.spelling.book import Book
+from cedd.spelling.correct import CorrectionOptions, Readings, correction_options, corrections
+from cedd.spelling.corruption import MISTAKES
+from cedd.spelling.shares import Share
+from cedd.storage import atomic_write
+
+Progress = Callable[[float, float], None]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of a text with mistakes; shares with blocks as their units.
+
+    Of the mistakes: fixed, missed (left as they are), altered (changed into another mistake).
+    Of what was right: broken letters (of any alphabet), and broken others (spaces, digits, punctuation).
+    Of all characters: wrong before, as many as were made wrong, and after.
+    """
+
+    fixed: Share
+    missed: Share
+    altered: Share
+    broken: Share
+    broken_others: Share
+    before: Share
+    after: Share
+
+    def record(self) -> dict[str, Any]:
+        record = {field.name: getattr(self, field.name).record() for field in fields(self)}
+        made = {name: record["before"][name] for name in ("share", "count", "total")}  # nothing that varies
+        return record | {"before": made}
+
+
+def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128, span: int = 1) -> Outcomes:
+    """Three texts of the same length, compared letter by letter; `unit` characters make a block.
+
+    A mistake is `span` wrong letters in a row (2: exchanged neighbours): fixed if all of them are right again, missed
+    if none was touched; it counts in the block of its first.
+    """
+    if not len(original) == len(corrupted) == len(corrected):
+        raise ValueError(
+            "letters are compared place by place: the original, the corrupted and the corrected text must be as long"
+        )
+    if unit < 1 or not original:
+        raise ValueError("there is no letter to compare: give a text and blocks of at least one character")
+    was, seen, now = (np.frombuffer(text.encode("utf-32-le"), dtype="<u4") for text in (original, corrupted, corrected))
+    letters = np.fromiter(map(str.isalpha, original), np.bool_, len(original))
+    mistake, wrong, touched = seen != was, now != was, now != seen
+    starts = np.arange(0, len(was), unit)
+    first = np.zeros_like(mistake)
+    first[np.flatnonzero(mistake)[::span]] = True
+    any_wrong, any_touched = (_within(flags, span) for flags in (wrong, touched))
+
+    def share(of: NDArray[np.bool_], what: NDArray[np.bool_]) -> Share:
+        counts = (np.add.reduceat(hit.astype(np.int64), starts) for hit in (of & what, of))
+        hits, totals = (torch.from_numpy(count) for count in counts)
+        return Share(hits, totals)
+
+    everywhere = np.ones_like(mistake)
+    return Outcomes(
+        fixed=share(first, ~any_wrong),
+        missed=share(first, ~any_touched),
+        altered=share(first, any_touched & any_wrong),
+        broken=share(~mistake & letters, wrong),
+        broken_others=share(~mistake & ~letters, wrong),
+        before=share(everywhere, mistake),
+        after=share(everywhere, wrong),
+    )
+
+
+def _within(flags: NDArray[np.bool_], span: int) -> NDArray[np.bool_]:
+    """Whether a place or one of the span - 1 after it is flagged."""
+    return np.logical_or.reduce(np.lib.stride_tricks.sliding_window_view(np.pad(flags, (0, span - 1)), span), axis=-1)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Correction measured
+
+
+@dataclass(frozen=True)
+class Correction:
+    """One way to correct, with its options, and what came of it."""
+
+    way: str
+    options: Mapping[str, Any]
+    outcomes: Outcomes
+
+    @property
+    def threshold(self) -> float:
+        return self.options["threshold"]
+
+    def record(self) -> dict[str, Any]:
+        return {"way": self.way, "options": dict(self.options), **self.outcomes.record()}
+
+
+@dataclass(frozen=True)
+class UserProtocol:
+    """Which mistakes are made, and in which ways they are corrected."""
+
+    mistakes: Literal["letters", "swaps"] = "letters"
+    """User's: letters replaced by other letters, or neighbouring letters of a word exchanged."""
+    rate: float = 0.05
+    """User's: the share of letters that are replaced, or of pairs of neighbours that are exchanged."""
+    thresholds: tuple[float, ...] = (0.5, 0.2, 0.05)
+    """User's: a letter is replaced if it weighs less than this, as in cedd correct; 0.5 leaves all to the argmax."""
+    passes: tuple[int, ...] = (1, 3)
+    """User's: how often the text is read, each a curve over the thresholds."""
+    steps: tuple[int, ...] = ()
+    """User's: also by so many steps of the reverse process, sampled for each threshold (8 take as long as 9 passes)."""
+    times: tuple[float, ...] = ()
+    """User's: the times that the text is taken to be at, in place of the model's own."""
+    change: Literal["letters", "all"] | None = None
+    """User's: what may be changed, as in cedd correct."""
+    swaps: float | None = None
+    """User's: the share of exchanged neighbours that correction expects, as in cedd correct; 0 looks for none."""
+
+    def why_not(self, setting: Setting, book: Book, seed: int) -> str:
+        """Why it cannot be measured, or nothing if it can."""
+        tokenizer = setting.folder.tokenizer
+        if getattr(tokenizer, "characters", None) is None:
+            return f"the user's protocol compares letters: it needs a character tokenizer, not {tokenizer.name}"
+        try:
+            correction_options(setting, {})
+        except ValueError as error:
+            return str(error)
+        made = MISTAKES[self.mistakes]
+        if not len(made.make(book.text, self.rate, seed).positions):
+            return f"the text has too few letters: at a rate of {self.rate:g} there are no {made.counted}"
+        return ""
+
+    def measure(
+        self, setting: Setting, book: Book, seed: int, progress: Progress = lambda done, planned: None
+    ) -> list[Correction]:
+        """Mistakes made, and corrected in every way that is asked for; the model's own way first."""
+        mistake = MISTAKES[self.mistakes]
+        corruption = mistake.make(book.text, self.rate, seed)
+        ways = self.ways(setting)
+        unique = list(dict.fromkeys(options for _, options in ways))
+        counter, seen = Readings(unique, progress), dict[CorrectionOptions, Outcomes]()
+        texts = corrections(setting, corruption.text, unique, seed, counter.read)
+        for options, text in zip(unique, texts, strict=True):
+            seen[options] = outcomes(corruption.original, corruption.text, text, book.length, mistake.span)
+            counter.finish()
+        return [Correction(way, asdict(options), seen[options]) for way, options in ways]
+
+    def ways(self, setting: Setting) -> list[tuple[str, CorrectionOptions]]:
+        """The model's own way, and each that is asked for at every threshold, all of them checked."""
+        asked = {"change": self.change, "swaps": self.swaps}
+        planned = [("its own", correction_options(setting, asked))]
+        numbers = {f"{n} pass{'es' * (n != 1)}": {"steps": 1, "passes": n} for n in self.passes}
+        numbers |= {f"{n} step{'s' * (n != 1)}": {"steps": n, "passes": 1} for n in self.steps}
+        times = {f", t = {t:g}": {"t": t} for t in self.times} or {"": {}}
+        for (way, given), (at, time) in product(numbers.items(), times.items()):
+            options = correction_options(setting, asked | given | time)
+            planned += [(way + at, replace(options, threshold=threshold)) for threshold in self.thresholds]
+        for _, options in planned:
+            options.check()
+        return planned
+
+
+def save_plot(path: Path, corrections: Sequence[Correction]) -> None:
+    """Mistakes fixed over letters broken, in percent with 95% intervals: a curve over the threshold for each way."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for way in dict.fromkeys(c.way for c in corrections):
+        curve = sorted((c for c in corrections if c.way == way), key=lambda c: c.threshold)
+        broken, fixed = ([getattr(c.outcomes, name) for c in curve] for name in ("broken", "fixed"))
+        x, y = ([100 * share.value for share in shares] for shares in (broken, fixed))
+        axes.errorbar(x, y, xerr=_bars(broken), yerr=_bars(fixed), label=way, marker="o", ms=3, lw=1, elinewidth=0.6)
+        for c, at in zip(curve, zip(x, y, strict=True), strict=True):
+            axes.annotate(f"{c.threshold:g}", at, fontsize=7, textcoords="offset points", xytext=(4, -8))
+    axes.set_xlabel("good letters broken, %")
+    axes.set_ylabel("mistakes fixed, %")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, title="labels: threshold", title_fontsize=8)
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    atomic_write(path, buffer.getvalue())
+
+
+def _bars(shares: Sequence[Share]) -> NDArray[np.float64]:
+    """How far the intervals reach below and above, in percent, [2, N]; 0 where there is none."""
+    reach = [(share.value - share.ci95[0], share.ci95[1] - share.value) for share in shares]
+    return 100 * np.nan_to_num(np.array(reach, dtype=np.float64).T.clip(0.0))
