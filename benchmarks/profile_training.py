@@ -73,13 +73,13 @@ def profile_step(arguments: Arguments) -> None:
     print(f"noising on the CPU: {1000 * (time.perf_counter() - start):.1f} ms")
     ready = ready.pin_memory().to(torch.device("cuda"))
     for _ in range(6):
-        trainer.step(ready)
-    done, enqueued = milliseconds(lambda: trainer.step(ready), arguments.steps)
+        trainer.stepper.step(ready)
+    done, enqueued = milliseconds(lambda: trainer.stepper.step(ready), arguments.steps)
     peak = torch.cuda.max_memory_allocated() / 2**30
     print(f"{arguments.shape}: {done:.2f} ms a step, {enqueued:.2f} ms to enqueue, peak {peak:.1f} GiB")
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(3):
-            trainer.step(ready)
+            trainer.stepper.step(ready)
         torch.cuda.synchronize()
     kernels = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
     for event in kernels[: arguments.kernels]:

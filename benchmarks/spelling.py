@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import combinations, cycle
@@ -38,14 +38,13 @@ from rich.console import Console
 
 from cedd.bench.train import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
-from cedd.data import CharAsGPT2, GPT2Tokenizer, Prefetcher, load_gpt2, open_corpus, pack
+from cedd.data import CharAsGPT2, GPT2Tokenizer, load_gpt2, open_corpus, pack
 from cedd.data.folders import data_folder
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.objectives.methods import get_method
 from cedd.spelling.paper_protocol import restore
 from cedd.storage import atomic_write, write_json
-from cedd.training.claim import claimed
 from cedd.training.config import (
     BatchConfig,
     DataConfig,
@@ -60,9 +59,9 @@ from cedd.training.config import (
     to_json,
 )
 from cedd.training.distributed import joined_ranks
-from cedd.training.loop import StepFigures, Trainer, TrainResult, share_the_interpreter
-from cedd.training.noising import StepBatch
-from cedd.training.records import LOG_FILE, Records, read_log
+from cedd.training.loop import Hooks, Trainer, TrainResult, share_the_interpreter
+from cedd.training.records import LOG_FILE, read_log
+from cedd.training.run_folder import folder_lock
 
 METHODS = ("sedd", "sedds", "cedd", "cedd-star", "bayes", "bayes-star")
 PROCESSES: tuple[str, ...] = ("uniform", "roulette")
@@ -389,7 +388,7 @@ class Turn:
         while not give_up():
             held = contextlib.ExitStack()
             try:
-                held.enter_context(claimed(self._folder))
+                held.enter_context(folder_lock(self._folder))
             except ValueError:  # another has it
                 time.sleep(0.05)
             else:
@@ -403,96 +402,77 @@ class Turn:
 
 
 @dataclass
-class SpellingTrainer(Trainer):
-    """The trainer, tested on the books instead of bounded, and stopped in time."""
+class SpellingHooks(Hooks):
+    """Test a run on the books instead of bounding it, and stop it in time."""
 
-    turn: Turn | None = None
+    turn: Turn
     """To be waited for when the first steps are made, and so all is compiled."""
-    books: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     stop_at: float | None = None
     """When to stop, by time.time()."""
+    books: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tested: int = field(init=False, default=-1)
     started: float = field(init=False, default=0.0)
     warmed_up: int = field(init=False, default=0)
-    asked: dict[str, bool] = field(init=False, default_factory=dict[str, bool])
 
-    def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
-        if self.turn is not None and not self.turn.is_mine and self.warmed_up >= WARM_UP:
-            self._synchronize()
-            self.turn.take(lambda: self.asked["stop"])
+    def on_start(self, trainer: Trainer) -> None:
+        config, self.started = trainer.config, time.perf_counter()
+        tell("begin", step=trainer.state.step, config=to_json(config), machine=machine(config.device), time=time.time())
+        if self.stop_at is not None:
+            seconds = max(0.0, self.stop_at - time.time())
+            timer = threading.Timer(seconds, setattr, (trainer.stop, "requested", True))
+            timer.daemon = True
+            timer.start()
+
+    def before_step(self, trainer: Trainer) -> None:
+        if not self.turn.is_mine and self.warmed_up >= WARM_UP:
+            if trainer.ranks.device.type == "cuda":
+                torch.cuda.synchronize()
+            self.turn.take(lambda: trainer.stop.requested)
             self.started = time.perf_counter()
             if self.turn.is_mine:
-                tell("turn", step=self.state.step)
+                tell("turn", step=trainer.state.step)
         self.warmed_up += 1
-        return super().step(batch, stop)
 
-    def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
-        config, first, self.started, self.asked = self.config, self.state.step, time.perf_counter(), asked
-        tell("begin", step=first, config=to_json(config), machine=machine(config.device), time=time.time())
-        with self._stopping_in_time(asked):
-            result = super()._steps(batches, records, asked)
+    def evaluate(self, trainer: Trainer, model: Transformer) -> float:
+        """A point of the curve, by the averaged weights."""
+        started = time.perf_counter()
+        books = self._test(trainer, model)
+        self.tested = trainer.state.step
+        tell("point", step=self.tested, books=books, seconds=round(time.perf_counter() - started, 2))
+        return sum(1 - books[name]["all"]["share"] for name in TEST_BOOKS) / len(TEST_BOOKS)
+
+    def wants_checkpoint(self, trainer: Trainer) -> bool:
+        """A finished run needs its weights only, not the gigabytes of a checkpoint; nor do the steps before a turn."""
+        return trainer.state.step < trainer.config.steps and self.turn.is_mine
+
+    def on_end(self, trainer: Trainer, result: TrainResult) -> None:
         if result.finished:
             if self.tested != result.step:
-                self._evaluate(records)
-            raw = replace(self.state, ema=EMA(self.state.model, 0.0)).averaged_model()
-            tell("raw", step=result.step, books=self._test(raw))
+                trainer.evaluate()
+            raw = replace(trainer.state, ema=EMA(trainer.state.model, 0.0)).averaged_model()
+            tell("raw", step=result.step, books=self._test(trainer, raw))
         tell(
             "end",
             step=result.step,
             finished=result.finished,
             loss=result.loss,
             seconds=round(time.perf_counter() - self.started, 2),
-            seconds_per_step=self._seconds_per_step(),
+            seconds_per_step=_seconds_per_step(trainer.config),
         )
-        if self.turn is not None:
-            self.turn.give_back()
-        return result
+        self.turn.give_back()
 
-    def _synchronize(self) -> None:
-        if self.ranks.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    @contextlib.contextmanager
-    def _stopping_in_time(self, asked: dict[str, bool]) -> Iterator[None]:
-        """Ask for a stop, as a signal would, when the time is up."""
-        if self.stop_at is None:
-            yield
-            return
-        timer = threading.Timer(max(0.0, self.stop_at - time.time()), lambda: asked.update(stop=True))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _evaluate(self, records: Records) -> float:
-        """A point of the curve, by the averaged weights."""
-        started = time.perf_counter()
-        books = self._test(self.state.averaged_model())
-        self.tested = self.state.step
-        tell("point", step=self.tested, books=books, seconds=round(time.perf_counter() - started, 2))
-        return sum(1 - books[name]["all"]["share"] for name in TEST_BOOKS) / len(TEST_BOOKS)
-
-    def _test(self, model: Transformer) -> dict[str, Any]:
+    def _test(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
         """The paper's protocol; every cell of a process sees the same mistakes."""
         return {
-            name: restore(model, self.process, self.method, blocks, seed=0).record()
+            name: restore(model, trainer.process, trainer.method, blocks, seed=0).record()
             for name, blocks in self.books.items()
         }
 
-    def _seconds_per_step(self) -> float | None:
-        """The median over the run, which neither the compiler nor the tests are part of."""
-        speeds = [r["tokens_per_second"] for r in read_log(self.config.out / LOG_FILE) if "tokens_per_second" in r]
-        tokens = self.config.batch.size * self.config.length
-        return round(tokens / statistics.median(speeds), 6) if speeds else None
 
-    def _save(self) -> None:
-        """A finished run needs its weights only, not the gigabytes of a checkpoint; nor do the steps before a turn."""
-        waited_in_vain = self.turn is not None and not self.turn.is_mine
-        if self.state.step >= self.config.steps or waited_in_vain:
-            self.saved = self.state.step
-        super()._save()
+def _seconds_per_step(config: TrainConfig) -> float | None:
+    """The median over the run, which neither the compiler nor the tests are part of."""
+    speeds = [r["tokens_per_second"] for r in read_log(config.out / LOG_FILE) if "tokens_per_second" in r]
+    return round(config.batch.size * config.length / statistics.median(speeds), 6) if speeds else None
 
 
 def work(arguments: Arguments) -> None:
@@ -504,12 +484,13 @@ def work(arguments: Arguments) -> None:
     share_the_interpreter()
     stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
     with joined_ranks(config.device) as ranks, (config.out / "console.txt").open("a") as console:
-        trainer = SpellingTrainer(config, ranks, Console(file=console), turn=Turn(arguments.out), stop_at=stop_at)
+        hooks = SpellingHooks(Turn(arguments.out), stop_at)
+        trainer = Trainer(config, ranks, Console(file=console), hooks)
         tokenizer = trainer.data.tokenizer
         for name, title in {**TEST_BOOKS, SEEN: TRAINING_BOOK}.items():
             packed = pack(open_corpus(book(arguments, title)), tokenizer, config.length)
             spread = slice(0, None, max(1, len(packed) // SEEN_BLOCKS)) if name == SEEN else slice(None)
-            trainer.books = {**trainer.books, name: torch.from_numpy(packed[spread][: arguments.blocks])}
+            hooks.books[name] = torch.from_numpy(packed[spread][: arguments.blocks])
         trainer.run()
 
 

@@ -117,6 +117,6 @@ def atomic_write(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, indent: int = 1) -> None:
     """Replace `path` by a JSON value."""
-    atomic_write(path, json.dumps(value, indent=2).encode() + b"\n")
+    atomic_write(path, json.dumps(value, indent=indent).encode() + b"\n")

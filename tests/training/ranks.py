@@ -23,11 +23,11 @@ from cedd.models.transformer import Transformer
 from cedd.objectives.loss import NoisyBatch
 from cedd.objectives.methods import get_method
 from cedd.training.config import TrainConfig, from_json, to_json
-from cedd.training.distributed import LossModule, Ranks, Strategy, distribute, joined_ranks, whole, without_sync
-from cedd.training.loop import NonFiniteLoss, Trainer
+from cedd.training.distributed import LossModule, Ranks, Strategy, distribute, gather_full, joined_ranks, without_sync
+from cedd.training.loop import Hooks, NonFiniteLoss, Trainer
 from cedd.training.noising import NoisingSampler
 from tests.training.processes import POINTS, start, wait
-from tests.training.runs import ALONE, WatchedTrainer
+from tests.training.runs import ALONE, Watching
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def gradients(ranks: Ranks, config: TrainConfig, strategy: Strategy, output: Pat
     for index, part in enumerate(parts):
         with without_sync(module, index == len(parts) - 1):
             (module(part) / len(parts)).backward()
-    found = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    found = {name: gather_full(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     assert len(found) == len(list(model.parameters()))
     if ranks.is_first:
         save_file(found, output)
@@ -93,7 +93,7 @@ def train_together(ranks: Ranks, config: TrainConfig, output: Path | None = None
     """Train, and leave the gathered state in a file."""
     trainer = Trainer(config, ranks, Console(quiet=True))
     trainer.run()
-    held = {name: whole(tensor).contiguous() for name, tensor in trainer.state.tensors().items()}
+    held = {name: gather_full(tensor).contiguous() for name, tensor in trainer.state.tensors().items()}
     if ranks.is_first and output is not None:
         save_file(held, output)
 
@@ -112,7 +112,7 @@ def train_until_signal(ranks: Ranks, config: TrainConfig, output: Path) -> None:
         if step == 3 and ranks.rank == ranks.world_size - 1:
             signal.raise_signal(signal.SIGTERM)
 
-    result = WatchedTrainer(config, ranks, Console(quiet=True), before_step=stop).run()
+    result = Trainer(config, ranks, Console(quiet=True), Watching(stop)).run()
     (output / f"rank{ranks.rank}").write_text(f"{result.reason} {result.step}")
 
 
@@ -136,13 +136,13 @@ def train_with_a_bad_rank(ranks: Ranks, config: TrainConfig, output: Path) -> No
 def train_with_bounds(ranks: Ranks, config: TrainConfig, output: Path) -> None:
     """Bounds that only the first rank measures, and that stop improving; each rank writes how it ended."""
 
-    def measure(trainer: Trainer, model: Any, records: Any) -> float:
-        assert trainer.ranks.is_first
-        assert not any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-        return [3.0, 2.0, 2.5, 2.5, 1.0, 1.0][trainer.state.step // 2 - 1]
+    class Scripted(Hooks):
+        def evaluate(self, trainer: Trainer, model: Transformer) -> float:
+            assert trainer.ranks.is_first
+            assert not any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+            return [3.0, 2.0, 2.5, 2.5, 1.0, 1.0][trainer.state.step // 2 - 1]
 
-    Trainer._measure = measure  # type: ignore[method-assign]
-    result = Trainer(config, ranks, Console(quiet=True)).run()
+    result = Trainer(config, ranks, Console(quiet=True), Scripted()).run()
     (output / f"rank{ranks.rank}").write_text(f"{result.reason} {result.step} {result.bound}")
 
 

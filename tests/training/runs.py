@@ -30,8 +30,7 @@ from cedd.training.config import (
     to_json,
 )
 from cedd.training.distributed import Ranks
-from cedd.training.loop import StepFigures, Trainer, TrainResult
-from cedd.training.noising import StepBatch
+from cedd.training.loop import Hooks, Trainer, TrainResult
 from cedd.training.optimizer import Update, make_optimizer
 from cedd.training.records import read_log
 
@@ -109,15 +108,13 @@ def crash_at(step: int) -> Callable[[int], None]:
 
 
 @dataclass
-class WatchedTrainer(Trainer):
-    """A trainer that calls `before_step` with the number of steps taken."""
+class Watching(Hooks):
+    """Calls `watch` with the number of steps taken, before every step."""
 
-    before_step: Callable[[int], None] | None = None
+    watch: Callable[[int], None]
 
-    def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
-        if self.before_step is not None:
-            self.before_step(self.state.step)
-        return super().step(batch, stop)
+    def before_step(self, trainer: Trainer) -> None:
+        self.watch(trainer.state.step)
 
 
 def run(
@@ -125,7 +122,8 @@ def run(
 ) -> TrainResult:
     """Train in this process, alone."""
     config.check()
-    return WatchedTrainer(config, ALONE, console or Console(quiet=True), before_step=before_step).run()
+    hooks = None if before_step is None else Watching(before_step)
+    return Trainer(config, ALONE, console or Console(quiet=True), hooks).run()
 
 
 def checkpoint_steps(out: Path) -> list[int]:

@@ -16,8 +16,9 @@ from cedd.process import absorb
 from cedd.training.captured import CapturedGradient
 from cedd.training.config import OptimizerConfig, TrainConfig
 from cedd.training.distributed import LossModule, Ranks
+from cedd.training.loop import Trainer
 from cedd.training.optimizer import apply_gradients, gradient_norm, make_optimizer
-from tests.training.runs import Crash, WatchedTrainer, changed, checkpoint_steps, crash_at, final_log, final_state, run
+from tests.training.runs import Crash, Watching, changed, checkpoint_steps, crash_at, final_log, final_state, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,13 +26,14 @@ pytestmark = [
 ]
 
 Make = Callable[..., TrainConfig]
+ON_CUDA = Ranks(0, 1, torch.device("cuda", 0))
 # An eps that keeps AdamW from blowing up the last bits of gradients that are almost zero.
 STEADY: dict[str, Any] = {"model.dropout": 0.0, "precision": "float32", "optimizer.eps": 1e-3}
 
 
-def train_on_cuda(config: TrainConfig, before_step: Callable[[int], None] | None = None) -> WatchedTrainer:
-    ranks = Ranks(0, 1, torch.device("cuda", 0))
-    trainer = WatchedTrainer(changed(config, {"device": "cuda"}), ranks, Console(quiet=True), before_step=before_step)
+def train_on_cuda(config: TrainConfig, before_step: Callable[[int], None] | None = None) -> Trainer:
+    hooks = None if before_step is None else Watching(before_step)
+    trainer = Trainer(changed(config, {"device": "cuda"}), ON_CUDA, Console(quiet=True), hooks)
     trainer.run()
     return trainer
 
@@ -66,12 +68,12 @@ def test_a_skipped_step_leaves_weights_and_moments(config: Make, monkeypatch: py
 
     monkeypatch.setattr(LossModule, "forward", forward)
     settings = config("run", {"on_nonfinite": "skip", "compile": "off", "device": "cuda"})
-    trainer = WatchedTrainer(settings, Ranks(0, 1, torch.device("cuda", 0)), Console(quiet=True))
+    trainer = Trainer(settings, ON_CUDA, Console(quiet=True))
 
     def remember(step: int) -> None:
         held[step] = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
 
-    trainer.before_step = remember
+    trainer.hooks = Watching(remember)
     trainer.run()
     kept = [name for name in held[6] if not name.startswith("average/")]
     assert all(torch.equal(held[6][name], held[7][name]) for name in kept)
@@ -124,8 +126,8 @@ def test_recorded_steps_on_rounded_weights_are_the_steps(config: Make, mode: str
     """The same in bfloat16, whose weights the update rounds."""
     changes = {**STEADY, "precision": "bf16", "evaluation.every": 0}
     plain, recorded = (train_on_cuda(config(f"run-{kind}", {**changes, "compile": kind})) for kind in ("off", mode))
-    assert recorded.update.found is not None
-    assert any(copy is not None for copy in recorded.update.copies)
+    assert recorded.stepper.update.found is not None
+    assert any(copy is not None for copy in recorded.stepper.update.copies)
     for name, tensor in plain.state.tensors().items():
         found = recorded.state.tensors()[name]
         torch.testing.assert_close(found, tensor, rtol=2e-2, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")

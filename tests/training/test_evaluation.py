@@ -13,9 +13,8 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.data import prepare_training_data
 from cedd.models.folder import load_folder
 from cedd.training.config import TrainConfig
-from cedd.training.loop import _EVALUATION
 from cedd.training.records import plot_log
-from cedd.training.state import derived_seed
+from cedd.training.state import EVALUATION, derived_seed
 from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
 
 Make = Callable[..., TrainConfig]
@@ -70,7 +69,7 @@ def test_the_bound_is_that_of_the_averaged_weights(config: Make):
     result = run(settings)
     folder = load_folder(settings.out)
     blocks = prepare_training_data(settings.data, length=12, cache=settings.text.cache).validation[:16]
-    generator = torch.Generator().manual_seed(derived_seed(settings.seed, _EVALUATION))
+    generator = torch.Generator().manual_seed(derived_seed(settings.seed, EVALUATION))
     again = estimate_bound(
         folder.model, folder.process, torch.from_numpy(blocks), method=folder.method, draws=4, generator=generator
     )

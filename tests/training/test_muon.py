@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor, nn
 
 from cedd.training.config import OptimizerConfig
+from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer
 from cedd.training.muon import Muon, orthogonalized, step_size
 from tests.interpreted import run_interpreted
@@ -134,13 +136,10 @@ def test_sweeps_on_the_device():
 
 
 def test_sharding_is_refused_before_any_work(config, monkeypatch):
-    def work(_: Trainer) -> None:
-        pytest.fail("the data was prepared")
-
-    monkeypatch.setattr(Trainer, "_prepare_data", work)
-    monkeypatch.setattr("cedd.training.loop.choose_strategy", lambda *_: "fsdp")
+    monkeypatch.setattr("cedd.training.loop.data_of_run", lambda _: pytest.fail("the data was prepared"))
+    settings = config("run", {"optimizer.matrices": "muon", "strategy": "fsdp"})
     with pytest.raises(ValueError, match="use --strategy ddp, or adamw"):
-        run(config("run", {"optimizer.matrices": "muon"}))
+        Trainer(settings, Ranks(0, 2, torch.device("cpu")), Console(quiet=True))
 
 
 CONFIG = OptimizerConfig(matrices="muon", rate=1e-2, eps=1e-6, weight_decay=0.1, clip=0.1)

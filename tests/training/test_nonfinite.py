@@ -13,10 +13,10 @@ from torch import Tensor
 from cedd.objectives.loss import NoisyBatch
 from cedd.training.config import TrainConfig
 from cedd.training.distributed import LossModule
-from cedd.training.loop import NonFiniteLoss
+from cedd.training.loop import NonFiniteLoss, Trainer
 from tests.training.runs import (
     ALONE,
-    WatchedTrainer,
+    Watching,
     assert_same_run,
     checkpoint_steps,
     final_log,
@@ -112,12 +112,12 @@ def test_a_skipped_step_leaves_weights_and_moments(config: Make, spoil: Callable
     held: dict[int, dict[str, Tensor]] = {}
     settings = config("run", {"on_nonfinite": "skip"})
     said = StringIO()
-    trainer = WatchedTrainer(settings, ALONE, Console(file=said))
+    trainer = Trainer(settings, ALONE, Console(file=said))
 
     def remember(step: int) -> None:
         held[step] = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
 
-    trainer.before_step = remember
+    trainer.hooks = Watching(remember)
     spoil(6, how)
     assert trainer.run().finished
     kept = [name for name in held[6] if not name.startswith("average/")]

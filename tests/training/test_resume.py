@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 
 from cedd.models.folder import load_folder
-from cedd.training.claim import claimed
 from cedd.training.config import TrainConfig, read_config, same_run
-from cedd.training.loop import Trainer
+from cedd.training.run_folder import folder_lock
+from cedd.training.validation import Validation
 from tests.training.runs import (
     Crash,
     assert_same_run,
@@ -250,7 +250,7 @@ def test_data_that_changed_meanwhile_is_refused(config: Make, tmp_path: Path):
 
 def test_a_run_that_is_being_trained_is_refused(config: Make):
     run(config("run", {"steps": 4}))
-    with claimed(config().out), pytest.raises(ValueError, match="another process is training"):
+    with folder_lock(config().out), pytest.raises(ValueError, match="another process is training"):
         run(config())
     assert run(config()).finished
 
@@ -356,13 +356,11 @@ def scripted_bounds(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Bounds by step, in place of measured ones."""
     bounds: dict[int, float] = {}
 
-    def measure(trainer: Trainer, model: Any, records: Any) -> float:
-        bound = bounds[trainer.state.step]
-        values = {"nats_per_token": bound, "stderr": 0.0}
-        records.write(trainer.state.step, "bound", values)
-        return bound
+    def measure(_: Any, model: Any, step: int, records: Any) -> float:
+        records.write(step, "bound", {"nats_per_token": bounds[step], "stderr": 0.0})
+        return bounds[step]
 
-    monkeypatch.setattr(Trainer, "_measure", measure)
+    monkeypatch.setattr(Validation, "measure", measure)
     return bounds
 
 

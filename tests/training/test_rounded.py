@@ -14,8 +14,9 @@ from cedd.objectives.loss import Draws, batch_loss, noisy_batch
 from cedd.objectives.methods import get_method
 from cedd.process import roulette
 from cedd.training.config import TrainConfig
+from cedd.training.loop import Trainer
 from cedd.training.precision import Precision
-from tests.training.runs import ALONE, Crash, WatchedTrainer, assert_same_run, crash_at, run
+from tests.training.runs import ALONE, Crash, assert_same_run, crash_at, run
 
 Make = Callable[..., TrainConfig]
 BF16: dict[str, Any] = {"precision": "bf16"}
@@ -60,9 +61,13 @@ def test_gradients_are_autocasts():
 
 
 def test_copies_follow_the_weights(config: Make):
-    trainer = WatchedTrainer(config("run", BF16), ALONE, Console(quiet=True))
+    trainer = Trainer(config("run", BF16), ALONE, Console(quiet=True))
     trainer.run()
-    pairs = [(p, c) for p, c in zip(trainer.update.parameters, trainer.update.copies, strict=True) if c is not None]
+    pairs = [
+        (p, c)
+        for p, c in zip(trainer.stepper.update.parameters, trainer.stepper.update.copies, strict=True)
+        if c is not None
+    ]
     assert len(pairs) == len(trainer.state.model.rounded_parameters())
     assert all(torch.equal(copy, parameter.detach().bfloat16()) for parameter, copy in pairs)
 
@@ -78,5 +83,5 @@ def test_a_resumed_run_is_the_run(config: Make):
 
 def test_accumulated_gradients_stay_wide(config: Make):
     """Sums of rounded gradients would lose digits: with micro-batches autocast does the rounding."""
-    trainer = WatchedTrainer(config("run", {**BF16, "batch.accumulate": 2}), ALONE, Console(quiet=True))
-    assert all(copy is None for copy in trainer.update.copies)
+    trainer = Trainer(config("run", {**BF16, "batch.accumulate": 2}), ALONE, Console(quiet=True))
+    assert all(copy is None for copy in trainer.stepper.update.copies)

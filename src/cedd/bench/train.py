@@ -51,17 +51,13 @@ class _Numbers(ByteTokenizer):
         self.vocab_size = vocab_size
 
 
-class _SyntheticTrainer(Trainer):
-    """The trainer on random tokens: everything but reading data and writing files."""
-
-    vocab_size: int = 50257
-
-    def _prepare_data(self) -> TrainingData:
-        length, blocks = self.config.length, max(4 * self.config.batch.size, 64)
-        tokens = np.random.default_rng(self.config.seed).integers(self.vocab_size, size=blocks * length)
-        header: dict[str, Any] = {"length": length, "blocks": blocks, "vocab_size": self.vocab_size}
-        dataset = PackedDataset(tokens.astype(np.uint32), header)
-        return TrainingData(_Numbers(self.vocab_size), dataset, dataset)
+def random_data(config: TrainConfig, vocab_size: int) -> TrainingData:
+    """Random tokens in place of a text."""
+    length, blocks = config.length, max(4 * config.batch.size, 64)
+    tokens = np.random.default_rng(config.seed).integers(vocab_size, size=blocks * length)
+    header: dict[str, Any] = {"length": length, "blocks": blocks, "vocab_size": vocab_size}
+    dataset = PackedDataset(tokens.astype(np.uint32), header)
+    return TrainingData(_Numbers(vocab_size), dataset, dataset)
 
 
 def machine(device: str) -> str:
@@ -123,8 +119,8 @@ def _fresh(device: torch.device) -> None:
 
 def synthetic_trainer(config: TrainConfig, vocab_size: int) -> tuple[Trainer, NoisingSampler]:
     """The loop's own trainer on random tokens, and its batches."""
-    kind = type("_Synthetic", (_SyntheticTrainer,), {"vocab_size": vocab_size})
-    trainer: Trainer = kind(config, Ranks(0, 1, pick_device(config.device)), Console(quiet=True))
+    ranks = Ranks(0, 1, pick_device(config.device))
+    trainer = Trainer(config, ranks, Console(quiet=True), data=random_data(config, vocab_size))
     return trainer, trainer.noising()
 
 
@@ -133,7 +129,7 @@ def our_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
     """The loop's own step, with its prefetcher."""
     trainer, noising = synthetic_trainer(config, vocab_size)
     with Prefetcher(noising, trainer.ranks.device) as batches:
-        yield lambda: trainer.step(next(batches))
+        yield lambda: trainer.stepper.step(next(batches))
 
 
 @contextmanager

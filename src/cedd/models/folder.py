@@ -72,7 +72,7 @@ def save_description(
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
         **(extra or {}),
     }
-    write_json(folder / CONFIG_FILE, config)
+    write_json(folder / CONFIG_FILE, config, indent=2)
 
 
 def save_folder(

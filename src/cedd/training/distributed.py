@@ -22,6 +22,7 @@ from cedd.device import pick_device
 from cedd.models.transformer import Transformer
 from cedd.objectives.loss import NoisyBatch, batch_loss
 from cedd.objectives.methods import Method
+from cedd.training.config import TrainConfig
 
 Strategy = Literal["single", "ddp", "fsdp"]
 
@@ -96,11 +97,13 @@ class LossModule(nn.Module):
         return batch_loss(self.method, self.model, batch)
 
 
-def choose_strategy(name: str, ranks: Ranks) -> Strategy:
-    """auto: replicate."""
+def choose_strategy(config: TrainConfig, ranks: Ranks) -> Strategy:
+    """auto: replicate. Muon is refused with sharding."""
     if ranks.world_size == 1:
         return "single"
-    return "fsdp" if name == "fsdp" else "ddp"
+    if config.strategy == "fsdp" and config.optimizer.matrices == "muon":
+        raise ValueError("muon needs whole matrices, which sharding has not; use --strategy ddp, or adamw")
+    return "fsdp" if config.strategy == "fsdp" else "ddp"
 
 
 def distribute(module: LossModule, strategy: Strategy) -> nn.Module:
@@ -130,7 +133,7 @@ def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_full(tensor: Tensor) -> Tensor:
     """A sharded tensor gathered from all ranks (a collective call); any other as it is."""
     gather = getattr(tensor, "full_tensor", None)
     return gather() if gather is not None else tensor

@@ -1,61 +1,35 @@
 """The training loop: one process a device, nothing lost but the steps since the last checkpoint.
 
-Order of a step: the batch (made ahead, on the CPU), the gradient of each micro-batch, clipping, AdamW, the average.
-No step waits for the device: the figures of a step are read when the next one is under way, and a gradient that is
-not finite is skipped on the device itself. Everything random follows from (seed, step, rank).
+Everything random follows from (seed, step, rank), so that a resumed run takes the very same steps. `Hooks` is what a
+caller can add to a run or change of it.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
-import torch
 from rich.console import Console
-from torch import Tensor, nn
 
-from cedd.bounds.estimator import estimate_bound
 from cedd.data import Prefetcher, TrainingData, prepare_training_data
 from cedd.data.batches import BatchSampler
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.ema import EMA
-from cedd.models.folder import WEIGHTS_FILE, read_description, save_description
+from cedd.models.folder import WEIGHTS_FILE, save_description
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
-from cedd.network import with_rounded
-from cedd.objectives.loss import NoisyBatch
-from cedd.objectives.methods import Method, get_method
-from cedd.process import TokenProcess
-from cedd.samplers.loop import sample
+from cedd.objectives.methods import get_method
 from cedd.storage import write_json
-from cedd.training.captured import CapturedGradient, Gradient
 from cedd.training.checkpoints import Checkpoints
-from cedd.training.claim import claimed
-from cedd.training.config import TrainConfig, read_config, same_run, to_json
-from cedd.training.distributed import (
-    LossModule,
-    Ranks,
-    choose_strategy,
-    distribute,
-    joined_ranks,
-    whole,
-    without_sync,
-)
+from cedd.training.config import TrainConfig, to_json
+from cedd.training.distributed import Ranks, choose_strategy, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
-from cedd.training.optimizer import Update, learning_rate, make_optimizer
-from cedd.training.precision import Precision
 from cedd.training.records import Records, plot_log
-from cedd.training.speed import peak_flops
-from cedd.training.state import TrainingState, derived_seed
-
-TRAIN_FILE = "train.json"
-_DROPOUT, _EVALUATION = 2, 3  # separate uses of the seed
+from cedd.training.run_folder import TRAIN_FILE, folder_lock, refuse_other_data, refuse_other_run
+from cedd.training.signals import StopRequest
+from cedd.training.speed import Meter
+from cedd.training.step import StepFigures, Stepper
+from cedd.training.validation import Patience, Validation
 
 
 class NonFiniteLoss(ValueError):
@@ -74,41 +48,25 @@ class TrainResult:
     reason: str
 
 
-@dataclass
-class StepFigures:
-    """What one step leaves to read: loss, gradient norm, whether both are finite, whether a stop was asked for."""
+class Hooks:
+    """What the loop calls at fixed points. Subclass it, override what you need, and give it to the `Trainer`."""
 
-    step: int
-    values: Tensor
-    ready: torch.cuda.Event | None
+    def on_start(self, trainer: Trainer) -> None:
+        """Before the first step, once a checkpoint has been loaded."""
 
-    def read(self) -> tuple[float, float, bool, bool]:
-        if self.ready is not None:
-            self.ready.synchronize()
-        loss, norm, broken, stop = self.values.tolist()
-        return loss, norm, broken == 0.0, stop > 0.0
+    def before_step(self, trainer: Trainer) -> None:
+        """Before every step; `trainer.state.step` have been taken."""
 
+    def evaluate(self, trainer: Trainer, model: Transformer) -> float:
+        """Measure the averaged weights, on the first rank; lower is better, and patience goes by it."""
+        return trainer.validation.measure(model, trainer.state.step, trainer.records)
 
-@contextmanager
-def graceful_signals() -> Iterator[dict[str, bool]]:
-    """SIGTERM and SIGINT ask for a stop at the end of a step; a second SIGINT interrupts at once."""
-    asked = {"stop": False}
+    def wants_checkpoint(self, trainer: Trainer) -> bool:
+        """Whether a checkpoint that is due is written; the model's file always is."""
+        return True
 
-    def on_signal(number: int, _: FrameType | None) -> None:
-        if asked["stop"] and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked["stop"] = True
-
-    try:
-        old = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not in the main thread: signals are somebody else's
-        yield asked
-        return
-    try:
-        yield asked
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    def on_end(self, trainer: Trainer, result: TrainResult) -> None:
+        """After the last step and its checkpoint."""
 
 
 def share_the_interpreter() -> None:
@@ -142,163 +100,57 @@ def data_of_run(config: TrainConfig, tokenizer: Tokenizer | None = None) -> Trai
     )
 
 
-@dataclass
 class Trainer:
-    """One rank of one run."""
+    """One rank of one run.
 
-    config: TrainConfig
-    ranks: Ranks
-    console: Console
-    method: Method = field(init=False)
-    precision: Precision = field(init=False)
-    process: TokenProcess = field(init=False)
-    data: TrainingData = field(init=False)
-    state: TrainingState = field(init=False)
-    update: Update = field(init=False)
-    gradient: Gradient = field(init=False)
-    """Both passes over the last micro-batch of a step."""
-    module: nn.Module = field(init=False)
-    checkpoints: Checkpoints = field(init=False)
-    saved: int = field(init=False, default=-1)
-    """The step of the newest checkpoint."""
-    best: float = field(init=False, default=float("inf"))
-    stale: int = field(init=False, default=0)
-    """Evaluations since the best one."""
+    data: what to train on, where it is not what the configuration names.
+    """
 
-    # Set-up
+    records: Records
 
-    def __post_init__(self) -> None:
-        config, ranks = self.config, self.ranks
+    def __init__(
+        self,
+        config: TrainConfig,
+        ranks: Ranks,
+        console: Console,
+        hooks: Hooks | None = None,
+        data: TrainingData | None = None,
+    ) -> None:
+        self.config, self.ranks, self.console, self.hooks = config, ranks, console, hooks or Hooks()
         self.method = get_method(config.method)
-        mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
-        compiled = mode in ("on", "graphs")
-        self.precision = Precision.choose(config.precision, ranks.device.type, compiled)
-        strategy = choose_strategy(config.strategy, ranks)
-        if strategy == "fsdp" and config.optimizer.matrices == "muon":
-            raise ValueError("muon needs whole matrices, which sharding has not; use --strategy ddp, or adamw")
-        self._refuse_other_run()
-        self.data = self._prepare_data()
-        self._refuse_other_data()
+        choose_strategy(config, ranks)  # refuses before any work is done
+        refuse_other_run(config)
+        with ranks.first_goes_first():
+            self.data = data_of_run(config) if data is None else data
+        refuse_other_data(config, self.data)
         self.process = config.process.build(self.data.tokenizer.vocab_size)
         self.method.check(self.process)
-        torch.manual_seed(config.seed)
-        network = config.model.build(self.process, config.length, self.method.causal)
-        model = Transformer(network).to(ranks.device).train()
-        at_once = strategy == "single" and config.batch.accumulate == 1  # one backward pass makes a step's gradient
-        run = model
-        if at_once and self.precision.autocasts:  # sums of rounded gradients would lose digits
-            run = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
-        if compiled:
-            # With several ranks the compiler's own graphs, of each pass; with sharding none: parameters come and go.
-            run.compile(mode="reduce-overhead" if mode == "graphs" and strategy == "ddp" else "default")
-        self.module = distribute(LossModule(run, self.method), strategy)
-        self.gradient = self._both_passes
-        if mode in ("graphs", "record") and at_once and ranks.device.type == "cuda":
-            self.gradient = CapturedGradient(self._both_passes, list(run.parameters()))
-        optimizer = config.optimizer.of_mean(config.length)
-        ema = EMA(model, optimizer.ema, optimizer.ema_warmup, optimizer.steps_of_average(config.steps))
-        self.state = TrainingState(model, ema, make_optimizer(model, optimizer))
-        self.update = Update(model, self.state.optimizer, ema, optimizer, run)
+        self.stepper = Stepper(config, ranks, self.method, self.process)
+        self.state = self.stepper.state
+        self.validation = Validation(config, self.method, self.process, self.data, self.stepper.precision, ranks.device)
+        self.patience = Patience(config.evaluation.patience)
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
-
-    def _refuse_other_run(self) -> None:
-        """A folder that holds another run, or something else, is left alone."""
-        out, path = self.config.out, self.config.out / TRAIN_FILE
-        if out.exists() and not out.is_dir():
-            raise ValueError(f"{out} is a file; choose another --out")
-        if not path.is_file():
-            if self.config.resume == "must":
-                raise ValueError(f"there is no run to resume in {out}; check --out, or use --resume auto")
-            if (out / WEIGHTS_FILE).exists():
-                raise ValueError(f"{out} holds a model that is no run of this command; choose another --out")
-            return
-        if self.config.resume == "never":
-            raise ValueError(f"{out} holds a run already; choose another --out, or --resume auto")
-        different = same_run(read_config(path), self.config)
-        if different:
-            what = f"{', '.join(different)} differ{'s' * (len(different) == 1)}"
-            raise ValueError(f"{out} holds another run ({what}); choose another --out")
-
-    def _refuse_other_data(self) -> None:
-        """A run goes on with the blocks and the tokenizer that it began with, or not at all."""
-        if not (self.config.out / TRAIN_FILE).is_file():
-            return
-        before, now = read_description(self.config.out)["data"]["train"], self.data.train.report()
-        if any(before[name] != now[name] for name in ("tokens_sha256", "tokenizer_fingerprint", "blocks")):
-            raise ValueError(
-                f"the data ({self.config.data}) has changed since the run in {self.config.out} began; "
-                "restore it, or choose another --out"
-            )
-
-    def _prepare_data(self) -> TrainingData:
-        with self.ranks.first_goes_first():
-            return data_of_run(self.config)
-
-    def _say(self, message: str) -> None:
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
-
-    def _write_description(self) -> None:
-        config = self.config
-        save_description(
-            config.out,
-            network=self.state.model.config,
-            process=self.process,
-            method=self.method,
-            tokenizer=self.data.tokenizer,
-            length=config.length,
-            extra={"data": {"train": self.data.train.report(), "validation": self.data.validation.report()}},
-        )
-        write_json(config.out / TRAIN_FILE, to_json(config))
-
-    # The run
+        self.meter = Meter(config, self.state.model, ranks)
+        self.stop = StopRequest()
+        self.saved = -1
+        """The step of the newest checkpoint."""
 
     def run(self) -> TrainResult:
         """All steps that are left."""
-        config = self.config
-        with self._sole_writer():
-            self._begin()
+        with self._only_writer():
+            self._resume()
             with (
-                graceful_signals() as asked,
-                self._records() as records,
+                self.stop.on_signals(),
+                self._open_records() as self.records,
                 Prefetcher(self.noising(), self.ranks.device) as batches,
             ):
-                result = self._steps(batches, records, asked)
+                self.hooks.on_start(self)
+                result = self._steps(batches)
+                self.hooks.on_end(self, result)
             if self.ranks.is_first:
-                plot_log(config.out)
-        self._say(f"step {result.step}: {result.reason}; model in {config.out}")
+                plot_log(self.config.out)
+        self._say(f"step {result.step}: {result.reason}; model in {self.config.out}")
         return result
-
-    def _sole_writer(self) -> AbstractContextManager[None]:
-        if not self.ranks.is_first:
-            return nullcontext()
-        self.config.out.mkdir(parents=True, exist_ok=True)
-        return claimed(self.config.out)
-
-    def _begin(self) -> None:
-        """Describe the run in its folder, sweep what a kill left there, and take over the newest checkpoint."""
-        config, state = self.config, self.state
-        going_on = (config.out / TRAIN_FILE).is_file()
-        if self.ranks.is_first:
-            for left in config.out.glob(".*.tmp"):
-                left.unlink()
-            self.checkpoints.sweep()
-            self._write_description()
-        found = self.checkpoints.load_latest(state.tensors())
-        if found is not None:
-            state.restore(*found)
-            self.update.refresh()
-            self._restore_patience(found[1])
-            self.saved = state.step
-            self._say(f"resuming {config.out} at step {state.step}")
-        elif config.resume == "must":
-            raise ValueError(f"{config.out} has no whole checkpoint to resume from; use --resume auto to start again")
-        elif going_on:
-            self._say(f"{config.out} has no whole checkpoint: starting from the first step")
-
-    def _records(self) -> Records:
-        config = self.config
-        folder = config.out if self.ranks.is_first else None
-        return Records(folder, config.steps, self.state.step, self.console, config.tensorboard)
 
     def noising(self) -> NoisingSampler:
         """This rank's batches, from the next step on."""
@@ -314,222 +166,130 @@ class Trainer:
         )
         return NoisingSampler(sampler, self.method, self.process, config.batch, config.steps)
 
-    def _steps(self, batches: Prefetcher[StepBatch], records: Records, asked: dict[str, bool]) -> TrainResult:
+    # The loop
+
+    def _steps(self, batches: Prefetcher[StepBatch]) -> TrainResult:
         config, state = self.config, self.state
-        meter = Meter(self)
         pending: StepFigures | None = None
         loss, bound, reason = None, None, "finished"
         while state.step < config.steps:
-            if self._is_stale():  # also where a run that had stopped early is started again
+            if self.patience.is_over:  # also where a run that had stopped early is started again
                 reason = "stopped early: the bound no longer improves"
                 break
-            figures = self.step(next(batches), asked["stop"])
-            stop = asked["stop"] and self.ranks.world_size == 1  # several ranks agree on it through their figures
+            self.hooks.before_step(self)
+            figures = self.stepper.step(next(batches), self.stop.requested)
+            stop = self.stop.requested and self.ranks.world_size == 1  # several ranks agree through their figures
             if pending is not None:
-                loss, agreed = self._account(pending, meter, records)
+                loss, agreed = self._account(pending)
                 stop = stop or agreed
             pending = figures
             if config.evaluation.every > 0 and state.step % config.evaluation.every == 0:
-                bound = self._evaluate(records)
-                meter.pause()
+                bound = self.evaluate()
+                self.meter.pause()
             if stop and state.step < config.steps:
                 reason = "stopped"
                 break
             if state.step % config.checkpoint_every == 0 and state.step < config.steps:
-                loss, _ = self._account(pending, meter, records)
+                loss, _ = self._account(pending)
                 pending = None
                 self._save()
-                meter.pause()
+                self.meter.pause()
         if pending is not None:
-            loss, _ = self._account(pending, meter, records)
+            loss, _ = self._account(pending)
         self._save()
         return TrainResult(state.step, loss, bound, state.step >= config.steps, reason)
 
-    def _is_stale(self) -> bool:
-        patience = self.config.evaluation.patience
-        return patience > 0 and self.stale >= patience
-
-    def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
-        """Gradient, clipping, update, average; returns figures that may still be on their way."""
-        config, state, device = self.config, self.state, self.ranks.device
-        torch.manual_seed(derived_seed(config.seed, state.step, _DROPOUT, self.ranks.rank))
-        *parts, last = batch.parts
-        total = torch.zeros((), device=device)
-        for part in parts:
-            with without_sync(self.module, last=False):
-                total += self._both_passes(part, len(batch.parts))
-        with without_sync(self.module, last=True):
-            total += self.gradient(last) if not parts else self._both_passes(last, len(batch.parts))
-        norm = self.update.norm()
-        broken = (~(torch.isfinite(total) & torch.isfinite(norm))).float()
-        summed = self.ranks.sum(torch.stack([total, broken, torch.full_like(total, float(stop))]))
-        finite = summed[1] == 0
-        rate = learning_rate(config.optimizer, state.step, config.steps)
-        self.update.apply(rate, norm, finite)
-        if not isinstance(self.gradient, CapturedGradient):  # whose gradients stay where they are
-            self.update.forget_gradients()
-        state.step += 1
-        values = torch.stack([summed[0] / self.ranks.world_size, norm.float(), summed[1], summed[2]])
-        return self._later(state.step, values)
-
-    def _both_passes(self, part: NoisyBatch, parts: int = 1) -> Tensor:
-        """The loss of one of a step's `parts` micro-batches, its share of the step's; gradients are added up."""
-        with self.precision.both_passes():
-            with self.precision.autocast():
-                loss = self.module(part) / parts
-            loss.backward()
-        return loss.detach()
-
-    def _later(self, step: int, values: Tensor) -> StepFigures:
-        if values.device.type != "cuda":
-            return StepFigures(step, values.detach().cpu(), None)
-        # Pinned, or the copy would wait for the device.
-        copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        copy.copy_(values.detach(), non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return StepFigures(step, copy, event)
-
-    def _account(self, figures: StepFigures, meter: Meter, records: Records) -> tuple[float, bool]:
-        """Read a step's figures: log them, and act on what is not finite or on a wish to stop."""
+    def _account(self, figures: StepFigures) -> tuple[float, bool]:
+        """Read and log a step's figures, and act on what is not finite; its loss, and whether a stop was requested."""
         loss, norm, finite, stop = figures.read()
         step = figures.step
         if not finite:
-            self._on_nonfinite(step, loss, norm, records)
-        meter.tick(step)
+            self._on_nonfinite(step, loss, norm)
+        self.meter.tick(step)
         if finite and step % self.config.log_every == 0:
-            rate = learning_rate(self.config.optimizer, step - 1, self.config.steps)
-            records.write(step, "train", {"loss": loss, "norm": norm, "rate": rate, **meter.figures()})
-        records.advance(step, f"loss {loss:.4f}{meter.bound_text}  {meter.text()}")
+            figures_of_step = {"loss": loss, "norm": norm, "rate": self.stepper.rate(step - 1)}
+            self.records.write(step, "train", {**figures_of_step, **self.meter.figures()})
+        best = self.patience.best
+        bound = "" if best == float("inf") else f"  bound {best:.4f}"
+        self.records.advance(step, f"loss {loss:.4f}{bound}  {self.meter.text()}")
         return loss, stop
 
-    def _on_nonfinite(self, step: int, loss: float, norm: float, records: Records) -> None:
-        whole_steps = self.checkpoints.steps()
-        last = self.checkpoints.path(whole_steps[-1]) if whole_steps else None
-        good = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+    def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
+        steps = self.checkpoints.steps()
+        good = (
+            f"the last good checkpoint is {self.checkpoints.path(steps[-1])}" if steps else "there is no checkpoint yet"
+        )
         message = f"step {step} (batch {step - 1}): the loss is {loss}, the gradient norm {norm}; {good}"
-        records.write(step, "nonfinite", {"loss": str(loss), "norm": str(norm), "batch": step - 1})
+        self.records.write(step, "nonfinite", {"loss": str(loss), "norm": str(norm), "batch": step - 1})
         if self.config.on_nonfinite == "stop":
             raise NonFiniteLoss(message)
-        records.say(f"{message}; skipped")
+        self.records.say(f"{message}; skipped")
 
-    # Now and then
-
-    def _evaluate(self, records: Records) -> float:
-        """The bound by the averaged weights: measured by the first rank, the same number on all."""
+    def evaluate(self) -> float:
+        """The averaged weights, measured by the first rank; the same number on all."""
         model = self.state.averaged_model()  # all ranks are needed to gather a sharded average
-        bound = self.ranks.from_first(self._measure(model, records) if self.ranks.is_first else 0.0)
-        self.stale = 0 if bound < self.best else self.stale + 1
-        self.best = min(self.best, bound)
+        bound = self.ranks.from_first(self.hooks.evaluate(self, model) if self.ranks.is_first else 0.0)
+        self.patience.note(bound)
         return bound
 
-    def _measure(self, model: Transformer, records: Records) -> float:
-        """The bound on validation blocks, and some samples, written to the records."""
-        config, step = self.config, self.state.step
-        seed = derived_seed(config.seed, _EVALUATION)
-        count = min(config.evaluation.sequences, len(self.data.validation))
-        blocks = torch.from_numpy(self.data.validation[:count]).to(self.ranks.device)
-        with torch.no_grad(), self.precision.autocast():
-            estimate = estimate_bound(
-                model,
-                self.process,
-                blocks,
-                method=self.method,
-                draws=config.evaluation.draws,
-                generator=torch.Generator().manual_seed(seed),
-            )
-            texts = self._samples(model, seed)
-        values: dict[str, Any] = {
-            "nats_per_token": estimate.nats_per_token,
-            "stderr": estimate.stderr,
-            "perplexity": estimate.perplexity,
-        }
-        records.write(step, "bound", values)
-        for text in texts:
-            records.write(step, "sample", {"text": text})
-        low, high = (round(x, 4) for x in estimate.ci95)
-        records.say(
-            f"step {step}: bound {estimate.nats_per_token:.4f} nats per token "
-            f"[{low}, {high}], perplexity {estimate.perplexity:.2f}"
-        )
-        return estimate.nats_per_token
+    # The run's folder
 
-    def _samples(self, model: Transformer, seed: int) -> list[str]:
+    def _only_writer(self) -> AbstractContextManager[None]:
+        if not self.ranks.is_first:
+            return nullcontext()
+        self.config.out.mkdir(parents=True, exist_ok=True)
+        return folder_lock(self.config.out)
+
+    def _resume(self) -> None:
+        """Describe the run in its folder, remove what a killed one left there, and load the newest checkpoint."""
+        config, state = self.config, self.state
+        started_before = (config.out / TRAIN_FILE).is_file()
+        if self.ranks.is_first:
+            for left in config.out.glob(".*.tmp"):
+                left.unlink()
+            self.checkpoints.sweep()
+            self._write_description()
+        found = self.checkpoints.load_latest(state.tensors())
+        if found is not None:
+            step, values = found
+            state.restore(step, values)
+            self.stepper.update.refresh()
+            self.patience.restore(values)
+            self.saved = state.step
+            self._say(f"resuming {config.out} at step {state.step}")
+        elif config.resume == "must":
+            raise ValueError(f"{config.out} has no whole checkpoint to resume from; use --resume auto to start again")
+        elif started_before:
+            self._say(f"{config.out} has no whole checkpoint: starting from the first step")
+
+    def _write_description(self) -> None:
         config = self.config
-        if config.evaluation.samples < 1:
-            return []
-        tokens = sample(
-            model,
-            self.process,
-            (config.evaluation.samples, config.length),
+        save_description(
+            config.out,
+            network=self.state.model.config,
+            process=self.process,
             method=self.method,
-            steps=config.evaluation.sample_steps,
-            generator=torch.Generator().manual_seed(seed),
-            device=self.ranks.device,
+            tokenizer=self.data.tokenizer,
+            length=config.length,
+            extra={"data": {"train": self.data.train.report(), "validation": self.data.validation.report()}},
         )
-        return [self.data.tokenizer.decode(row) for row in tokens.cpu().numpy()]
-
-    def _restore_patience(self, values: dict[str, Any]) -> None:
-        self.best, self.stale = values["best"] if values["best"] is not None else float("inf"), values["stale"]
+        write_json(config.out / TRAIN_FILE, to_json(config), indent=2)
 
     def _save(self) -> None:
         """A checkpoint, then the averaged weights as the run's model."""
         state = self.state
-        if state.step != self.saved:
-            patience = {"best": None if self.best == float("inf") else self.best, "stale": self.stale}
-            self.checkpoints.save(state.step, state.tensors(), {**state.values(), **patience})
+        if state.step != self.saved and self.hooks.wants_checkpoint(self):
+            self.checkpoints.save(state.step, state.tensors(), {**state.values(), **self.patience.values()})
             self.saved = state.step
-        averages = {name: whole(average) for name, average in state.ema.shadow.items()}
+        averages = {name: gather_full(average) for name, average in state.ema.shadow.items()}
         if self.ranks.is_first:
             save_weights(self.config.out / WEIGHTS_FILE, averages)
         self.ranks.barrier()
 
+    def _open_records(self) -> Records:
+        config = self.config
+        folder = config.out if self.ranks.is_first else None
+        return Records(folder, config.steps, self.state.step, self.console, config.tensorboard)
 
-class Meter:
-    """Speed over the last stretch of steps, without the pauses for evaluations and checkpoints."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        config, model = trainer.config, trainer.state.model
-        self._tokens_per_step = config.batch.size * config.length
-        self._flops_per_token = model.flops_per_token(config.length)
-        self._peak = peak_flops(trainer.ranks.device)
-        self._world = trainer.ranks.world_size
-        self._trainer = trainer
-        self._rate: float | None = None
-        self._since: tuple[int, float] | None = None
-
-    @property
-    def bound_text(self) -> str:
-        best = self._trainer.best
-        return "" if best == float("inf") else f"  bound {best:.4f}"
-
-    def pause(self) -> None:
-        """The time until the next step does not count."""
-        self._since = None
-
-    def tick(self, step: int) -> None:
-        now = time.perf_counter()
-        if self._since is None or step <= self._since[0]:
-            self._since = (step, now)
-            return
-        steps, seconds = step - self._since[0], now - self._since[1]
-        if seconds > 0:
-            self._rate = self._tokens_per_step * steps / seconds
-        if seconds > 10:  # let old speeds go
-            self._since = (step, now)
-
-    def figures(self) -> dict[str, float]:
-        if self._rate is None:
-            return {}
-        figures = {"tokens_per_second": round(self._rate, 1)}
-        if self._peak is not None:
-            share = self._rate * self._flops_per_token / (self._peak * self._world)
-            figures["share_of_peak"] = round(share, 4)
-        return figures
-
-    def text(self) -> str:
-        figures = self.figures()
-        parts = [f"{figures['tokens_per_second']:,.0f} tokens/s"] if figures else []
-        if "share_of_peak" in figures:
-            parts.append(f"{figures['share_of_peak']:.0%} of peak")
-        return "  ".join(parts)
+    def _say(self, message: str) -> None:
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)

@@ -17,9 +17,7 @@ from cedd.objectives.methods import Method
 from cedd.objectives.times import draw_times
 from cedd.process import TokenProcess
 from cedd.training.config import BatchConfig
-from cedd.training.state import derived_seed
-
-_NOISE = 1  # separates this use of the seed from others
+from cedd.training.state import NOISE, derived_seed
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class NoisingSampler:
     def batch(self, step: int) -> StepBatch:
         """The micro-batches of step `step` on this rank."""
         sampler, x0 = self.sampler, self.sampler.batch(step)
-        generator = torch.Generator().manual_seed(derived_seed(sampler.seed, step, _NOISE))
+        generator = torch.Generator().manual_seed(derived_seed(sampler.seed, step, NOISE))
         times = draw_times(
             sampler.batch_size,
             generator,

@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from cedd.models.ema import EMA
 from cedd.models.kernels import has_triton
 from cedd.training.config import OptimizerConfig
-from cedd.training.distributed import whole
+from cedd.training.distributed import gather_full
 from cedd.training.muon import Muon, is_muons, step_size
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of all gradients, on the device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return whole(nn.utils.get_total_norm(gradients, foreach=True))
+    return gather_full(nn.utils.get_total_norm(gradients, foreach=True))
 
 
 def excess_of(norm: Tensor, clip: float) -> Tensor:

@@ -1,8 +1,14 @@
-"""The dense bfloat16 peak of known accelerators, by their makers' datasheets, to say what share of it a run reaches."""
+"""How fast a run is: tokens a second, and the share of the device's peak in dense bfloat16."""
 
 from __future__ import annotations
 
+import time
+
 import torch
+
+from cedd.models.transformer import Transformer
+from cedd.training.config import TrainConfig
+from cedd.training.distributed import Ranks
 
 _PEAKS = {
     "H200": 989e12,
@@ -13,6 +19,7 @@ _PEAKS = {
     "L4": 121e12,
     "RTX 4090": 165e12,
 }
+"""Of known accelerators, by their makers' datasheets."""
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -21,3 +28,46 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for key, peak in _PEAKS.items() if key in name), None)
+
+
+class Meter:
+    """Speed over the last stretch of steps, without the pauses for evaluations and checkpoints."""
+
+    def __init__(self, config: TrainConfig, model: Transformer, ranks: Ranks) -> None:
+        self._tokens_per_step = config.batch.size * config.length
+        self._flops_per_token = model.flops_per_token(config.length)
+        self._peak = peak_flops(ranks.device)
+        self._world = ranks.world_size
+        self._rate: float | None = None
+        self._since: tuple[int, float] | None = None
+
+    def pause(self) -> None:
+        """The time until the next step does not count."""
+        self._since = None
+
+    def tick(self, step: int) -> None:
+        now = time.perf_counter()
+        if self._since is None or step <= self._since[0]:
+            self._since = (step, now)
+            return
+        steps, seconds = step - self._since[0], now - self._since[1]
+        if seconds > 0:
+            self._rate = self._tokens_per_step * steps / seconds
+        if seconds > 10:  # let old speeds go
+            self._since = (step, now)
+
+    def figures(self) -> dict[str, float]:
+        if self._rate is None:
+            return {}
+        figures = {"tokens_per_second": round(self._rate, 1)}
+        if self._peak is not None:
+            share = self._rate * self._flops_per_token / (self._peak * self._world)
+            figures["share_of_peak"] = round(share, 4)
+        return figures
+
+    def text(self) -> str:
+        figures = self.figures()
+        parts = [f"{figures['tokens_per_second']:,.0f} tokens/s"] if figures else []
+        if "share_of_peak" in figures:
+            parts.append(f"{figures['share_of_peak']:.0%} of peak")
+        return "  ".join(parts)

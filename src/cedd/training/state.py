@@ -12,9 +12,10 @@ from torch.optim import AdamW
 
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
-from cedd.training.distributed import whole
+from cedd.training.distributed import gather_full
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+NOISE, DROPOUT, EVALUATION = 1, 2, 3  # separate uses of a seed
 
 
 @dataclass
@@ -55,7 +56,7 @@ class TrainingState:
         """
         with torch.device("meta"):
             model = Transformer(self.model.config)
-        averages = {name: whole(average) for name, average in self.ema.shadow.items()}
+        averages = {name: gather_full(average) for name, average in self.ema.shadow.items()}
         model.load_state_dict(averages, assign=True)
         # Buffers (the rotary tables) are constants that no state holds.
         for name, buffer in self.model.named_buffers():

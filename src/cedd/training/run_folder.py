@@ -1,0 +1,67 @@
+"""The folder of a run: one writer at a time, one configuration, one data set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cedd.data import TrainingData
+from cedd.models.folder import WEIGHTS_FILE, read_description
+from cedd.training.config import TrainConfig, read_config, same_run
+
+TRAIN_FILE = "train.json"
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock. The system releases it with the process, however that ends; there is no lock file."""
+    if sys.platform == "win32":  # which opens no folders
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is training in {folder}; wait for it, or choose another --out") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_other_run(config: TrainConfig) -> None:
+    """A folder that holds another run, or something else, is left alone."""
+    out, path = config.out, config.out / TRAIN_FILE
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; choose another --out")
+    if not path.is_file():
+        if config.resume == "must":
+            raise ValueError(f"there is no run to resume in {out}; check --out, or use --resume auto")
+        if (out / WEIGHTS_FILE).exists():
+            raise ValueError(f"{out} holds a model that is no run of this command; choose another --out")
+        return
+    if config.resume == "never":
+        raise ValueError(f"{out} holds a run already; choose another --out, or --resume auto")
+    different = same_run(read_config(path), config)
+    if different:
+        what = f"{', '.join(different)} differ{'s' * (len(different) == 1)}"
+        raise ValueError(f"{out} holds another run ({what}); choose another --out")
+
+
+def refuse_other_data(config: TrainConfig, data: TrainingData) -> None:
+    """A run continues with the blocks and the tokenizer that it began with, or not at all."""
+    if not (config.out / TRAIN_FILE).is_file():
+        return
+    before, now = read_description(config.out)["data"]["train"], data.train.report()
+    if any(before[name] != now[name] for name in ("tokens_sha256", "tokenizer_fingerprint", "blocks")):
+        raise ValueError(
+            f"the data ({config.data}) has changed since the run in {config.out} began; "
+            "restore it, or choose another --out"
+        )
