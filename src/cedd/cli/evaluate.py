@@ -229,7 +229,7 @@ def _table(result: Measurement) -> Table:
     row("nats per token", [f"{e.nats_per_token:.4f}" for e in estimates])
     row("  standard error", [f"{e.stderr:.4f}" for e in estimates])
     row("  95% interval", [f"[{e.ci95[0]:.4f}, {e.ci95[1]:.4f}]" for e in estimates])
-    row("  of times and noise alone", [f"{e.monte_carlo_stderr:.4f}" for e in estimates])
+    row("  Monte Carlo standard error", [f"{e.monte_carlo_stderr:.4f}" for e in estimates])
     row("  of which terminal", [f"{e.terminal:.4f}" for e in estimates])
     row("bits per token", [f"{e.bits_per_token:.4f}" for e in estimates])
     row("perplexity per token", [f"{e.perplexity:.2f}" for e in estimates])
