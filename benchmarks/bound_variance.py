@@ -21,8 +21,8 @@ from torch import Tensor
 
 import cedd
 from cedd.bounds.estimator import Sampling
-from cedd.bounds.exact import Bound
 from cedd.data.corpora import python_manual_documents
+from cedd.dynamics import Bound
 from cedd.models import Transformer, TransformerConfig
 
 ALPHABET = " ,.abcdefghijklmnopqrstuvwxyz"

@@ -40,9 +40,9 @@ from cedd.bench.train import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data import CharAsGPT2, GPT2Tokenizer, load_gpt2, open_corpus, pack
 from cedd.data.folders import data_folder
+from cedd.methods import get_method
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
-from cedd.objectives.methods import get_method
 from cedd.spelling.paper_protocol import restore
 from cedd.storage import atomic_write, write_json
 from cedd.training.config import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import cedd
 from cedd import Bayes, Denoiser, Parameterization, PowerShare, ScaledScore, Score, TokenProcess
-from cedd.parameterization import Affine, can_return, settle_step
+from cedd.parameterization import Affine, can_jump, settle_step
 from tests import reference
 from tests.networks import matching_chain
 
@@ -143,7 +143,7 @@ def test_all_agree_at_the_truth(name: str, V: int, t: float, fraction: float, se
     places = [chain.states.index(tuple(row)) for row in x_t.tolist()]
     by_state = reverse[:, places].T.reshape(len(x_t), *(process.num_states,) * 2)
     expected = torch.from_numpy(np.stack([by_state.sum(2), by_state.sum(1)], 1))  # each position's own law
-    possible = can_return(x_t, noise)[..., None].expand(ratios.shape)
+    possible = can_jump(x_t, noise)[..., None].expand(ratios.shape)
     for kind, given_outputs in outputs.items():
         parameterization = PARAMETERIZATIONS[kind]
         scores = parameterization.log_scores(given_outputs, x_t, noise).exp()
@@ -169,7 +169,7 @@ def test_the_affine_path_is_the_dense_path(kind: str, name: str, V: int, t: floa
     torch.testing.assert_close(fast, dense, rtol=0, atol=1e-8)
     score = parameterization.score(torch.log_softmax(outputs, -1), x_t, noise)
     others = parameterization.log_scores(outputs, x_t, noise).exp().sum(-1) - (x_t < V).double()
-    possible = can_return(x_t, noise)
+    possible = can_jump(x_t, noise)
     torch.testing.assert_close(score.others()[possible], others[possible], rtol=1e-9, atol=1e-9)
 
 
@@ -179,11 +179,35 @@ def test_rescaling_touches_unmasked_ratios_only() -> None:
     scaled, plain = (Denoiser(rescale).log_scores(outputs, x_t, noise) for rescale in (True, False))
     assert torch.equal(scaled[5], plain[5])
     assert float((scaled[:5] - plain[:5]).abs().max()) > 0.5
-    beta = float(noise.ratio_beta[0])
+    beta = float(Denoiser().ratio_beta(noise)[0])
     assert beta == pytest.approx(0.4 * math.log(1.1 * float(noise.sigma[0]) + 1.1))
     matrix = reference.transition_at_clocks(5, True, 0.0, beta)
     f = torch.softmax(outputs[2], -1).numpy()
     np.testing.assert_allclose(scaled[2].exp().numpy(), reference.denoiser_scores(matrix, f, 2) ** (np.arange(5) != 2))
+
+
+def test_the_rescaled_shuffle_clock() -> None:
+    process, denoiser = cedd.roulette(4, 0.5), Denoiser()
+    noise = process.noise(torch.tensor([0.0, 0.01, 0.9]))
+    beta = denoiser.ratio_beta(noise)
+    torch.testing.assert_close(beta[1:], (0.5 * denoiser.rescaled_sigma(noise.sigma, has_mask=True))[1:])
+    assert float(beta[0]) == 0.0
+    assert float(denoiser.ratio_beta(cedd.uniform(4).noise(1e-5))) == pytest.approx(0.0015)
+    assert float(Denoiser(sigma_floor=0.003).ratio_beta(cedd.uniform(4).noise(1e-5))) == pytest.approx(0.003)
+    assert float(denoiser.ratio_beta(cedd.absorb(4).noise(1e-5))) == 0.0
+    with pytest.raises(ValueError, match="sigma_floor"):
+        Denoiser(sigma_floor=-1.0)
+
+
+@given(st.floats(0.0, 5.0))
+def test_rescalings(sigma: float) -> None:
+    value = torch.tensor(sigma, dtype=torch.float64)
+    assert float(Denoiser().rescaled_sigma(value, has_mask=False)) == max(sigma, 0.0015)
+    expected = math.log(1.1 * sigma + 1.1) if sigma < 0.5 else sigma
+    lifted = Denoiser().rescaled_sigma(value, has_mask=True)
+    assert float(lifted) == pytest.approx(expected, rel=1e-12)
+    assert lifted >= value or sigma >= 0.5
+    assert float(Denoiser(rescale=False).rescaled_sigma(value, has_mask=True)) == sigma
 
 
 # ---- ends of floating point -------------------------------------------------------------------------------------
@@ -206,7 +230,7 @@ def test_everything_is_finite_at_a_real_vocabulary(name: str, kind: str, dtype: 
         earlier = process.noise(torch.full((4,), t / 2))
         ratios = parameterization.log_ratios(outputs, x_t, noise)
         assert ratios.dtype == torch.float32
-        possible = can_return(x_t, noise)
+        possible = can_jump(x_t, noise)
         assert bool(torch.isfinite(ratios[possible]).all()), t
         scores = parameterization.log_scores(outputs, x_t, noise)
         assert not bool(scores.isnan().any())
@@ -242,7 +266,7 @@ def test_gradients_are_finite_near_zero() -> None:
             x_t = torch.arange(51) % process.num_states
             noise = process.noise(torch.full((51,), 1e-9))
             ratios = parameterization.log_ratios(outputs, x_t, noise)
-            (gradient,) = torch.autograd.grad(ratios[can_return(x_t, noise)].sum(), outputs)
+            (gradient,) = torch.autograd.grad(ratios[can_jump(x_t, noise)].sum(), outputs)
             assert bool(torch.isfinite(gradient).all()), kind
 
 

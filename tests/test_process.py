@@ -12,7 +12,6 @@ from scipy.stats import chi2
 
 import cedd
 from cedd import Cosine, Geometric, LogLinear, Polynomial, PowerShare, TokenProcess, process_from_config
-from cedd.process import SigmaFloor, SigmaLift
 from tests import reference
 from tests.networks import matching_chain
 
@@ -186,7 +185,7 @@ def test_terminal_terms_by_brute_force(process: TokenProcess) -> None:
 @settings(max_examples=12, deadline=None)
 @given(PROCESS)
 def test_the_out_rate_by_quadrature(process: TokenProcess) -> None:
-    assume(process.schedule.start == 0.0)
+    assume(process.axis.start == 0.0)
     chain = matching_chain(process, 1)
     p0 = np.full(process.vocab_size, 1 / process.vocab_size)
     assert process.integrated_out_rate() == pytest.approx(reference.out_rate_integral(chain, p0), abs=1e-10)
@@ -203,7 +202,7 @@ def test_the_out_rate_of_a_geometric_schedule() -> None:
 @settings(max_examples=12, deadline=None)
 @given(PROCESS)
 def test_the_corrected_probability_is_that_of_being_masked_as_another_token(process: TokenProcess) -> None:
-    assume(process.schedule.start == 0.0)
+    assume(process.axis.start == 0.0)
     chain = matching_chain(process, 1)
 
     def density(t: float) -> float:
@@ -216,7 +215,7 @@ def test_the_corrected_probability_is_that_of_being_masked_as_another_token(proc
 @given(VOCAB, P_M)
 def test_the_papers_formula_for_corrected_tokens(V: int, p_m: float) -> None:
     process = cedd.roulette(V, p_m)
-    end = process.schedule.end / p_m
+    end = process.axis.end / p_m
     printed = (V - 1) / V * (math.exp(-end) * p_m - math.exp(-end * p_m) + 1 - p_m)
     assert process.corrected_probability() == pytest.approx(printed, abs=1e-12)
 
@@ -300,26 +299,6 @@ def test_fields_spread_and_rows_are_picked() -> None:
     assert wide.to("cpu").vocab_size == 4
 
 
-def test_noise_knows_the_rescaled_shuffle_clock() -> None:
-    process = cedd.roulette(4, 0.5)
-    noise = process.noise(torch.tensor([0.0, 0.01, 0.9]))
-    rescaled = SigmaLift()(noise.sigma)
-    torch.testing.assert_close(noise.ratio_beta[1:], (0.5 * rescaled)[1:])
-    assert float(noise.ratio_beta[0]) == 0.0
-    assert float(cedd.uniform(4).noise(1e-5).ratio_beta) == pytest.approx(0.0015)
-    assert float(cedd.uniform(4, sigma_floor=0.003).noise(1e-5).ratio_beta) == pytest.approx(0.003)
-    assert float(cedd.absorb(4).noise(1e-5).ratio_beta) == 0.0
-
-
-@given(st.floats(0.0, 5.0))
-def test_rescalings(sigma: float) -> None:
-    value = torch.tensor(sigma, dtype=torch.float64)
-    assert float(SigmaFloor()(value)) == max(sigma, 0.0015)
-    expected = math.log(1.1 * sigma + 1.1) if sigma < 0.5 else sigma
-    assert float(SigmaLift()(value)) == pytest.approx(expected, rel=1e-12)
-    assert SigmaLift()(value) >= value or sigma >= 0.5
-
-
 # ---- records ----------------------------------------------------------------------------------------------------
 
 
@@ -329,7 +308,6 @@ def test_a_process_survives_json(process: TokenProcess, t: float) -> None:
     again = process_from_config(json.loads(json.dumps(process.config())))
     assert again.config() == process.config()
     assert torch.equal(again.transition_matrix(t), process.transition_matrix(t))
-    assert torch.equal(again.noise(t).ratio_beta, process.noise(t).ratio_beta)
 
 
 def test_a_function_of_time_cannot_be_saved() -> None:
@@ -387,7 +365,6 @@ def test_corrected_tokens_count_the_noise_before_a_geometric_schedule_starts() -
     [
         (lambda: cedd.absorb(2.5), "whole number"),  # pyright: ignore[reportArgumentType]
         (lambda: cedd.absorb(5, 0.3), "schedule"),  # pyright: ignore[reportArgumentType]
-        (lambda: cedd.uniform(5, sigma_floor=-1.0), "sigma_floor"),
         (lambda: cedd.eroulette(5, mask_share=1.1), "mask_share"),
         (lambda: cedd.process_from_config({"name": "absorb"}), "does not fit"),
         (lambda: cedd.absorb(5).sigma(1.0000001), "1.0000001"),

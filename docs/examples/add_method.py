@@ -10,7 +10,7 @@ from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.process import Noise
 
 
-def towards_data(noise: Noise) -> Tensor:
+def towards_data(noise: Noise, x_t: Tensor) -> Tensor:
     """w = 1/(t + 0.1): what is decided last counts most."""
     return 1 / (noise.t + 0.1)
 

@@ -13,7 +13,7 @@ Arguments that mean the same everywhere:
 - `x_t`: noisy tokens [B, L] at time `t`.
 - `t`: times in [0, 1], one a sequence, [B], or one for all.
 - `outputs`: what the model returned for `x_t`, [B, L, V].
-- `generator`: what is random; torch's own generator unless given.
+- `generator`: the random number generator; torch's own unless given.
 - `device`: where to compute; a model's own place unless given.
 - `name`: what a part is called, in its table and in messages.
 """
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from cedd.bounds.estimator import estimate_bound
     from cedd.bounds.exact import exact_bound, exact_cross_entropy
     from cedd.clocks import PowerShare
-    from cedd.objectives import METHODS, Method, get_method, log_scores, loss
+    from cedd.losses import loss
+    from cedd.methods import METHODS, Method, get_method, log_scores
     from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
     from cedd.process import (
         Kernel,
@@ -91,7 +92,8 @@ _HOMES = {
     "bounds.estimator": ("estimate_bound",),
     "bounds.exact": ("exact_bound", "exact_cross_entropy"),
     "clocks": ("PowerShare",),
-    "objectives": ("METHODS", "Method", "get_method", "log_scores", "loss"),
+    "losses": ("loss",),
+    "methods": ("METHODS", "Method", "get_method", "log_scores"),
     "parameterization": ("Bayes", "Denoiser", "Parameterization", "ScaledScore", "Score"),
     "process": (
         *("Kernel", "Noise", "TokenProcess", "absorb", "eroulette", "process_from_config", "roulette", "uniform"),

@@ -26,12 +26,16 @@ from cedd.quadrature import Panels, adaptive_panels, integrate
 from cedd.schedules import Schedule, Time, check_time, double
 
 TimeFunction = Callable[[Tensor], Tensor | float]
+_HALVINGS = 100  # of [0, 1]: down to times of 1e-30
 
 
 class Clocks(ABC):
-    """alpha and beta with their rates, on a noise schedule sigma(t)."""
+    """alpha and beta with their rates: four functions of t are enough. A field `schedule` is what they run on."""
 
-    schedule: Schedule
+    @property
+    def axis(self) -> Schedule:
+        """A coordinate of time in which both clocks are smooth: their schedule, or else their own sum."""
+        return getattr(self, "schedule", None) or TotalNoise(self)
 
     @abstractmethod
     def alpha(self, t: Time) -> Tensor:
@@ -49,13 +53,45 @@ class Clocks(ABC):
     def beta_rate(self, t: Time) -> Tensor:
         """beta'(t)."""
 
-    @abstractmethod
     def shuffling_while_alive(self) -> float:
         """The integral over (0, 1] of exp(-alpha) dbeta."""
+        return self._integral(lambda t: torch.exp(-self.alpha(t)) * self.beta_rate(t))
 
-    @abstractmethod
     def masking_while_kept(self) -> float:
         """The integral, from clean data to t = 1, of exp(-alpha-beta) dalpha."""
+        return self._integral(lambda t: torch.exp(-self.alpha(t) - self.beta(t)) * self.alpha_rate(t))
+
+    def _integral(self, integrand: Callable[[Tensor], Tensor]) -> float:
+        """The integral over t in (0, 1], done over the axis."""
+        axis = self.axis
+
+        def f(sigma: Tensor) -> Tensor:
+            t = axis.inverse(sigma)
+            return integrand(t) / axis.rate(t)
+
+        return integrate(f, axis.start, axis.end, tolerance=1e-12)
+
+
+@dataclass(frozen=True)
+class TotalNoise(Schedule):
+    """sigma = alpha + beta of clocks without a schedule; its inverse is found by bisection."""
+
+    clocks: Clocks
+
+    def sigma(self, t: Time) -> Tensor:
+        return self.clocks.alpha(t) + self.clocks.beta(t)
+
+    def rate(self, t: Time) -> Tensor:
+        return self.clocks.alpha_rate(t) + self.clocks.beta_rate(t)
+
+    def inverse(self, sigma: Tensor | float) -> Tensor:
+        goal = double(sigma)
+        low, high = torch.zeros_like(goal), torch.ones_like(goal)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            below = self.sigma(middle) < goal
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high
 
 
 def _exponential_integral(rate: float, lo: float, hi: float) -> float:
@@ -102,23 +138,8 @@ class Proportional(Clocks):
         return self.mask_scale * _exponential_integral(total, 0.0, self.schedule.end)
 
 
-class _ByQuadrature(Clocks):
-    """Clocks without closed-form integrals: both are done over sigma, in which the integrands are smooth."""
-
-    def _over_sigma(self, integrand: Callable[[Tensor], Tensor]) -> float:
-        schedule = self.schedule
-
-        def f(sigma: Tensor) -> Tensor:
-            t = schedule.inverse(sigma)
-            return integrand(t) / schedule.rate(t)
-
-        return integrate(f, schedule.start, schedule.end, tolerance=1e-12)
-
-    def shuffling_while_alive(self) -> float:
-        return self._over_sigma(lambda t: torch.exp(-self.alpha(t)) * self.beta_rate(t))
-
-    def masking_while_kept(self) -> float:
-        return self._over_sigma(lambda t: torch.exp(-self.alpha(t) - self.beta(t)) * self.alpha_rate(t))
+class _SharedSchedule(Clocks):
+    """Two clocks that share a schedule by a share of masking, which is refused where a clock would run backwards."""
 
     def _require_clean_start(self, schedule: Schedule) -> None:
         if schedule.start != 0.0:
@@ -212,7 +233,7 @@ def value_and_slope(function: TimeFunction, t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class EvolvingShare(_ByQuadrature):
+class EvolvingShare(_SharedSchedule):
     """alpha = p_m(t) sigma(t), beta = (1 - p_m(t)) sigma(t); valid only where neither product decreases."""
 
     schedule: Schedule
@@ -248,7 +269,7 @@ class EvolvingShare(_ByQuadrature):
 
 
 @dataclass(frozen=True)
-class RunningShare(_ByQuadrature):
+class RunningShare(_SharedSchedule):
     """alpha' = q(t) sigma'(t), beta' = (1 - q(t)) sigma'(t), with q the share of masking at time t, in [0, 1].
 
     The clocks are integrals of q and 1-q over sigma, tabulated once, to 1e-13, and looked up with one short

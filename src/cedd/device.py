@@ -19,13 +19,13 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
 
 
-def model_device(model: object) -> torch.device:
-    """Where the model's parameters are; the CPU for a plain function."""
+def model_device(model: object, otherwise: torch.device | str = "cpu") -> torch.device:
+    """Where the model's parameters are; `otherwise` for a plain function."""
     if isinstance(model, nn.Module):
         for parameter in model.parameters():
             return parameter.device
     device = getattr(model, "device", None)
-    return torch.device(device) if isinstance(device, str | torch.device) else torch.device("cpu")
+    return torch.device(device if isinstance(device, str | torch.device) else otherwise)
 
 
 def has_float64(device: torch.device | str) -> bool:

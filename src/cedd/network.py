@@ -1,26 +1,40 @@
-"""What the mathematics asks of a network: to be called; and, if it can, to be run in two halves.
+"""The one way to run a network: what is asked of it, where it runs, and its outputs at chosen positions.
 
-    model(x_t [B, L] int64, sigma [B] float32) -> outputs [B, L, V]              any callable will do
-    model.features(x_t, sigma) -> [B, L, D],   model.head([N, D]) -> [N, V]      a network in two halves
+Shapes: B batch, L positions, V vocabulary, D width; R chosen positions in S chosen sequences.
 
-With two halves the vocabulary head runs on the rows that matter only. Whether a model has them is asked of the object
-itself: since Python 3.12 `isinstance` with a run-time protocol looks at the class and misses a module's submodules.
+    model(x_t [B, L] int64, sigma [B] float32, **extras) -> outputs [B, L, V]        any callable will do
+    model.features(x_t, sigma, **extras) -> [B, L, D],   model.head([N, D]) -> [N, V]      a network in two halves
+
+With two halves the network runs on the S sequences and its head on the R positions, a chunk at a time, so that
+[B, L, V] outputs never exist. Extras (a label, another text) are tensors with one entry a sequence; they are handed to
+the network as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from cedd.device import has_float64, model_device
+
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-Model = Callable[[Tensor, Tensor], Tensor]
 Module = TypeVar("Module", bound=nn.Module)
+
+_ENTRIES_AT_ONCE = {"cpu": 1 << 24}
+_MOST_ENTRIES = 1 << 25
+"""Entries of [R, V] outputs that are held at once: up to 128 MiB in float64 on a CPU, 256 MiB elsewhere."""
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is asked of a network
 
 
 class HasHead(Protocol):
@@ -31,13 +45,22 @@ class HasHead(Protocol):
         """[N, D] -> [N, V]."""
         ...
 
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """[B, L] tokens -> [B, L, D], just before the vocabulary head."""
+    @property
+    def features(self) -> Callable[..., Tensor]:
+        """(x_t [B, L], sigma [B], **extras) -> [B, L, D], just before the vocabulary head."""
         ...
 
 
+AnyModel = Callable[..., Tensor] | HasHead
+"""A callable `(x_t [B, L], sigma [B]) -> [B, L, V]`, or a network in two halves."""
+
+
 def has_head(model: object) -> TypeIs[HasHead]:
-    """Whether a network can be run in two halves."""
+    """Whether a network can be run in two halves.
+
+    The object itself is asked: since Python 3.12 `isinstance` with a run-time protocol looks at the class, and misses
+    a module's submodules.
+    """
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
 
 
@@ -54,6 +77,218 @@ class ScoreRows(NamedTuple):
     shift: Tensor
     common: Tensor
     extra: Tensor
+
+
+class RowTotal(Protocol):
+    """What a head's loss returns: the differentiable sum over rows."""
+
+    @property
+    def total(self) -> Tensor: ...
+
+
+class SupportsRowLosses(Protocol):
+    """A vocabulary head that costs chosen rows of features in chunks, without all outputs at once."""
+
+    def loss(
+        self,
+        features: Tensor,
+        row_loss: Callable[..., Tensor],
+        row_args: tuple[Tensor, ...],
+        row_weights: Tensor | None,
+    ) -> RowTotal:
+        """The weighted sum of row_loss(outputs [R, V], *row_args [R]) over the rows of features [N, D]."""
+        ...
+
+    def cross_entropy(
+        self, features: Tensor, targets: Tensor, row_weights: Tensor, *, shift: tuple[Tensor, Tensor]
+    ) -> RowTotal:
+        """The weighted sum of -log softmax(outputs + shift amounts at shift tokens)[targets]."""
+        ...
+
+    def score_entropy(self, features: Tensor, rows: ScoreRows, row_weights: Tensor) -> RowTotal:
+        """The weighted sum of the rows' score entropies."""
+        ...
+
+
+class SupportsRows(Protocol):
+    """A network whose vocabulary head can be trained on chosen rows only."""
+
+    @property
+    def head(self) -> SupportsRowLosses: ...
+
+    @property
+    def features(self) -> Callable[..., Tensor]:
+        """(x_t [B, L], sigma [B], *, where=None, **extras) -> [B, L, D], just before the vocabulary head; only those
+        at the distinct places `where` [C] of the flattened batch are asked for, if it is given."""
+        ...
+
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        """[B, L, D] at distinct places [N] of the flattened batch -> [N, D]."""
+        ...
+
+
+def supports_rows(model: object) -> TypeGuard[SupportsRows]:
+    """Whether a network has two halves, and a head that costs rows."""
+    return has_head(model) and hasattr(model, "rows") and hasattr(model.head, "cross_entropy")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Where and how it runs
+
+
+@contextmanager
+def evaluating(model: object) -> Generator[None]:
+    """Without gradients, and with a module in evaluation mode for as long."""
+    module = model if isinstance(model, nn.Module) and model.training else None
+    if module is not None:
+        module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if module is not None:
+            module.train()
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where outputs are wanted: flat positions [R] in the batch, and the same inside the `sequences` [S] alone."""
+
+    rows: Tensor
+    sequences: Tensor | None = None
+    local: Tensor | None = None
+
+    @property
+    def index(self) -> Tensor:
+        """The positions in what the network is run on."""
+        return self.rows if self.local is None else self.local
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as the mathematics runs it; make one with `Network.of`.
+
+    `device` is where the arithmetic around the network is done. It is the model's own (`home`), or the CPU where that
+    has no float64 (MPS).
+    """
+
+    model: AnyModel
+    vocab_size: int
+    home: torch.device
+    sigma_dtype: torch.dtype = torch.float32
+    double: bool = False
+    """Whether outputs are turned into float64."""
+    extras: Mapping[str, Tensor] | None = None
+
+    @staticmethod
+    def of(
+        model: AnyModel,
+        vocab_size: int,
+        device: torch.device | str | None = None,
+        extras: Mapping[str, Tensor] | None = None,
+        sequences: int | None = None,
+    ) -> Network:
+        """A model on a device (where its parameters are, if none is given), with extras for so many sequences."""
+        home = torch.device(device) if device is not None else model_device(model)
+        for name, value in (extras or {}).items():
+            if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{name!r} is no argument, and what is handed to the network must be a tensor")
+            if value.dim() == 0 or (sequences is not None and len(value) != sequences):
+                raise ValueError(f"{name!r} needs one entry a sequence, {sequences}; got {list(value.shape)}")
+        return Network(model, vocab_size, home, extras=extras or None)
+
+    @property
+    def device(self) -> torch.device:
+        return self.home if has_float64(self.home) else torch.device("cpu")
+
+    @property
+    def in_halves(self) -> bool:
+        return has_head(self.model)
+
+    def of_sequences(self, which: Tensor | slice) -> Network:
+        """The same network for some of the sequences that the extras are of."""
+        if self.extras is None:
+            return self
+        index = which.cpu() if isinstance(which, Tensor) else which
+        return replace(self, extras={name: value.cpu()[index] for name, value in self.extras.items()})
+
+    def outputs(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """All outputs [B, L, V] for x_t [B, L] and sigma [B] (or one for all)."""
+        assert callable(self.model)
+        outputs = checked_outputs(self._run(self.model, x_t, sigma), (*x_t.shape, self.vocab_size))
+        return outputs.double() if self.double else outputs
+
+    def rows(self, x_t: Tensor, sigma: Tensor, places: Places, *, full_precision: bool = False) -> OutputRows:
+        """Run on x_t [B, L] at sigma [B] (or one for all), ready to give the outputs at `places`.
+
+        full_precision: of the head, whatever autocast says. For few rows: three digits of the logits are worth more.
+        """
+        model = self.model
+        if not has_head(model):
+            outputs = self.outputs(x_t, sigma).flatten(0, 1)
+            return OutputRows(outputs.index_select(0, places.rows), None, self.vocab_size)
+        network = self
+        if places.sequences is not None:
+            x_t = x_t.index_select(0, places.sequences)
+            sigma = sigma if sigma.dim() == 0 else sigma.index_select(0, places.sequences)
+            network = self.of_sequences(places.sequences)
+        hidden = network._run(model.features, x_t, sigma).flatten(0, 1).index_select(0, places.index)
+        head = full_precision_head(model.head) if full_precision else model.head
+        return OutputRows(hidden, self._on_host(head), self.vocab_size)
+
+    def _run(self, half: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
+        extras = {name: value.to(self.home) for name, value in (self.extras or {}).items()}
+        level = sigma.to(self.sigma_dtype).expand(len(x_t))
+        return half(x_t.to(self.home), level.to(self.home), **extras).to(self.device)
+
+    def _on_host(self, head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The head as it is, or called from where the rows are."""
+        if self.home == self.device and not self.double:
+            return head
+        return lambda rows: head(rows.to(self.home)).to(self.device, torch.float64 if self.double else None)
+
+
+def full_precision_head(head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The head in the type of its weights, outside autocast."""
+
+    def run(rows: Tensor) -> Tensor:
+        with torch.autocast(rows.device.type, enabled=False):
+            weight = getattr(head, "weight", None)
+            return head(rows.to(weight.dtype) if isinstance(weight, Tensor) else rows.float())
+
+    return run
+
+
+class OutputRows:
+    """Outputs of some positions, made a chunk at a time."""
+
+    def __init__(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None, vocab_size: int) -> None:
+        self._hidden, self._head, self._vocab_size = hidden, head, vocab_size
+
+    def chunks(self) -> Iterator[tuple[Tensor, slice]]:
+        """Outputs [r, V], and which rows they are of."""
+        size = max(1, _ENTRIES_AT_ONCE.get(self._hidden.device.type, _MOST_ENTRIES) // self._vocab_size)
+        for start in range(0, len(self._hidden), size):
+            part = slice(start, start + size)
+            rows = self._hidden[part]
+            yield rows if self._head is None else checked_outputs(self._head(rows), (len(rows), self._vocab_size)), part
+
+    def map(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """function(outputs, which rows) of all chunks, put together; there must be a row."""
+        return torch.cat([function(outputs, part) for outputs, part in self.chunks()])
+
+
+def checked_outputs(outputs: Tensor, expected: tuple[int, ...]) -> Tensor:
+    """Outputs of the shape that was asked for."""
+    if tuple(outputs.shape) != expected:
+        form = "[B, L, V]" if len(expected) == 3 else "[N, V]"
+        raise ValueError(
+            f"the network must return {form} = {list(expected)}, without a mask column; got {list(outputs.shape)}"
+        )
+    return outputs
 
 
 def with_rounded(model: Module, names: Collection[str], dtype: torch.dtype) -> Module:

@@ -8,7 +8,7 @@ A parameterization says what the log-ratios log s_y ~ log p_t(y) / p_t(x_t) are,
     ScaledScore   log s_y = o_y + log mean_h p(y|h) / p(x|h)                                      (SEDDs)
     Denoiser      s_y = sum_h f_h p(y|h) / p(x|h),   f = softmax(o) is p(x_0 | x_t)               (CEDD)
     Bayes         s_y = m(y) / m(x),  m(y) = sum_h g_h p(y|h),  g = softmax(o) is the belief about x_0 before
-                  position i's own noisy token is looked at                                       (ours)
+                  position i's own noisy token is looked at                                       (leave-one-out)
 
 The last two are affine in their probabilities, s_y = base + gain f_y, with a base and a gain that depend on one
 number of the network only: its probability of the token that is there. This is what makes samplers cheap.
@@ -25,10 +25,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.process import Kernel, Noise
+from cedd.process import Kernel, Noise, TokenProcess
 from cedd.schedules import double
 
 _TINY = torch.finfo(torch.float64).tiny
+_LIFTED_BELOW, _LIFT = 0.5, 1.1  # the paper's rescaling of sigma where there is a mask
 _MAX_LOG_RATE = 80.0  # an untrained score may say anything; exp of this is still far inside float32
 
 
@@ -61,7 +62,7 @@ def _log_redrawn(beta: Tensor) -> Tensor:
     return torch.log(-torch.expm1(-beta))
 
 
-def can_return(x_t: Tensor, noise: Kernel) -> Tensor:
+def can_jump(x_t: Tensor, noise: Kernel) -> Tensor:
     """Where the reverse process can leave x_t: at masks, and at tokens that may have been shuffled. [*S] bool."""
     return noise.is_mask(x_t) | (noise.beta > 0).to(x_t.device)
 
@@ -86,10 +87,15 @@ class Parameterization(ABC):
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """log p(x_0 | x_t), normalised over the V tokens."""
 
+    def kinks(self, process: TokenProcess) -> tuple[float, ...]:
+        """The sigmas at which the ratios are not smooth in time, which integrals want to know."""
+        del process
+        return ()
+
     def log_scores(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """log s_y with the known entries filled in: 0 at x_t, -inf where the process cannot jump back."""
         ratios = self.log_ratios(outputs, x_t, noise)
-        possible = can_return(x_t, noise)[..., None]
+        possible = can_jump(x_t, noise)[..., None]
         ratios = torch.where(possible, ratios, -math.inf)
         return put_at_token(ratios, x_t, 0.0, noise.is_mask(x_t))
 
@@ -138,7 +144,7 @@ def _beyond_common(scores: Tensor, beta: Tensor) -> Tensor:
 
 def certain_where_fixed(log_posterior: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
     """At a token that cannot have been shuffled, x_0 = x_t with probability one. [*S, V]."""
-    fixed = ~can_return(x_t, noise)
+    fixed = ~can_jump(x_t, noise)
     certain = torch.where(fixed[..., None], -math.inf, log_posterior)
     return put_at_token(certain, x_t, 0.0, ~fixed)
 
@@ -338,16 +344,43 @@ class Denoiser(Affine):
 
     Args:
         rescale: the paper's taming of t -> 0. The sigma inside the *unmasked* ratios (and nowhere else) is replaced
-            by the process's rescaled one: uniform max(sigma, 0.0015), roulette log(1.1 sigma + 1.1) below 0.5. On for
-            the paper's methods.
+            by a larger one: without a mask max(sigma, sigma_floor), with one log(1.1 sigma + 1.1) below 0.5, which
+            jumps by 0.0008 there. On for the paper's methods.
+        sigma_floor: see `rescale` (0.003 in the paper's spelling experiments).
     """
 
     rescale: bool = True
+    sigma_floor: float = 0.0015
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.sigma_floor < math.inf:
+            raise ValueError(f"sigma_floor must be a number from 0 up; got {self.sigma_floor!r}")
+
+    def rescaled_sigma(self, sigma: Tensor, has_mask: bool) -> Tensor:
+        """sigma as the unmasked ratios see it."""
+        if not self.rescale:
+            return sigma
+        if not has_mask:
+            return sigma.clamp_min(self.sigma_floor)
+        return torch.where(sigma < _LIFTED_BELOW, torch.log(_LIFT * sigma + _LIFT), sigma)
+
+    def kinks(self, process: TokenProcess) -> tuple[float, ...]:
+        if not (self.rescale and process.can_shuffle):
+            return ()
+        return (_LIFTED_BELOW,) if process.has_mask else (self.sigma_floor,)
+
+    def ratio_beta(self, noise: Noise) -> Tensor:
+        """The shuffle clock's share of the rescaled sigma, [*S]."""
+        if not self.rescale:
+            return noise.beta
+        sigma = noise.sigma
+        share = torch.where(sigma > 0, noise.beta / sigma.clamp_min(_TINY), 0.0)
+        return share * self.rescaled_sigma(sigma, noise.has_mask)
 
     def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
         V, masked = noise.vocab_size, noise.is_mask(x_t)
         masked_base, masked_gain = _masked_coefficients(noise)
-        beta = noise.ratio_beta if self.rescale else noise.beta
+        beta = self.ratio_beta(noise)
         log_v, log_e = math.log(V), _log_expm1(beta)
         log_sum = torch.logaddexp(log_e, torch.full_like(log_e, log_v))  # log(E + V)
         # 1 - f_x V/(E+V) = (1 - f_x) + f_x E/(E+V), which keeps its digits when f_x is near 1 and E near 0

@@ -121,6 +121,12 @@ class Kernel:
         """E = exp(beta) - 1, so that c/b - 1 = V/E and 1 - b/c = V/(E+V); kept finite for any beta."""
         return torch.expm1(self.beta.clamp_max(_MAX_EXPONENT))
 
+    @property
+    def entropy(self) -> Tensor:
+        """H of the law of one token after this kernel."""
+        V, a, b, c = self.vocab_size, self.a, self.b, self.c
+        return -torch.xlogy(a, a) - torch.xlogy(c, c) - (V - 1) * torch.xlogy(b, b)
+
     # The record as a whole
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -212,13 +218,11 @@ class Noise(Kernel):
         t: the time.
         alpha_rate: alpha'(t).
         beta_rate: beta'(t).
-        ratio_beta: the shuffle clock as the paper's denoiser sees it inside its unmasked ratios.
     """
 
     t: Tensor
     alpha_rate: Tensor
     beta_rate: Tensor
-    ratio_beta: Tensor
 
     @property
     def sigma(self) -> Tensor:
@@ -228,46 +232,6 @@ class Noise(Kernel):
     def since(self, earlier: Kernel) -> Kernel:
         """The kernel from an earlier noise level to this one."""
         return Kernel(self.vocab_size, self.has_mask, self.alpha - earlier.alpha, self.beta - earlier.beta)
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# The paper's rescaling of sigma, inside the unmasked ratios of the denoiser only
-
-
-@dataclass(frozen=True)
-class SigmaFloor:
-    """sigma below the floor is set to it (uniform: 0.0015; 0.003 in the paper's spelling experiments)."""
-
-    floor: float = 0.0015
-
-    @property
-    def kinks(self) -> tuple[float, ...]:
-        """Where it is not smooth, which integrals over time want to know."""
-        return (self.floor,)
-
-    def __call__(self, sigma: Tensor) -> Tensor:
-        return sigma.clamp_min(self.floor)
-
-
-@dataclass(frozen=True)
-class SigmaLift:
-    """sigma below 0.5 becomes log(1.1 sigma + 1.1) (roulette)."""
-
-    below: float = 0.5
-    scale: float = 1.1
-
-    @property
-    def kinks(self) -> tuple[float, ...]:
-        """Where it jumps, by 0.0008 at the paper's values."""
-        return (self.below,)
-
-    def __call__(self, sigma: Tensor) -> Tensor:
-        return torch.where(sigma < self.below, torch.log(self.scale * sigma + self.scale), sigma)
-
-
-def no_rescaling(sigma: Tensor) -> Tensor:
-    """sigma as it is."""
-    return sigma
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -297,14 +261,12 @@ class TokenProcess:
         vocab_size: V.
         has_mask: whether there is a mask state, V.
         clocks: alpha(t) and beta(t).
-        rescaling: of sigma, inside the denoiser's ratios at unmasked tokens only.
         spec: the record from which `process_from_config` makes it again, if it can be saved.
     """
 
     vocab_size: int
     has_mask: bool
     clocks: Clocks
-    rescaling: Callable[[Tensor], Tensor] = no_rescaling
     spec: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -329,14 +291,25 @@ class TokenProcess:
         return float(self.beta(1.0)) > 0.0
 
     @property
-    def schedule(self) -> Schedule:
-        return self.clocks.schedule
+    def schedule(self) -> Schedule | None:
+        """The noise schedule that the clocks run on, if they run on one."""
+        return getattr(self.clocks, "schedule", None)
+
+    @property
+    def axis(self) -> Schedule:
+        """A coordinate of time in which the process is smooth, for integrals and times by their noise."""
+        return self.clocks.axis
+
+    @property
+    def jumps_at_zero(self) -> bool:
+        """Whether data that are clean at t = 0 have seen noise right after it (a schedule with sigma(0) > 0)."""
+        return self.axis.start > 0
 
     def config(self) -> dict[str, Any]:
         """A JSON record from which `process_from_config` makes this process again."""
         if self.spec is None:
             raise ValueError("a process made from a function of time cannot be saved; use a PowerShare instead")
-        return {**self.spec, "schedule": self.schedule.config()}
+        return {**self.spec} if self.schedule is None else {**self.spec, "schedule": self.schedule.config()}
 
     # Clocks
 
@@ -369,18 +342,14 @@ class TokenProcess:
     def noise(self, t: Time) -> Noise:
         """The kernel from clean data to t, with the clocks' rates there."""
         time = check_time(t)
-        alpha, beta = self.alpha(time), self.beta(time)
-        sigma = alpha + beta
-        share = torch.where(sigma > 0, beta / sigma.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         return Noise(
             vocab_size=self.vocab_size,
             has_mask=self.has_mask,
-            alpha=alpha,
-            beta=beta,
+            alpha=self.alpha(time),
+            beta=self.beta(time),
             t=time,
             alpha_rate=self.alpha_rate(time),
             beta_rate=self.beta_rate(time),
-            ratio_beta=share * self.rescaling(sigma),
         )
 
     def transition_matrix(self, t: Time, s: Time = 0.0) -> Tensor:
@@ -440,7 +409,7 @@ class TokenProcess:
         xlogy = torch.xlogy
         return Terminal(
             cross_entropy=float(-xlogy(a, a) - xlogy(alive, alive / V)),
-            conditional_entropy=float(-xlogy(a, a) - xlogy(c, c) - (V - 1) * xlogy(b, b)),
+            conditional_entropy=float(end.entropy),
             kl=float(xlogy(c, c * V / alive) + (V - 1) * xlogy(b, b * V / alive)),
             paper_prior_entropy=0.0 if self.has_mask else math.log(V),
         )
@@ -517,20 +486,16 @@ def absorb(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
     return TokenProcess(size, True, clocks, spec={"name": "absorb", "vocab_size": size})
 
 
-def uniform(vocab_size: int, schedule: Schedule | None = None, sigma_floor: float = 0.0015) -> TokenProcess:
+def uniform(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
     """Tokens are redrawn uniformly, there is no mask: alpha = 0, beta = sigma.
 
     Args:
         vocab_size: V.
         schedule: sigma(t), log-linear unless given.
-        sigma_floor: the paper's rescaling of sigma in the denoiser's ratios (0.003 in its spelling experiments).
     """
-    size, floor = _size(vocab_size), float(sigma_floor)
-    if not (0.0 <= floor < math.inf):
-        raise ValueError(f"sigma_floor must be a number from 0 up; got {sigma_floor!r}")
+    size = _size(vocab_size)
     clocks = Proportional(_or_log_linear(schedule), mask_scale=0.0, shuffle_scale=1.0)
-    spec = {"name": "uniform", "vocab_size": size, "sigma_floor": floor}
-    return TokenProcess(size, False, clocks, SigmaFloor(floor), spec)
+    return TokenProcess(size, False, clocks, {"name": "uniform", "vocab_size": size})
 
 
 def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = None) -> TokenProcess:
@@ -549,7 +514,7 @@ def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = Non
         raise ValueError("roulette with p_m = 0 never masks; use uniform(vocab_size) for that process")
     clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=(1.0 - share) / share)
     spec = {"name": "roulette", "vocab_size": size, "p_m": share}
-    return TokenProcess(size, True, clocks, SigmaLift(), spec)
+    return TokenProcess(size, True, clocks, spec)
 
 
 def eroulette(
@@ -586,7 +551,7 @@ def eroulette(
     kind = {"p_m": EvolvingShare, "mask_share": RunningShare}[form]
     if spec is not None:
         spec = {"name": "eroulette", "vocab_size": size, **spec}
-    return TokenProcess(size, True, kind(_or_log_linear(schedule), function), SigmaLift(), spec)
+    return TokenProcess(size, True, kind(_or_log_linear(schedule), function), spec)
 
 
 PROCESSES: dict[str, Callable[..., TokenProcess]] = {

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import cedd
+from cedd import network
 from cedd.bench.sample import bench_sample
 from cedd.bench.textbook_sample import textbook_sample
 from cedd.parameterization import Denoiser
 from cedd.samplers import sample
-from cedd.samplers.network import HostNetwork
 from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, same_law_p_value
 
 
@@ -45,12 +45,13 @@ def test_the_bench_has_a_row_for_everything():
     assert rows[2].network_calls <= 8
 
 
-def test_a_network_elsewhere_gives_the_same_samples():
+def test_a_network_elsewhere_gives_the_same_samples(monkeypatch):
     process = cedd.roulette(4)
     model = HalvedTable(process, 3, seed=9)
-    away = HostNetwork(model, torch.device("cpu"))
+    elsewhere = torch.device("cpu", 0)  # which the CPU stands for here
+    monkeypatch.setattr(network, "has_float64", lambda device: torch.device(device) != elsewhere)
     x, y = (
-        sample(m, process, (32, 3), method="bayes", steps=9, generator=torch.Generator().manual_seed(0))
-        for m in (model, away)
+        sample(model, process, (32, 3), method="bayes", steps=9, generator=torch.Generator().manual_seed(0), device=d)
+        for d in ("cpu", elsewhere)
     )
     assert torch.equal(x, y)

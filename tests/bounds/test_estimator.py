@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 import cedd
-from cedd.bounds import rows
+from cedd import network
 from cedd.bounds.estimator import estimate_bound
-from cedd.bounds.exact import BOUNDS
+from cedd.dynamics import BOUNDS, Corrector
 from cedd.models import Transformer, TransformerConfig
 from cedd.process import TokenProcess
 from tests.networks import Model, four_processes, random_data, random_network
 
+ELSEWHERE = torch.device("cpu", 0)  # a device without float64, which the CPU stands for
 V, L = 3, 2
 PROCESSES = four_processes(V) | {
     "absorb, polynomial": cedd.absorb(V, cedd.Polynomial(2.0)),
@@ -264,26 +265,27 @@ def test_chunks_of_rows_give_what_dense_outputs_give(
     process = cedd.absorb(11) if method in ("dfm", "ar") else cedd.roulette(11, 0.6)
     data = torch.randint(11, (5, 12), generator=generator(1))
 
-    def value(model: Model, batch: int = 32) -> float:
+    def value(model: Model, batch: int = 32, device: torch.device | None = None) -> float:
         return estimate_bound(
-            model, process, data, method=method, draws=6, generator=generator(2), batch=batch
+            model, process, data, method=method, draws=6, generator=generator(2), batch=batch, device=device
         ).nats_per_token
 
     transformer.eval()
     whole = value(lambda x, sigma: transformer(x, sigma))
-    monkeypatch.setitem(rows._CHUNK, "cpu", 11 * 7)
+    monkeypatch.setitem(network._ENTRIES_AT_ONCE, "cpu", 11 * 7)
     assert value(transformer) == pytest.approx(whole, rel=1e-6)
     assert value(transformer, batch=3) == pytest.approx(whole, rel=1e-6)
     # and by way of another device, which the CPU stands for here
-    assert value(rows._TwoHalvesElsewhere(transformer, torch.device("cpu"))) == pytest.approx(whole, rel=1e-6)
+    monkeypatch.setattr(network, "has_float64", lambda device: torch.device(device) != ELSEWHERE)
+    assert value(transformer, device=ELSEWHERE) == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_device_without_float64_leaves_the_sums_to_the_cpu(transformer: Transformer) -> None:
     for model in (transformer, lambda x, sigma: torch.zeros(*x.shape, 11)):
-        network, where = rows.for_float64(model, torch.device("mps"))
-        assert network is not model
-        assert where == torch.device("cpu")
-        assert rows.for_float64(model, torch.device("cuda")) == (model, torch.device("cuda"))
+        for place in ("mps", "cuda"):
+            run = network.Network.of(model, 11, place)
+            assert run.home == torch.device(place)
+            assert run.device == torch.device("cpu" if place == "mps" else place)
 
 
 def test_a_network_in_training_is_measured_without_its_dropout(transformer: Transformer) -> None:
@@ -383,7 +385,7 @@ def test_progress_counts_every_evaluation() -> None:
         ("cedd", {"draws": 0}, "at least one draw"),
         ("cedd", {"tolerance": 0.0}, "positive share"),
         ("cedd", {"time_floor": 1.0}, "earliest time"),
-        ("cedd", {"corrector": cedd.bounds.flow_matching.Corrector()}, "no corrector"),
+        ("cedd", {"corrector": Corrector()}, "belongs to flow matching"),
         ("nonsense", {}, "unknown method"),
     ],
 )

@@ -11,7 +11,7 @@ from scipy.special import expit
 from torch import Tensor
 
 import cedd
-from cedd.bounds.flow_matching import Corrector
+from cedd.dynamics import Corrector
 from tests.networks import Model, random_data, random_network
 
 V, L = 2, 2

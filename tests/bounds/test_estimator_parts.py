@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import cedd
-from cedd.bounds.autoregressive import sequence_nats
 from cedd.bounds.control import HalfDraws, coefficients, expectations, legendre, variates
 from cedd.bounds.drawing import Evaluation, parts_of
 from cedd.bounds.estimate import running_mean, student_quantile
-from cedd.bounds.integrand import known_terms, mean_known_terms
-from cedd.bounds.proposal import Cases, case_probabilities, directed_draw, number_of_uniforms, plain_draw
-from cedd.bounds.rows import ScorePath, affine_score_entropy
-from cedd.bounds.target import score_target
+from cedd.bounds.proposal import directed_draw, number_of_uniforms, plain_draw
 from cedd.bounds.times import PathTimes, stratified_levels
+from cedd.dynamics import Reversal
+from cedd.dynamics.path import Cases, case_probabilities
+from cedd.dynamics.reverse import ScorePath, affine_score_entropy, known_terms, mean_known_terms
+from cedd.network import Network
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy
 from cedd.parameterization import Affine, Bayes, Denoiser
@@ -111,8 +111,8 @@ def half_of(name: str, seed: int, count: int = 300, draws: int = 20) -> HalfDraw
     model = random_network(process, L, seed=3, size=0.5)
     index = torch.multinomial(random_data(V, L, seed=4).flatten(), count, replacement=True, generator=generator(5))
     data = torch.stack(torch.unravel_index(index, (V,) * L), 1)
-    target = score_target(process, method, "tight", True, 0.0)
-    evaluation = Evaluation(model, process, data, target, 8192, torch.device("cpu"), lambda _: None)
+    target = Reversal().target(method.parameterization, process, "tight", with_entropy=True, low=0.0)
+    evaluation = Evaluation(Network.of(model, V), process, data, target, 8192, lambda _: None)
     return evaluation.half(draws, torch.arange(count), generator(seed))
 
 
@@ -217,13 +217,3 @@ def test_running_means() -> None:
 
 def test_parts() -> None:
     assert [part.tolist() for part in parts_of(5, 2)] == [[0, 1], [2, 3], [4]]
-
-
-def test_only_a_causal_method_has_a_likelihood() -> None:
-    with pytest.raises(ValueError, match="no exact likelihood"):
-        sequence_nats(
-            random_network(PROCESSES["absorb"], L, 1),
-            PROCESSES["absorb"],
-            cedd.get_method("cedd"),
-            torch.zeros(1, L).long(),
-        )

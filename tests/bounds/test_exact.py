@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import cedd
-from cedd.bounds.exact import BOUNDS, Axis, Space, learned_distribution
-from cedd.process import SigmaFloor, TokenProcess
+from cedd.bounds.exact import Axis, Space, learned_distribution
+from cedd.dynamics import BOUNDS
+from cedd.parameterization import Denoiser
+from cedd.process import TokenProcess
 from tests import reference
 from tests.networks import as_score, matching_chain, random_data, random_network
 
@@ -30,10 +32,14 @@ def process(request: pytest.FixtureRequest) -> TokenProcess:
     return PROCESSES[request.param]
 
 
+def edges_of(process: TokenProcess, **options: float) -> tuple[float, ...]:
+    return Axis(process, kinks=Denoiser(**options).kinks(process)).edges
+
+
 def kinks(process: TokenProcess) -> list[float]:
     """The times at which the paper's rescaled ratios are not smooth."""
-    edges = Axis(process).edges
-    return [float(process.schedule.inverse(edge)) for edge in edges[1:-1]]
+    edges = edges_of(process)
+    return [float(process.axis.inverse(edge)) for edge in edges[1:-1]]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +74,12 @@ def generators(process: TokenProcess, method: str, model, w: np.ndarray) -> np.n
     """The learned reverse rates per unit of -w, w = log(exp(sigma) - 1), by loops over states: [K, N, N]."""
     states = reference.sequences(process.num_states, L)
     sigma = np.logaddexp(w, 0)
-    t = process.schedule.inverse(torch.from_numpy(sigma))
+    t = process.axis.inverse(torch.from_numpy(sigma))
     x = torch.tensor(states).repeat(len(w), 1)
     times = t.repeat_interleave(len(states))
     scores = cedd.log_scores(method, process, model(x, process.sigma(times)), x, times).exp().numpy()
     scores = scores.reshape(len(w), len(states), L, V)
-    factor = -np.expm1(-sigma) / process.schedule.rate(t).numpy()
+    factor = -np.expm1(-sigma) / process.axis.rate(t).numpy()
     masking, shuffling = process.alpha_rate(t).numpy() * factor, process.beta_rate(t).numpy() * factor
     result = np.zeros((len(w), len(states), len(states)))
     for column, source in enumerate(states):
@@ -158,8 +164,8 @@ def perfect(process: TokenProcess, p0: torch.Tensor):
 
     def model(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         times, which = torch.unique(sigma, return_inverse=True)
-        own = times.double() / float(process.sigma(1.0)) * process.schedule.end
-        t = process.schedule.inverse(own).clamp_min(1e-300)  # at 0 itself data are clean
+        own = times.double() / float(process.sigma(1.0)) * process.axis.end
+        t = process.axis.inverse(own).clamp_min(1e-300)  # at 0 itself data are clean
         return torch.log(space.belief(flat, t).clamp_min(1e-300))[which, (x * place).sum(-1)]
 
     return model
@@ -304,7 +310,7 @@ def refuse(message: str, process=None, p0=None, **arguments) -> None:
 def test_refusals() -> None:
     refuse("unknown bound 'jj3'; use one of tight, j1, j2", bound="jj3")
     refuse("unknown method", method="nonsense")
-    refuse("ar has a bound of its own and no j1; ask for bound='tight'", method="ar", bound="j1")
+    refuse("ar has an exact likelihood and no j1; ask for the bound tight", method="ar", bound="j1")
     refuse("dfm has a bound of its own and no j2", method="dfm", bound="j2")
     refuse("dfm runs from a mask source", process=cedd.uniform(V), method="dfm")
     refuse("shape \\[V\\] \\* L", p0=torch.full((3, 3), 1 / 9, dtype=FLOAT64))
@@ -327,9 +333,9 @@ def test_zero_probability_data_cost_nothing() -> None:
 
 
 def test_kinks_are_where_the_rescaling_is_not_smooth() -> None:
-    assert Axis(cedd.uniform(V)).edges == pytest.approx((0.0, 0.0015, -math.log(1e-3)))
-    assert Axis(cedd.uniform(V, sigma_floor=0.003)).edges[1] == pytest.approx(0.003)
+    assert edges_of(cedd.uniform(V)) == pytest.approx((0.0, 0.0015, -math.log(1e-3)))
+    assert edges_of(cedd.uniform(V), sigma_floor=0.003)[1] == pytest.approx(0.003)
     # Roulette's total sigma is its schedule's divided by p_m.
-    assert Axis(cedd.roulette(V, 0.7)).edges[1] == pytest.approx(0.5 * 0.7)
-    assert SigmaFloor().kinks == (0.0015,)
-    assert len(Axis(cedd.absorb(V)).edges) == 2
+    assert edges_of(cedd.roulette(V, 0.7))[1] == pytest.approx(0.5 * 0.7)
+    assert Denoiser().kinks(cedd.uniform(V)) == (0.0015,)
+    assert len(edges_of(cedd.absorb(V))) == 2

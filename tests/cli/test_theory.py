@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cedd.bounds import claims
-from cedd.bounds.claims import CLAIMS, Finding, Setting
+from cedd import theory as claims
 from cedd.cli import main
 from cedd.cli.theory import _plain
 from cedd.parameterization import AffineScore
 from cedd.process import Kernel, TokenProcess
+from cedd.theory import CLAIMS, Finding, Setting
 
 SMALL = ["theory", "--vocab", "2", "--length", "1"]
 
@@ -78,10 +78,10 @@ def test_a_broken_out_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_loss_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cedd.bounds import exact
+    from cedd.dynamics import reverse
 
-    right = exact.score_entropy
-    monkeypatch.setattr(exact, "score_entropy", lambda *arguments: 1.001 * right(*arguments))
+    right = reverse.score_entropy
+    monkeypatch.setattr(reverse, "score_entropy", lambda *arguments: 1.001 * right(*arguments))
     assert failing("Theorem 4") == ["Theorem 4"]
 
 

@@ -123,7 +123,6 @@ def test_dense_and_jump_first_agree(process, monkeypatch):
             return original(**{**fields, "dense": dense})
 
         monkeypatch.setattr(loop_module, "Run", run)
-        monkeypatch.setattr(loop_module, "replace", lambda r, constraint: r)
         generator = torch.Generator().manual_seed(13 + dense)
         drawn = sample(model, made, (15000, 2), method="bayes", steps=5, generator=generator)
         tables.append(model.counts(drawn))

@@ -19,9 +19,9 @@ from torch import Tensor
 
 import cedd.training.loop
 from cedd.data.batches import BatchSampler
+from cedd.losses import NoisyBatch
+from cedd.methods import get_method
 from cedd.models.transformer import Transformer
-from cedd.objectives.loss import NoisyBatch
-from cedd.objectives.methods import get_method
 from cedd.training.config import TrainConfig, from_json, to_json
 from cedd.training.distributed import LossModule, Ranks, Strategy, distribute, gather_full, joined_ranks, without_sync
 from cedd.training.loop import Hooks, NonFiniteLoss, Trainer

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from cedd.losses import Draws, NoisyBatch, batch_loss, noisy_batch
+from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.objectives.loss import Draws, NoisyBatch, batch_loss, noisy_batch
-from cedd.objectives.methods import get_method
 from cedd.process import absorb
 from cedd.training.captured import CapturedGradient
 from cedd.training.config import OptimizerConfig, TrainConfig

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from cedd.data.batches import BatchSampler
-from cedd.objectives.loss import batch_loss
+from cedd.losses import batch_loss
 from cedd.training.config import BatchConfig, TrainConfig
 from cedd.training.loop import Trainer
 from cedd.training.noising import NoisingSampler

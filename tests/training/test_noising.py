@@ -8,9 +8,9 @@ from torch import Tensor
 
 from cedd.data import CharTokenizer, PackedDataset, TextCorpus, pack
 from cedd.data.batches import BatchSampler
+from cedd.losses import Draws, batch_loss, filled_up, noisy_batch
+from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.objectives.loss import Draws, batch_loss, filled_up, noisy_batch
-from cedd.objectives.methods import get_method
 from cedd.process import TokenProcess, absorb, roulette, uniform
 from cedd.training.config import BatchConfig
 from cedd.training.noising import NoisingSampler

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from cedd.objectives.loss import NoisyBatch
+from cedd.losses import NoisyBatch
 from cedd.training.config import TrainConfig
 from cedd.training.distributed import LossModule
 from cedd.training.loop import NonFiniteLoss, Trainer

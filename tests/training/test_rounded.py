@@ -8,10 +8,10 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from cedd.losses import Draws, batch_loss, noisy_batch
+from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import with_rounded
-from cedd.objectives.loss import Draws, batch_loss, noisy_batch
-from cedd.objectives.methods import get_method
 from cedd.process import roulette
 from cedd.training.config import TrainConfig
 from cedd.training.loop import Trainer

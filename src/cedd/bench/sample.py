@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from cedd.bench.textbook_sample import STEPS, textbook_sample
+from cedd.methods import get_method
 from cedd.models import Transformer, config_from_preset
-from cedd.objectives import get_method
 from cedd.process import PROCESSES, TokenProcess
 from cedd.samplers import GraphedNetwork, sample, time_grid
 

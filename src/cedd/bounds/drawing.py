@@ -13,27 +13,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cedd.bounds.control import HalfDraws, coefficients, expectations, variates
-from cedd.bounds.proposal import (
-    Cases,
-    case_codes,
-    case_probabilities,
-    directed_draw,
-    number_of_uniforms,
-    plain_draw,
-)
-from cedd.bounds.rows import PathCost, position_costs
-from cedd.bounds.target import JUST_AFTER_ZERO, Target
+from cedd.bounds.proposal import case_codes, directed_draw, number_of_uniforms, plain_draw
 from cedd.bounds.times import PathTimes, stratified_levels
-from cedd.objectives import Model
+from cedd.dynamics.path import Cases, PathCost, Target, case_probabilities, position_costs
+from cedd.dynamics.reverse import JUST_AFTER_ZERO
+from cedd.network import Network
 from cedd.process import Noise, TokenProcess, uniform_noise
 
 _BLOCK = 1 << 24  # positions whose costs are held at once, for the control variates
-_DRAWS_PER_READING = 8
+_DRAWS_PER_RECONSTRUCTION = 8
 _FEW_DIFFERENCES = 16
 _PROBE = 1e-10  # a time at which nothing but 1/t is left
 _PROBED = 4  # sequences looked at there
@@ -45,17 +39,29 @@ def parts_of(count: int, size: int) -> Iterator[Tensor]:
         yield torch.arange(start, min(start + size, count))
 
 
+class Batch(NamedTuple):
+    """Some clean sequences and their noise, on the device, the network for them, and which they are of those asked."""
+
+    network: Network
+    x0: Tensor
+    noise: Noise
+    part: Tensor
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """A network on a data set, ready to be drawn from: data [N, L] on the CPU."""
 
-    model: Model
+    network: Network
     process: TokenProcess
     data: Tensor
     target: Target
     batch: int
-    device: torch.device
     report: Callable[[int], None]
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
 
     def half(self, draws: int, which: Tensor, generator: torch.Generator) -> HalfDraws:
         """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
@@ -64,8 +70,8 @@ class Evaluation:
         magnitude = self.target.path.magnitude(drawn.noise)
         share = magnitude.normalised()
         parts = [
-            self._directed(x0, noise, Cases(*self._on_device(part, share.same, share.moved, share.masked)), generator)
-            for part, x0, noise in self._batches(which.repeat_interleave(draws), drawn.noise)
+            self._directed(batch, Cases(*self._on_device(batch.part, share.same, share.moved, share.masked)), generator)
+            for batch in self._batches(which.repeat_interleave(draws), drawn.noise)
         ]
         cost, case, odds = (torch.cat(column) for column in zip(*parts, strict=True))
         value = self.target.scale * cost.mean(-1) * drawn.dt / odds
@@ -85,31 +91,30 @@ class Evaluation:
             cost=by_sequence(cost.float()),
         )
 
-    def _directed(
-        self, x0: Tensor, noise: Noise, share: Cases, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _directed(self, batch: Batch, share: Cases, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """cost [B, L] float64, case [B, L] int8 and odds [B] of one directed draw of each sequence, on the CPU."""
+        x0, noise = batch.x0, batch.noise
         draw = directed_draw(x0, noise, share, self._uniforms(x0, generator))
-        cost = position_costs(self.model, self.target.path, x0, draw.x_t, noise)
+        cost = position_costs(batch.network, self.target.path, x0, draw.x_t, noise)
         self.report(len(x0))
         return cost.cpu(), case_codes(draw.x_t, x0, noise).cpu(), draw.odds.cpu()
 
     def plain(self, which: Tensor, t: Tensor, cost: PathCost, generator: torch.Generator) -> Tensor:
         """The cost per token of one plain draw at time t [M] for each entry of `which` [M]: [M]."""
         values: list[Tensor] = []
-        for _, x0, noise in self._batches(which, self.process.noise(t)):
-            x_t = plain_draw(x0, noise, self._uniforms(x0, generator)).x_t
-            values.append(position_costs(self.model, cost, x0, x_t, noise).mean(1).cpu())
-            self.report(len(x0))
+        for batch in self._batches(which, self.process.noise(t)):
+            x_t = plain_draw(batch.x0, batch.noise, self._uniforms(batch.x0, generator)).x_t
+            values.append(position_costs(batch.network, cost, batch.x0, x_t, batch.noise).mean(1).cpu())
+            self.report(len(x_t))
         return torch.cat(values)
 
-    def reading(self, draws: int, which: Tensor, generator: torch.Generator) -> Tensor:
-        """The cost of reading each sequence off the end of its path, [n, some] (0 where the path ends in the data)."""
-        if self.target.reading is None:
+    def reconstruction(self, draws: int, which: Tensor, generator: torch.Generator) -> Tensor:
+        """The cost of each sequence at the end of its path, [n, some] (0 where the path ends in the data)."""
+        if self.target.reconstruction is None:
             return torch.zeros(len(which), 1, dtype=torch.float64)
-        count = -(-draws // _DRAWS_PER_READING)
+        count = -(-draws // _DRAWS_PER_RECONSTRUCTION)
         t = torch.full((len(which) * count,), max(self.target.low, JUST_AFTER_ZERO), dtype=torch.float64)
-        values = self.plain(which.repeat_interleave(count), t, self.target.reading, generator)
+        values = self.plain(which.repeat_interleave(count), t, self.target.reconstruction, generator)
         return values.reshape(len(which), count)
 
     def grows_like_inverse_time(self) -> bool:
@@ -117,20 +122,23 @@ class Evaluation:
 
         (Smaller shares diverge too, but add a thousandth of a nat only once the earliest time is divided by e.)
         """
-        if self.target.low > 0 or self.process.schedule.start > 0:
+        if self.target.low > 0 or self.process.jumps_at_zero:
             return False
-        x0 = self.data[:_PROBED].to(self.device)
-        noise = self.process.noise(torch.full((len(x0),), _PROBE, dtype=torch.float64)).to(self.device)
+        first = torch.arange(min(_PROBED, len(self.data)))
+        noise = self.process.noise(torch.full((len(first),), _PROBE, dtype=torch.float64))
+        network, x0, noise, _ = next(self._batches(first, noise))
         if not bool(self.target.path.positions(x0, noise.like(x0)).any()):
             return False  # clean tokens cost nothing
-        cost = position_costs(self.model, self.target.path, x0, x0, noise)
+        cost = position_costs(network, self.target.path, x0, x0, noise)
         self.report(len(x0))
         return float(cost.mean()) * _PROBE > 1e-3
 
-    def _batches(self, which: Tensor, noise: Noise) -> Iterator[tuple[Tensor, Tensor, Noise]]:
-        """Which rows, their clean sequences and their noise, on the device, a batch at a time."""
+    def _batches(self, which: Tensor, noise: Noise) -> Iterator[Batch]:
+        """The sequences `which` at their noise, a batch at a time."""
         for part in parts_of(len(which), self.batch):
-            yield part, self.data[which[part]].to(self.device), noise.rows(part).to(self.device)
+            chosen = which[part]
+            x0 = self.data[chosen].to(self.device)
+            yield Batch(self.network.of_sequences(chosen), x0, noise.rows(part).to(self.device), part)
 
     def _on_device(self, part: Tensor, *fields: Tensor) -> list[Tensor]:
         return [field[part].to(self.device) for field in fields]
@@ -152,7 +160,7 @@ def child_generators(count: int, generator: torch.Generator | None) -> list[torc
 
 
 @dataclass(frozen=True)
-class Settled:
+class SequenceValues:
     """One value for each sequence [N], without `terminal`, and the Monte Carlo variance of their mean.
 
     shared: the part of that variance which all values have in common, so that their scatter does not show it.
@@ -171,7 +179,7 @@ class StratifiedDraws:
         self.evaluation = evaluation
         self.values: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2]
         self.variates: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2, Z]
-        self.readings: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N]
+        self.reconstructions: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N]
 
     def add(self, draws: int, generator: torch.Generator | None) -> None:
         """One more round: `draws` of each sequence, made even."""
@@ -180,30 +188,30 @@ class StratifiedDraws:
         size = max(1, _BLOCK // (each * length))
         blocks = [self._block(each, which, generator) for which in parts_of(count, size)]
         for half in range(2):
-            values, columns, readings = (torch.cat(parts) for parts in zip(*(b[half] for b in blocks), strict=True))
+            values, columns, ends = (torch.cat(parts) for parts in zip(*(b[half] for b in blocks), strict=True))
             self.values[half].append(values)
             self.variates[half].append(columns)
-            self.readings[half].append(readings)
+            self.reconstructions[half].append(ends)
 
     def _block(
         self, draws: int, which: Tensor, generator: torch.Generator | None
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Values, variates and readings of both halves for some of the sequences."""
+        """Values, variates and reconstructions of both halves for some of the sequences."""
         first, second, first_end, second_end = child_generators(4, generator)
         halves = [self.evaluation.half(draws, which, g) for g in (first, second)]
-        ends = [self.evaluation.reading(draws, which, g).mean(1) for g in (first_end, second_end)]
+        ends = [self.evaluation.reconstruction(draws, which, g).mean(1) for g in (first_end, second_end)]
         learnt = [expectations(half) for half in halves]
         return [(halves[h].value, variates(halves[h], learnt[1 - h]), ends[h]) for h in range(2)]
 
-    def settle(self) -> Settled:
+    def settle(self) -> SequenceValues:
         """Subtract the control variates, and see how far the halves are apart."""
         residuals, freedom_lost = zip(*(self._residuals(half) for half in range(2)), strict=True)
-        means = torch.stack(
-            [
-                torch.stack([r.mean(1) + end for r, end in zip(residuals[half], self.readings[half], strict=True)])
-                for half in range(2)
-            ]
-        )  # [2, rounds, N]
+
+        def mean(half: int) -> Tensor:
+            ends = zip(residuals[half], self.reconstructions[half], strict=True)
+            return torch.stack([residual.mean(1) + end for residual, end in ends])
+
+        means = torch.stack([mean(0), mean(1)])  # [2, rounds, N]
         rounds, count = means.shape[1:]
         if rounds * count >= _FEW_DIFFERENCES:
             variance = float((means[0] - means[1]).square().sum()) / 4 / (rounds * count) ** 2
@@ -212,7 +220,7 @@ class StratifiedDraws:
             variance, freedom = successive_variance([r for half in residuals for r in half])
         # Coefficients have a noise of their own, the same for all sequences: Z of them from M values add Z/M.
         shared = variance * max(freedom_lost)
-        return Settled(means.mean((0, 1)), variance + shared, freedom, shared)
+        return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared)
 
     def _residuals(self, half: int) -> tuple[list[Tensor], float]:
         """The values of a half less their variates, round by round, and Z/M of the coefficients."""
@@ -243,7 +251,7 @@ class IndependentDraws:
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
         self.values: list[Tensor] = []  # a round: [N, D]
-        self.readings: list[Tensor] = []  # a round: [N, some]
+        self.reconstructions: list[Tensor] = []  # a round: [N, some]
 
     def add(self, draws: int, generator: torch.Generator | None) -> None:
         """One more round: `draws` of each sequence."""
@@ -253,14 +261,14 @@ class IndependentDraws:
         t = low + (1 - low) * torch.rand(len(every) * draws, generator=path, dtype=torch.float64)
         values = here.plain(every.repeat_interleave(draws), t, here.target.path, path)
         self.values.append(here.target.scale * (1 - low) * values.reshape(-1, draws))
-        self.readings.append(here.reading(draws, every, end))
+        self.reconstructions.append(here.reconstruction(draws, every, end))
 
-    def settle(self) -> Settled:
+    def settle(self) -> SequenceValues:
         """Plain means, and the scatter of a sequence's draws about its own."""
-        values, readings = torch.cat(self.values, 1), torch.cat(self.readings, 1)
-        per_sequence = values.mean(1) + readings.mean(1)
+        values, ends = torch.cat(self.values, 1), torch.cat(self.reconstructions, 1)
+        per_sequence = values.mean(1) + ends.mean(1)
         variances = [
             float(part.var(1).mean()) / part.numel() if part.shape[1] > 1 else math.nan
-            for part in (values, *([readings] if self.evaluation.target.reading is not None else []))
+            for part in (values, *([] if self.evaluation.target.reconstruction is None else [ends]))
         ]
-        return Settled(per_sequence, sum(variances), len(values) * (values.shape[1] - 1))
+        return SequenceValues(per_sequence, sum(variances), len(values) * (values.shape[1] - 1))

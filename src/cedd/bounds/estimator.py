@@ -2,7 +2,7 @@
 
 Shapes: N sequences, L positions, V vocabulary, D draws per sequence (a draw is a time and a noisy sequence at it).
 
-The bounds `tight`, `j1` and `j2` are defined in bounds/target.py; all three are one path integral plus constants
+The bounds `tight`, `j1` and `j2` are defined in dynamics/reverse.py; all three are one path integral plus constants
 (`terminal`) that no model influences.
 
 Two ways to draw:
@@ -16,30 +16,26 @@ Two ways to draw:
 
 Errors. The population's is the standard deviation of the N per-sequence values over sqrt(N). It treats them as
 independent, which stratification across sequences makes slightly pessimistic and never optimistic: what strata share is
-the mean curve in time, and the control variates have taken that out of each value already. The Monte Carlo error, of
-times and noise alone, comes from two independent halves of the draws (bounds/drawing.py).
+the mean curve in time, and the control variates have taken that out of each value already. The Monte Carlo error, for
+these very sequences, comes from two independent halves of the draws (bounds/drawing.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cedd.bounds.autoregressive import sequence_nats
-from cedd.bounds.drawing import Evaluation, IndependentDraws, Settled, StratifiedDraws, parts_of
+from cedd.bounds.drawing import Evaluation, IndependentDraws, SequenceValues, StratifiedDraws, parts_of
 from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
-from cedd.bounds.exact import Bound
-from cedd.bounds.flow_matching import FLOW_LOW, NO_CORRECTOR, Corrector
-from cedd.bounds.rows import for_float64
-from cedd.bounds.target import check_bound, flow_target, score_target
-from cedd.objectives import Method, Model, get_method
-from cedd.objectives.flow_matching import FlowMatching
+from cedd.device import model_device
+from cedd.dynamics import Bound, Corrector, Dynamics
+from cedd.methods import Method, get_method
+from cedd.network import AnyModel, Network, evaluating
 from cedd.process import TokenProcess
 
 Sampling = Literal["stratified", "independent"]
@@ -50,7 +46,7 @@ _HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which m
 
 
 def estimate_bound(
-    model: Model,
+    model: AnyModel,
     process: TokenProcess,
     data: Tensor,
     *,
@@ -67,6 +63,7 @@ def estimate_bound(
     batch: int = 32,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
+    **extras: Tensor,
 ) -> BoundEstimate:
     """A bound on the negative log-likelihood of data [N, L], in nats per token, with its error (see the module's head).
 
@@ -85,7 +82,7 @@ def estimate_bound(
         tolerance: go on in rounds of `draws` until the 95% interval of the perplexity is this narrow (0.005: within
             half a percent on either side), `max_draws` are made, or more draws cannot help because the sequences
             themselves differ.
-        generator: what is random.
+        generator: the random number generator.
         sampling: "stratified" or "independent"; by default what the module's head says for the bound.
         time_floor: leave out earlier times, as published code does (1e-4). Default 0, but 1e-4 for dfm, whose bound is
             infinite without (and whose last step is then counted).
@@ -95,23 +92,23 @@ def estimate_bound(
         batch: noisy sequences shown to the network at once.
         device: where the network lives, by default where its parameters are.
         progress: told, after each batch, how many evaluations are done and how many are planned so far.
+        extras: what the network takes besides, with one entry a sequence [N, ...]; handed to it by name.
     """
     chosen = get_method(method)
-    _check(chosen, process, data, bound, draws, tolerance, time_floor, corrector)
-    network, where = for_float64(model, _device_of(model, data, device))
+    _check(chosen, process, data, bound, draws, tolerance, time_floor)
+    dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
+    home = model_device(model, data.device) if device is None else device
+    network = Network.of(model, process.vocab_size, home, extras, len(data))
     clean = data.detach().to(device="cpu", dtype=torch.int64)
     with evaluating(model):
-        if chosen.causal:
-            return _exact(network, process, chosen, clean, batch, where, fixed_set, progress)
+        if not dynamics.noisy:
+            return _exact(network, process, dynamics, clean, batch, fixed_set, progress)
         way = sampling or ("stratified" if bound == "tight" else "independent")
-        if isinstance(chosen.objective, FlowMatching):
-            low = FLOW_LOW if time_floor is None else time_floor
-            target = flow_target(process, chosen, low, corrector or NO_CORRECTOR)
-        else:
-            with_entropy = way == "stratified" or bound != "j2"
-            target = score_target(process, chosen, bound, with_entropy, time_floor or 0.0)
+        low = dynamics.stop if time_floor is None else time_floor
+        with_entropy = way == "stratified" or bound != "j2"
+        target = dynamics.target(chosen.parameterization, process, bound, with_entropy=with_entropy, low=low)
         counter = _Counter(progress)
-        evaluation = Evaluation(network, process, clean, target, batch, where, counter.add)
+        evaluation = Evaluation(network, process, clean, target, batch, counter.add)
         if evaluation.grows_like_inverse_time():
             return _infinite(bound, target.terminal, counter.done, clean, fixed_set)
         drawn = StratifiedDraws(evaluation) if way == "stratified" else IndependentDraws(evaluation)
@@ -128,7 +125,7 @@ def estimate_bound(
 
 def _estimate(
     bound: str,
-    settled: Settled,
+    settled: SequenceValues,
     terminal: float,
     evaluations: int,
     draws: int,
@@ -159,7 +156,7 @@ def _estimate(
 
 def _infinite(bound: str, terminal: float, evaluations: int, data: Tensor, fixed_set: bool) -> BoundEstimate:
     """The estimate of an integral that diverges at t = 0."""
-    settled = Settled(torch.full((len(data),), math.inf, dtype=torch.float64), math.nan, 0)
+    settled = SequenceValues(torch.full((len(data),), math.inf, dtype=torch.float64), math.nan, 0)
     return _estimate(bound, settled, terminal, evaluations, 0, data, fixed_set, None)
 
 
@@ -171,22 +168,22 @@ def _is_hopeless(estimate: BoundEstimate) -> bool:
 
 
 def _exact(
-    model: Model,
+    network: Network,
     process: TokenProcess,
-    method: Method,
+    dynamics: Dynamics,
     data: Tensor,
     batch: int,
-    device: torch.device,
     fixed_set: bool,
     progress: Progress | None,
 ) -> BoundEstimate:
-    """The likelihood of a causal network: no Monte Carlo error, one evaluation a sequence."""
+    """The likelihood itself, where it is known: no Monte Carlo error, one evaluation a sequence."""
     counter = _Counter(progress, planned=len(data))
     parts: list[Tensor] = []
     for rows in parts_of(len(data), batch):
-        parts.append(sequence_nats(model, process, method, data[rows].to(device)).cpu())
+        x0 = data[rows].to(network.device)
+        parts.append(dynamics.token_nats(network.of_sequences(rows), process, x0).mean(1).cpu())
         counter.add(len(rows))
-    settled = Settled(torch.cat(parts), 0.0, len(data))
+    settled = SequenceValues(torch.cat(parts), 0.0, len(data))
     return _estimate("tight", settled, 0.0, len(data), 1, data, fixed_set, None)
 
 
@@ -212,10 +209,9 @@ def _check(
     draws: int,
     tolerance: float | None,
     time_floor: float | None,
-    corrector: Corrector | None,
 ) -> None:
     method.check(process)
-    check_bound(method, bound)
+    method.check_bound(bound)
     if data.dim() != 2 or 0 in data.shape:
         raise ValueError(f"data must be sequences [N, L], at least one of at least one token; got {list(data.shape)}")
     process.check_tokens(data)
@@ -225,29 +221,3 @@ def _check(
         raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent; got {tolerance!r}")
     if time_floor is not None and not 0 <= time_floor < 1:
         raise ValueError(f"the earliest time must lie in [0, 1); got {time_floor!r}")
-    if corrector is not None and not isinstance(method.objective, FlowMatching):
-        raise ValueError(f"{method.name} has no corrector; only dfm has")
-
-
-def _device_of(model: Model, data: Tensor, device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    if isinstance(model, torch.nn.Module):
-        first = next(model.parameters(), None)
-        if first is not None:
-            return first.device
-    return data.device
-
-
-@contextmanager
-def evaluating(model: Model) -> Generator[None]:
-    """Without gradients, and with a module in evaluation mode for as long."""
-    training = isinstance(model, torch.nn.Module) and model.training
-    if isinstance(model, torch.nn.Module) and training:
-        model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        if isinstance(model, torch.nn.Module) and training:
-            model.train()

@@ -8,7 +8,7 @@ order of itertools.product (so that a vector over M reshapes to [V] * L); K time
     j2      E int lbar - int E[out-rate] + H(p_r)      the paper's, with p_r all mask (or uniform)
 
 each divided by L. The last two terms of `tight` are the jump of a schedule with sigma(0) > 0: data are clean at t = 0
-and have seen sigma(0) of noise right after it, so the path ends at x_{0+} and x_0 is read off by the posterior. They
+and have seen sigma(0) of noise right after it, so the path ends at x_{0+} and x_0 is drawn from the posterior. They
 are zero for every other schedule. Discrete flow matching has a path of its own, which stops short of t = 0.
 
 The learned reverse process has the rates Q_t(x_t, y) s_y. Its law at t = 0 is found by fourth-order Magnus steps in
@@ -20,33 +20,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cedd.bounds.flow_matching import FLOW_LOW, FlowPath
-from cedd.bounds.integrand import known_terms
-from cedd.names import suggestion
-from cedd.objectives import Method, Model, get_method
-from cedd.objectives.autoregressive import start_symbol
-from cedd.objectives.flow_matching import FlowMatching
+from cedd.dynamics import Bound
+from cedd.dynamics.path import PathCost
+from cedd.dynamics.reverse import JUST_AFTER_ZERO
+from cedd.methods import Method, get_method
+from cedd.network import AnyModel, Network
 from cedd.objectives.objective import Rows
-from cedd.objectives.score_entropy import score_entropy
-from cedd.objectives.times import shift_right
-from cedd.parameterization import put_at_token
 from cedd.process import Noise, TokenProcess
 from cedd.quadrature import integrate
-
-Bound = Literal["tight", "j1", "j2"]
-BOUNDS: tuple[Bound, ...] = ("tight", "j1", "j2")
 
 _MAX_STATES = 1024  # the reverse process needs matrices of this size
 _CHUNK = 1 << 21  # numbers held at once
 _SMALLEST_SIGMA = 1e-12  # where the reverse process is stopped, if its schedule goes on to zero
-_JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -55,33 +46,33 @@ _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class Axis:
-    """(stop, 1] by the schedule's own sigma, cut where the network's ratios have a kink in it."""
+    """(stop, 1] by the process's own coordinate of time, cut where the network's ratios have a kink in it."""
 
     process: TokenProcess
     stop: float = 0.0
+    kinks: tuple[float, ...] = ()
 
     @cached_property
     def edges(self) -> tuple[float, ...]:
-        """Ends and kinks, in units of the schedule's sigma, in increasing order."""
-        schedule = self.process.schedule
-        start = float(schedule.sigma(self.stop))
-        kinks: tuple[float, ...] = getattr(self.process.rescaling, "kinks", ())
-        inner = [k for kink in kinks if start < (k := self._where_sigma_is(kink)) < schedule.end]
-        return (start, *sorted(inner), schedule.end)
+        """Ends and kinks in that coordinate, in increasing order."""
+        axis = self.process.axis
+        start = float(axis.sigma(self.stop))
+        inner = [k for kink in self.kinks if start < (k := self._where_sigma_is(kink)) < axis.end]
+        return (start, *sorted(inner), axis.end)
 
     def _where_sigma_is(self, total: float) -> float:
-        """The schedule's sigma at which alpha + beta = total, by bisection."""
-        low, high = self.process.schedule.start, self.process.schedule.end
+        """The coordinate at which alpha + beta = total, by bisection."""
+        low, high = self.process.axis.start, self.process.axis.end
         for _ in range(60):
             middle = (low + high) / 2
-            t = self.process.schedule.inverse(middle)
+            t = self.process.axis.inverse(middle)
             low, high = (middle, high) if float(self.process.sigma(t)) < total else (low, middle)
         return (low + high) / 2
 
     def time(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """t and dt/dsigma where the schedule is at sigma (just after 0 where it starts there)."""
-        t = self.process.schedule.inverse(sigma).clamp_min(_JUST_AFTER_ZERO)
-        return t, 1 / self.process.schedule.rate(t)
+        """t and dt/dsigma where the coordinate is sigma (just after 0 where it starts there)."""
+        t = self.process.axis.inverse(sigma).clamp_min(JUST_AFTER_ZERO)
+        return t, 1 / self.process.axis.rate(t)
 
     def integrate(self, f: Callable[[Tensor], Tensor], tolerance: float) -> float:
         """The integral over (stop, 1] of f(t [K]) -> [K]; infinity where f grows like 1/t at 0.
@@ -198,76 +189,51 @@ def space_of(process: TokenProcess, p0: Tensor) -> Space:
 
 
 @dataclass(frozen=True)
-class Network:
-    """A model with its meaning, evaluated at every state of a space."""
+class Enumerated:
+    """A network with its meaning, evaluated at every state of a space."""
 
     space: Space
     method: Method
-    model: Model
-    sigma_dtype: torch.dtype
-    device: torch.device
+    network: Network
 
     @property
     def process(self) -> TokenProcess:
         return self.space.process
 
-    @property
-    def stop(self) -> float:
-        """The time at which the reverse process ends."""
-        return 0.0
-
     @cached_property
     def axis(self) -> Axis:
-        return Axis(self.process, self.stop)
+        return Axis(self.process, self.method.dynamics.stop, self.method.parameterization.kinks(self.process))
 
     @property
     def tolerance(self) -> float:
         """What quadrature and steps can ask for: the rounding of sigma shows in the outputs."""
-        return 1e-9 if self.sigma_dtype == torch.float64 else 1e-6
+        return 1e-9 if self.network.sigma_dtype == torch.float64 else 1e-6
 
     def at(self, t: Tensor) -> tuple[Tensor, Tensor, Noise]:
         """outputs [K, N, L, V] float64, x_t [K, N, L] and a noise of that shape, at times t [K]."""
         times, (count, length) = len(t), self.space.states.shape
         noise = self.process.noise(t)
-        x = self.space.states.repeat(times, 1).to(self.device)
-        sigma = noise.sigma.repeat_interleave(count).to(device=self.device, dtype=self.sigma_dtype)
+        x = self.space.states.repeat(times, 1).to(self.network.device)
         with torch.no_grad():
-            outputs = self.model(x, sigma)
-        shape = (times * count, length, self.process.vocab_size)
-        if tuple(outputs.shape) != shape:
-            raise ValueError(
-                f"the network must return [B, L, V] = {list(shape)}, without a mask column; got {list(outputs.shape)}"
-            )
+            outputs = self.network.outputs(x, noise.sigma.repeat_interleave(count).to(x.device))
         x_t = self.space.states.expand(times, count, length)
-        return outputs.detach().double().cpu().reshape(*x_t.shape, -1), x_t, noise.like(x_t)
+        return outputs.cpu().reshape(*x_t.shape, -1), x_t, noise.like(x_t)
 
-    def log_ratios(self, t: Tensor) -> Tensor:
-        """log s_y at every state, [K, N, L, V]; the entry at x_t itself has no meaning."""
-        return self.method.require_scores().log_ratios(*self.at(t))
-
-    def readings(self, t: Tensor) -> Tensor:
+    def reconstructions(self, t: Tensor) -> Tensor:
         """p(x_0^i | x_t) at every state, [K, N, L, V]."""
         return self.method.require_scores().log_posterior(*self.at(t)).exp()
 
-    def losses(self, t: Tensor, with_entropy: bool) -> Tensor:
-        """lbar, or l `with_entropy`, at every state for each clean token at the position: [K, N, L, V]."""
-        log_ratios = self.log_ratios(t)
-        x_t, x0, noise = self._for_each_token(t, log_ratios.shape)
-        loss = score_entropy(log_ratios[..., None, :].expand(*x0.shape, x0.shape[-1]), x0, x_t, noise)
-        return loss + known_terms(x_t, x0, noise).entropy if with_entropy else loss
-
-    def _for_each_token(self, t: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor, Noise]:
-        """x_t, x0 and the noise in the shape [K, N, L, V(x0)]."""
-        x_t = self.space.states[..., None].expand(shape)
-        return x_t, torch.arange(shape[-1]).expand(shape), self.process.noise(t).like(x_t)
-
-    def jump_rates(self, t: Tensor) -> Tensor:
-        """The rates of the reverse process from every state to each token at each position: [K, N, L, V]."""
-        return self.method.require_scores().jump_rates(*self.at(t))
+    def losses(self, path: PathCost, t: Tensor) -> Tensor:
+        """What the path costs at every state for each clean token at the position: [K, N, L, V]."""
+        outputs, x_t, noise = self.at(t)
+        shape = outputs.shape
+        x0 = torch.arange(shape[-1]).expand(shape)
+        rows = Rows(x0, x_t[..., None].expand(shape), noise.map(lambda v: v[..., None].expand(shape)))
+        return path.plain(outputs[..., None, :].expand(*shape, shape[-1]), rows)
 
     def reverse_rates(self, t: Tensor) -> Tensor:
         """The generator of the reverse process, [K, N, N]; columns are sources and sum to zero."""
-        rates = self.jump_rates(t)
+        rates = self.method.dynamics.jump_rates(self.method.require_scores(), *self.at(t))
         times, count = rates.shape[:2]
         by_source = torch.zeros(times, count, count, dtype=torch.float64)
         by_source.scatter_add_(2, self.space.neighbours.flatten(1).expand(times, -1, -1), rates.flatten(2))
@@ -275,31 +241,12 @@ class Network:
         return by_source.mT
 
 
-@dataclass(frozen=True)
-class FlowNetwork(Network):
-    """Discrete flow matching: its velocity moves every position towards the prediction (bounds/flow_matching.py)."""
-
-    @property
-    def stop(self) -> float:
-        return FLOW_LOW
-
-    def losses(self, t: Tensor, with_entropy: bool) -> Tensor:
-        outputs, _, _ = self.at(t)
-        x_t, x0, noise = self._for_each_token(t, outputs.shape)
-        return FlowPath().rows(outputs[..., None, :].expand(*x0.shape, x0.shape[-1]), Rows(x0, x_t, noise))
-
-    def jump_rates(self, t: Tensor) -> Tensor:
-        """kappa'/(1-kappa) f_y with kappa = alive: alpha' / (exp(alpha) - 1) f_y, masked or not."""
-        outputs, x_t, noise = self.at(t)
-        rates = (noise.alpha_rate / noise.expm1_alpha)[..., None] * torch.softmax(outputs, -1)
-        return put_at_token(rates, x_t, 0.0, noise.is_mask(x_t))
-
-
-def _network(
-    model: Model, space: Space, method: Method, sigma_dtype: torch.dtype, device: torch.device | None
-) -> Network:
-    kind = FlowNetwork if isinstance(method.objective, FlowMatching) else Network
-    return kind(space, method, model, sigma_dtype, device or torch.device("cpu"))
+def enumerated(
+    model: AnyModel, space: Space, method: Method, *, sigma_dtype: torch.dtype, device: torch.device | None = None
+) -> Enumerated:
+    """A model with its meaning, ready for every state of a space."""
+    network = Network.of(model, space.process.vocab_size, device or torch.device("cpu"))
+    return Enumerated(space, method, replace(network, sigma_dtype=sigma_dtype, double=True))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -307,7 +254,7 @@ def _network(
 
 
 def exact_bound(
-    model: Model,
+    model: AnyModel,
     process: TokenProcess,
     p0: Tensor,
     *,
@@ -330,49 +277,36 @@ def exact_bound(
     """
     chosen, space = get_method(method), space_of(process, p0)
     chosen.check(process)
-    if bound not in BOUNDS:
-        raise ValueError(f"unknown bound {bound!r}{suggestion(bound, BOUNDS)}")
-    own = chosen.causal or isinstance(chosen.objective, FlowMatching)
-    if own and bound != "tight":
-        raise ValueError(f"{chosen.name} has a bound of its own and no {bound}; ask for bound='tight'")
-    if chosen.causal:
+    chosen.check_bound(bound)
+    if not chosen.dynamics.noisy:
         return exact_cross_entropy(model, process, p0, method=chosen)
-    network, flat = _network(model, space, chosen, sigma_dtype, p0.device), p0.double().cpu().reshape(-1)
-    path = path_integral(network, flat, with_entropy=bound == "j1") / space.length
-    terminal = process.terminal()
-    if bound == "j1":
-        return path
-    if bound == "j2":
-        return path - process.integrated_out_rate() + terminal.paper_prior_entropy
-    if isinstance(network, FlowNetwork):  # its path is a divergence already
-        return path + terminal.kl + _reading(network, flat)
-    known = terminal.cross_entropy - process.integrated_out_rate()
-    return path + known + _jump_at_zero(network, flat)
+    network, flat = (
+        enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=p0.device),
+        p0.double().cpu().reshape(-1),
+    )
+    target = chosen.dynamics.target(
+        chosen.parameterization, process, bound, with_entropy=bound == "j1", low=chosen.dynamics.stop
+    )
+    path = path_integral(network, flat, target.path) / space.length
+    end = 0.0 if target.reconstruction is None else _reconstruction(network, flat)
+    return path + target.terminal + end
 
 
-def path_integral(network: Network, p0: Tensor, *, with_entropy: bool) -> float:
-    """E int lbar dt, or E int l dt `with_entropy`, summed over positions; p0 [M]."""
+def path_integral(network: Enumerated, p0: Tensor, path: PathCost) -> float:
+    """E int of the path's cost dt, summed over positions; p0 [M]."""
     space = network.space
 
     def at(t: Tensor) -> Tensor:
         weight = space.belief(p0, t)
-        return torch.where(weight > 0, weight * network.losses(t, with_entropy), 0.0).sum((1, 2, 3))
+        return torch.where(weight > 0, weight * network.losses(path, t), 0.0).sum((1, 2, 3))
 
     return network.axis.integrate(lambda t: space.in_chunks(at, t), network.tolerance)
 
 
-def _reading(network: Network, p0: Tensor) -> float:
+def _reconstruction(network: Enumerated, p0: Tensor) -> float:
     """E[-log p(x_0 | x_t)] per token at the end of the path."""
-    t = torch.tensor([max(network.stop, _JUST_AFTER_ZERO)], dtype=torch.float64)
-    return float(-torch.xlogy(network.space.belief(p0, t), network.readings(t)).sum() / network.space.length)
-
-
-def _jump_at_zero(network: Network, p0: Tensor) -> float:
-    """E[-log p(x_0 | x_{0+})] - H(p_{0+|0}) per token: what a schedule with sigma(0) > 0 adds."""
-    if network.process.schedule.start == 0.0:
-        return 0.0
-    column = network.process.kernel(_JUST_AFTER_ZERO).column(torch.tensor(0))
-    return _reading(network, p0) + float(torch.xlogy(column, column).sum())
+    t = torch.tensor([max(network.axis.stop, JUST_AFTER_ZERO)], dtype=torch.float64)
+    return float(-torch.xlogy(network.space.belief(p0, t), network.reconstructions(t)).sum() / network.space.length)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -380,7 +314,7 @@ def _jump_at_zero(network: Network, p0: Tensor) -> float:
 
 
 def exact_cross_entropy(
-    model: Model,
+    model: AnyModel,
     process: TokenProcess,
     p0: Tensor,
     *,
@@ -404,7 +338,7 @@ def exact_cross_entropy(
 
 
 def learned_distribution(
-    model: Model,
+    model: AnyModel,
     process: TokenProcess,
     length: int,
     *,
@@ -414,13 +348,13 @@ def learned_distribution(
 ) -> Tensor:
     """p_0^theta of the learned reverse process that starts in p_r at t = 1: [V] * L, float64.
 
-    Masks that are left at the end (a bounded score leaves some) are read off the posterior.
+    Masks that are left at the end (a bounded score leaves some) are drawn from the posterior.
     """
     chosen, space = get_method(method), Space(process, length)
     chosen.check(process)
-    if chosen.causal:
-        return _chain_rule(space, model, device)
-    network = _network(model, space, chosen, sigma_dtype, device)
+    network = enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=device)
+    if not chosen.dynamics.noisy:
+        return _chain_rule(network)
     # The error of n steps is of order n^-4, then n^-6: two answers give a third, better one (Richardson).
     steps, coarse, answer = 24, _reverse(network, 12), torch.zeros(())
     while steps <= 6144:
@@ -432,16 +366,15 @@ def learned_distribution(
     raise ValueError("the learned reverse process did not converge: the network's outputs are too rough in time")
 
 
-def _chain_rule(space: Space, model: Model, device: torch.device | None) -> Tensor:
-    """prod_i p(x_i | x_<i) of a causal network, for every clean sequence."""
-    inputs = shift_right(space.clean, start_symbol(space.process)).to(device or torch.device("cpu"))
+def _chain_rule(network: Enumerated) -> Tensor:
+    """prod_i p(x_i | x_<i) of a network without noise, for every clean sequence."""
+    space, run = network.space, network.network
     with torch.no_grad():
-        outputs = model(inputs, torch.zeros(len(inputs), device=inputs.device)).double().cpu()
-    log_probs = torch.log_softmax(outputs, -1).gather(-1, space.clean[..., None]).squeeze(-1)
-    return log_probs.sum(-1).exp().reshape((space.process.vocab_size,) * space.length)
+        nats = network.method.dynamics.token_nats(run, space.process, space.clean.to(run.device)).cpu()
+    return nats.sum(-1).neg().exp().reshape((space.process.vocab_size,) * space.length)
 
 
-def _reverse(network: Network, steps: int) -> Tensor:
+def _reverse(network: Enumerated, steps: int) -> Tensor:
     """The learned law at t = 0 over the clean sequences [M], with about `steps` Magnus steps."""
     space, process = network.space, network.process
     edges = [max(edge, _SMALLEST_SIGMA) for edge in network.axis.edges]
@@ -450,14 +383,14 @@ def _reverse(network: Network, steps: int) -> Tensor:
     for high, low in itertools.pairwise(marks):
         share = max(2, math.ceil(steps * (high - low) / (marks[0] - marks[-1])))
         law = _magnus(network, law, high, low, share)
-    read = network.readings(network.axis.time(torch.tensor([edges[0]], dtype=torch.float64))[0])[0]
-    if process.schedule.start == 0.0:  # the path is at its end: only masks are still to be read
+    read = network.reconstructions(network.axis.time(torch.tensor([edges[0]], dtype=torch.float64))[0])[0]
+    if not process.jumps_at_zero:  # the path is at its end: only masks are still to be drawn
         tokens = torch.nn.functional.one_hot(space.states.clamp_max(process.vocab_size - 1), process.vocab_size)
         read = torch.where((space.states == process.vocab_size)[..., None], read, tokens.double())
     return law @ torch.stack([read[:, i][:, space.clean[:, i]] for i in range(space.length)]).prod(0)
 
 
-def _magnus(network: Network, law: Tensor, high: float, low: float, steps: int) -> Tensor:
+def _magnus(network: Enumerated, law: Tensor, high: float, low: float, steps: int) -> Tensor:
     """Carry `law` from w = high down to low, w = log(exp(sigma) - 1), in equal steps of
 
     exp( h/2 (A1 + A2) + sqrt(3)/12 h^2 [A2, A1] ),    A1, A2 the generators at the two Gauss points of a step.
@@ -473,7 +406,7 @@ def _magnus(network: Network, law: Tensor, high: float, low: float, steps: int) 
     return law
 
 
-def _generator(network: Network, w: Tensor) -> Tensor:
+def _generator(network: Enumerated, w: Tensor) -> Tensor:
     """The reverse rates per unit of -w at w [K]: [K, N, N]."""
     sigma = torch.logaddexp(w, torch.zeros_like(w))
     t, slope = network.axis.time(sigma)

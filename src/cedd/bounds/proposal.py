@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.process import Kernel, Noise
+from cedd.dynamics.path import Cases, case_probabilities
+from cedd.process import Noise
 
 EXTRA_UNIFORMS = 3
 
@@ -30,32 +31,6 @@ EXTRA_UNIFORMS = 3
 def number_of_uniforms(length: int) -> int:
     """How many uniform numbers one noisy sequence takes, whatever the process."""
     return 2 * length + EXTRA_UNIFORMS
-
-
-@dataclass(frozen=True)
-class Cases:
-    """Three numbers, one for each case of a position; tensors of one shape."""
-
-    same: Tensor
-    moved: Tensor
-    masked: Tensor
-
-    def pick(self, x_t: Tensor, x0: Tensor, noise: Noise) -> Tensor:
-        """The number of each position's case, for fields that broadcast with x_t."""
-        return torch.where(noise.is_mask(x_t), self.masked, torch.where(x_t == x0, self.same, self.moved))
-
-    def stack(self) -> Tensor:
-        """The three in a last dimension, in the order same, moved, masked (the codes 0, 1, 2)."""
-        return torch.stack([self.same, self.moved, self.masked], -1)
-
-    def normalised(self) -> Cases:
-        total = self.same + self.moved + self.masked
-        return Cases(self.same / total, self.moved / total, self.masked / total)
-
-
-def case_probabilities(kernel: Kernel) -> Cases:
-    """p: c, (V-1) b and a."""
-    return Cases(kernel.c, (kernel.vocab_size - 1) * kernel.b, kernel.a)
 
 
 @dataclass(frozen=True)

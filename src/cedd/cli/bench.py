@@ -69,7 +69,7 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 def _check_pair(text: str) -> None:
-    from cedd.objectives.methods import get_method
+    from cedd.methods import get_method
     from cedd.process import PROCESSES
 
     method, _, process = text.partition("/")

@@ -19,8 +19,8 @@ import tyro
 
 from cedd.cli import COMMANDS, main
 from cedd.data.corpora import PYTHON_MANUAL
+from cedd.methods import METHODS
 from cedd.models.locate import pretrained_names
-from cedd.objectives.methods import METHODS
 
 _OPTION = re.compile(r"(--?[a-z][\w.-]*)(?: ((?:\{[^}]*\}|[^-\s,{])[^\s,]*))?")
 _CHOICES = re.compile(r"\{([^{}]+)\}")

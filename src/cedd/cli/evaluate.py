@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cedd.bounds.flow_matching import Corrector
 from cedd.cli.progress import progress_bar
 from cedd.device import pick_device
+from cedd.dynamics import Corrector
 from cedd.evaluation.perplexity import (
     PLOT_SUFFIXES,
     VALUE_SUFFIXES,

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cedd.bounds.claims import CLAIMS, Finding, Setting
+from cedd.theory import CLAIMS, Finding, Setting
 
 SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
 

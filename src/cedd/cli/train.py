@@ -11,8 +11,8 @@ import tyro
 from rich.console import Console
 
 from cedd.cli import UserError, parse_arguments
+from cedd.methods import get_method
 from cedd.names import suggestion
-from cedd.objectives.methods import get_method
 from cedd.training.config import PRESETS, TrainConfig
 
 HELP = """example: cedd train char --data python-manual --out runs/first

@@ -24,13 +24,11 @@ from torch import Tensor
 
 from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, running_mean, student_quantile
 from cedd.bounds.estimator import Sampling, estimate_bound
-from cedd.bounds.exact import BOUNDS, Bound
-from cedd.bounds.flow_matching import Corrector
-from cedd.bounds.target import check_bound, score_target
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, find_evaluation_set, load_evaluation_set
 from cedd.data.packing import pack
 from cedd.data.tokenizers import Tokenizer
+from cedd.dynamics import BOUNDS, Bound, Corrector
 from cedd.models.folder import ModelFolder
 from cedd.storage import atomic_write, json_sha256
 
@@ -131,14 +129,14 @@ class Measurement:
 def asked_bounds(folder: ModelFolder, asked: Asked) -> tuple[Bound, ...]:
     """The bounds meant: `all` is every one that the method has."""
     if asked != "all":
-        check_bound(folder.method, asked)
+        folder.method.check_bound(asked)
         return (asked,)
     return tuple(bound for bound in BOUNDS if _has_bound(folder, bound))
 
 
 def _has_bound(folder: ModelFolder, bound: Bound) -> bool:
     try:
-        check_bound(folder.method, bound)
+        folder.method.check_bound(bound)
     except ValueError:
         return False
     return True
@@ -192,7 +190,7 @@ def measure(
     if len(wanted) == 1:
         return Measurement(folder, {wanted[0]: estimate(wanted[0], sampling)}, protocol)
     way = sampling or "stratified"
-    if folder.process.schedule.start > 0:  # `tight` then has a reading that the others have not
+    if folder.process.jumps_at_zero:  # `tight` then has a reconstruction that the others have not
         return Measurement(folder, {one: estimate(one, way) for one in wanted}, protocol)
     first = estimate(wanted[0], way)
     return Measurement(folder, {one: _as_bound(first, folder, one) for one in wanted}, protocol)
@@ -200,7 +198,8 @@ def measure(
 
 def _as_bound(estimate: BoundEstimate, folder: ModelFolder, bound: Bound) -> BoundEstimate:
     """The same draws as an estimate of another bound."""
-    terminal = score_target(folder.process, folder.method, bound, True, 0.0).terminal
+    method, process = folder.method, folder.process
+    terminal = method.dynamics.target(method.parameterization, process, bound, with_entropy=True, low=0.0).terminal
     shift = terminal - estimate.terminal
     return replace(
         estimate,

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
+from cedd.methods import Method, method_from_config
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, locate, pretrained_root
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import NoFirstWeights, get_form, load_weights, save_weights
-from cedd.objectives.methods import Method, get_method
 from cedd.process import TokenProcess, process_from_config
 from cedd.storage import write_json
 
@@ -65,7 +65,7 @@ def save_description(
     tokenizer.save(folder)
     config = {
         "format": FORMAT,
-        "method": method.name,
+        "method": method.config(),
         "process": process.config(),
         "network": asdict(network),
         "length": length,
@@ -130,9 +130,12 @@ def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != config["tokenizer"]["fingerprint"]:
         raise ValueError(f"the tokenizer in {folder} is not the one the model was trained with")
-    process = process_from_config(config["process"])
+    # The floor of sigma belongs to the method; models of before kept it with their process.
+    record = dict(config["process"])
+    method = method_from_config(config["method"], record.pop("sigma_floor", None))
+    process = process_from_config(record)
     with NoFirstWeights():
         model = Transformer(TransformerConfig(**config["network"]))
     load_weights(model, weights, form=config.get("weights", "float32"))
     model = model.to(device).eval().requires_grad_(False)
-    return ModelFolder(model, process, get_method(config["method"]), tokenizer, config["length"], config, folder)
+    return ModelFolder(model, process, method, tokenizer, config["length"], config, folder)

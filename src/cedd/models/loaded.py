@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from cedd.data.text import never_written
+from cedd.methods import Method
 from cedd.models.folder import ModelFolder
-from cedd.objectives import Method
-from cedd.samplers import Corrector, Fixed, GraphedNetwork, Network, default_steps, sample
+from cedd.network import AnyModel
+from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sample
 from cedd.samplers.loop import Callback
 
 Options = TypeVar("Options", bound=Any)
@@ -64,10 +65,10 @@ class Setting:
         if not 1 <= length <= self.folder.length:
             raise ValueError(f"the model reads 1 to {self.folder.length} tokens; got a length of {length}")
 
-    def network(self, batch: int, length: int) -> Network:
+    def network(self, batch: int, length: int) -> AnyModel:
         """The network in the form that is fastest to sample from."""
         model = self.folder.model
-        if self.device.type != "cuda" or self.folder.method.causal:
+        if self.device.type != "cuda" or not self.folder.method.dynamics.noisy:
             return model
         if (batch, length) not in self._graphs:
             self._graphs.clear()  # graphs hold memory: one shape at a time
@@ -86,7 +87,7 @@ class Setting:
         """Samples [B, L] on the host; what stands for no text is in none of them but where it is held."""
         generator = torch.Generator()
         generator.manual_seed(settings.seed) if settings.seed is not None else generator.seed()
-        autocast = self.device.type == "cuda" and self.folder.method.causal
+        autocast = self.device.type == "cuda" and not self.folder.method.dynamics.noisy
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             drawn = sample(
                 self.network(min(shape[0], settings.batch or shape[0]), shape[1]),

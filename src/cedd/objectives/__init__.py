@@ -1,19 +1,7 @@
-"""Training objectives, and the table of methods that they make up with the parameterizations."""
+"""Training objectives: what a row of outputs costs."""
 
-from cedd.objectives.loss import Draws, Model, NoisyBatch, batch_loss, loss, noisy_batch
-from cedd.objectives.methods import METHODS, Method, get_method, log_scores
-from cedd.objectives.times import draw_times
+from cedd.objectives.cross_entropy import CrossEntropy
+from cedd.objectives.objective import Objective, Rows
+from cedd.objectives.score_entropy import ScoreEntropy
 
-__all__ = [
-    "METHODS",
-    "Draws",
-    "Method",
-    "Model",
-    "NoisyBatch",
-    "batch_loss",
-    "draw_times",
-    "get_method",
-    "log_scores",
-    "loss",
-    "noisy_batch",
-]
+__all__ = ["CrossEntropy", "Objective", "Rows", "ScoreEntropy"]

@@ -1,8 +1,8 @@
-"""Denoising cross entropy: w(t) * -log p(x_0 | x_t), summed over the positions that can have changed (CEDD, ours).
+"""Denoising cross entropy: w * -log p(x_0 | x_t), summed over the positions that count.
 
     CEDD   w = 1          CEDD*  w = log(e + 0.3/t)          CEDDT  w = sigma' / (exp(sigma) - 1)
 
-For absorb only masked positions count: elsewhere x_0 = x_t is known.
+A weight is a function of the noise and of x_t, row by row.
 """
 
 from __future__ import annotations
@@ -15,38 +15,36 @@ import torch
 from torch import Tensor
 
 from cedd.objectives.objective import CrossEntropyRows, Objective, Rows, require_probabilities
-from cedd.parameterization import Parameterization, can_return
-from cedd.process import Noise, TokenProcess
+from cedd.parameterization import Parameterization
+from cedd.process import Noise
 
-Weight = Callable[[Noise], Tensor]
+Weight = Callable[[Noise, Tensor], Tensor]
+"""(noise, x_t) -> the weight of each row; all [N]."""
 
 
-def constant(noise: Noise) -> Tensor:
+def constant(noise: Noise, x_t: Tensor) -> Tensor:
     """w = 1."""
     return torch.ones_like(noise.t)
 
 
-def star(noise: Noise) -> Tensor:
+def star(noise: Noise, x_t: Tensor) -> Tensor:
     """w = log(e + 0.3/t)."""
     return torch.log(math.e + 0.3 / noise.t.clamp_min(torch.finfo(torch.float64).tiny))
 
 
-def likelihood(noise: Noise) -> Tensor:
+def likelihood(noise: Noise, x_t: Tensor) -> Tensor:
     """w = sigma' / (exp(sigma) - 1), the weight that makes absorb's cross entropy its likelihood bound."""
     return (noise.alpha_rate + noise.beta_rate) / torch.expm1(noise.sigma).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
-    """w(t) * -log p(x_0 | x_t) at the positions that the process can have changed."""
+    """w * -log p(x_0 | x_t)."""
 
     weight: Weight = constant
 
-    def check(self, process: TokenProcess) -> None:
-        """Every process has one."""
-
-    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
-        return can_return(x_t, noise)
+    def check(self, parameterization: Parameterization) -> None:
+        require_probabilities(parameterization)
 
     def row_loss(self, parameterization: Parameterization, outputs: Tensor, rows: Rows) -> Tensor:
         return self.closed_form(parameterization, rows).loss(outputs)
@@ -55,7 +53,7 @@ class CrossEntropy(Objective):
         affine = require_probabilities(parameterization)
         return CrossEntropyRows(
             target=rows.x0,
-            weight=self.weight(rows.noise),
+            weight=self.weight(rows.noise, rows.x_t),
             raise_at=rows.x_t.clamp_max(rows.noise.vocab_size - 1),
             raise_by=affine.evidence(rows.x_t, rows.noise),
         )

@@ -1,6 +1,6 @@
-"""What an objective is: which positions count, and what one row of outputs costs.
+"""What an objective is: what one row of outputs costs.
 
-Shapes: B batch, L positions, V vocabulary; N rows are the positions that count, out of B*L.
+Shapes: V vocabulary; N rows are the positions that count (the dynamics say which).
 
 An objective sees rows, never whole [B, L, V] outputs: the vocabulary head can then run on those rows only, a chunk
 at a time. Cross entropies and score entropies come down to a few numbers a row, and are told apart by a record of
@@ -10,16 +10,15 @@ them, because a fused head can do them without autograd; anything else is a func
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from cedd.network import ScoreRows
+from cedd.network import ScoreRows, SupportsRowLosses
 from cedd.parameterization import Affine, Parameterization
-from cedd.process import Noise, TokenProcess
+from cedd.process import Noise
 
 
 @dataclass(frozen=True)
@@ -30,36 +29,9 @@ class Rows:
     x_t: Tensor
     noise: Noise
 
-
-class RowTotal(Protocol):
-    """What a head's loss returns: the differentiable sum over rows."""
-
-    @property
-    def total(self) -> Tensor: ...
-
-
-class SupportsRowLosses(Protocol):
-    """A vocabulary head that costs chosen rows of features in chunks, without all outputs at once."""
-
-    def loss(
-        self,
-        features: Tensor,
-        row_loss: Callable[..., Tensor],
-        row_args: tuple[Tensor, ...],
-        row_weights: Tensor | None,
-    ) -> RowTotal:
-        """The weighted sum of row_loss(outputs [R, V], *row_args [R]) over the rows of features [N, D]."""
-        ...
-
-    def cross_entropy(
-        self, features: Tensor, targets: Tensor, row_weights: Tensor, *, shift: tuple[Tensor, Tensor]
-    ) -> RowTotal:
-        """The weighted sum of -log softmax(outputs + shift amounts at shift tokens)[targets]."""
-        ...
-
-    def score_entropy(self, features: Tensor, rows: ScoreRows, row_weights: Tensor) -> RowTotal:
-        """The weighted sum of the rows' score entropies."""
-        ...
+    def part(self, which: slice) -> Rows:
+        """Some of the rows."""
+        return Rows(self.x0[which], self.x_t[which], self.noise.map(lambda v: v[which]))
 
 
 class ClosedForm(ABC):
@@ -115,13 +87,9 @@ class ScoreEntropyRows(ClosedForm):
 class Objective(ABC):
     """A training loss as rows."""
 
-    @abstractmethod
-    def check(self, process: TokenProcess) -> None:
-        """Refuse a process the objective makes no sense on, saying what to use instead."""
-
-    @abstractmethod
-    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
-        """Which positions count: [B, L] bool, for a noise with fields [B, L]."""
+    def check(self, parameterization: Parameterization) -> None:
+        """Refuse outputs that the objective makes no sense of, saying what to use instead."""
+        del parameterization
 
     @abstractmethod
     def row_loss(self, parameterization: Parameterization, outputs: Tensor, rows: Rows) -> Tensor:
@@ -130,10 +98,6 @@ class Objective(ABC):
     def closed_form(self, parameterization: Parameterization, rows: Rows) -> ClosedForm | None:
         """The loss as one that a fused head knows, where it is one."""
         return None
-
-    def network_input(self, x0: Tensor, x_t: Tensor, process: TokenProcess) -> Tensor:
-        """What the network is shown: the noisy tokens."""
-        return x_t
 
 
 def require_probabilities(parameterization: Parameterization) -> Affine:

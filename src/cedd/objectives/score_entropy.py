@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cedd.network import ScoreRows
 from cedd.objectives.objective import Objective, Rows, ScoreEntropyRows
-from cedd.parameterization import Parameterization, ScaledScore, Score, at_token, can_return, put_at_token
-from cedd.process import Noise, TokenProcess
+from cedd.parameterization import Parameterization, ScaledScore, Score, at_token, can_jump, put_at_token
+from cedd.process import Noise
 
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -56,7 +56,7 @@ def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> 
 
     The entry of log_ratios at x_t itself is ignored. Positions that the process cannot leave cost nothing.
     """
-    masked, possible = noise.is_mask(x_t), can_return(x_t, noise)
+    masked, possible = noise.is_mask(x_t), can_jump(x_t, noise)
     ratios = true_ratios(x_t, x0, noise)
     log_s = put_at_token(torch.where(possible[..., None], log_ratios, 0.0), x_t, 0.0, masked)
     sum_s = torch.exp(log_s).sum(-1).double() - (~masked).double()  # exp(0) = 1 stands at x_t
@@ -70,12 +70,6 @@ def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> 
 class ScoreEntropy(Objective):
     """The score entropy of any parameterization, on any process."""
 
-    def check(self, process: TokenProcess) -> None:
-        """Every process has one."""
-
-    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
-        return can_return(x_t, noise)
-
     def row_loss(self, parameterization: Parameterization, outputs: Tensor, rows: Rows) -> Tensor:
         log_ratios = parameterization.log_ratios(outputs, rows.x_t, rows.noise)
         return score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise)
@@ -88,4 +82,4 @@ class ScoreEntropy(Objective):
         ratios = true_ratios(rows.x_t, rows.x0, rows.noise)
         shift = parameterization.shift(rows.x_t, rows.noise)
         numbers = ScoreRows(target=rows.x0, skip=rows.x_t, shift=shift, common=ratios.common, extra=ratios.extra)
-        return ScoreEntropyRows(numbers, torch.where(can_return(rows.x_t, rows.noise), ratios.rate, 0.0))
+        return ScoreEntropyRows(numbers, torch.where(can_jump(rows.x_t, rows.noise), ratios.rate, 0.0))

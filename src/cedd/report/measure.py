@@ -171,7 +171,7 @@ def measure_bound(
             device=model.setting.device,
             progress=progress.move,
         )
-    return estimate, bound_figures(estimate, len(opened.text(blocks)), model.method.causal)
+    return estimate, bound_figures(estimate, len(opened.text(blocks)), exact=not model.method.dynamics.noisy)
 
 
 def bound_figures(estimate: BoundEstimate, characters: int, exact: bool) -> BoundFigures:
@@ -223,7 +223,7 @@ def draw_processes(opened: OpenedRun, line: str, seed: int) -> list[NoiseDrawing
     ids, size = tokenizer.encode(line), tokenizer.vocab_size
     own = opened.model.process
     drawn = {"absorb": absorb(size), "uniform": uniform(size), "roulette (p_m = 0.95)": roulette(size)}
-    if not opened.model.method.causal and opened.process not in drawn:
+    if opened.model.method.dynamics.noisy and opened.process not in drawn:
         drawn[f"{opened.process}: this run's"] = own
     return [draw_noise(process, name, tokenizer, ids, _TIMES, seed) for name, process in drawn.items()]
 

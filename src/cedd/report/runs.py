@@ -30,7 +30,7 @@ class OpenedRun:
     def process(self) -> str:
         spec = self.model.process.spec or {}
         named = f"{spec.get('name', 'a process')}{share_of_masks(spec)}"
-        return "a causal network" if self.model.method.causal else named
+        return "a causal network" if not self.model.method.dynamics.noisy else named
 
     @property
     def parameters(self) -> int:

@@ -1,12 +1,14 @@
-"""Samplers: step rules as data, one loop, time grids, constraints, first-hitting, token by token."""
+"""Samplers: one loop that runs any step rule, time grids, constraints, first-hitting."""
 
-from cedd.bounds.flow_matching import Corrector
+from cedd.dynamics import Corrector, Leap, StepRule
+from cedd.dynamics.flow import flow_rules
+from cedd.dynamics.reverse import RULES
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed, prompt
+from cedd.samplers.graphs import GraphedNetwork
 from cedd.samplers.grids import GRIDS, default_steps, time_grid
 from cedd.samplers.loop import SAMPLERS, sample
-from cedd.samplers.network import GraphedNetwork, Network
-from cedd.samplers.rules import RULES, Chances, Leap, StepRule, chances, flow_rules
+from cedd.samplers.plan import Chances, chances
 
 __all__ = [
     "GRIDS",
@@ -18,7 +20,6 @@ __all__ = [
     "Fixed",
     "GraphedNetwork",
     "Leap",
-    "Network",
     "Sharpening",
     "StepRule",
     "chances",

@@ -82,6 +82,10 @@ class Sharpening:
         log_probs = torch.log_softmax(logits if self.temperature == 1 else logits / self.temperature, -1)
         return self._nucleus(log_probs) if self.top_p < 1 else log_probs
 
+    def draw(self, logits: Tensor, u: Tensor) -> Tensor:
+        """Tokens [R] from softmax(logits [R, V]) after sharpening, by uniform numbers u [R]."""
+        return inverse_cdf(torch.exp(self.log_probs(logits)), u)
+
     def _nucleus(self, log_probs: Tensor) -> Tensor:
         ordered, places = log_probs.sort(dim=-1, descending=True)
         before = ordered.exp().cumsum(-1) - ordered.exp()

@@ -16,13 +16,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cedd.network import has_head
-from cedd.objectives import Method
+from cedd.methods import Method
+from cedd.network import Network, Places
 from cedd.parameterization import Affine
 from cedd.process import TokenProcess, uniform_noise
-from cedd.samplers.choice import Sharpening, inverse_cdf
+from cedd.samplers.choice import Sharpening
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.network import Network, Places, chunks, evaluate
 
 
 def check_first_hitting(method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
@@ -33,7 +32,7 @@ def check_first_hitting(method: Method, process: TokenProcess, constraint: Const
         raise ValueError(
             "first-hitting needs tokens that never change once revealed (absorb); use sampler='analytic' here"
         )
-    if method.causal:
+    if not method.dynamics.noisy:
         return
     if not isinstance(method.parameterization, Affine):
         raise ValueError(
@@ -45,7 +44,7 @@ def check_first_hitting(method: Method, process: TokenProcess, constraint: Const
 
 
 def first_hitting(
-    model: Network,
+    network: Network,
     process: TokenProcess,
     x: Tensor,
     sharpening: Sharpening,
@@ -78,16 +77,11 @@ def first_hitting(
         sequences = all_sequences if everyone else left.to(device)
         position, v = here[sequences, k], numbers[sequences, k]
         rows = sequences * length + position
-        if everyone or not has_head(model):
-            places = Places(rows, None, rows)
-        else:
-            places = Places(rows, sequences, all_sequences[: len(left)] * length + position)
-        outputs = evaluate(model, flat.view(batch, length), sigmas[:, k], places)
-        drawn = [
-            inverse_cdf(torch.exp(sharpening.log_probs(outputs.chunk(part))), v[part])
-            for part in chunks(len(rows), process.vocab_size)
-        ]
-        flat = flat.index_copy(0, rows, torch.cat(drawn))
+        local = None if everyone else all_sequences[: len(left)] * length + position
+        places = Places(rows, None if everyone else sequences, local)
+        outputs = network.rows(flat.view(batch, length), sigmas[:, k], places, full_precision=True)
+        drawn = outputs.map(lambda chunk, part, v=v: sharpening.draw(chunk.double(), v[part]))
+        flat = flat.index_copy(0, rows, drawn)
         if callback is not None:
-            callback(k + 1, float(process.schedule.inverse(alpha[:, k].max())), flat.view(batch, length))
+            callback(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))
     return flat.view(batch, length)

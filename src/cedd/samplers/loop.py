@@ -13,31 +13,25 @@ their rows to know whether anything jumps: the dense path, a chunk of rows at a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cedd.bounds.flow_matching import Corrector
-from cedd.device import has_float64, model_device
-from cedd.network import has_head
-from cedd.objectives import Method, get_method
-from cedd.objectives.flow_matching import FlowMatching
-from cedd.parameterization import Affine, at_token, can_return, put_at_token
+from cedd.dynamics import Corrector, StepRule
+from cedd.dynamics.dynamics import Dynamics
+from cedd.dynamics.dynamics import Watch as Callback
+from cedd.dynamics.reverse import RULES
+from cedd.methods import Method, get_method
+from cedd.network import AnyModel, Network, Places, evaluating
+from cedd.parameterization import Affine, Parameterization, at_token, put_at_token
 from cedd.process import Noise, TokenProcess, uniform_noise
-from cedd.samplers.autoregressive import autoregressive
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import check_first_hitting, first_hitting
 from cedd.samplers.grids import time_grid
-from cedd.samplers.network import HostNetwork, Network, Places, chunks, evaluate
-from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan
-from cedd.samplers.rules import RULES, StepRule, chances, flow_rules
-
-Callback = Callable[[int, float, Tensor], None]
-"""Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
+from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, chances
 
 SAMPLERS = (*RULES, "first-hitting")
 
@@ -46,9 +40,10 @@ SAMPLERS = (*RULES, "first-hitting")
 class Run:
     """Everything the loop needs besides x."""
 
-    model: Network
+    network: Network
     process: TokenProcess
-    method: Method
+    parameterization: Parameterization
+    dynamics: Dynamics
     rule: StepRule
     last_rule: StepRule
     """For the step to t = 0, which denoises whatever the rule."""
@@ -71,7 +66,7 @@ def denoise(run: Run, x: Tensor) -> Tensor:
     noise, earlier = run.process.noise(run.times[:-1]), run.process.noise(run.times[1:])
     noise_here, earlier_here = noise.to(device), earlier.to(device)
     sigma = noise.sigma.to(device=device, dtype=torch.float32)
-    held = _held(run.constraint, x)
+    held = _held(run.constraint, x.shape)
     x = run.constraint(x) if run.constraint is not None else x.clone()
     if run.callback is not None:
         run.callback(0, float(run.times[0]), x)
@@ -95,20 +90,20 @@ def denoise(run: Run, x: Tensor) -> Tensor:
     return x
 
 
-def _held(constraint: Constraint | None, x: Tensor) -> Tensor:
+def _held(constraint: Constraint | None, shape: tuple[int, ...]) -> Tensor:
     """Which positions never change, [B, L] bool on the host."""
     if isinstance(constraint, Fixed):
-        return constraint.where.cpu().expand(x.shape)
-    return torch.zeros(x.shape, dtype=torch.bool)
+        return constraint.where.cpu().expand(shape)
+    return torch.zeros(shape, dtype=torch.bool)
 
 
 def _plan(run: Run, x: Tensor, held: Tensor, noise: Noise, earlier: Noise) -> Plan:
-    parameterization = run.method.parameterization
+    parameterization = run.parameterization
     assert isinstance(parameterization, Affine)
     steps, last = (chances(rule, parameterization, noise, earlier) for rule in (run.rule, run.last_rule))
     known = steps.where(earlier.t > 0, last)
     masked = x == run.process.vocab_size
-    return Plan(known, masked, held, run.generator, has_head(run.model))
+    return Plan(known, masked, held, run.generator, run.network.in_halves)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -120,15 +115,14 @@ def _jump_step(
 ) -> Tensor:
     flat = x.flatten()
     if len(candidates.places):
-        rows = candidates.places.rows
-        outputs = evaluate(run.model, x, sigma, candidates.places)
-        drawn = [
-            jump(
-                rule, run, outputs.chunk(part), flat[rows[part]], noise, earlier, candidates.u[part], candidates.v[part]
-            )
-            for part in chunks(len(rows), run.process.vocab_size)
-        ]
-        flat = flat.index_copy(0, rows, torch.cat(drawn))
+        rows, here = candidates.places.rows, flat
+
+        def drawn(outputs: Tensor, part: slice) -> Tensor:
+            u, v = candidates.u[part], candidates.v[part]
+            return jump(rule, run, outputs.double(), here[rows[part]], noise, earlier, u, v)
+
+        outputs = run.network.rows(x, sigma, candidates.places, full_precision=True)
+        flat = flat.index_copy(0, rows, outputs.map(drawn))
     if len(candidates.masked_again):
         flat = flat.index_fill(0, candidates.masked_again, run.process.vocab_size)
     return flat.view(x.shape)
@@ -138,10 +132,10 @@ def jump(
     rule: StepRule, run: Run, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, u: Tensor, v: Tensor
 ) -> Tensor:
     """Candidates x [R] with outputs [R, V] (float64): each jumps if u < 1 - stay, to where v says."""
-    parameterization = run.method.parameterization
+    parameterization = run.parameterization
     assert isinstance(parameterization, Affine)
     if run.reveals_only:
-        return inverse_cdf(torch.exp(run.sharpening.log_probs(outputs)), v)
+        return run.sharpening.draw(outputs, v)
     now, next_ = noise.like(x), earlier.like(x)
     log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
     leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
@@ -174,23 +168,22 @@ def _dense_step(
 ) -> Tensor:
     """Every position that can move is drawn from its whole law over the n states."""
     flat = x.flatten()
-    moves = can_return(x, noise.like(x)) | isinstance(run.method.objective, FlowMatching)
+    moves = run.dynamics.positions(x, noise.like(x))
     rows = (moves & ~held.to(x.device)).flatten().nonzero().squeeze(1)
     if not len(rows):
         return x
-    outputs = evaluate(run.model, x, sigma, Places(rows, None, rows), full_precision=False)
     v = uniform_noise(flat.shape, torch.device("cpu"), run.generator).to(x.device)[rows]
-    drawn = [
-        _draw_dense(rule, run, outputs.chunk(part), flat[rows[part]], noise, earlier, v[part])
-        for part in chunks(len(rows), run.process.vocab_size)
-    ]
-    return flat.index_copy(0, rows, torch.cat(drawn)).view(x.shape)
+
+    def drawn(outputs: Tensor, part: slice) -> Tensor:
+        return _draw_dense(rule, run, outputs.double(), flat[rows[part]], noise, earlier, v[part])
+
+    return flat.index_copy(0, rows, run.network.rows(x, sigma, Places(rows)).map(drawn)).view(x.shape)
 
 
 def _draw_dense(
     rule: StepRule, run: Run, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, v: Tensor
 ) -> Tensor:
-    law = rule.law(run.method.parameterization, outputs, x, noise.like(x), earlier.like(x))
+    law = rule.law(run.parameterization, outputs, x, noise.like(x), earlier.like(x))
     if rule is run.last_rule and noise.has_mask:
         law[:, -1] = torch.where(earlier.t == 0, 0.0, law[:, -1])  # clean data have no masks
     law = run.sharpening.jumps(law, x)
@@ -201,17 +194,18 @@ def _draw_dense(
 # The public function
 
 
-def _rule_of(sampler: str | StepRule, rules: Mapping[str, StepRule]) -> StepRule:
+def _rule_of(sampler: str | StepRule, dynamics: Dynamics) -> StepRule:
     """The step rule by its name; a sampler that is no rule (first-hitting) ends with a step of the analytic one."""
     if isinstance(sampler, StepRule):
         return sampler
+    rules = dynamics.rules()
     if sampler in RULES and sampler not in rules:
-        raise ValueError(f"flow matching has no rule {sampler!r}; use one of {', '.join(rules)}")
+        raise ValueError(f"these dynamics have no rule {sampler!r}; use one of {', '.join(rules)}")
     return rules.get(sampler, rules["analytic"])
 
 
 def sample(
-    model: Network,
+    model: AnyModel,
     process: TokenProcess,
     shape: tuple[int, int],
     *,
@@ -231,6 +225,7 @@ def sample(
     callback: Callback | None = None,
     device: torch.device | str | None = None,
     batch: int | None = None,
+    **extras: Tensor,
 ) -> Tensor:
     """Draw sequences [B, L] = `shape` from a model(x_t [B, L], sigma [B]) -> [B, L, V].
 
@@ -246,7 +241,7 @@ def sample(
             Autoregressive methods are sampled token by token, whatever it says.
         steps: steps from noise to data.
         constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
-        generator: what is random.
+        generator: the random number generator.
         temperature: sharpens what the network believes (for networks that give ratios: where jumps go).
         top_p: the same, by leaving out the least likely tokens.
         exclude: tokens that are never drawn, neither as noise nor as what the network believes.
@@ -258,43 +253,47 @@ def sample(
         callback: called with the step's number, the time reached and x, before the first step and after each.
         device: where to sample; by default where the network's parameters are.
         batch: sequences at once; by default all, and half as many whenever the device's memory does not suffice.
+        extras: what the network takes besides, with one entry a sequence [B, ...]; handed to it by name.
     """
     chosen = get_method(method)
     chosen.check(process)
     _check(chosen, process, shape, sampler, corrector, constraint, x_start)
-    place = torch.device(device) if device is not None else model_device(model)
-    if not has_float64(place) and has_head(model):
-        model, place = HostNetwork(model, place), torch.device("cpu")
+    dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
+    network = Network.of(model, process.vocab_size, device, extras, shape[0])
     host = _host_generator(generator)
     sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
-    flow = isinstance(chosen.objective, FlowMatching)
-    rules, plain = (flow_rules(corrector), flow_rules(None)) if flow else (RULES, RULES)
-    run = Run(
-        model=model,
-        process=process,
-        method=chosen,
-        rule=_rule_of(sampler, rules),
-        last_rule=plain["analytic"],
-        times=time_grid(process, steps, grid, start=t_start, final_denoise=final_denoise),
-        sharpening=sharpening,
-        constraint=constraint,
-        generator=host,
-        callback=callback,
-        dense=not isinstance(chosen.parameterization, Affine),
-        reveals_only=not (process.can_shuffle or flow),
-    )
+    times = time_grid(process, steps, grid, start=t_start, final_denoise=final_denoise)
 
-    def draw(start: int, stop: int) -> Tensor:
-        part = replace(run, constraint=_part(constraint, start, stop))
-        size = (stop - start, shape[1])
-        if chosen.causal:
-            return autoregressive(model, process, size, sharpening, part.constraint, host, place, callback)
-        x = x_start[start:stop].to(place) if x_start is not None else _prior(part, size, place)
+    def draw_tokens(start: int, stop: int) -> Tensor:
+        part = _part(constraint, start, stop)
+        held = _held(part, (stop - start, shape[1]))
+        here = network.of_sequences(slice(start, stop))
+        return dynamics.draw(here, process, held, sharpening.draw, part or _unconstrained, host, callback)
+
+    def denoise_noise(start: int, stop: int) -> Tensor:
+        run = Run(
+            network=network.of_sequences(slice(start, stop)),
+            process=process,
+            parameterization=chosen.parameterization,
+            dynamics=dynamics,
+            rule=_rule_of(sampler, dynamics),
+            last_rule=dynamics.last_rule(),
+            times=times,
+            sharpening=sharpening,
+            constraint=_part(constraint, start, stop),
+            generator=host,
+            callback=callback,
+            dense=not isinstance(chosen.parameterization, Affine),
+            reveals_only=dynamics.only_reveals(process),
+        )
+        place = network.device
+        x = x_start[start:stop].to(place) if x_start is not None else _prior(run, (stop - start, shape[1]), place)
         if sampler == "first-hitting":
-            return first_hitting(model, process, x, sharpening, part.constraint, host, callback, t_start)
-        return denoise(part, x)
+            return first_hitting(run.network, process, x, sharpening, run.constraint, host, callback, t_start)
+        return denoise(run, x)
 
-    with torch.no_grad(), _evaluating(model):
+    with evaluating(model):
+        draw = denoise_noise if dynamics.noisy else draw_tokens
         return _in_parts(draw, shape[0], shape[0] if batch is None else batch, host)
 
 
@@ -313,8 +312,6 @@ def _check(
         raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(SAMPLERS)}, or a StepRule")
     if sampler == "first-hitting":
         check_first_hitting(method, process, constraint)
-    if corrector is not None and not isinstance(method.objective, FlowMatching):
-        raise ValueError(f"the corrector belongs to flow matching; use method='dfm', or leave it out for {method.name}")
     if corrector is not None and sampler == "first-hitting":
         raise ValueError("the corrector masks tokens again, which first-hitting cannot; use sampler='analytic'")
     if corrector is not None and isinstance(sampler, StepRule):
@@ -324,7 +321,7 @@ def _check(
     if x_start is not None:
         if x_start.shape != torch.Size(shape):
             raise ValueError(f"x_start must have the shape of the samples, {tuple(shape)}; got {tuple(x_start.shape)}")
-        if method.causal:
+        if not method.dynamics.noisy:
             raise ValueError(f"{method.name} is autoregressive and starts from nothing; give a prompt instead")
 
 
@@ -354,21 +351,12 @@ def _host_generator(generator: torch.Generator | None) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
+def _unconstrained(x: Tensor) -> Tensor:
+    return x
+
+
 def _part(constraint: Constraint | None, start: int, stop: int) -> Constraint | None:
     return constraint.part(start, stop) if isinstance(constraint, Fixed) else constraint
-
-
-@contextmanager
-def _evaluating(model: Network) -> Generator[None]:
-    """Without dropout, whatever mode the model is in."""
-    if not isinstance(model, nn.Module) or not model.training:
-        yield
-        return
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train()
 
 
 def _in_parts(draw: Callable[[int, int], Tensor], total: int, batch: int, generator: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 Shapes: B batch, L positions, N = B*L; R candidates of a step, in S sequences.
 
 For a parameterization by probabilities, when a mask is revealed does not depend on the network, and a token becomes
-another one with at most a known probability (see `rules.Chances`). So the host draws one uniform number u for every
+another one with at most a known probability (see `Chances`). So the host draws one uniform number u for every
 position and step, knows which positions are masked at every step, and sends the device only the candidates:
 
     a mask with u < reveal     is revealed, the network says as what
@@ -21,9 +21,57 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.process import uniform_noise
-from cedd.samplers.network import Places
-from cedd.samplers.rules import Chances
+from cedd.dynamics.rules import Leap, StepRule
+from cedd.network import Places
+from cedd.parameterization import Affine
+from cedd.process import Noise, uniform_noise
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Probabilities of each of K steps that need no network, float64 [K].
+
+    reveal: that a mask becomes a token.    remask: that a token is masked again.
+    change: the most with which a token can become anything else, whatever the network says.
+    """
+
+    reveal: Tensor
+    remask: Tensor
+    change: Tensor
+
+    def at(self, k: int) -> tuple[float, float, float]:
+        """reveal, remask and change of step k."""
+        return float(self.reveal[k]), float(self.remask[k]), float(self.change[k])
+
+    def where(self, condition: Tensor, other: Chances) -> Chances:
+        """These chances in the steps where `condition` [K] holds, the others' elsewhere."""
+        return Chances(
+            torch.where(condition, self.reveal, other.reveal),
+            torch.where(condition, self.remask, other.remask),
+            torch.where(condition, self.change, other.change),
+        )
+
+
+def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> Chances:
+    """The chances of the steps from noise [K] to earlier [K].
+
+    `stay` of a token is a linear or a Moebius function of f_x, hence monotone: its least value is at f_x = 0 or 1.
+    """
+    token = torch.zeros_like(noise.t, dtype=torch.int64)
+
+    def leap(x: Tensor, log_prob: float) -> Leap:
+        log_prob_x = torch.full_like(noise.t, log_prob)
+        return rule.leap(parameterization.coefficients(log_prob_x, x, noise), earlier)
+
+    doubtful, certain = leap(token, -torch.inf), leap(token, 0.0)
+    change = 1 - torch.minimum(doubtful.stay, certain.stay)
+    if not noise.has_mask:
+        return Chances(torch.zeros_like(change), torch.zeros_like(change), change)
+    reveal = 1 - leap(torch.full_like(token, noise.vocab_size), 0.0).stay
+    # Clean data have no masks: a step to t = 0 reveals all of them, not all but one in 10^16.
+    reveal = torch.where(earlier.t == 0, 1.0, reveal)
+    return Chances(reveal, doubtful.remask, change)
+
 
 BLOCK_STEPS = 32
 """Steps that are planned and sent to the device together."""
@@ -78,13 +126,13 @@ class Plan:
     def _places(self, rows: Tensor) -> Places:
         batch, length = self._shape
         if not self._by_sequence or batch == 1:
-            return Places(rows, None, rows)
+            return Places(rows)
         sequence = rows // length
         first = torch.ones_like(sequence, dtype=torch.bool)
         first[1:] = sequence[1:] != sequence[:-1]
         sequences, order = sequence[first], first.cumsum(0) - 1
         if len(sequences) == batch:
-            return Places(rows, None, rows)
+            return Places(rows)
         return Places(rows, sequences, order * length + rows % length)
 
     def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
@@ -95,7 +143,7 @@ class Plan:
             return
         kinds = (
             [c.places.rows for c in steps],
-            [c.places.local for c in steps],
+            [c.places.index for c in steps],
             [c.places.sequences if c.places.sequences is not None else c.places.rows[:0] for c in steps],
             [c.masked_again for c in steps],
             [c.u for c in steps],

@@ -158,7 +158,7 @@ def correction_options(setting: Setting, given: Mapping[str, Any]) -> Correction
     """What holds for this model: the caller's options, before its folder's, before the defaults; checked, and with
     a time."""
     folder = setting.folder
-    if folder.method.causal:
+    if not folder.method.dynamics.noisy:
         raise ValueError(f"{folder.method.name} is autoregressive and cannot correct; train on uniform or roulette")
     if not folder.process.can_shuffle:
         raise ValueError(

@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cedd.device import has_float64, model_device
+from cedd.methods import Method
 from cedd.models.loaded import Setting
-from cedd.network import has_head
-from cedd.objectives.methods import Method
+from cedd.network import AnyModel, Network, Places
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.network import HostNetwork, Network, Places, chunks, evaluate
 from cedd.spelling.book import Book
 from cedd.spelling.shares import Share
 
@@ -72,7 +70,7 @@ class PaperProtocol:
 
 @torch.no_grad()
 def restore(
-    model: Network,
+    model: AnyModel,
     process: TokenProcess,
     method: Method,
     blocks: Tensor,
@@ -88,9 +86,8 @@ def restore(
     network runs in bfloat16, its head in float32 and on the corrupted positions only, a chunk [r, V] at a time.
     """
     _check(process, method, blocks, t)
-    device = model_device(model)
-    if not has_float64(device) and has_head(model):
-        model, device = HostNetwork(model, device), torch.device("cpu")
+    network = Network.of(model, process.vocab_size)
+    device = network.device
     noise = process.noise(t)
     x_t = noise.sample(blocks, torch.Generator().manual_seed(seed))
     noise = noise.to(device)
@@ -98,7 +95,7 @@ def restore(
     for start in range(0, len(blocks), batch):
         part = slice(start, start + batch)
         wrong = (x_t[part] != blocks[part]).flatten().nonzero().squeeze(-1)
-        guesses = likeliest(model, method, x_t[part].to(device), noise, wrong.to(device)).cpu()
+        guesses = likeliest(network, method, x_t[part].to(device), noise, wrong.to(device)).cpu()
         right[part].view(-1)[wrong] = guesses == blocks[part].flatten()[wrong]
         if progress is not None:
             progress(min(start + batch, len(blocks)), len(blocks))
@@ -119,16 +116,16 @@ def _check(process: TokenProcess, method: Method, blocks: Tensor, t: float) -> N
         raise ValueError(f"t is a time of the noise and must lie in (0, 1]; got {t:g}")
 
 
-def likeliest(model: Network, method: Method, x_t: Tensor, noise: Noise, places: Tensor) -> Tensor:
+def likeliest(network: Network, method: Method, x_t: Tensor, noise: Noise, places: Tensor) -> Tensor:
     """argmax p(x_0 | x_t) at the places [R] of the flattened x_t [B, L].
 
     Denoiser and bayes: of their posterior f. Scores: of the analytic step from t to clean data (its mask left out).
     """
     flat = x_t.flatten()[places]
     with torch.autocast(x_t.device.type, dtype=torch.bfloat16, enabled=x_t.device.type == "cuda"):
-        rows = evaluate(model, x_t, noise.sigma, Places(places, None, places))
-    found = [
-        method.parameterization.log_posterior(rows.chunk(part), flat[part], noise.like(flat[part])).argmax(-1)
-        for part in chunks(len(flat), noise.vocab_size)
-    ]
-    return torch.cat(found) if found else flat
+        rows = network.rows(x_t, noise.sigma, Places(places), full_precision=True)
+
+    def guess(outputs: Tensor, part: slice) -> Tensor:
+        return method.parameterization.log_posterior(outputs.double(), flat[part], noise.like(flat[part])).argmax(-1)
+
+    return rows.map(guess) if len(places) else flat

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from cedd.data.text import Ids
 from cedd.models.loaded import Setting
+from cedd.network import Network, Places
 from cedd.process import TokenProcess
 from cedd.samplers.grids import LAST_TIME
-from cedd.samplers.network import chunks
 
 BATCH = 16
 """Windows that are read at once."""
@@ -187,7 +187,8 @@ def ask(
     """
     cuts = windows(len(ids), setting.folder.length)
     whole = len(cuts)
-    kinds = torch.from_numpy(groups).to(setting.device)
+    network = Network.of(setting.folder.model, setting.vocab_size, setting.device)
+    kinds = torch.from_numpy(groups).to(network.device)
     nothing = np.zeros(len(ids))
     opinion = Opinion(ids, nothing, nothing + 1, nothing, nothing) if earlier is None else earlier[0]
     opinion = Opinion(*(values.copy() for values in opinion.columns))
@@ -195,8 +196,8 @@ def ask(
         cuts = [w for w in cuts if earlier[1][w.start : w.stop].any()]
     for begin in range(0, len(cuts), BATCH):
         group = cuts[begin : begin + BATCH]
-        x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group])).to(setting.device)
-        judged = [column.cpu().numpy() for column in _judge_windows(setting, x, kinds, t, rate)]
+        x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group])).to(network.device)
+        judged = [column.cpu().numpy() for column in _judge_windows(setting, network, x, kinds, t, rate)]
         for row, w in enumerate(group):
             inside = slice(w.first - w.start, w.last - w.start)
             for target, column in zip(opinion.columns, judged, strict=True):
@@ -206,18 +207,18 @@ def ask(
     return opinion
 
 
-def _judge_windows(setting: Setting, x: Tensor, groups: Tensor, t: float, rate: float) -> list[Tensor]:
+def _judge_windows(
+    setting: Setting, network: Network, x: Tensor, groups: Tensor, t: float, rate: float
+) -> list[Tensor]:
     """An `Opinion` of windows of the text, [W, L] each, through the vocabulary in chunks."""
     folder: Any = setting.folder
     noise, noise_rate = folder.process.noise(t).to(x.device), rate_of_time(folder.process, t)
-    sigma = noise.sigma.to(x.device, torch.float32).expand(len(x))
-    hidden, flat = folder.model.features(x, sigma).flatten(0, 1), x.flatten()
+    flat = x.flatten()
     sides = torch.stack([x.roll(1, 1), x.roll(-1, 1)], -1).flatten(0, 1)  # [W L, 2]
     parts: list[tuple[Tensor, ...]] = []
-    for rows in chunks(len(flat), folder.process.vocab_size):
-        here = noise.like(flat[rows]) if noise.alpha.device == flat.device else noise.like(flat[rows].cpu())
-        outputs = folder.model.head(hidden[rows])
-        log_posterior = folder.method.parameterization.log_posterior(outputs, flat[rows], here)
+    everywhere = Places(torch.arange(len(flat), device=x.device))
+    for outputs, rows in network.rows(x, noise.sigma, everywhere).chunks():
+        log_posterior = folder.method.parameterization.log_posterior(outputs, flat[rows], noise.like(flat[rows]))
         judged = judge(log_posterior, flat[rows], groups, noise_rate, rate)
         unseen = foretold(log_posterior, torch.cat([flat[rows][:, None], sides[rows]], -1), noise_rate)
         parts.append((*judged, unseen))

@@ -12,10 +12,10 @@ import torch
 from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.device import pick_device
+from cedd.methods import Method
 from cedd.models.folder import DESCRIPTION_KEYS, ModelFolder, load_folder, read_description, save_folder
 from cedd.models.loaded import Setting, Settings
 from cedd.models.locate import CARD_FILE
-from cedd.objectives import Method
 from cedd.process import TokenProcess
 from cedd.spelling.correct import Corrected
 from cedd.storage import atomic_write

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from cedd.objectives.loss import NoisyBatch
+from cedd.losses import NoisyBatch
 
 Gradient = Callable[[NoisyBatch], Tensor]
 """Runs both passes over a batch, leaves the gradients in the parameters, and returns the loss []."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cedd.methods import get_method
 from cedd.models.transformer import PRESETS as SIZES
 from cedd.models.transformer import TransformerConfig
 from cedd.names import suggestion
-from cedd.objectives.methods import get_method
 from cedd.process import PROCESSES, TokenProcess, process_from_config
 from cedd.schedules import SCHEDULES, Schedule, schedule_from_config
 from cedd.training.precision import Wanted
@@ -55,14 +55,14 @@ class ProcessConfig:
     share_power: float = 1.0
     """Eroulette: the instantaneous share of masking, start + (stop - start) t^power."""
     sigma_floor: float = 0.0015
-    """Uniform: the smallest sigma inside the denoiser's ratios (0.003 in the paper's spelling experiments)."""
+    """Without a mask: the smallest sigma in a denoiser's ratios (0.003 in the paper's spelling experiments)."""
     settings: dict[str, float] = field(default_factory=dict)
     """Numbers by name, of a process that was added to PROCESSES."""
     schedule: ScheduleConfig = ScheduleConfig()
 
     def build(self, vocab_size: int) -> TokenProcess:
         share = {"start": self.share_start, "stop": self.share_stop, "power": self.share_power}
-        known = {"p_m": self.p_m, "sigma_floor": self.sigma_floor, "mask_share": share}
+        known = {"p_m": self.p_m, "mask_share": share}
         chosen = fitting(PROCESSES, self.name, known, self.settings)
         if "mask_share" in chosen:  # a share of masking that changes takes the place of the constant one
             chosen.pop("p_m", None)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cedd.device import pick_device
+from cedd.losses import NoisyBatch, batch_loss
+from cedd.methods import Method
 from cedd.models.transformer import Transformer
-from cedd.objectives.loss import NoisyBatch, batch_loss
-from cedd.objectives.methods import Method
 from cedd.training.config import TrainConfig
 
 Strategy = Literal["single", "ddp", "fsdp"]

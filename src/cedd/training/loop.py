@@ -15,10 +15,10 @@ from rich.console import Console
 from cedd.data import Prefetcher, TrainingData, prepare_training_data
 from cedd.data.batches import BatchSampler
 from cedd.data.tokenizers import Tokenizer
+from cedd.methods import get_method
 from cedd.models.folder import WEIGHTS_FILE, save_description
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
-from cedd.objectives.methods import get_method
 from cedd.storage import write_json
 from cedd.training.checkpoints import Checkpoints
 from cedd.training.config import TrainConfig, to_json
@@ -117,7 +117,7 @@ class Trainer:
         data: TrainingData | None = None,
     ) -> None:
         self.config, self.ranks, self.console, self.hooks = config, ranks, console, hooks or Hooks()
-        self.method = get_method(config.method)
+        self.method = get_method(config.method).with_sigma_floor(config.process.sigma_floor)
         choose_strategy(config, ranks)  # refuses before any work is done
         refuse_other_run(config)
         with ranks.first_goes_first():

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from cedd.data.batches import BatchSampler
-from cedd.objectives.loss import Draws, NoisyBatch, noisy_batch
-from cedd.objectives.methods import Method
-from cedd.objectives.times import draw_times
+from cedd.losses import Draws, NoisyBatch, draw_times, noisy_batch
+from cedd.methods import Method
 from cedd.process import TokenProcess
 from cedd.training.config import BatchConfig
 from cedd.training.state import NOISE, derived_seed
@@ -110,7 +109,7 @@ class NoisingSampler:
 
     def _share_that_counts(self, times: torch.Tensor) -> torch.Tensor:
         """s(t): the chance that a position is one of the loss's rows."""
-        noise, counts = self.process.noise(times), self.method.objective.positions
+        noise, counts = self.process.noise(times), self.method.dynamics.positions
         masked = torch.full(times.shape, self.process.num_states - 1)
         share = noise.alive * counts(torch.zeros_like(masked), noise)
         return share + (1 - noise.alive) * counts(masked, noise) if self.process.has_mask else share

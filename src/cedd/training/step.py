@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cedd.losses import NoisyBatch
+from cedd.methods import Method
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.network import with_rounded
-from cedd.objectives.loss import NoisyBatch
-from cedd.objectives.methods import Method
 from cedd.process import TokenProcess
 from cedd.training.captured import CapturedGradient, Gradient
 from cedd.training.config import TrainConfig
@@ -63,7 +63,7 @@ class Stepper:
         self.precision = Precision.choose(config.precision, ranks.device.type, compiled)
         strategy = choose_strategy(config, ranks)
         torch.manual_seed(config.seed)
-        network = config.model.build(process, config.length, method.causal)
+        network = config.model.build(process, config.length, causal=not method.dynamics.noisy)
         model = Transformer(network).to(ranks.device).train()
         at_once = strategy == "single" and config.batch.accumulate == 1  # one backward pass makes a step's gradient
         run = model

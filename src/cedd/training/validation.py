@@ -10,8 +10,8 @@ import torch
 
 from cedd.bounds.estimator import estimate_bound
 from cedd.data import TrainingData
+from cedd.methods import Method
 from cedd.models.transformer import Transformer
-from cedd.objectives.methods import Method
 from cedd.process import TokenProcess
 from cedd.samplers.loop import sample
 from cedd.training.config import TrainConfig

@@ -1,9 +1,6 @@
-"""The network as a sampler sees it: outputs at chosen positions of chosen sequences.
+"""CUDA graphs: a network whose features are recorded once for each of a few batch sizes.
 
-Shapes: B batch, L positions, D width, V vocabulary; R chosen positions in S chosen sequences.
-
-A model that offers `features(x, sigma) -> [B, L, D]` and `head(features) -> [.., V]` runs on the S sequences in which
-something happens, and its head on the R positions. Any other callable is run on the whole batch, as it is.
+Shapes: S sequences, L positions, D width.
 """
 
 from __future__ import annotations
@@ -16,81 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cedd.device import model_device
-from cedd.network import HasHead, Model, has_head, with_rounded
-
-CHUNK_ENTRIES = 1 << 24
-"""Entries of [R, V] that are handled at once, in float64: 128 MiB."""
-
-
-Network = Model | HasHead
-"""What samplers take: any callable model(x_t [B, L], sigma [B]) -> [B, L, V], or a network in two halves."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where outputs are wanted: flat positions [R] in the batch, and the same inside the `sequences` [S] alone."""
-
-    rows: Tensor
-    sequences: Tensor | None
-    local: Tensor
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-class Rows:
-    """Outputs of some positions, made a chunk at a time."""
-
-    def __init__(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None, full_precision: bool) -> None:
-        self._hidden, self._head, self._full_precision = hidden, head, full_precision
-
-    def chunk(self, part: slice) -> Tensor:
-        """Outputs [r, V] of the rows of a slice, float64."""
-        rows = self._hidden[part]
-        if self._head is None:
-            return rows.double()
-        if not self._full_precision:
-            return self._head(rows).double()
-        # Rows are few: the head is not worth the three digits that half-precision logits would cost.
-        with torch.autocast(rows.device.type, enabled=False):
-            weight = getattr(self._head, "weight", None)
-            return self._head(rows.to(weight.dtype) if isinstance(weight, Tensor) else rows.float()).double()
-
-
-def evaluate(model: Network, x: Tensor, sigma: Tensor, places: Places, *, full_precision: bool = True) -> Rows:
-    """The network on x [B, L] at sigma [B] (or one for all), ready to give its outputs at `places`."""
-    if has_head(model):
-        part = x if places.sequences is None else x.index_select(0, places.sequences)
-        sigma = sigma if sigma.dim() == 0 or places.sequences is None else sigma.index_select(0, places.sequences)
-        hidden = model.features(part, sigma.to(torch.float32).expand(len(part)))
-        return Rows(hidden.flatten(0, 1).index_select(0, places.local), model.head, full_precision)
-    outputs = model(x, sigma.to(torch.float32).expand(len(x)))
-    return Rows(outputs.flatten(0, 1).index_select(0, places.rows), None, full_precision)
-
-
-def chunks(rows: int, vocab_size: int) -> list[slice]:
-    """Slices of rows whose outputs fit CHUNK_ENTRIES."""
-    size = max(1, CHUNK_ENTRIES // vocab_size)
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
-
-
-class HostNetwork:
-    """A network on a device without float64 (MPS): the sampler's own arithmetic is done on the host."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, model: HasHead, device: torch.device) -> None:
-        self._model, self._device = model, device
-
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        return self._model.features(x_t.to(self._device), sigma.to(self._device)).cpu()
-
-    def head(self, features: Tensor) -> Tensor:
-        return self._model.head(features.to(self._device)).cpu()
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# CUDA graphs
+from cedd.network import HasHead, with_rounded
 
 
 def _buckets(batch: int) -> list[int]:

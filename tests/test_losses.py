@@ -11,13 +11,13 @@ from torch import Tensor
 
 import cedd
 from cedd import METHODS, Bayes, Denoiser, Method, PowerShare, ScaledScore, Score, TokenProcess
+from cedd.dynamics.causal import shift_right, start_symbol
+from cedd.losses import Draws, NoisyBatch, batch_loss, draw_times, noisy_batch
+from cedd.methods import get_method
 from cedd.models.head import VocabularyHead
-from cedd.objectives import Draws, NoisyBatch, batch_loss, draw_times, get_method, noisy_batch
-from cedd.objectives.autoregressive import start_symbol
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import ScoreEntropy, true_ratios
-from cedd.objectives.times import shift_right
 from cedd.process import Noise
 from tests import reference
 from tests.networks import matching_chain
@@ -222,18 +222,18 @@ def test_true_ratios(kind: str, t: float) -> None:
 
 @given(st.floats(1e-6, 1.0))
 def test_weights(t: float) -> None:
-    noise = cedd.absorb(V).noise(t)
+    noise, x_t = cedd.absorb(V).noise(t), torch.tensor(V)
     sigma, rate = float(noise.sigma), float(cedd.LogLinear().rate(t))
-    assert float(constant(noise)) == 1.0
-    assert float(star(noise)) == pytest.approx(math.log(math.e + 0.3 / t), rel=1e-12)
-    assert float(likelihood(noise)) == pytest.approx(rate / math.expm1(sigma), rel=1e-12)
+    assert float(constant(noise, x_t)) == 1.0
+    assert float(star(noise, x_t)) == pytest.approx(math.log(math.e + 0.3 / t), rel=1e-12)
+    assert float(likelihood(noise, x_t)) == pytest.approx(rate / math.expm1(sigma), rel=1e-12)
     # On the log-linear schedule this is 1/t: alive falls linearly.
-    assert float(likelihood(noise)) == pytest.approx(1 / t, rel=1e-9)
+    assert float(likelihood(noise, x_t)) == pytest.approx(1 / t, rel=1e-9)
 
 
 def test_weights_are_finite_at_zero() -> None:
     for weight in (constant, star, likelihood):
-        assert bool(torch.isfinite(weight(cedd.absorb(V).noise(0.0))))
+        assert bool(torch.isfinite(weight(cedd.absorb(V).noise(0.0), torch.tensor(V))))
 
 
 # ---- which rows count -------------------------------------------------------------------------------------------

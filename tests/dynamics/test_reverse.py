@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import cedd
 from cedd import Denoiser, PowerShare
-from cedd.bounds.integrand import known_terms, mean_known_terms
+from cedd.dynamics.reverse import known_terms, mean_known_terms
 from cedd.objectives.score_entropy import score_entropy, true_ratios
-from cedd.parameterization import can_return
+from cedd.parameterization import can_jump
 from cedd.quadrature import integrate
 from tests import reference
 from tests.networks import matching_chain
@@ -96,7 +96,7 @@ def test_l_is_a_divergence(name: str, V: int, t: float, size: float, seed: int) 
     error = size * torch.randn(len(x_t), V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     entropy = known_terms(x_t, x0, noise).entropy
     # Positions that nothing can leave cost nothing, whatever their ratios say.
-    possible = can_return(x_t, noise)
+    possible = can_jump(x_t, noise)
     scale = 1 + entropy.abs()
     divergence = (score_entropy(log_true + error, x0, x_t, noise) + entropy)[possible] / scale[possible]
     assert float(divergence.min()) >= -1e-12

@@ -13,18 +13,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cedd.bounds.exact import Axis, Bound, Network, Space, exact_bound, learned_distribution
+from cedd.bounds.exact import Axis, Enumerated, Space, enumerated, exact_bound, learned_distribution
 from cedd.clocks import PowerShare, first_negative
-from cedd.objectives import Model, get_method
+from cedd.dynamics import Bound
+from cedd.methods import get_method
+from cedd.network import AnyModel
 from cedd.parameterization import Denoiser, ScaledScore
-from cedd.process import SigmaFloor, SigmaLift, TokenProcess, absorb, eroulette, roulette, uniform
+from cedd.process import TokenProcess, absorb, eroulette, roulette, uniform
 from cedd.quadrature import gauss_legendre, integrate
 from cedd.schedules import LogLinear
 
@@ -114,7 +116,7 @@ class Setting:
         count = self.vocab_size**self.length
         return torch.softmax(torch.randn(count, generator=self.generator(salt), dtype=torch.float64), 0)
 
-    def network(self, process: TokenProcess) -> Model:
+    def network(self, process: TokenProcess) -> AnyModel:
         """A smooth random function of (x_t, sigma) -> [B, L, V]."""
         n, length = process.num_states, self.length
         shape = (3, n**length, length, self.vocab_size)
@@ -131,9 +133,8 @@ class Setting:
         """A random network on a process; made once."""
         if (process, method) not in self._chains:
             made = self.processes()[process]
-            network = Network(
-                Space(made, self.length), get_method(method), self.network(made), torch.float64, torch.device("cpu")
-            )
+            space = Space(made, self.length)
+            network = enumerated(self.network(made), space, get_method(method), sigma_dtype=torch.float64)
             self._chains[process, method] = Chain(network, self.data())
         return self._chains[process, method]
 
@@ -198,17 +199,17 @@ def cross_entropy(p: Tensor, q: Tensor) -> float:
 class Chain:
     """A network on a space with data p0 [M], with what the theorems speak of, by enumeration over a time grid."""
 
-    def __init__(self, network: Network, p0: Tensor) -> None:
+    def __init__(self, network: Enumerated, p0: Tensor) -> None:
         self.network, self.p0, self.space = network, p0, network.space
         self.process = network.process
         self.grid = Grid.of(network.axis)
-        self.log_s = network.log_ratios(self.grid.t)
+        self.log_s = network.method.require_scores().log_ratios(*network.at(self.grid.t))
         self._bounds: dict[Bound, float] = {}
 
     @cached_property
     def learned(self) -> Tensor:
         """p_0^theta [M]."""
-        model, method = self.network.model, self.network.method
+        model, method = self.network.network.model, self.network.method
         law = learned_distribution(model, self.process, self.space.length, method=method, sigma_dtype=torch.float64)
         return law.reshape(-1)
 
@@ -276,7 +277,7 @@ class Chain:
     def bound(self, bound: Bound) -> float:
         """The package's own exact bound, per token."""
         if bound not in self._bounds:
-            model, method = self.network.model, self.network.method
+            model, method = self.network.network.model, self.network.method
             p0 = self.p0.reshape((self.process.vocab_size,) * self.space.length)
             self._bounds[bound] = exact_bound(
                 model, self.process, p0, method=method, bound=bound, sigma_dtype=torch.float64
@@ -433,7 +434,8 @@ def paper_difference(setting: Setting) -> Iterator[Finding]:
 def perfect_absorb(setting: Setting) -> Iterator[Finding]:
     """With a perfect absorb network the paper's J1 and J2 lie below the entropy of the data; `tight` does not."""
     chain = setting.chain("absorb", "cedd")
-    chain = Chain(replace(chain.network, model=_perfect(chain.space, chain.p0)), chain.p0)
+    perfect = enumerated(_perfect(chain.space, chain.p0), chain.space, chain.network.method, sigma_dtype=torch.float64)
+    chain = Chain(perfect, chain.p0)
     data_entropy = entropy(chain.p0) / setting.length
     for bound in ("j1", "j2"):
         yield _at_most(f"{bound} below the entropy", chain.bound(bound), data_entropy, tolerance=-1e-4)
@@ -443,7 +445,7 @@ def perfect_absorb(setting: Setting) -> Iterator[Finding]:
     )
 
 
-def _perfect(space: Space, p0: Tensor) -> Model:
+def _perfect(space: Space, p0: Tensor) -> AnyModel:
     """The network that knows absorb's p(x_0 | x_t), which does not change with time."""
     place = space.process.num_states ** torch.arange(space.length - 1, -1, -1)
     posterior = torch.log(space.belief(p0, torch.full((1,), 0.5, dtype=torch.float64))[0].clamp_min(1e-300))
@@ -598,9 +600,10 @@ def erratum_rescaling(setting: Setting) -> Iterator[Finding]:
     sigma = torch.tensor([0.0, 1e-4, 0.0015, 0.1, 0.5 - 1e-12, 0.5, 2.0], dtype=torch.float64)
     lifted = [math.log(1.1 * float(s) + 1.1) if s < 0.5 else float(s) for s in sigma]
     floored = [max(float(s), 0.0015) for s in sigma]
-    yield _equals("roulette's values", _distance(SigmaLift()(sigma), torch.tensor(lifted, dtype=torch.float64)), 0.0)
-    yield _equals("uniform's values", _distance(SigmaFloor()(sigma), torch.tensor(floored, dtype=torch.float64)), 0.0)
-    jump = SigmaLift()(sigma)[4] - SigmaLift()(sigma)[5]
+    for name, has_mask, values in (("roulette", True, lifted), ("uniform", False, floored)):
+        rescaled = Denoiser().rescaled_sigma(sigma, has_mask)
+        yield _equals(f"{name}'s values", _distance(rescaled, torch.tensor(values, dtype=torch.float64)), 0.0)
+    jump = -Denoiser().rescaled_sigma(sigma, True).diff()[4]
     yield _equals("roulette's jump at 0.5", float(jump), math.log(1.65) - 0.5)
     V, process = setting.vocab_size, roulette(setting.vocab_size, setting.p_m)
     noise = process.noise(torch.full((V + 1,), 0.1, dtype=torch.float64))
@@ -614,7 +617,7 @@ def erratum_corrected(setting: Setting) -> Iterator[Finding]:
     """The "probability of moving at least once before being masked" is that of being another token when masked."""
     V, p_m = setting.vocab_size, setting.p_m
     process = roulette(V, p_m)
-    end = process.schedule.end / p_m
+    end = process.axis.end / p_m
     printed = (V - 1) / V * (p_m * math.exp(-end) - math.exp(-end * p_m) + 1 - p_m)
 
     # Five states: never moved, back at the first token, elsewhere; masked without, or after, a move.

@@ -3,8 +3,12 @@
 Shapes: B batch, L positions, V vocabulary, D width; N rows are the positions that count.
 
 `NoisyBatch` is made on the CPU, where the number of rows is known without waiting for the device; the network then
-runs on the device. A network that offers `features` and a head with losses of its own (see SupportsRows) never makes
-[B, L, V] outputs: its head runs on the N rows, a chunk at a time. Any other callable is run as it is.
+runs on the device. A network that offers `features` and a head with losses of its own (`network.SupportsRows`) never
+makes [B, L, V] outputs: its head runs on the N rows, a chunk at a time. Any other callable is run as it is.
+
+Times are stratified: the batch is cut into as many strata of [low, high] as it has sequences, and one time is drawn in
+each. They are strata of the *global* batch: every rank draws the same list and takes its own part, so that the number
+of ranks changes nothing.
 """
 
 from __future__ import annotations
@@ -12,39 +16,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import NamedTuple, Protocol, TypeGuard
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from cedd.device import has_float64
-from cedd.network import Model, has_head
-from cedd.objectives.methods import Method, get_method
-from cedd.objectives.objective import Rows, SupportsRowLosses
-from cedd.objectives.times import draw_times
+from cedd.methods import Method, get_method
+from cedd.network import AnyModel, checked_outputs, supports_rows
+from cedd.objectives.objective import Rows
 from cedd.process import Noise, TokenProcess, uniform_noise, uniform_tokens
 from cedd.schedules import Time, check_time
 
 
-class SupportsRows(Protocol):
-    """A network whose vocabulary head can be run on chosen rows only."""
-
-    @property
-    def head(self) -> SupportsRowLosses: ...
-
-    def features(self, x_t: Tensor, sigma: Tensor, *, where: Tensor | None = None) -> Tensor:
-        """[B, L] tokens -> [B, L, D], just before the vocabulary head; only those at the distinct places `where` [C]
-        of the flattened batch are asked for, if it is given."""
-        ...
-
-    def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """[B, L, D] at distinct places [N] of the flattened batch -> [N, D]."""
-        ...
-
-
-def supports_rows(model: object) -> TypeGuard[SupportsRows]:
-    """Whether a network has two halves, and a head that costs rows."""
-    return has_head(model) and hasattr(model, "rows") and hasattr(model.head, "cross_entropy")
+def draw_times(
+    count: int,
+    generator: torch.Generator | None = None,
+    *,
+    stratified: bool = True,
+    low: float = 1e-3,
+    high: float = 1.0,
+) -> Tensor:
+    """`count` times in [low, high], float64 on the CPU; one in each stratum, in random order, or independent."""
+    if count < 1:
+        raise ValueError(f"a batch needs at least one sequence; got {count}")
+    if not 0.0 <= low < high <= 1.0:
+        raise ValueError(f"training times must lie in [0, 1], the lowest below the highest; got {low!r} and {high!r}")
+    u = torch.rand(count, generator=generator, dtype=torch.float64)
+    if stratified:
+        u = (torch.randperm(count, generator=generator) + u) / count
+    return low + (high - low) * u
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,14 @@ def noisy_batch(
     """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count, filled up to `capacity` if given."""
     noise = process.noise(t).to(x0.device)
     x_t = noise.move(x0, draws.u, draws.redraw)
-    chosen = method.objective.positions(x_t, noise.like(x_t)).reshape(-1)
+    chosen = method.dynamics.positions(x_t, noise.like(x_t)).reshape(-1)
     filled = filled_up(chosen, capacity)
     places = filled.places
     # A row that fills up is a copy of the first: whatever the loss makes of it is finite, and counts for nothing.
     origins = places if filled.counts is None else torch.where(filled.counts > 0, places, places[0])
     sequences = origins // x0.shape[1]
     rows = Rows(x0.reshape(-1)[origins], x_t.reshape(-1)[origins], noise.map(lambda v: v[sequences]))
-    inputs = method.objective.network_input(x0, x_t, process)
+    inputs = method.dynamics.network_input(x0, x_t, process)
     sigma = noise.sigma.to(device=x0.device, dtype=torch.float32)
     return NoisyBatch(inputs, sigma, places, rows, filled.counts)
 
@@ -134,8 +135,7 @@ def filled_up(chosen: Tensor, capacity: int | None) -> FilledUp:
     return FilledUp(torch.cat([places, others]), counts)
 
 
-_NOISE_TENSORS = ("alpha", "beta", "t", "alpha_rate", "beta_rate", "ratio_beta")
-assert set(_NOISE_TENSORS) == {f.name for f in fields(Noise)} - {"vocab_size", "has_mask"}
+_NOISE_TENSORS = tuple(f.name for f in fields(Noise) if f.name not in ("vocab_size", "has_mask"))
 
 
 @cache
@@ -152,14 +152,15 @@ def row_function(method: Method, vocab_size: int, has_mask: bool) -> Callable[..
     return row_loss
 
 
-def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
+def batch_loss(method: Method, model: AnyModel, batch: NoisyBatch, **extras: Tensor) -> Tensor:
     """The loss in nats per token of the batch: the sum over its rows, divided by B*L."""
     rows, noise, counts = batch.rows, batch.rows.noise, batch.counts
     if not supports_rows(model):
-        outputs = model(batch.inputs, batch.sigma).flatten(0, 1).index_select(0, batch.places)
+        made = cast(Callable[..., Tensor], model)(batch.inputs, batch.sigma, **extras)
+        outputs = checked_outputs(made, (*batch.inputs.shape, noise.vocab_size)).flatten(0, 1)[batch.places]
         losses = method.objective.row_loss(method.parameterization, outputs, rows)
         return (losses if counts is None else losses * counts).sum() / batch.tokens
-    wanted = {} if counts is None else {"where": batch.places}
+    wanted = extras if counts is None else {**extras, "where": batch.places}
     features = model.rows(model.features(batch.inputs, batch.sigma, **wanted), batch.places)
     # What the mean divides by is the weights' here: of the total it would be a sweep over the head's gradient.
     exact = torch.promote_types(features.dtype, torch.float32)
@@ -176,14 +177,16 @@ def batch_loss(method: Method, model: Model, batch: NoisyBatch) -> Tensor:
 def loss(
     method: str | Method,
     process: TokenProcess,
-    model: Model,
+    model: AnyModel,
     x0: Tensor,
     t: Time | None = None,
     generator: torch.Generator | None = None,
+    **extras: Tensor,
 ) -> Tensor:
     """A training loss, in nats per token, of any callable model(x_t [B, L], sigma [B]) -> [B, L, V].
 
-    x0 [B, L] are clean tokens; t [B] are times, stratified over [1e-3, 1] if not given.
+    x0 [B, L] are clean tokens; t [B] are times, stratified over [1e-3, 1] if not given. Extras (a label [B], say) are
+    handed to the network: model(x_t, sigma, **extras).
     """
     chosen = get_method(method)
     chosen.check(process)
@@ -196,4 +199,4 @@ def loss(
     else:
         time = check_time(t).expand(len(x0))
     draws = Draws.make(tuple(x0.shape), process.vocab_size, x0.device, generator)
-    return batch_loss(chosen, model, noisy_batch(chosen, process, x0, time.to(x0.device), draws))
+    return batch_loss(chosen, model, noisy_batch(chosen, process, x0, time.to(x0.device), draws), **extras)

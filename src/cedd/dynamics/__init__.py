@@ -1,0 +1,9 @@
+"""What a model has learned to run backwards: time reversal, flow matching, or the next token."""
+
+from cedd.dynamics.causal import Causal
+from cedd.dynamics.dynamics import BOUNDS, Bound, Dynamics
+from cedd.dynamics.flow import Corrector, Flow
+from cedd.dynamics.reverse import Reversal
+from cedd.dynamics.rules import Leap, StepRule
+
+__all__ = ["BOUNDS", "Bound", "Causal", "Corrector", "Dynamics", "Flow", "Leap", "Reversal", "StepRule"]

@@ -1,0 +1,116 @@
+"""What a model has learned to run backwards: the questions that losses, bounds and samplers ask.
+
+Shapes: B batch, L positions, V vocabulary; [*S] any common shape.
+
+    Reversal    the time reversal of the process, by its ratios            dynamics/reverse.py
+    Flow        discrete flow matching's velocity                          dynamics/flow.py
+    Causal      no noise at all: the next token                            dynamics/causal.py
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from cedd.dynamics.path import Target
+from cedd.dynamics.rules import StepRule
+from cedd.network import Network
+from cedd.objectives.objective import Objective
+from cedd.parameterization import Parameterization, can_jump
+from cedd.process import Noise, TokenProcess
+
+Bound = Literal["tight", "j1", "j2"]
+BOUNDS: tuple[Bound, ...] = ("tight", "j1", "j2")
+
+Choose = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [B, V] float64, uniform numbers [B]) -> the tokens drawn, [B]."""
+Watch = Callable[[int, float, Tensor], None]
+"""Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
+
+
+class Dynamics(ABC):
+    """One of the parts of a method, beside its parameterization and its objective."""
+
+    noisy: ClassVar[bool] = True
+    """Whether the network sees noisy text. If not, the model has an exact likelihood, and `token_nats` and `draw`
+    take the place of a path and of step rules."""
+    bounds: ClassVar[tuple[Bound, ...]] = BOUNDS
+    """The bounds that there are."""
+    stop: ClassVar[float] = 0.0
+    """The time at which the path ends, unless told otherwise."""
+
+    # What can be combined
+
+    def check_parts(self, parameterization: Parameterization, objective: Objective) -> None:
+        """Refuse parts that make no sense with these dynamics, saying what to use instead."""
+        del parameterization, objective
+
+    def check_process(self, process: TokenProcess) -> None:
+        """Refuse a process that makes no sense with these dynamics, saying what to use instead."""
+        del process
+
+    def with_corrector(self, corrector: object) -> Dynamics:
+        """The same with a corrector, where there is one."""
+        raise ValueError("the corrector belongs to flow matching; use method='dfm', or leave it out")
+
+    # Training
+
+    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
+        """Where the network's outputs matter, in the loss as in a step: [*S] bool."""
+        return can_jump(x_t, noise)
+
+    def network_input(self, x0: Tensor, x_t: Tensor, process: TokenProcess) -> Tensor:
+        """What the network is shown in training: the noisy tokens."""
+        return x_t
+
+    # Bounds
+
+    @abstractmethod
+    def target(
+        self, parameterization: Parameterization, process: TokenProcess, bound: Bound, *, with_entropy: bool, low: float
+    ) -> Target:
+        """A bound in parts. Its path is integrated from t = 1 to `low`.
+
+        with_entropy: the integrand is l = lbar + K, else lbar, with the same mean (see dynamics/reverse.py).
+        """
+
+    def token_nats(self, network: Network, process: TokenProcess, x0: Tensor) -> Tensor:
+        """-log p(x_i | ...) of each token, [B, L] float64, where the likelihood is known exactly."""
+        raise NotImplementedError
+
+    # Sampling
+
+    @abstractmethod
+    def rules(self) -> Mapping[str, StepRule]:
+        """The laws of one step back, by name; there is always `analytic`."""
+
+    def last_rule(self) -> StepRule:
+        """The law of the step to t = 0, which denoises whatever the rule."""
+        return self.rules()["analytic"]
+
+    def only_reveals(self, process: TokenProcess) -> bool:
+        """Whether tokens never change once they are revealed."""
+        return not process.can_shuffle
+
+    def draw(
+        self,
+        network: Network,
+        process: TokenProcess,
+        held: Tensor,
+        choose: Choose,
+        constraint: Callable[[Tensor], Tensor],
+        generator: torch.Generator,
+        watch: Watch | None,
+    ) -> Tensor:
+        """Samples [B, L] where there is no noise to step through; `held` [B, L] says what the constraint gives."""
+        raise NotImplementedError
+
+    # Enumeration
+
+    def jump_rates(self, parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """The rates at which the learned process goes from x_t to each token, [*S, V]; 0 at x_t itself."""
+        return parameterization.jump_rates(outputs, x_t, noise)

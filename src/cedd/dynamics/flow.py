@@ -1,0 +1,200 @@
+"""Discrete flow matching from a mask source, with or without its corrector: its loss, its bound and its steps.
+
+The path is absorb's kernel with kappa = alive, at the flow time s = 1 - t: kappa = s is the log-linear schedule,
+kappa = s^k the polynomial one (both up to their eps). So kappa'/kappa = alpha', the mask clock's rate, and
+kappa'/(1-kappa) = alpha' / (exp(alpha) - 1). The network is trained by cross entropy over all positions. Only the
+velocity differs from time reversal: it moves *every* position towards the prediction p(. | x_t), and the corrector
+moves unmasked ones back to the mask:
+
+    v = a_s u_hat - b_s u_check,      u_hat = kappa'/(1-kappa) (p - delta),      u_check = kappa'/kappa (delta - mask)
+
+The path-space KL of the conditional path (a mask turns into x0 at rate kappa'/(1-kappa)) from it is (the paper's B, end
+of its appendix B; x0 here is its x_1)
+
+    masked:     kappa'/(1-kappa) [ a - 1 - log a - log p(x0) ]
+    unmasked:   a kappa'/(1-kappa) (1 - p(x_t)) + b kappa'/kappa
+
+As t -> 0 the unmasked term is of the order of (1 - p(x_t)) / t: unless the network copies unmasked tokens perfectly,
+the integral down to 0 diverges and so does the bound, since the flow then moves tokens infinitely often. A sampler
+stops before. So does the bound: at t = `low` the masks that are left are drawn from the prediction, at -log p(x0) each,
+and the tokens stay. This, with KL(p_{1|0} || p_r) at the other end, is a true bound on what such a sampler draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from cedd.dynamics.dynamics import Bound, Dynamics
+from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
+from cedd.dynamics.rules import Leap, StepRule
+from cedd.objectives.cross_entropy import CrossEntropy
+from cedd.objectives.objective import Objective, Rows
+from cedd.parameterization import AffineScore, Denoiser, Parameterization, at_token, put_at_token
+from cedd.process import Noise, TokenProcess
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class Corrector:
+    """a_s = 1 + strength s^start (1-s)^stop, b_s = a_s - 1, at flow time s = 1 - t (the paper: 1, 1/2, 1/2)."""
+
+    strength: float = 1.0
+    start: float = 0.5
+    stop: float = 0.5
+
+    def __post_init__(self) -> None:
+        if min(self.strength, self.start, self.stop) < 0:
+            raise ValueError(f"a corrector's strength and powers must not be negative; got {self}")
+
+    def excess(self, t: Tensor) -> Tensor:
+        """a_s - 1 = b_s."""
+        return self.strength * (1 - t) ** self.start * t**self.stop
+
+
+NO_CORRECTOR = Corrector(strength=0.0)
+
+
+@dataclass(frozen=True)
+class Flow(Dynamics):
+    """The velocity of the module's head, with a corrector or without."""
+
+    corrector: Corrector | None = None
+
+    bounds: ClassVar[tuple[Bound, ...]] = ("tight",)
+    stop: ClassVar[float] = 1e-4
+    """Where the flow stops unless told otherwise."""
+
+    def check_parts(self, parameterization: Parameterization, objective: Objective) -> None:
+        if not (isinstance(parameterization, Denoiser) and isinstance(objective, CrossEntropy)):
+            raise ValueError("flow matching learns p(x_0 | x_t); use it with Denoiser and CrossEntropy")
+
+    def check_process(self, process: TokenProcess) -> None:
+        if not process.has_mask or process.can_shuffle:
+            raise ValueError("dfm runs from a mask source; use absorb(V, Polynomial(power=k)) for kappa = t^k")
+
+    def with_corrector(self, corrector: object) -> Flow:
+        if not isinstance(corrector, Corrector):
+            raise TypeError(f"a corrector is a cedd.Corrector; got {corrector!r}")
+        return replace(self, corrector=corrector)
+
+    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
+        return torch.ones_like(x_t, dtype=torch.bool)
+
+    def target(
+        self, parameterization: Parameterization, process: TokenProcess, bound: Bound, *, with_entropy: bool, low: float
+    ) -> Target:
+        reconstruction = Reconstruction(parameterization) if low > 0 or process.jumps_at_zero else None
+        return Target(FlowPath(self.corrector or NO_CORRECTOR), low, 1.0, reconstruction, process.terminal().kl)
+
+    def rules(self) -> Mapping[str, StepRule]:
+        return flow_rules(self.corrector)
+
+    def last_rule(self) -> StepRule:
+        return flow_rules()["analytic"]
+
+    def only_reveals(self, process: TokenProcess) -> bool:
+        return False
+
+    def jump_rates(self, parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """kappa'/(1-kappa) f_y with kappa = alive: alpha' / (exp(alpha) - 1) f_y, masked or not."""
+        rates = (noise.alpha_rate / noise.expm1_alpha)[..., None] * torch.softmax(outputs, -1)
+        return put_at_token(rates, x_t, 0.0, noise.is_mask(x_t))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The cost of the path
+
+
+@dataclass(frozen=True)
+class FlowPath(PathCost):
+    """The integrand of the module's head."""
+
+    corrector: Corrector = NO_CORRECTOR
+
+    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
+        return torch.ones_like(x_t, dtype=torch.bool)
+
+    def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
+        noise, masked = rows.noise, rows.noise.is_mask(rows.x_t)
+        logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        normaliser = torch.logsumexp(logits, -1).double()
+        log_p = at_token(logits, rows.x0).double() - normaliser
+        # 1 - p(x_t) as the sum over the other tokens: 1 minus a float32 number near 1 has no digits left
+        others = torch.logsumexp(put_at_token(logits, rows.x_t, -torch.inf, masked), -1).double()
+        excess = self.corrector.excess(noise.t)
+        unmasking = noise.alpha_rate / noise.expm1_alpha
+        at_mask = unmasking * (excess - torch.log1p(excess) - log_p)
+        at_token_ = (1 + excess) * unmasking * torch.exp(others - normaliser) + excess * noise.alpha_rate
+        return torch.where(masked, at_mask, at_token_)
+
+    def magnitude(self, noise: Noise) -> Cases:
+        unmasking = noise.alpha_rate * noise.alive
+        return Cases(
+            same=unmasking * (0.3 + self.corrector.excess(noise.t)),
+            moved=torch.zeros_like(unmasking),
+            masked=unmasking,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The step rules
+
+
+def _integrated_hazards(noise: Noise, earlier: Noise) -> tuple[Tensor, Tensor]:
+    """The integrals over the step of kappa'/(1-kappa) and of kappa'/kappa, kappa = alive."""
+    return torch.log(noise.a) - torch.log(earlier.a), noise.alpha - earlier.alpha
+
+
+def _euler_hazards(noise: Noise, earlier: Noise) -> tuple[Tensor, Tensor]:
+    """The same at the rates of t: h kappa'/(1-kappa) and h kappa'/kappa."""
+    rate = (noise.t - earlier.t) * noise.alpha_rate
+    return rate / noise.expm1_alpha.clamp_min(_TINY), rate
+
+
+def _flow_rule(
+    name: str,
+    corrector: Corrector | None,
+    hazards: Callable[[Noise, Noise], tuple[Tensor, Tensor]],
+    happens: Callable[[Tensor], Tensor],
+) -> StepRule:
+    """With probability q a position is redrawn from f, with probability r a token is masked again."""
+
+    def leap(score: AffineScore, earlier: Noise) -> Leap:
+        noise = score.noise
+        towards, away = hazards(noise, earlier)
+        excess = corrector.excess(noise.t) if corrector is not None else torch.zeros_like(noise.t)
+        redraw, mask = (1 + excess) * towards, torch.where(score.masked, 0.0, excess * away)
+        event = happens(redraw + mask)
+        share = torch.where(torch.isinf(redraw), 0.0, mask / (redraw + mask).clamp_min(_TINY))
+        q, r = event * (1 - share), event * share
+        elsewhere = torch.where(score.masked, 1.0, -torch.expm1(score.log_prob_x))
+        return Leap((1 - r - q * elsewhere).clamp(0.0, 1.0), r, torch.zeros_like(q), q)
+
+    return StepRule.from_leap(name, leap)
+
+
+def flow_rules(corrector: Corrector | None = None) -> Mapping[str, StepRule]:
+    """The rules of discrete flow matching from a mask source, with or without its corrector.
+
+    The velocity kappa'/(1-kappa) (f - [x]) redraws every position from f, masked or not; a corrector multiplies it by
+    1 + b and masks tokens again at the rate b kappa'/kappa (paper, end of appendix B). `analytic` integrates the
+    hazards over the step (without a corrector a mask is revealed with exactly 1 - a_s/a_t), `euler` takes them at t.
+    """
+
+    def at_least_one(total: Tensor) -> Tensor:
+        return -torch.expm1(-total)
+
+    def cut_off(total: Tensor) -> Tensor:
+        return total.clamp_max(1.0)
+
+    return {
+        "analytic": _flow_rule("analytic", corrector, _integrated_hazards, at_least_one),
+        "euler": _flow_rule("euler", corrector, _euler_hazards, cut_off),
+        "tau-leaping": _flow_rule("tau-leaping", corrector, _euler_hazards, at_least_one),
+    }

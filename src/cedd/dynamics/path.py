@@ -1,0 +1,111 @@
+"""A bound as a path: what each position costs at each time, what is paid at the two ends.
+
+Shapes: B batch, L positions, V vocabulary; N rows are the positions that cost something.
+
+A position is in one of three cases: `same` (x_t = x0), `moved` (another token), `masked`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.network import Network, Places
+from cedd.objectives.objective import Rows
+from cedd.parameterization import Parameterization, at_token, can_jump
+from cedd.process import Kernel, Noise
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Three numbers, one for each case of a position; tensors of one shape."""
+
+    same: Tensor
+    moved: Tensor
+    masked: Tensor
+
+    def pick(self, x_t: Tensor, x0: Tensor, noise: Noise) -> Tensor:
+        """The number of each position's case, for fields that broadcast with x_t."""
+        return torch.where(noise.is_mask(x_t), self.masked, torch.where(x_t == x0, self.same, self.moved))
+
+    def stack(self) -> Tensor:
+        """The three in a last dimension, in the order same, moved, masked (the codes 0, 1, 2)."""
+        return torch.stack([self.same, self.moved, self.masked], -1)
+
+    def normalised(self) -> Cases:
+        total = self.same + self.moved + self.masked
+        return Cases(self.same / total, self.moved / total, self.masked / total)
+
+
+def case_probabilities(kernel: Kernel) -> Cases:
+    """c, (V-1) b and a."""
+    return Cases(kernel.c, (kernel.vocab_size - 1) * kernel.b, kernel.a)
+
+
+class PathCost(ABC):
+    """What a position costs at a time of the path: the integrand of a bound, row by row."""
+
+    @abstractmethod
+    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
+        """Where the network is needed, [B, L] bool, for a noise with fields [B, L]. The others cost nothing."""
+
+    @abstractmethod
+    def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
+        """The cost of each row, outputs [N, V] -> [N] float64."""
+
+    def plain(self, outputs: Tensor, rows: Rows) -> Tensor:
+        """The same for rows of any shape [*S], without shortcuts: what enumeration uses."""
+        return self.rows(outputs, rows)
+
+    @abstractmethod
+    def magnitude(self, noise: Noise) -> Cases:
+        """A guess of what the positions of each case cost at time t, all together: q of the proposal, unnormalised.
+
+        It only steers the draws; zero where a case costs nothing.
+        """
+
+
+@dataclass(frozen=True)
+class Reconstruction(PathCost):
+    """-log p(x_0 | x_t): what the data cost at the end of a path that stops short of t = 0."""
+
+    parameterization: Parameterization
+
+    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
+        return can_jump(x_t, noise)
+
+    def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
+        return -at_token(self.parameterization.log_posterior(outputs, rows.x_t, rows.noise), rows.x0).double()
+
+    def magnitude(self, noise: Noise) -> Cases:
+        return Cases(same=noise.c, moved=noise.shuffled, masked=noise.a)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound in parts, in nats per token.
+
+    `scale` times the path from t = 1 to `low`, the reconstruction at its end if there is one, and what is known
+    without a network.
+    """
+
+    path: PathCost
+    low: float
+    scale: float
+    reconstruction: Reconstruction | None
+    terminal: float
+
+
+def position_costs(network: Network, cost: PathCost, x0: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+    """The cost of every position [B, L], float64, for x0, x_t [B, L] and a noise with fields [B]."""
+    wide = noise.like(x_t)
+    places = cost.positions(x_t, wide).reshape(-1).nonzero().squeeze(-1)
+    costs = torch.zeros(x0.numel(), dtype=torch.float64, device=x0.device)
+    if len(places):
+        rows = Rows(x0.reshape(-1)[places], x_t.reshape(-1)[places], wide.rows(places))
+        outputs = network.rows(x_t, noise.sigma.to(x0.device), Places(places))
+        costs[places] = outputs.map(lambda chunk, part: cost.rows(chunk, rows.part(part)))
+    return costs.reshape(x0.shape)

@@ -1,0 +1,252 @@
+"""Time reversal: the process run backwards by the ratios s_y ~ p_t(y) / p_t(x_t), at the rates Q_t(x_t, y) s_y.
+
+Shapes: [*S] any common shape of positions, V vocabulary, n states; N rows.
+
+The bound. With lbar = s - r log s the score entropy (cedd.objectives.score_entropy) and K(r) = r (log r - 1):
+
+    J1 = E int l    + KL(p_{1|0} || p_r)                        l = lbar + K
+    J2 = E int lbar - int E[out-rate] + H(p_1, p_r)
+
+    K:  masked alpha' [(V-1) K(b/a) + K(c/a)];   x = x0: beta'/V (V-1) K(b/c);   x != x0: beta'/V [K(c/b) - (V-2)]
+    out-rate:  masked 0;   unmasked alpha' + beta' (1 - 1/V)
+
+With the terminal terms kept the two are equal: K + out-rate depends on (x_t, x0, t) only, its mean at each t is known,
+and the integral of that mean is H(p_{1|0}) - H(p_{0+|0}). So lbar + c (K + out-rate - its mean), for any c, has the
+same expectation. The three bounds are one integral plus constants that no model influences, each divided by L:
+
+    tight   E int l + KL(p_{1|0} || p_r)                         a true bound
+    j1      E int l                                              the paper's J1
+    j2      E int lbar - int E[out-rate] + H(p_r)                the paper's J2
+
+A schedule that starts at sigma_min > 0 adds E[-log p(x_0 | x_{0+})] to `tight`: the path ends at x_{0+}, and the data
+are reconstructed from it.
+
+The step rules:
+
+    analytic       the exact reverse step for the ratios at t:  P(x|z) (e^{-dQ} s)(z)
+    euler          h Q_t(x, y) s_y, cut off where the sum exceeds 1
+    tau-leaping    the same rates frozen over the step:  p(jumps) = 1 - exp(-h sum_y Q_t(x, y) s_y)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.dynamics.dynamics import Bound, Dynamics
+from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
+from cedd.dynamics.rules import Leap, StepRule
+from cedd.objectives.objective import Rows
+from cedd.objectives.score_entropy import score_entropy, true_ratios
+from cedd.parameterization import Affine, AffineScore, Parameterization, at_token, can_jump, put_at_token, settle_step
+from cedd.process import Noise, TokenProcess
+
+JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class Reversal(Dynamics):
+    """The time reversal of any process, by the ratios of any parameterization."""
+
+    def target(
+        self, parameterization: Parameterization, process: TokenProcess, bound: Bound, *, with_entropy: bool, low: float
+    ) -> Target:
+        """The module's head. Times below `low` are left out, and the mean over the others stands for the mean over
+        all, as in the paper."""
+        end, jump = process.terminal(), float(process.kernel(JUST_AFTER_ZERO).entropy)
+        if with_entropy:
+            known_mean = end.conditional_entropy - jump  # E int (K + out-rate)
+            terminal = {"tight": end.kl, "j1": 0.0, "j2": end.paper_prior_entropy - known_mean}[bound]
+        else:
+            prior = {"tight": end.cross_entropy - jump, "j1": end.conditional_entropy - jump}
+            terminal = prior.get(bound, end.paper_prior_entropy) - process.integrated_out_rate()
+        return Target(
+            path=ScorePath(parameterization, with_entropy),
+            low=low,
+            scale=1 / (1 - low),
+            reconstruction=Reconstruction(parameterization) if bound == "tight" and process.jumps_at_zero else None,
+            terminal=terminal,
+        )
+
+    def rules(self) -> Mapping[str, StepRule]:
+        return RULES
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The cost of the path
+
+
+@dataclass(frozen=True)
+class ScorePath(PathCost):
+    """l = lbar + K of any parameterization, the integrand of J1; without K, that of J2."""
+
+    parameterization: Parameterization
+    with_entropy: bool = True
+
+    def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
+        return can_jump(x_t, noise)
+
+    def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
+        if not isinstance(self.parameterization, Affine):
+            return self.plain(outputs, rows)
+        return self._with_known(affine_score_entropy(self.parameterization, outputs, rows), rows)
+
+    def plain(self, outputs: Tensor, rows: Rows) -> Tensor:
+        log_ratios = self.parameterization.log_ratios(outputs, rows.x_t, rows.noise)
+        return self._with_known(score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise), rows)
+
+    def _with_known(self, cost: Tensor, rows: Rows) -> Tensor:
+        return cost + known_terms(rows.x_t, rows.x0, rows.noise).entropy if self.with_entropy else cost
+
+    def magnitude(self, noise: Noise) -> Cases:
+        """Masks are set at rate alpha' alive and cost -log f each. Moved tokens are as many, at beta' keep; and a token
+        that has not moved pays for the suspicion that it has."""
+        shuffling = noise.beta_rate * noise.keep
+        return Cases(same=shuffling, moved=shuffling, masked=noise.alpha_rate * noise.alive)
+
+
+def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) -> Tensor:
+    """lbar for s_y = base + gain f_y, [N, V] -> [N]: all but sum_y log s_y is closed form in float64.
+
+    Where r_y is 0 for all y but x0 (absorb) that sum is not needed, and log f at x0 is all that is read.
+    """
+    x0, x_t, noise = rows.x0, rows.x_t, rows.noise
+    logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    normaliser = torch.logsumexp(logits, -1).double()
+    score = parameterization.coefficients(at_token(logits, x_t).double() - normaliser, x_t, noise)
+    at_x0 = torch.logaddexp(score.log_base, at_token(logits, x0).double() - normaliser + score.log_gain)
+    ratios = true_ratios(x_t, x0, noise)
+    cost = score.others() - ratios.extra * at_x0
+    spread = (ratios.common > 0).nonzero().squeeze(-1)
+    if spread.numel():
+        # sum_y log s_y = sum_y [log base + softplus(o_y - Z + log gain - log base)], less the entry at x_t
+        log_base, x = score.log_base[spread], x_t[spread]
+        shift = score.log_gain[spread] - log_base - normaliser[spread]
+        beyond = torch.nn.functional.softplus(logits[spread] + shift.to(logits)[:, None])
+        tokens = (~score.masked[spread]).double()
+        total = (noise.vocab_size - tokens) * log_base + beyond.sum(-1).double() - tokens * at_token(beyond, x).double()
+        cost = cost.index_put((spread,), -ratios.common[spread] * total, accumulate=True)
+    return torch.where(can_jump(x_t, noise), ratios.rate * cost, 0.0)
+
+
+def _k(ratio: Tensor) -> Tensor:
+    """K(r) = r (log r - 1), 0 at r = 0."""
+    return torch.xlogy(ratio, ratio) - ratio
+
+
+@dataclass(frozen=True)
+class KnownTerms:
+    """K and the out-rate at each position; both [*S] float64."""
+
+    entropy: Tensor
+    out_rate: Tensor
+
+
+def _entropy_by_case(noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of Q_t(x_t, y) K(r_y) over y != x_t at a mask, at the clean token, and at another token."""
+    V, e = noise.vocab_size, noise.expm1_beta
+    expm1_alpha = noise.expm1_alpha.clamp_min(_TINY)
+    b_over_a = -torch.expm1(-noise.beta) / (V * expm1_alpha)
+    c_over_a = b_over_a + torch.exp(-noise.beta) / expm1_alpha
+    shuffle = noise.beta_rate / V
+    masked = noise.alpha_rate * ((V - 1) * _k(b_over_a) + _k(c_over_a))
+    same = shuffle * (V - 1) * _k(e / (e + V))
+    moved = shuffle * (_k(1 + V / e.clamp_min(_TINY)) - (V - 2))
+    no_shuffle = noise.beta <= 0
+    return masked, torch.where(no_shuffle, 0.0, same), torch.where(no_shuffle, 0.0, moved)
+
+
+def known_terms(x_t: Tensor, x0: Tensor, noise: Noise) -> KnownTerms:
+    """K and the out-rate at each position, for x_t, x0 [*S] and a noise of shape [*S]."""
+    is_mask = noise.is_mask(x_t)
+    masked, same, moved = _entropy_by_case(noise)
+    leave = noise.alpha_rate + noise.beta_rate * (1 - 1 / noise.vocab_size)
+    return KnownTerms(
+        entropy=torch.where(is_mask, masked, torch.where(x_t == x0, same, moved)),
+        out_rate=torch.where(is_mask, 0.0, leave),
+    )
+
+
+def mean_known_terms(noise: Noise) -> KnownTerms:
+    """Their means over x_t given t, the same for every x0: weights a (masked), c (same), (V-1) b (moved)."""
+    masked, same, moved = _entropy_by_case(noise)
+    others = (noise.vocab_size - 1) * noise.b
+    leave = noise.alpha_rate + noise.beta_rate * (1 - 1 / noise.vocab_size)
+    is_possible = noise.alpha > 0
+    return KnownTerms(
+        entropy=torch.where(is_possible, noise.a * masked, 0.0) + noise.c * same + others * moved,
+        out_rate=noise.alive * leave,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The step rules
+
+
+def _analytic_leap(score: AffineScore, earlier: Noise) -> Leap:
+    law = score.reverse(earlier)
+    return Leap(law.stay, torch.zeros_like(law.stay), law.floor, law.slope)
+
+
+def _analytic_law(
+    parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
+) -> Tensor:
+    return parameterization.reverse_step(outputs, x_t, noise, earlier)
+
+
+def _leap_by_rates(score: AffineScore, earlier: Noise, stay: Callable[[Tensor], Tensor]) -> Leap:
+    noise, masked = score.noise, score.masked
+    forward = torch.where(masked, noise.alpha_rate, noise.beta_rate / noise.vocab_size) * (noise.t - earlier.t)
+    possible = masked | (noise.beta > 0)
+    nothing = torch.zeros_like(forward)
+    total = torch.where(possible, forward * score.others(), nothing)
+    floor = torch.where(possible, forward * torch.exp(score.log_base), nothing)
+    slope = torch.where(possible, forward * torch.exp(score.log_gain), nothing)
+    return Leap(stay(total), nothing, floor, slope)
+
+
+def _law_by_rates(
+    parameterization: Parameterization,
+    outputs: Tensor,
+    x_t: Tensor,
+    noise: Noise,
+    earlier: Noise,
+    stay: Callable[[Tensor], Tensor],
+) -> Tensor:
+    masked = noise.is_mask(x_t)
+    rates = parameterization.jump_rates(outputs, x_t, noise)
+    jumps = (noise.t - earlier.t).to(rates)[..., None] * rates
+    staying = stay(jumps.sum(-1))
+    law = put_at_token(settle_step(staying, jumps), x_t, staying, masked)
+    return torch.cat([law, torch.where(masked, staying, 0.0)[..., None]], -1) if noise.has_mask else law
+
+
+def _at_most_one(total: Tensor) -> Tensor:
+    """Euler: p(stays) = 1 - h sum of rates, cut off at 0."""
+    return (1 - total).clamp_min(0.0)
+
+
+def _frozen(total: Tensor) -> Tensor:
+    """Rates frozen over the step: p(stays) = exp(-h sum of rates)."""
+    return torch.exp(-total)
+
+
+def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
+    return StepRule(
+        name,
+        lambda score, earlier: _leap_by_rates(score, earlier, stay),
+        lambda parameterization, outputs, x_t, noise, earlier: _law_by_rates(
+            parameterization, outputs, x_t, noise, earlier, stay
+        ),
+    )
+
+
+RULES: Mapping[str, StepRule] = {
+    "analytic": StepRule("analytic", _analytic_leap, _analytic_law),
+    "euler": _rule_by_rates("euler", _at_most_one),
+    "tau-leaping": _rule_by_rates("tau-leaping", _frozen),
+}

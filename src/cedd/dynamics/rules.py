@@ -1,0 +1,87 @@
+"""Step rules: the law of one step back from t to s, as data. The loop is written once and asks the rule only.
+
+Shapes: [*S] any common shape of positions, V vocabulary, n states.
+
+A rule says the same thing twice. For a network that gives probabilities f (Denoiser, Bayes), a `Leap`: four numbers a
+position, of which only `stay` needs the network, and of it only f at the token that is there:
+
+    p(stays) = stay,    p(is masked again) = remask,    p(becomes y != x) proportional to max(floor + slope f_y, 0).
+
+For a network that gives ratios (Score), the whole law over the n states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.parameterization import Affine, AffineScore, Parameterization, put_at_token, settle_step
+from cedd.process import Kernel, Noise
+
+
+@dataclass(frozen=True)
+class Leap:
+    """One step of positions [*S], float64.
+
+    Args:
+        stay: the probability that a position stays as it is.
+        remask: that a token is masked again; 0 at a mask.
+        floor: p(becomes y) is proportional to max(floor + slope f_y, 0), for every token y that is not there.
+        slope: see `floor`.
+    """
+
+    stay: Tensor
+    remask: Tensor
+    floor: Tensor
+    slope: Tensor
+
+
+AffineLaw = Callable[[AffineScore, Noise], Leap]
+DenseLaw = Callable[[Parameterization, Tensor, Tensor, Noise, Noise], Tensor]
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """The law of a step, said twice.
+
+    Args:
+        name: what the table and error messages call it.
+        leap: the law for networks that give probabilities, from what is known of the step and f at the token that is
+            there.
+        law: the law for any outputs, over the n states; `from_leap` makes it of the leap.
+    """
+
+    name: str
+    leap: AffineLaw
+    law: DenseLaw
+
+    @staticmethod
+    def from_leap(name: str, leap: AffineLaw) -> StepRule:
+        """A rule for networks that give probabilities only, which is all that a leap needs."""
+
+        def law(
+            parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
+        ) -> Tensor:
+            if not isinstance(parameterization, Affine):
+                raise ValueError(
+                    f"the sampler {name!r} needs probabilities, and this method's network gives ratios; "
+                    "use cedd, bayes or dfm, or sampler='analytic'"
+                )
+            log_probs = torch.log_softmax(outputs, -1)
+            return leap_law(leap(parameterization.score(log_probs, x_t, noise), earlier), log_probs.exp(), x_t, noise)
+
+        return StepRule(name, leap, law)
+
+
+def leap_law(leap: Leap, probs: Tensor, x_t: Tensor, noise: Kernel) -> Tensor:
+    """A leap as a law over the n states, [*S, n], for probabilities f [*S, V]."""
+    masked = noise.is_mask(x_t)
+    jumps = (leap.floor.to(probs)[..., None] + leap.slope.to(probs)[..., None] * probs).clamp_min(0.0)
+    jumps = put_at_token(jumps, x_t, 0.0, masked)
+    stay, remask = leap.stay.to(probs), leap.remask.to(probs)
+    stay = torch.where((jumps > 0).any(-1), stay, 1 - remask)
+    law = put_at_token(settle_step(stay + remask, jumps), x_t, stay, masked)
+    return torch.cat([law, torch.where(masked, stay, remask)[..., None]], -1) if noise.has_mask else law

@@ -1,0 +1,124 @@
+"""The methods of the paper, each a row of parts: what the outputs mean, what is minimised, what is run backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from cedd.dynamics import BOUNDS, Causal, Dynamics, Flow, Reversal
+from cedd.names import suggestion
+from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
+from cedd.objectives.objective import Objective
+from cedd.objectives.score_entropy import ScoreEntropy
+from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
+from cedd.process import TokenProcess
+from cedd.schedules import Time, check_time
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method is a parameterization, an objective and dynamics; parts that make no sense together are refused.
+
+    Args:
+        name: what a part is called, in its table and in messages.
+        parameterization: what the outputs mean.
+        objective: what a row of outputs costs in training.
+        dynamics: what the model has learned to run backwards; time reversal unless given.
+    """
+
+    name: str
+    parameterization: Parameterization
+    objective: Objective
+    dynamics: Dynamics = field(default_factory=Reversal)
+
+    def __post_init__(self) -> None:
+        self.objective.check(self.parameterization)
+        self.dynamics.check_parts(self.parameterization, self.objective)
+
+    def check(self, process: TokenProcess) -> None:
+        """Refuse a process that makes no sense, saying what to use instead."""
+        self.dynamics.check_process(process)
+
+    def check_bound(self, bound: str) -> None:
+        """Refuse a bound that the method has not."""
+        if bound not in BOUNDS:
+            raise ValueError(f"unknown bound {bound!r}{suggestion(bound, BOUNDS)}")
+        if bound not in self.dynamics.bounds:
+            own = "its own bound" if self.dynamics.noisy else "an exact likelihood"
+            raise ValueError(f"{self.name} has {own} and no {bound}; ask for the bound tight")
+
+    def require_scores(self) -> Parameterization:
+        """The parameterization of a method that has a reverse process."""
+        if not self.dynamics.noisy:
+            raise ValueError(f"{self.name} is autoregressive and has no noise process; use a diffusion method")
+        return self.parameterization
+
+    def config(self) -> str | dict[str, Any]:
+        """A JSON record from which `method_from_config` makes this method again: its name, unless it was changed."""
+        floor = getattr(self.parameterization, "sigma_floor", _SIGMA_FLOOR)
+        return self.name if floor == _SIGMA_FLOOR else {"name": self.name, "sigma_floor": floor}
+
+    def with_sigma_floor(self, floor: float) -> Method:
+        """The same with another floor of sigma in the denoiser's ratios; as it is for other parameterizations."""
+        if not isinstance(self.parameterization, Denoiser):
+            return self
+        return replace(self, parameterization=replace(self.parameterization, sigma_floor=floor))
+
+
+_SIGMA_FLOOR = Denoiser().sigma_floor
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("sedd", Score(), ScoreEntropy()),
+        Method("sedds", ScaledScore(), ScoreEntropy()),
+        Method("cedd", Denoiser(), CrossEntropy(constant)),
+        Method("cedd-star", Denoiser(), CrossEntropy(star)),
+        Method("ceddt", Denoiser(), CrossEntropy(likelihood)),
+        Method("bayes", Bayes(), CrossEntropy(constant)),
+        Method("bayes-star", Bayes(), CrossEntropy(star)),
+        Method("dfm", Denoiser(rescale=False), CrossEntropy(constant), Flow()),
+        Method("ar", Denoiser(rescale=False), CrossEntropy(constant), Causal()),
+    )
+}
+
+
+def get_method(method: str | Method) -> Method:
+    """A method by name ("cedd*" is "cedd-star"), or as it is."""
+    if isinstance(method, Method):
+        return method
+    name = method.replace("*", "-star").lower()
+    if name not in METHODS:
+        raise ValueError(f"unknown method {method!r}{suggestion(method, METHODS)}")
+    return METHODS[name]
+
+
+def method_from_config(record: str | Mapping[str, Any], sigma_floor: float | None = None) -> Method:
+    """The method whose `config()` was this record, with the floor of sigma that is given if the record has none."""
+    changed = {} if isinstance(record, str) else record
+    sigma_floor = changed.get("sigma_floor", sigma_floor)
+    method = get_method(record if isinstance(record, str) else record["name"])
+    return method if sigma_floor is None else method.with_sigma_floor(float(sigma_floor))
+
+
+def log_scores(method: str | Method, process: TokenProcess, outputs: Tensor, x_t: Tensor, t: Time) -> Tensor:
+    """log p_t(y)/p_t(x_t) as the method's network gives it, for each token y: [B, L, V].
+
+    0 at x_t itself; -inf where the process cannot jump back (absorb, unmasked).
+    """
+    chosen = get_method(method)
+    chosen.check(process)
+    process.check_states(x_t)
+    if outputs.shape != (*x_t.shape, process.vocab_size):
+        raise ValueError(
+            f"outputs have one entry a token and none for the mask: {[*x_t.shape, process.vocab_size]} is wanted; "
+            f"got {list(outputs.shape)}"
+        )
+    time = check_time(t)
+    if time.dim() > 0 and time.shape != x_t.shape[: time.dim()]:
+        raise ValueError(f"t needs one time per sequence: x_t is {list(x_t.shape)}, t is {list(time.shape)}")
+    noise = process.noise(time).to(x_t.device).like(x_t)
+    return chosen.require_scores().log_scores(outputs, x_t, noise)
