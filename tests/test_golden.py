@@ -92,15 +92,15 @@ def unless_refused(compute: Callable[..., Tensor | float | list[float]], *argume
 def numbers(case: str) -> dict[str, Any]:
     """All that is stored of a method on a process."""
     method, name = case.split(" on ")
-    process, p0 = PROCESSES[name], data_law(2)
+    process, p0, exact = PROCESSES[name], data_law(2), {"method": method, "sigma_dtype": torch.float64}
     found = {
         "loss": unless_refused(cedd.loss, method, process, network, tokens(5, 4), generator=seeded()),
         "log_scores": unless_refused(scores, method, process),
-        "exact cross entropy": unless_refused(cedd.exact_cross_entropy, network, process, p0, method=method),
+        "exact cross entropy": unless_refused(cedd.exact_cross_entropy, network, process, p0, **exact),
         "samples, corrected": unless_refused(samples, method, process, "analytic", cedd.Corrector()),
     }
     for bound in ("tight", "j1", "j2"):
-        found[f"exact {bound}"] = unless_refused(cedd.exact_bound, network, process, p0, method=method, bound=bound)
+        found[f"exact {bound}"] = unless_refused(cedd.exact_bound, network, process, p0, bound=bound, **exact)
         found[f"estimated {bound}"] = unless_refused(estimate, method, process, bound)
     for sampler in ("analytic", "euler", "tau-leaping", "first-hitting"):
         found[f"samples, {sampler}"] = unless_refused(samples, method, process, sampler)
