@@ -43,14 +43,14 @@ def train(process: cedd.TokenProcess, method: str, stream: Tensor, options: argp
     """A small transformer, trained with a linear decay of the learning rate."""
     torch.manual_seed(options.seed)
     config = TransformerConfig(
-        process.vocab_size,
-        process.has_mask,
-        options.length,
         options.width,
         options.depth,
         heads=max(1, options.width // 32),
         conditioning_width=64,
         dropout=0.0,
+        vocab_size=process.vocab_size,
+        has_mask=process.has_mask,
+        length=options.length,
     )
     model = Transformer(config).to(options.device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)

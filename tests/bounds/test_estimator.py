@@ -253,7 +253,7 @@ def test_tight_needs_a_fraction_of_the_evaluations() -> None:
 @pytest.fixture(scope="module")
 def transformer() -> Transformer:
     torch.manual_seed(0)
-    model = Transformer(TransformerConfig(11, True, 12, 16, 1, 2, conditioning_width=8))
+    model = Transformer(TransformerConfig(16, 1, 2, 8, vocab_size=11, has_mask=True, length=12))
     torch.nn.init.normal_(model.head.weight, std=0.3)
     return model
 

@@ -24,23 +24,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.attention import attend, attention
 from cedd.models.kernels.gelu import gelu
 from cedd.models.kernels.products import product_type
-from cedd.models.kernels.residual import add_and_norm, at_least_float32, dropped_entries
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
-from cedd.models.kernels.rows import gather_rows, scatter_rows
+from cedd.models.kernels.rows import gather_rows
+from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare
 from cedd.names import suggestion
 
 FREQUENCIES = 128
@@ -48,14 +46,9 @@ FREQUENCIES = 128
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
-    """The shape of the network; everything ``Transformer`` needs to be built again."""
+class NetworkOptions:
+    """Size and options of the network, whatever data it is trained on."""
 
-    vocab_size: int
-    has_mask: bool
-    """Whether the input may hold the mask, token ``vocab_size``: the embedding has then V+1 rows."""
-    length: int
-    """The longest sequence the network can read."""
     width: int
     depth: int
     heads: int
@@ -63,11 +56,22 @@ class TransformerConfig:
     dropout: float = 0.1
     """Applied to each residual branch, before its gate; rounded to a multiple of 1/256."""
     time_conditioning: bool = True
-    causal: bool = False
-    mlp_ratio: int = 4
-    float32_residual: bool = False
     checkpoint_blocks: bool = False
     """Recompute each block in the backward pass: about a third more arithmetic for far fewer activations."""
+    float32_residual: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(NetworkOptions):
+    """Everything that ``Transformer`` needs to be built again."""
+
+    vocab_size: int
+    has_mask: bool
+    """Whether the input may hold the mask, token ``vocab_size``: the embedding has then V+1 rows."""
+    length: int
+    """The longest sequence the network can read."""
+    causal: bool = False
+    mlp_ratio: int = 4
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "length", "width", "depth", "heads", "conditioning_width", "mlp_ratio")
@@ -165,93 +169,38 @@ class MLP(nn.Module):
         self.hidden = nn.Linear(config.width, config.mlp_ratio * config.width, bias=False)
         self.output = nn.Linear(config.mlp_ratio * config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        """[B, L, D], at the distinct places ``where`` [N] of the flattened batch only, if given; 0 elsewhere."""
-        if where is None:
-            return self.output(gelu(self.hidden(x)))
-        rows = gather_rows(x.flatten(0, 1), where)
-        return scatter_rows(self.output(gelu(self.hidden(rows))), where, x.shape[:2].numel()).view(x.shape)
-
-
-def drop(x: Tensor, dropped: int) -> Tensor:
-    """Zero ``dropped`` of 256 entries and scale the others up."""
-    entries = dropped_entries(x, dropped)
-    return x if entries is None else x.masked_fill(entries, 0.0) * (256 / (256 - dropped))
-
-
-class Modulation(NamedTuple):
-    """What the noise level says about a branch, [B, 1, D] each: how its input is shifted and scaled, and how much of
-    its output counts (None after the last branch)."""
-
-    shift: Tensor
-    scale: Tensor
-    gate: Tensor | None
-
-
-class Pending(NamedTuple):
-    """What a branch computed and the stream has yet to take up: branch [B, L, D], and its gate [B, 1, D] or None."""
-
-    branch: Tensor
-    gate: Tensor | None
-
-
-class AddAndNorm(nn.Module):
-    """Take a pending branch up into the stream, and norm the stream for the branch that comes next.
-
-    A layer norm without bias; without a scale of its own too, where the modulation brings one.
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.width, self.dropped = config.width, round(config.dropout * 256)
-        self.weight = None if config.time_conditioning else nn.Parameter(torch.ones(config.width))
-
-    def forward(
-        self, x: Tensor, pending: Pending | None, modulation: Modulation | None, seed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """(the stream, its normed form); ``seed`` decides what dropout drops."""
-        dropped = self.dropped if self.training else 0
-        if pending is not None and pending.gate is not None and modulation is not None:
-            return add_and_norm(x, pending.branch, pending.gate, modulation.shift, modulation.scale, dropped, seed)
-        if pending is not None:
-            x = x + drop(pending.branch, dropped)
-        weight = None if self.weight is None else at_least_float32(self.weight)
-        normed = F.layer_norm(at_least_float32(x), (self.width,), weight)
-        if modulation is not None:
-            normed = normed * (1 + modulation.scale) + modulation.shift
-        return x, normed.to(x.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(gelu(self.hidden(x)))
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each on a residual branch.
+    """Attention, then an MLP, each on a residual branch:
 
-    The stream comes and goes with its last branch still pending, because adding it and norming the sum for the next
-    branch are one operation.
+    x = x + gate * attention(modulate(norm(x)))
+    x = x + gate * mlp(modulate(norm(x)))
     """
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = AddAndNorm(config)
+        self.attention_norm = _norm(config)
         self.attention = Attention(config, layer)
-        self.mlp_norm = AddAndNorm(config)
+        self.mlp_norm = _norm(config)
         self.mlp = MLP(config)
 
     def forward(
         self,
-        x: Tensor,
-        pending: Pending | None,
-        modulations: Sequence[Modulation | None],
+        x: ResidualStream,
+        first: Modulation,
+        second: Modulation,
         rotation: tuple[Tensor, Tensor],
-        seeds: Sequence[Tensor | None],
         cache: KVCache | None = None,
-        where: Tensor | None = None,
-    ) -> tuple[Tensor, Pending]:
-        """``where`` [N]: the only places at which the MLP's branch is asked for."""
-        gates = [None if modulation is None else modulation.gate for modulation in modulations]
-        x, normed = self.attention_norm(x, pending, modulations[0], seeds[0])
-        pending = Pending(self.attention(normed, rotation, cache), gates[0])
-        x, normed = self.mlp_norm(x, pending, modulations[1], seeds[1])
-        return x, Pending(self.mlp(normed, where), gates[1])
+    ) -> ResidualStream:
+        x = x + first.gated(self.attention(self.attention_norm(x, first), rotation, cache))
+        return x + second.gated(self.mlp(self.mlp_norm(x, second)))
+
+
+def _norm(config: TransformerConfig) -> AdaptiveNorm:
+    return AdaptiveNorm(config.width, config.dropout, has_weight=not config.time_conditioning)
 
 
 class TimeConditioning(nn.Module):
@@ -281,7 +230,7 @@ class TimeConditioning(nn.Module):
             vector = F.silu(self.output(F.silu(self.hidden(embedded))))
         *parts, shift, scale = self.modulation(vector).view(-1, self.count, 1, self.width).unbind(1)
         branches = [Modulation(*parts[i : i + 3]) for i in range(0, len(parts), 3)]
-        return [*branches, Modulation(shift, scale, None)]
+        return [*branches, Modulation(shift, scale)]
 
     @staticmethod
     def _embed(sigma: Tensor) -> Tensor:
@@ -305,7 +254,7 @@ class Backbone(nn.Module):
         nn.init.uniform_(self.embedding.weight, -bound, bound)
         self.conditioning = TimeConditioning(config) if config.time_conditioning else None
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
-        self.norm = AddAndNorm(config)
+        self.norm = _norm(config)
         if not config.time_conditioning:
             self._shrink_branches()
         cosine, sine = rotary_tables(config.length, config.width // config.heads)
@@ -320,46 +269,35 @@ class Backbone(nn.Module):
                 parameter.mul_((2 * self.config.depth) ** -0.5)
 
     def forward(
-        self,
-        x_t: Tensor,
-        sigma: Tensor | None = None,
-        cache: KVCache | None = None,
-        where: Tensor | None = None,
+        self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None, where: Tensor | None = None
     ) -> Tensor:
-        past = 0 if cache is None else cache.length
+        config, past = self.config, 0 if cache is None else cache.length
         positions = slice(past, past + x_t.shape[1])
-        if positions.stop > self.config.length:
-            raise ValueError(f"{positions.stop} positions do not fit a network of length {self.config.length}")
-        if cache is not None and not self.config.causal:
+        if positions.stop > config.length:
+            raise ValueError(f"{positions.stop} positions do not fit a network of length {config.length}")
+        if cache is not None and not config.causal:
             raise ValueError("only a causal network can use a cache: build it with causal=True")
         rotation = self.cosine[positions], self.sine[positions]
-        branches = 2 * self.config.depth
-        modulations: Sequence[Modulation | None] = (None,) * (branches + 1)
-        if self.conditioning is not None:
-            if sigma is None:
-                raise ValueError("this network is conditioned on time: pass sigma, one value a sequence")
-            modulations = self.conditioning(sigma)
-        seeds = self._seeds(x_t.device)
+        dropout = self.training and config.dropout > 0
+        modulations = prepare(self._modulations(sigma), where, x_t.device, dropout)
 
-        x = self.embedding(x_t).to(self._residual_type(x_t.device.type))
-        pending: Pending | None = None
-        for first, block in zip(range(0, branches, 2), self.blocks, strict=True):
-            inputs = (x, pending, modulations[first : first + 2], rotation, seeds[first : first + 2])
-            last = where if first + 2 == branches else None
-            if self.config.checkpoint_blocks and self.training:
-                x, pending = checkpoint(block, *inputs, None, last, use_reentrant=False)
+        x = ResidualStream(self.embedding(x_t).to(self._residual_type(x_t.device.type)))
+        for block, first, second in zip(self.blocks, modulations[:-1:2], modulations[1::2], strict=True):
+            if config.checkpoint_blocks and self.training and cache is None:
+                x = checkpointed(block, x, first, second, rotation)
             else:
-                x, pending = block(*inputs, cache, last)
+                x = block(x, first, second, rotation, cache)
         if cache is not None:
             cache.length = positions.stop
-        return self.norm(x, pending, modulations[-1], seeds[-1])[1]
+        return self.norm(x, modulations[-1])
 
-    def _seeds(self, device: torch.device) -> Sequence[Tensor | None]:
-        """One for each branch's dropout, drawn together; none where torch's own generator does it."""
-        count = 2 * self.config.depth + 1
-        if device.type != "cuda" or not self.training or self.config.dropout == 0:
-            return (None,) * count
-        return torch.randint(2**31 - 1, (count,), dtype=torch.int32, device=device).unbind()
+    def _modulations(self, sigma: Tensor | None) -> list[Modulation]:
+        """One for each branch, and one for the last norm."""
+        if self.conditioning is None:
+            return [Modulation()] * (2 * self.config.depth + 1)
+        if sigma is None:
+            raise ValueError("this network is conditioned on time: pass sigma, one value a sequence")
+        return self.conditioning(sigma)
 
     def _residual_type(self, device_type: str) -> torch.dtype:
         dtype = self.embedding.weight.dtype
@@ -383,11 +321,7 @@ class Transformer(nn.Module):
         return self.head(self.features(x_t, sigma))
 
     def features(
-        self,
-        x_t: Tensor,
-        sigma: Tensor | None = None,
-        cache: KVCache | None = None,
-        where: Tensor | None = None,
+        self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None, where: Tensor | None = None
     ) -> Tensor:
         """[B, L, D], what the vocabulary head reads; with a cache, ``x_t`` continues what the cache holds.
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cedd.methods import get_method
 from cedd.models.transformer import PRESETS as SIZES
-from cedd.models.transformer import TransformerConfig
+from cedd.models.transformer import NetworkOptions, TransformerConfig
 from cedd.names import suggestion
 from cedd.process import PROCESSES, TokenProcess, process_from_config
 from cedd.schedules import SCHEDULES, Schedule, schedule_from_config
@@ -84,33 +84,14 @@ def fitting(
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The network's size and habits."""
-
-    width: int
-    depth: int
-    heads: int
-    conditioning_width: int = 128
-    dropout: float = 0.1
-    time_conditioning: bool = True
-    checkpoint_blocks: bool = False
-    """Recompute blocks in the backward pass, for memory."""
-    float32_residual: bool = False
+class ModelConfig(NetworkOptions):
+    """The network's size and options."""
 
     def build(self, process: TokenProcess, length: int, causal: bool) -> TransformerConfig:
+        options = dataclasses.asdict(self) | {"time_conditioning": self.time_conditioning and not causal}
+        has_mask = process.has_mask or causal
         return TransformerConfig(
-            vocab_size=process.vocab_size,
-            has_mask=process.has_mask or causal,
-            length=length,
-            width=self.width,
-            depth=self.depth,
-            heads=self.heads,
-            conditioning_width=self.conditioning_width,
-            dropout=self.dropout,
-            time_conditioning=self.time_conditioning and not causal,
-            causal=causal,
-            float32_residual=self.float32_residual,
-            checkpoint_blocks=self.checkpoint_blocks,
+            vocab_size=process.vocab_size, has_mask=has_mask, length=length, causal=causal, **options
         )
 
 

@@ -8,6 +8,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+EPSILON = 1e-5
+"""Added to the variance by a layer norm, as torch does."""
+
 _TRITON = find_spec("triton") is not None
 
 
@@ -19,3 +22,8 @@ def has_triton() -> bool:
 def takes_kernels(tensor: Tensor) -> bool:
     """Whether a tensor is one for kernels: on a CUDA device, where they can be built, and not in float64."""
     return tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Float32, or float64 where the whole network is."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels.residual import at_least_float32
+from cedd.models.kernels import at_least_float32
 
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A

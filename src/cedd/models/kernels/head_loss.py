@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import takes_kernels
+from cedd.models.kernels import at_least_float32, takes_kernels
 from cedd.models.kernels.products import product_type
 from cedd.network import ScoreRows
 
@@ -280,16 +280,12 @@ def _can_accumulate(device_type: str, dtype: torch.dtype) -> bool:
 # Row passes
 
 
-def _upcast(outputs: Tensor) -> Tensor:
-    return outputs if outputs.dtype in (torch.float32, torch.float64) else outputs.float()
-
-
 def _autograd_pass(
     row_loss: RowLoss, outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor
 ) -> Tensor:
     """Any row loss: one chunk's graph is built, differentiated and dropped."""
     with torch.set_grad_enabled(want_gradient):
-        leaf = _upcast(outputs).detach().requires_grad_(want_gradient)
+        leaf = at_least_float32(outputs).detach().requires_grad_(want_gradient)
         losses = row_loss(leaf, *row_args)
         if want_gradient:
             (gradient,) = torch.autograd.grad(losses, leaf, weights.to(losses.dtype))
@@ -308,10 +304,10 @@ def _differentiated(
 
     counts = weights != 0
     if want_gradient:
-        gradient, (_, losses) = torch.func.grad_and_value(weighted, has_aux=True)(_upcast(outputs))
+        gradient, (_, losses) = torch.func.grad_and_value(weighted, has_aux=True)(at_least_float32(outputs))
         outputs.copy_(torch.where(counts[:, None], gradient, 0.0))
     else:
-        losses = weighted(_upcast(outputs))[1]
+        losses = weighted(at_least_float32(outputs))[1]
     return torch.where(counts, losses, 0.0)
 
 
@@ -354,7 +350,7 @@ def cross_entropy_in_place_torch(
     shifts: Tensor | None,
 ) -> Tensor:
     """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
-    work = _upcast(outputs)
+    work = at_least_float32(outputs)
     if shift_tokens is not None and shifts is not None:
         work.scatter_add_(1, shift_tokens[:, None], shifts.to(work.dtype)[:, None])
     work -= work.amax(1, keepdim=True)
@@ -380,7 +376,7 @@ def _score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *
 
 def score_entropy_in_place_torch(outputs: Tensor, weights: Tensor, want_gradient: bool, rows: ScoreRows) -> Tensor:
     """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
-    work, target = _upcast(outputs), rows.target[:, None]
+    work, target = at_least_float32(outputs), rows.target[:, None]
     skip, skipped = rows.skip.clamp_max(outputs.shape[1] - 1)[:, None], (rows.skip < outputs.shape[1])[:, None]
 
     def clear(values: Tensor) -> None:

@@ -22,10 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import takes_kernels
-
-EPSILON = 1e-5
-"""Added to the variance, as in torch's layer norm."""
+from cedd.models.kernels import EPSILON, at_least_float32, takes_kernels
 
 
 def add_and_norm(
@@ -60,9 +57,10 @@ def dropped_entries(x: Tensor, dropped: int) -> Tensor | None:
     return bits.view(torch.uint8)[..., : x.shape[-1]] < dropped
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """Float32, or float64 where the whole network is."""
-    return x if x.dtype == torch.float64 else x.float()
+def drop(x: Tensor, dropped: int) -> Tensor:
+    """Dropout of ``dropped`` of 256 entries; the others are scaled up."""
+    entries = dropped_entries(x, dropped)
+    return x if entries is None else x.masked_fill(entries, 0.0) * _rescale(dropped)
 
 
 class _AddAndNorm(torch.autograd.Function):

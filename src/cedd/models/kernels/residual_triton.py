@@ -22,7 +22,7 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-from cedd.models.kernels.residual import EPSILON
+from cedd.models.kernels import EPSILON
 
 PROGRAMS = 4096
 """About how many programs the rows are dealt out to: enough to fill the chip."""
