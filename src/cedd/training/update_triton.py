@@ -33,7 +33,7 @@ NORM_WARPS = 2
 
 
 @triton.jit
-def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl.constexpr):  # noqa: ANN001, ANN202
+def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl.constexpr):
     """Addresses of a block of tensor `which` of the table's row, bfloat16 if LOW, known to be aligned to 16 bytes."""
     address = tl.load(table + row * tensors + which)
     base = address.to(tl.pointer_type(tl.bfloat16)) if LOW else address.to(tl.pointer_type(tl.float32))
@@ -41,7 +41,7 @@ def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl.con
 
 
 @triton.jit
-def _block(which, starts, sizes, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _block(which, starts, sizes, BLOCK: tl.constexpr):
     """This program's tensor, where its block starts there, the tensor's size, and the block's offsets."""
     program = tl.program_id(0)
     index = tl.load(which + program)
@@ -50,13 +50,13 @@ def _block(which, starts, sizes, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _squares_kernel(  # noqa: ANN202
-    table,  # noqa: ANN001
-    which,  # noqa: ANN001
-    starts,  # noqa: ANN001
-    sizes,  # noqa: ANN001
-    partial,  # noqa: ANN001
-    tensors,  # noqa: ANN001
+def _squares_kernel(
+    table,
+    which,
+    starts,
+    sizes,
+    partial,
+    tensors,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
 ):
@@ -70,7 +70,7 @@ def _squares_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def _adamw(value, gradient, first, second, average, settings, corrections, scale, finite):  # noqa: ANN001, ANN202
+def _adamw(value, gradient, first, second, average, settings, corrections, scale, finite):
     """One entry: AdamW where the step is finite, then the average."""
     rate, beta1, beta2, epsilon, decay, pace = settings
     correction1, correction2 = corrections
@@ -86,23 +86,23 @@ def _adamw(value, gradient, first, second, average, settings, corrections, scale
 
 
 @triton.jit
-def _update_kernel(  # noqa: ANN202
-    table,  # noqa: ANN001
-    which,  # noqa: ANN001
-    starts,  # noqa: ANN001
-    sizes,  # noqa: ANN001
-    count,  # noqa: ANN001
-    excess,  # noqa: ANN001
-    finite,  # noqa: ANN001
-    rate,  # noqa: ANN001
-    beta1,  # noqa: ANN001
-    beta2,  # noqa: ANN001
-    log_beta1,  # noqa: ANN001
-    log_beta2,  # noqa: ANN001
-    epsilon,  # noqa: ANN001
-    decay,  # noqa: ANN001
-    pace,  # noqa: ANN001
-    tensors,  # noqa: ANN001
+def _update_kernel(
+    table,
+    which,
+    starts,
+    sizes,
+    count,
+    excess,
+    finite,
+    rate,
+    beta1,
+    beta2,
+    log_beta1,
+    log_beta2,
+    epsilon,
+    decay,
+    pace,
+    tensors,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
     AVERAGED: tl.constexpr,
@@ -165,7 +165,7 @@ def _update_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def _look_ahead(momentum, gradient, keep, scale, finite):  # noqa: ANN001, ANN202
+def _look_ahead(momentum, gradient, keep, scale, finite):
     """One entry of the new momentum, and of the look ahead along it: as they were, and 0, if the step is not finite."""
     gradient = gradient * scale
     moved = gradient + (momentum - gradient) * keep
@@ -174,15 +174,15 @@ def _look_ahead(momentum, gradient, keep, scale, finite):  # noqa: ANN001, ANN20
 
 
 @triton.jit
-def _look_ahead_kernel(  # noqa: ANN202
-    table,  # noqa: ANN001
-    which,  # noqa: ANN001
-    starts,  # noqa: ANN001
-    sizes,  # noqa: ANN001
-    excess,  # noqa: ANN001
-    finite,  # noqa: ANN001
-    keep,  # noqa: ANN001
-    tensors,  # noqa: ANN001
+def _look_ahead_kernel(
+    table,
+    which,
+    starts,
+    sizes,
+    excess,
+    finite,
+    keep,
+    tensors,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
 ):
@@ -210,24 +210,24 @@ def _look_ahead_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def _move(value, direction, average, length, shrink, pace, finite):  # noqa: ANN001, ANN202
+def _move(value, direction, average, length, shrink, pace, finite):
     """One entry of a matrix moved along its direction where the step is finite, and of its average."""
     value = tl.where(finite, value * shrink - length * direction, value)
     return value, average + (value - average) * pace
 
 
 @triton.jit
-def _move_kernel(  # noqa: ANN202
-    table,  # noqa: ANN001
-    which,  # noqa: ANN001
-    starts,  # noqa: ANN001
-    sizes,  # noqa: ANN001
-    lengths,  # noqa: ANN001
-    finite,  # noqa: ANN001
-    rate,  # noqa: ANN001
-    decay,  # noqa: ANN001
-    pace,  # noqa: ANN001
-    tensors,  # noqa: ANN001
+def _move_kernel(
+    table,
+    which,
+    starts,
+    sizes,
+    lengths,
+    finite,
+    rate,
+    decay,
+    pace,
+    tensors,
     BLOCK: tl.constexpr,
     COPIED: tl.constexpr,
     AVERAGED: tl.constexpr,

@@ -25,20 +25,20 @@ shared memory is too small. Asked at import, for a compiler that traces the netw
 
 
 @triton.jit
-def _half(values, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+def _half(values, positions, stride, length, HALF: tl.constexpr):
     """[L, W/2] of a head; 0 where there is no position."""
     here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
     return tl.load(values + here, mask=(positions < length)[:, None], other=0.0)
 
 
 @triton.jit
-def _store_half(values, half, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+def _store_half(values, half, positions, stride, length, HALF: tl.constexpr):
     here = positions[:, None] * stride + tl.arange(0, HALF)[None, :]
     tl.store(values + here, half, mask=(positions < length)[:, None])
 
 
 @triton.jit
-def _turned(values, cosines, sines, positions, stride, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+def _turned(values, cosines, sines, positions, stride, length, HALF: tl.constexpr):
     """Both halves of a head, turned, in the type of the values."""
     first = _half(values, positions, stride, length, HALF)
     second = _half(values + HALF, positions, stride, length, HALF)
@@ -48,15 +48,15 @@ def _turned(values, cosines, sines, positions, stride, length, HALF: tl.constexp
 
 
 @triton.jit
-def _store_turned_back(  # noqa: ANN202
-    values,  # noqa: ANN001
-    a,  # noqa: ANN001
-    b,  # noqa: ANN001
-    cosines,  # noqa: ANN001
-    sines,  # noqa: ANN001
-    positions,  # noqa: ANN001
-    stride,  # noqa: ANN001
-    length,  # noqa: ANN001
+def _store_turned_back(
+    values,
+    a,
+    b,
+    cosines,
+    sines,
+    positions,
+    stride,
+    length,
     HALF: tl.constexpr,
 ):
     _store_half(values, a * cosines + b * sines, positions, stride, length, HALF)
@@ -64,7 +64,7 @@ def _store_turned_back(  # noqa: ANN202
 
 
 @triton.jit
-def _place(length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+def _place(length, HALF: tl.constexpr):
     """Where this program's head begins: in o, in q (k and v are one and two widths on), and among the levels."""
     head, heads, sequence = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     width, within = heads * 2 * HALF, head * 2 * HALF
@@ -74,7 +74,7 @@ def _place(length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _read(qkv, cosine, sine, positions, width, length, HALF: tl.constexpr):  # noqa: ANN001, ANN202
+def _read(qkv, cosine, sine, positions, width, length, HALF: tl.constexpr):
     """A head's halves of q and k, turned, its v, and the cos and sin that turned them; the tables [L, 3, 1, W] have
     those in halves (cos, cos) and (-sin, sin)."""
     cosines = _half(cosine, positions, 6 * HALF, length, HALF).to(tl.float32)
@@ -86,7 +86,7 @@ def _read(qkv, cosine, sine, positions, width, length, HALF: tl.constexpr):  # n
 
 
 @triton.jit
-def _scores(a1, a2, b1, b2, slope, keys, queries, length, CAUSAL: tl.constexpr):  # noqa: ANN001, ANN202
+def _scores(a1, a2, b1, b2, slope, keys, queries, length, CAUSAL: tl.constexpr):
     """slope a bᵀ in units of log 2, -inf where a query does not see a key; keys, queries: those of rows and columns."""
     scores = tl.dot(a1, tl.trans(b1), input_precision="ieee")
     scores = tl.dot(a2, tl.trans(b2), scores, input_precision="ieee") * (slope * LOG2_E)
@@ -97,14 +97,14 @@ def _scores(a1, a2, b1, b2, slope, keys, queries, length, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(  # noqa: ANN202
-    qkv,  # noqa: ANN001
-    cosine,  # noqa: ANN001
-    sine,  # noqa: ANN001
-    mixed,  # noqa: ANN001
-    levels,  # noqa: ANN001
-    length,  # noqa: ANN001
-    slope,  # noqa: ANN001
+def _forward_kernel(
+    qkv,
+    cosine,
+    sine,
+    mixed,
+    levels,
+    length,
+    slope,
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -122,15 +122,15 @@ def _forward_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def _backward_kernel(  # noqa: ANN202
-    d_mixed,  # noqa: ANN001
-    qkv,  # noqa: ANN001
-    cosine,  # noqa: ANN001
-    sine,  # noqa: ANN001
-    levels,  # noqa: ANN001
-    d_qkv,  # noqa: ANN001
-    length,  # noqa: ANN001
-    slope,  # noqa: ANN001
+def _backward_kernel(
+    d_mixed,
+    qkv,
+    cosine,
+    sine,
+    levels,
+    d_qkv,
+    length,
+    slope,
     CAUSAL: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -28,7 +28,7 @@ WARPS = 8
 
 
 @triton.jit
-def _absorb(values, maxima, totals):  # noqa: ANN001, ANN202
+def _absorb(values, maxima, totals):
     """A vector of values a lane into its running maximum m and sum of 2^(v - m)."""
     larger = tl.maximum(maxima, tl.max(values, 1))
     totals = totals * tl.exp2(maxima - larger) + tl.sum(tl.exp2(values - larger[:, None]), 1)
@@ -36,16 +36,16 @@ def _absorb(values, maxima, totals):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _cross_entropy_kernel(  # noqa: ANN202
-    outputs,  # noqa: ANN001
-    row_stride,  # noqa: ANN001
-    weights,  # noqa: ANN001
-    targets,  # noqa: ANN001
-    shift_tokens,  # noqa: ANN001
-    shifts,  # noqa: ANN001
-    losses,  # noqa: ANN001
-    vocab_size,  # noqa: ANN001
-    whole,  # noqa: ANN001
+def _cross_entropy_kernel(
+    outputs,
+    row_stride,
+    weights,
+    targets,
+    shift_tokens,
+    shifts,
+    losses,
+    vocab_size,
+    whole,
     HAS_SHIFT: tl.constexpr,
     WANT_GRADIENT: tl.constexpr,
     LANES: tl.constexpr,

@@ -48,7 +48,7 @@ BACKWARD = Launch(rows=2, warps=2)
 
 
 @triton.jit
-def _mixed(word):  # noqa: ANN001, ANN202
+def _mixed(word):
     word ^= word >> 16
     word *= 0x7FEB352D
     word ^= word >> 15
@@ -58,13 +58,13 @@ def _mixed(word):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _vector(vectors, sequence, stride, columns, width):  # noqa: ANN001, ANN202
+def _vector(vectors, sequence, stride, columns, width):
     """One sequence's vector [D], in float32."""
     return tl.load(vectors + sequence * stride + columns, mask=columns < width, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _kept(values, seed, rows, columns, DROPPED: tl.constexpr):  # noqa: ANN001, ANN202
+def _kept(values, seed, rows, columns, DROPPED: tl.constexpr):
     """The values [R, D] with DROPPED of 256 set to zero."""
     if DROPPED:
         keys = _mixed(seed ^ _mixed(rows.to(tl.uint32)))
@@ -74,29 +74,29 @@ def _kept(values, seed, rows, columns, DROPPED: tl.constexpr):  # noqa: ANN001, 
 
 
 @triton.jit
-def _sum_both(a, b, c, d):  # noqa: ANN001, ANN202
+def _sum_both(a, b, c, d):
     return a + c, b + d
 
 
 @triton.jit
-def _forward_kernel(  # noqa: ANN202
-    x,  # noqa: ANN001
-    branch,  # noqa: ANN001
-    gate,  # noqa: ANN001
-    shift,  # noqa: ANN001
-    scale,  # noqa: ANN001
-    seed,  # noqa: ANN001
-    added,  # noqa: ANN001
-    normed,  # noqa: ANN001
-    moments,  # noqa: ANN001
-    length,  # noqa: ANN001
-    width,  # noqa: ANN001
-    chunk,  # noqa: ANN001
-    gate_stride,  # noqa: ANN001
-    shift_stride,  # noqa: ANN001
-    scale_stride,  # noqa: ANN001
-    rescale,  # noqa: ANN001
-    epsilon,  # noqa: ANN001
+def _forward_kernel(
+    x,
+    branch,
+    gate,
+    shift,
+    scale,
+    seed,
+    added,
+    normed,
+    moments,
+    length,
+    width,
+    chunk,
+    gate_stride,
+    shift_stride,
+    scale_stride,
+    rescale,
+    epsilon,
     DROPPED: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -130,24 +130,24 @@ def _forward_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def _backward_kernel(  # noqa: ANN202
-    d_added,  # noqa: ANN001
-    d_normed,  # noqa: ANN001
-    added,  # noqa: ANN001
-    moments,  # noqa: ANN001
-    branch,  # noqa: ANN001
-    gate,  # noqa: ANN001
-    scale,  # noqa: ANN001
-    seed,  # noqa: ANN001
-    d_x,  # noqa: ANN001
-    d_branch,  # noqa: ANN001
-    d_vectors,  # noqa: ANN001
-    length,  # noqa: ANN001
-    width,  # noqa: ANN001
-    chunk,  # noqa: ANN001
-    gate_stride,  # noqa: ANN001
-    scale_stride,  # noqa: ANN001
-    rescale,  # noqa: ANN001
+def _backward_kernel(
+    d_added,
+    d_normed,
+    added,
+    moments,
+    branch,
+    gate,
+    scale,
+    seed,
+    d_x,
+    d_branch,
+    d_vectors,
+    length,
+    width,
+    chunk,
+    gate_stride,
+    scale_stride,
+    rescale,
     DROPPED: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -191,7 +191,7 @@ def _backward_kernel(  # noqa: ANN202
 
 
 @triton.jit
-def _sum_kernel(parts, sums, chunks, size, GROUP: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _sum_kernel(parts, sums, chunks, size, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     """parts [B, C, size] -> sums [B, size], in the type of those; GROUP chunks are loaded at once."""
     sequence, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

@@ -13,7 +13,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
-def clear_row(outputs, offsets, whole, rest, in_rest, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
+def clear_row(outputs, offsets, whole, rest, in_rest, BLOCK: tl.constexpr):
     """Zeros for the row of a loss of weight 0: its whole blocks without a mask, up to `whole`, then the rest."""
     nothing = tl.zeros(offsets.shape, outputs.dtype.element_ty)
     for start in range(0, whole, BLOCK):

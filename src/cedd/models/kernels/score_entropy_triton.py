@@ -23,25 +23,25 @@ WARPS = 4
 
 
 @triton.jit
-def _scores(values, shift, columns, skip):  # noqa: ANN001, ANN202
+def _scores(values, shift, columns, skip):
     """Scores and log-scores of outputs; 0 and 0 at the token that is skipped."""
     logs = tl.where(columns == skip, 0.0, values.to(tl.float32) + shift)
     return tl.where(columns == skip, 0.0, tl.exp2(logs * LOG2_E)), logs
 
 
 @triton.jit
-def _score_entropy_kernel(  # noqa: ANN202
-    outputs,  # noqa: ANN001
-    row_stride,  # noqa: ANN001
-    weights,  # noqa: ANN001
-    targets,  # noqa: ANN001
-    skips,  # noqa: ANN001
-    shifts,  # noqa: ANN001
-    commons,  # noqa: ANN001
-    extras,  # noqa: ANN001
-    losses,  # noqa: ANN001
-    vocab_size,  # noqa: ANN001
-    whole,  # noqa: ANN001
+def _score_entropy_kernel(
+    outputs,
+    row_stride,
+    weights,
+    targets,
+    skips,
+    shifts,
+    commons,
+    extras,
+    losses,
+    vocab_size,
+    whole,
     WANT_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
