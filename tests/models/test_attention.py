@@ -1,4 +1,4 @@
-"""Attention by one program a head, against torch's with the turning written out."""
+"""Attention by one program a head, against torch's with the rotation written out."""
 
 from typing import Any
 
@@ -27,10 +27,10 @@ def inputs(shape, dtype=torch.float32, device="cpu"):
 
 def plain(qkv, cosine, sine, causal):
     """Written out, in float64."""
-    return plain_of_turned(rotate(qkv, cosine, sine), causal)
+    return plain_of_rotated(rotate(qkv, cosine, sine), causal)
 
 
-def plain_of_turned(qkv, causal):
+def plain_of_rotated(qkv, causal):
     queries, keys, values = qkv.transpose(1, 3).unbind(2)
     scores = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
     if causal:
@@ -77,10 +77,10 @@ def check_layouts(attend_short, device, dtype):
         ("mixed", "d_qkv"), results(lambda x: attend_short(16 * x, cosine, sine), qkv, gradient), strict=True
     ):
         assert a.isfinite().all(), name
-    # Turned, q and k are rounded to their type before they are multiplied, by torch as well. In bfloat16 that moves
+    # Rotated, q and k are rounded to their type before they are multiplied, by torch as well. In bfloat16 that moves
     # scores of 560 by 1.2, which decides between two keys whose scores are as near as that: what is exact begins there.
     large = 16 * qkv.detach()
-    exact = plain_of_turned(rotate(large, cosine, sine).double(), False)
+    exact = plain_of_rotated(rotate(large, cosine, sine).double(), False)
     assert (attend_short(large, cosine, sine).double() - exact).norm() < 8e-3 * exact.norm()
 
 
@@ -177,12 +177,12 @@ def test_the_kernels_compile_for_a_chip():
     pytest.importorskip("triton")
     from cedd.models.kernels import attention_triton
 
-    types = dict.fromkeys(("qkv", "mixed", "d_mixed", "d_qkv"), "*bf16")
-    types |= {"cosine": "*fp32", "sine": "*fp32", "levels": "*fp32", "length": "i32", "slope": "fp32"}
+    types = dict.fromkeys(("qkv", "output", "d_output", "d_qkv"), "*bf16")
+    types |= {"cosine": "*fp32", "sine": "*fp32", "log_sums": "*fp32", "length": "i32", "scale": "fp32"}
     constants = {"CAUSAL": False, "HALF": 32, "BLOCK": 128}
     kernels: tuple[Any, ...] = (attention_triton._forward_kernel, attention_triton._backward_kernel)
     for kernel in kernels:
-        aligned = [name for name in types if name in kernel.arg_names and name != "slope"]
+        aligned = [name for name in types if name in kernel.arg_names and name != "scale"]
         assert "wgmma" in compiled_for_a_chip(kernel, types, constants, attention_triton.WARPS, aligned)
 
 

@@ -24,6 +24,11 @@ def takes_kernels(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
 
 
+def dropout_scale(dropped: int) -> float:
+    """What the entries that dropout leaves are multiplied by, if it drops ``dropped`` of 256."""
+    return 256 / (256 - dropped)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Float32, or float64 where the whole network is."""
     return x if x.dtype == torch.float64 else x.float()

@@ -37,20 +37,9 @@ def _absorb(values, maxima, totals):
 
 @triton.jit
 def _cross_entropy_kernel(
-    outputs,
-    row_stride,
-    weights,
-    targets,
-    shift_tokens,
-    shifts,
-    losses,
-    vocab_size,
-    whole,
-    HAS_SHIFT: tl.constexpr,
-    WANT_GRADIENT: tl.constexpr,
-    LANES: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
+    outputs, row_stride, weights, targets, shift_tokens, shifts, losses, vocab_size, whole,
+    HAS_SHIFT: tl.constexpr, WANT_GRADIENT: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
     """Both sweeps go through the whole blocks, up to `whole`, without a mask, and then through the rest with one: a
     mask that ends inside a vector would turn every load and store of the loop into one of two bytes. Neither looks for
     the target or the shifted token on its way; what is special about the two is put right afterwards."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import EPSILON, at_least_float32, takes_kernels
+from cedd.models.kernels import EPSILON, at_least_float32, dropout_scale, takes_kernels
 
 
 def add_and_norm(
@@ -37,14 +37,10 @@ def add_and_norm(
         from cedd.models.kernels.residual_triton import add_and_norm_kernel
 
         return add_and_norm_kernel(x, branch, gate, shift, scale, dropped, seed)
-    x, branch = x.contiguous(), branch.to(x.dtype)
-    made = _AddAndNorm.apply(x, branch, gate.to(x.dtype), shift, scale, dropped_entries(x, dropped), _rescale(dropped))
+    x, branch, gate = x.contiguous(), branch.to(x.dtype), gate.to(x.dtype)
+    made = _AddAndNorm.apply(x, branch, gate, shift, scale, dropped_entries(x, dropped), dropout_scale(dropped))
     assert isinstance(made, tuple)
     return made
-
-
-def _rescale(dropped: int) -> float:
-    return 256 / (256 - dropped)
 
 
 def dropped_entries(x: Tensor, dropped: int) -> Tensor | None:
@@ -60,7 +56,7 @@ def dropped_entries(x: Tensor, dropped: int) -> Tensor | None:
 def drop(x: Tensor, dropped: int) -> Tensor:
     """Dropout of ``dropped`` of 256 entries; the others are scaled up."""
     entries = dropped_entries(x, dropped)
-    return x if entries is None else x.masked_fill(entries, 0.0) * _rescale(dropped)
+    return x if entries is None else x.masked_fill(entries, 0.0) * dropout_scale(dropped)
 
 
 class _AddAndNorm(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The seam between two branches in one kernel each way; `residual.py` has the equations and the twin.
+"""Adding a branch to the residual stream and norming the sum, in one kernel each way; `residual.py` has the equations.
 
 Shapes: B batch, L positions, D width, C chunks of a sequence. Imported only where there is a CUDA device.
 
@@ -22,7 +22,7 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-from cedd.models.kernels import EPSILON
+from cedd.models.kernels import EPSILON, dropout_scale
 
 PROGRAMS = 4096
 """About how many programs the rows are dealt out to: enough to fill the chip."""
@@ -48,7 +48,7 @@ BACKWARD = Launch(rows=2, warps=2)
 
 
 @triton.jit
-def _mixed(word):
+def _hashed(word):
     word ^= word >> 16
     word *= 0x7FEB352D
     word ^= word >> 15
@@ -58,19 +58,43 @@ def _mixed(word):
 
 
 @triton.jit
+def _dropout(values, seed, rows, columns, DROPPED: tl.constexpr):
+    """The values [R, D] with DROPPED of 256 set to zero."""
+    if DROPPED:
+        keys = _hashed(seed ^ _hashed(rows.to(tl.uint32)))
+        words = _hashed(columns.to(tl.uint32)[None, :] * 0x9E3779B1 + keys[:, None])
+        values = tl.where((words >> 24) < DROPPED, 0.0, values)
+    return values
+
+
+@triton.jit
 def _vector(vectors, sequence, stride, columns, width):
     """One sequence's vector [D], in float32."""
     return tl.load(vectors + sequence * stride + columns, mask=columns < width, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _kept(values, seed, rows, columns, DROPPED: tl.constexpr):
-    """The values [R, D] with DROPPED of 256 set to zero."""
-    if DROPPED:
-        keys = _mixed(seed ^ _mixed(rows.to(tl.uint32)))
-        words = _mixed(columns.to(tl.uint32)[None, :] * 0x9E3779B1 + keys[:, None])
-        values = tl.where((words >> 24) < DROPPED, 0.0, values)
-    return values
+def _program(
+    gate, scale, seed, length, width, chunk, gate_stride, scale_stride, rescale,
+    DROPPED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program's sequence, the first and the end of its positions, its columns, and what all of its rows share: the
+    gate with dropout's factor, 1 + scale, the seed."""
+    sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
+    columns = tl.arange(0, BLOCK)
+    gates = _vector(gate, sequence, gate_stride, columns, width) * rescale
+    scales = _vector(scale, sequence, scale_stride, columns, width) + 1.0
+    key = tl.load(seed).to(tl.uint32) if DROPPED else 0
+    return sequence, first, tl.minimum(first + chunk, length), columns, gates, scales, key
+
+
+@triton.jit
+def _tile(sequence, position, end, columns, length, width, ROWS: tl.constexpr):
+    """ROWS rows of the batch, the places [ROWS, D] of their entries, and which rows and entries there are."""
+    positions = position + tl.arange(0, ROWS)
+    rows = sequence * length + positions
+    here = rows[:, None] * width + columns[None, :]
+    return rows, here, positions < end, (positions < end)[:, None] & (columns < width)[None, :]
 
 
 @triton.jit
@@ -80,114 +104,65 @@ def _sum_both(a, b, c, d):
 
 @triton.jit
 def _forward_kernel(
-    x,
-    branch,
-    gate,
-    shift,
-    scale,
-    seed,
-    added,
-    normed,
-    moments,
-    length,
-    width,
-    chunk,
-    gate_stride,
-    shift_stride,
-    scale_stride,
-    rescale,
-    epsilon,
-    DROPPED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    gates = _vector(gate, sequence, gate_stride, columns, width) * rescale
+    x, branch, gate, shift, scale, seed, added, normed, moments, length, width, chunk,
+    gate_stride, shift_stride, scale_stride, rescale, epsilon,
+    DROPPED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    sequence, first, end, columns, gates, scales, key = _program(
+        gate, scale, seed, length, width, chunk, gate_stride, scale_stride, rescale, DROPPED, BLOCK
+    )
     shifts = _vector(shift, sequence, shift_stride, columns, width)
-    scales = _vector(scale, sequence, scale_stride, columns, width) + 1.0
-    key = tl.load(seed).to(tl.uint32) if DROPPED else 0
-    end = tl.minimum(first + chunk, length)
     for position in range(first, end, ROWS):
-        positions = position + tl.arange(0, ROWS)
-        rows = sequence * length + positions
-        here = rows[:, None] * width + columns[None, :]
-        there = (positions < end)[:, None] & inside[None, :]
-        values = tl.load(branch + here, mask=there, other=0.0).to(tl.float32)
-        values = _kept(values, key, rows, columns, DROPPED)
-        stream = tl.load(x + here, mask=there, other=0.0).to(tl.float32) + gates[None, :] * values
+        rows, here, is_row, is_entry = _tile(sequence, position, end, columns, length, width, ROWS)
+        values = tl.load(branch + here, mask=is_entry, other=0.0).to(tl.float32)
+        values = _dropout(values, key, rows, columns, DROPPED)
+        stream = tl.load(x + here, mask=is_entry, other=0.0).to(tl.float32) + gates[None, :] * values
         # What is normed is what is stored: the backward pass reads it again.
         stream = stream.to(added.dtype.element_ty)
-        tl.store(added + here, stream, mask=there)
+        tl.store(added + here, stream, mask=is_entry)
         stream = stream.to(tl.float32)
         mean = tl.sum(stream, 1) / width
-        apart = tl.where(inside[None, :], stream - mean[:, None], 0.0)
-        inverse = tl.rsqrt(tl.sum(apart * apart, 1) / width + epsilon)
-        tl.store(moments + 2 * rows, mean, mask=positions < end)
-        tl.store(moments + 2 * rows + 1, inverse, mask=positions < end)
-        tl.store(normed + here, apart * inverse[:, None] * scales[None, :] + shifts[None, :], mask=there)
+        centered = tl.where((columns < width)[None, :], stream - mean[:, None], 0.0)
+        rstd = tl.rsqrt(tl.sum(centered * centered, 1) / width + epsilon)
+        tl.store(moments + 2 * rows, mean, mask=is_row)
+        tl.store(moments + 2 * rows + 1, rstd, mask=is_row)
+        tl.store(normed + here, centered * rstd[:, None] * scales[None, :] + shifts[None, :], mask=is_entry)
 
 
 @triton.jit
 def _backward_kernel(
-    d_added,
-    d_normed,
-    added,
-    moments,
-    branch,
-    gate,
-    scale,
-    seed,
-    d_x,
-    d_branch,
-    d_vectors,
-    length,
-    width,
-    chunk,
-    gate_stride,
-    scale_stride,
-    rescale,
-    DROPPED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    gates = _vector(gate, sequence, gate_stride, columns, width) * rescale
-    scales = _vector(scale, sequence, scale_stride, columns, width) + 1.0
-    key = tl.load(seed).to(tl.uint32) if DROPPED else 0
+    d_added, d_normed, added, moments, branch, gate, scale, seed, d_x, d_branch, d_vectors, length, width, chunk,
+    gate_stride, scale_stride, rescale,
+    DROPPED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    sequence, first, end, columns, gates, scales, key = _program(
+        gate, scale, seed, length, width, chunk, gate_stride, scale_stride, rescale, DROPPED, BLOCK
+    )
     d_gate = tl.zeros([BLOCK], tl.float32)
     d_shift = tl.zeros([BLOCK], tl.float32)
     d_scale = tl.zeros([BLOCK], tl.float32)
-    end = tl.minimum(first + chunk, length)
     for position in range(first, end, ROWS):
-        positions = position + tl.arange(0, ROWS)
-        rows = sequence * length + positions
-        here = rows[:, None] * width + columns[None, :]
-        there = (positions < end)[:, None] & inside[None, :]
-        mean = tl.load(moments + 2 * rows, mask=positions < end, other=0.0)
-        inverse = tl.load(moments + 2 * rows + 1, mask=positions < end, other=0.0)
-        stream = tl.load(added + here, mask=there, other=0.0).to(tl.float32)
-        gradient = tl.load(d_normed + here, mask=there, other=0.0).to(tl.float32)
-        passed = tl.load(d_added + here, mask=there, other=0.0).to(tl.float32)
-        values = tl.load(branch + here, mask=there, other=0.0).to(tl.float32)
-        hat = (stream - mean[:, None]) * inverse[:, None]
+        rows, here, is_row, is_entry = _tile(sequence, position, end, columns, length, width, ROWS)
+        mean = tl.load(moments + 2 * rows, mask=is_row, other=0.0)
+        rstd = tl.load(moments + 2 * rows + 1, mask=is_row, other=0.0)[:, None]
+        stream = tl.load(added + here, mask=is_entry, other=0.0).to(tl.float32)
+        gradient = tl.load(d_normed + here, mask=is_entry, other=0.0).to(tl.float32)
+        passed = tl.load(d_added + here, mask=is_entry, other=0.0).to(tl.float32)
+        values = tl.load(branch + here, mask=is_entry, other=0.0).to(tl.float32)
+        normalized = (stream - mean[:, None]) * rstd
         d_shift += tl.sum(gradient, 0)
-        d_scale += tl.sum(gradient * hat, 0)  # the gradient is 0 where there is nothing
+        d_scale += tl.sum(gradient * normalized, 0)  # the gradient is 0 where there is nothing
         gradient *= scales[None, :]
-        across, along = tl.reduce((gradient, gradient * hat), 1, _sum_both)
-        apart = gradient - (across / width)[:, None] - hat * (along / width)[:, None]
-        total = passed + inverse[:, None] * apart
-        tl.store(d_x + here, total, mask=there)
-        d_gate += tl.sum(tl.where(there, total, 0.0) * _kept(values, key, rows, columns, DROPPED), 0)
-        tl.store(d_branch + here, _kept(gates[None, :] * total, key, rows, columns, DROPPED), mask=there)
+        total, along = tl.reduce((gradient, gradient * normalized), 1, _sum_both)
+        d_stream = passed + rstd * (gradient - (total / width)[:, None] - normalized * (along / width)[:, None])
+        tl.store(d_x + here, d_stream, mask=is_entry)
+        d_gate += tl.sum(tl.where(is_entry, d_stream, 0.0) * _dropout(values, key, rows, columns, DROPPED), 0)
+        tl.store(d_branch + here, _dropout(gates[None, :] * d_stream, key, rows, columns, DROPPED), mask=is_entry)
     place = sequence * tl.num_programs(1) + tl.program_id(1)
     out = d_vectors + place * 3 * width + columns
-    tl.store(out, d_gate * rescale, mask=inside)
-    tl.store(out + width, d_shift, mask=inside)
-    tl.store(out + 2 * width, d_scale, mask=inside)
+    tl.store(out, d_gate * rescale, mask=columns < width)
+    tl.store(out + width, d_shift, mask=columns < width)
+    tl.store(out + 2 * width, d_scale, mask=columns < width)
 
 
 @triton.jit
@@ -204,7 +179,7 @@ def _sum_kernel(parts, sums, chunks, size, GROUP: tl.constexpr, BLOCK: tl.conste
 
 
 def _summed(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, C, 3, D] float32 -> [B, 3, D]. One kernel; torch's sum and three roundings would be four, in every seam."""
+    """[B, C, 3, D] float32 -> [B, 3, D]. One kernel; torch's sum and three roundings would be four."""
     batch, chunks, *vectors = parts.shape
     sums = torch.empty(batch, *vectors, dtype=dtype, device=parts.device)
     size, block = math.prod(vectors), 128
@@ -224,31 +199,25 @@ def _grid(x: Tensor) -> tuple[tuple[int, int], int]:
     return (batch, chunks), triton.cdiv(length, chunks)
 
 
+def _outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the sum and its norm [B, L, D], and the mean and 1/std of each row [B, L, 2]."""
+    added = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return added, torch.empty_like(added), torch.empty(*x.shape[:2], 2, dtype=torch.float32, device=x.device)
+
+
 @torch.library.custom_op("cedd::add_and_norm", mutates_args=())
 def _forward(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, seed: Tensor, dropped: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, branch = x.contiguous(), branch.contiguous()
-    added, normed = torch.empty_like(x), torch.empty_like(x)
-    moments = torch.empty(*x.shape[:2], 2, dtype=torch.float32, device=x.device)
+    added, normed, moments = _outputs(x)
     grid, rows = _grid(x)
     vectors = [_unit_stride(vector) for vector in (gate, shift, scale)]
+    tensors = (x, branch, *vectors, seed, added, normed, moments)
+    sizes = (*x.shape[1:], rows, *(vector.stride(0) for vector in vectors))
     with torch.cuda.device_of(x):
         _forward_kernel[grid](  # pyright: ignore[reportIndexIssue]
-            x,
-            branch,
-            *vectors,
-            seed,
-            added,
-            normed,
-            moments,
-            x.shape[1],
-            x.shape[2],
-            rows,
-            *(vector.stride(0) for vector in vectors),
-            256 / (256 - dropped),
-            EPSILON,
-            **FORWARD.options(x, dropped),
+            *tensors, *sizes, dropout_scale(dropped), EPSILON, **FORWARD.options(x, dropped)
         )
     return added, normed, moments
 
@@ -270,24 +239,11 @@ def _backward(
     grid, rows = _grid(added)
     vectors = [_unit_stride(vector) for vector in (gate, scale)]
     d_vectors = torch.empty(*grid, 3, added.shape[2], dtype=torch.float32, device=added.device)
+    tensors = (d_added, d_normed, added, moments, branch, *vectors, seed, d_x, d_branch, d_vectors)
+    sizes = (*added.shape[1:], rows, *(vector.stride(0) for vector in vectors))
     with torch.cuda.device_of(added):
         _backward_kernel[grid](  # pyright: ignore[reportIndexIssue]
-            d_added,
-            d_normed,
-            added,
-            moments,
-            branch,
-            *vectors,
-            seed,
-            d_x,
-            d_branch,
-            d_vectors,
-            added.shape[1],
-            added.shape[2],
-            rows,
-            *(vector.stride(0) for vector in vectors),
-            256 / (256 - dropped),
-            **BACKWARD.options(added, dropped),
+            *tensors, *sizes, dropout_scale(dropped), **BACKWARD.options(added, dropped)
         )
     return d_x, d_branch, _summed(d_vectors, gate.dtype)
 
@@ -298,8 +254,7 @@ def _unit_stride(vector: Tensor) -> Tensor:
 
 @_forward.register_fake
 def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    like = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return like, torch.empty_like(like), torch.empty(*x.shape[:2], 2, dtype=torch.float32, device=x.device)
+    return _outputs(x)
 
 
 @_backward.register_fake

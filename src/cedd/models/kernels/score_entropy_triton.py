@@ -31,20 +31,9 @@ def _scores(values, shift, columns, skip):
 
 @triton.jit
 def _score_entropy_kernel(
-    outputs,
-    row_stride,
-    weights,
-    targets,
-    skips,
-    shifts,
-    commons,
-    extras,
-    losses,
-    vocab_size,
-    whole,
-    WANT_GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    outputs, row_stride, weights, targets, skips, shifts, commons, extras, losses, vocab_size, whole,
+    WANT_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The whole blocks, up to `whole`, go without a mask, then the rest with one, as in the cross entropy's kernel."""
     row = tl.program_id(0).to(tl.int64)
     outputs += row * row_stride
