@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import brentq
+from torch import Tensor
 
 import cedd
 from cedd import Cosine, Geometric, LogLinear, Polynomial, PowerShare, Schedule, eroulette
 from cedd.clocks import Clocks, EvolvingShare, Proportional, RunningShare, first_negative, value_and_slope
 from cedd.quadrature import adaptive_panels, integrate
+from cedd.schedules import check_time
 
 SCHEDULES = (LogLinear(), LogLinear(0.3), Polynomial(2.0, 0.01), Cosine(0.05))
 SCHEDULE = st.sampled_from(SCHEDULES)
@@ -254,3 +257,78 @@ def test_a_share_that_is_not_written_with_torch_is_refused() -> None:
         cedd.eroulette(5, lambda t: t.numpy() ** 2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"stays within \[0, 1\]"):
         cedd.eroulette(5, mask_share=lambda t: 1.2 * t)
+
+
+# ---- clocks without a schedule ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hybrid(Clocks):
+    """Masks and shuffles as two formulas: keep = (1-s)/(1+c), masked = s/(1+c), c = sqrt(s(1-s)) and s = 0.999 t."""
+
+    def _parts(self, t: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
+        s = 0.999 * check_time(t)
+        c = (s * (1 - s)).sqrt()
+        return s, c, 0.999 * (1 - 2 * s) / (2 * c.clamp_min(1e-300))
+
+    def alpha(self, t: Tensor | float) -> Tensor:
+        s, c, _ = self._parts(t)
+        return torch.log1p(c) - torch.log1p(c - s)
+
+    def beta(self, t: Tensor | float) -> Tensor:
+        s, c, _ = self._parts(t)
+        return torch.log1p(c / (1 - s))
+
+    def alpha_rate(self, t: Tensor | float) -> Tensor:
+        s, c, slope = self._parts(t)
+        return slope / (1 + c) - (slope - 0.999) / (1 - s + c)
+
+    def beta_rate(self, t: Tensor | float) -> Tensor:
+        s, c, slope = self._parts(t)
+        return (slope * (1 - s) + 0.999 * c) / ((1 - s) * (1 - s + c))
+
+
+HYBRID = cedd.TokenProcess(4, True, Hybrid())
+
+
+def test_two_formulas_are_a_process() -> None:
+    """Marginals as the formulas say; the integrals of the bound and the inverse of the total noise by themselves."""
+    t = torch.linspace(0.01, 1.0, 50, dtype=torch.float64)
+    s, kernel = 0.999 * t, HYBRID.kernel(t)
+    c = (s * (1 - s)).sqrt()
+    torch.testing.assert_close(kernel.keep, (1 - s) / (1 + c), rtol=1e-12, atol=0)
+    torch.testing.assert_close(kernel.a, s / (1 + c), rtol=1e-12, atol=0)
+    torch.testing.assert_close(HYBRID.axis.inverse(HYBRID.sigma(t)), t, rtol=1e-9, atol=0)
+    fine = torch.linspace(0, 1, 400_001, dtype=torch.float64)[1:] ** 2  # the rates grow like 1/sqrt(t)
+    alive, beta = torch.exp(-HYBRID.alpha(fine)), HYBRID.beta(fine)
+    summed = float(((alive[1:] + alive[:-1]) / 2 * beta.diff()).sum() + beta[0])
+    assert HYBRID.clocks.shuffling_while_alive() == pytest.approx(summed, rel=1e-6)
+    assert HYBRID.schedule is None
+    assert not HYBRID.jumps_at_zero
+    with pytest.raises(ValueError, match="cannot be saved"):
+        HYBRID.config()
+
+
+def test_two_formulas_are_trained_bounded_and_sampled() -> None:
+    """A network that knows the data: its bound is their entropy, and its samples are data."""
+    p0 = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+
+    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
+        return p0.log().expand(*x_t.shape, 4)
+
+    entropy = float(-(p0 * p0.log()).sum())
+    exact = cedd.exact_bound(model, HYBRID, p0, method="bayes", sigma_dtype=torch.float64)
+    assert entropy <= exact < entropy + 1e-5  # a thousandth of the tokens is left at t = 1
+    assert exact == pytest.approx(cedd.exact_bound(model, HYBRID, p0, method="bayes", bound="j2") + _gap(), abs=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.multinomial(p0, 4000, replacement=True, generator=generator).reshape(-1, 1)
+    found = cedd.estimate_bound(model, HYBRID, x0, method="bayes", generator=generator)
+    assert abs(found.nats_per_token - entropy) < 5 * found.stderr  # once in two million
+    drawn = cedd.sample(model, HYBRID, (4000, 1), method="bayes", steps=32, generator=generator)
+    share = torch.bincount(drawn.flatten(), minlength=4) / 4000
+    assert bool(((share - p0).abs() < 5 * (p0 * (1 - p0) / 4000).sqrt()).all())
+
+
+def _gap() -> float:
+    end = HYBRID.terminal()
+    return end.cross_entropy - end.paper_prior_entropy

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import cedd
 from cedd import Bayes, Denoiser, Parameterization, PowerShare, ScaledScore, Score, TokenProcess
-from cedd.parameterization import Affine, can_jump, settle_step
+from cedd.parameterization import Affine, can_jump, step_law
 from tests import reference
 from tests.networks import matching_chain
 
@@ -270,11 +270,14 @@ def test_gradients_are_finite_near_zero() -> None:
             assert bool(torch.isfinite(gradient).all()), kind
 
 
-def test_settling_cuts_negative_jumps_and_keeps_the_total() -> None:
-    stay = torch.tensor([0.6, 1.0])
-    jumps = torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.0, 0.0]])
-    settled = settle_step(stay, jumps)
-    torch.testing.assert_close(settled, torch.tensor([[0.3, 0.0, 0.1], [0.0, 0.0, 0.0]]))
+def test_a_step_law_cuts_negative_jumps_and_keeps_the_total() -> None:
+    noise, x_t = cedd.absorb(3).noise(0.5), torch.tensor([3, 3, 1])
+    stay, remask = torch.tensor([0.6, 1.0, 0.5]), torch.tensor([0.0, 0.0, 0.1])
+    jumps = torch.tensor([[0.3, -0.2, 0.1], [0.0, 0.0, 0.0], [0.4, 9.0, 0.4]])
+    expected = torch.tensor([[0.3, 0.0, 0.1, 0.6], [0.0, 0.0, 0.0, 1.0], [0.2, 0.5, 0.2, 0.1]])
+    torch.testing.assert_close(step_law(stay, remask, jumps, x_t, noise), expected)
+    nowhere = step_law(torch.tensor([0.2]), torch.tensor([0.1]), torch.zeros(1, 3), torch.tensor([0]), noise)
+    torch.testing.assert_close(nowhere, torch.tensor([[0.9, 0.0, 0.0, 0.1]]))
 
 
 @quick

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,13 +68,20 @@ def can_jump(x_t: Tensor, noise: Kernel) -> Tensor:
     return noise.is_mask(x_t) | (noise.beta > 0).to(x_t.device)
 
 
-def settle_step(stay: Tensor, jumps: Tensor) -> Tensor:
-    """Jump probabilities [*S, n] made consistent with the probability of staying [*S]: where an imperfect score
-    gives negative entries they are cut off, and the rest is scaled to 1 - stay. The only place that clamps."""
-    jumps = jumps.clamp_min(0.0)
+def step_law(stay: Tensor, remask: Tensor, jumps: Tensor, x_t: Tensor, noise: Kernel) -> Tensor:
+    """The law of one step over the n states, [*S, n]: stay, be masked again, or jump.
+
+    Where an imperfect score gives negative jumps [*S, V] they are cut off, and the rest is scaled to what is left by
+    staying and remasking; where nothing can be jumped to, a position stays. The only place that clamps.
+    """
+    masked = noise.is_mask(x_t)
+    jumps = put_at_token(jumps.clamp_min(0.0), x_t, 0.0, masked)
     total = jumps.sum(-1)
-    scale = torch.where(total > 0, (1 - stay) / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
-    return jumps * scale[..., None]
+    stay, remask = stay.to(jumps), remask.to(jumps)
+    stay = torch.where(total > 0, stay, 1 - remask)
+    scale = torch.where(total > 0, (1 - (stay + remask)) / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
+    law = put_at_token(jumps * scale[..., None], x_t, stay, masked)
+    return torch.cat([law, torch.where(masked, stay, remask)[..., None]], -1) if noise.has_mask else law
 
 
 class Parameterization(ABC):
@@ -113,7 +121,7 @@ class Parameterization(ABC):
             (e^{-dQ} s)(z) = exp(dalpha + dbeta) [s_z - (1 - exp(-dbeta)) S/V],    S the sum of s over all tokens
 
         For a perfect network this is Bayes' rule; for an imperfect one the staying probability is taken first
-        and the jumps share the rest (see `settle_step`). A step over a large dbeta asks for differences between
+        and the jumps share the rest (see `step_law`). A step over a large dbeta asks for differences between
         ratios that are all close to one: their rounding is blown up by exp(dbeta), so take more steps there.
         """
         step = noise.since(earlier)
@@ -127,8 +135,7 @@ class Parameterization(ABC):
         at_mask = 1 - step.expm1_alpha * total
         at_token = (1 + torch.expm1(beta) / V) * (1 + torch.expm1(-beta) * total / V)
         stay = torch.where(masked, at_mask, at_token).clamp(0.0, 1.0)
-        jumps = _beyond_common(scores, beta)
-        return _with_stay(jumps, stay, x_t, masked, noise.has_mask)
+        return step_law(stay, torch.zeros_like(stay), _beyond_common(scores, beta), x_t, noise)
 
 
 def _resolvable(beta: Tensor, dtype: torch.dtype) -> Tensor:
@@ -153,14 +160,6 @@ def _evidence(noise: Noise) -> Tensor:
     """log(c/b) = log(1 + V/E): how much more likely a token is to be seen if it is the clean one."""
     excess = math.log(noise.vocab_size) - _log_expm1(noise.beta)
     return torch.logaddexp(torch.zeros_like(excess), excess)
-
-
-def _with_stay(jumps: Tensor, stay: Tensor, x_t: Tensor, masked: Tensor, has_mask: bool) -> Tensor:
-    """Token jumps [*S, V] and the staying probability [*S] as one law over n states."""
-    jumps = put_at_token(jumps, x_t, 0.0, masked)
-    stay = torch.where((jumps > 0).any(-1), stay.to(jumps), torch.ones_like(stay, dtype=jumps.dtype))
-    law = put_at_token(settle_step(stay, jumps), x_t, stay, masked)
-    return torch.cat([law, torch.where(masked, stay, 0.0)[..., None]], -1) if has_mask else law
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -215,9 +214,30 @@ class ScaledScore(Score):
 
 
 @dataclass(frozen=True)
-class ReverseLaw:
-    """One reverse step of an affine score: stay with `stay`, else jump to y with weight max(floor + slope f_y, 0);
-    all [*S] float64. Whether a token jumps needs one number of the network, where to needs its row."""
+class Leap:
+    """One step back of positions [*S], float64. Whether a token jumps needs one number of the network, f at the token
+    that is there; where to needs its row.
+
+    Args:
+        stay: the probability that a position stays as it is.
+        remask: that a token is masked again; 0 at a mask.
+        floor: p(becomes y) is proportional to max(floor + slope f_y, 0), for every token y that is not there.
+        slope: see `floor`.
+    """
+
+    stay: Tensor
+    remask: Tensor
+    floor: Tensor
+    slope: Tensor
+
+    def law(self, probs: Tensor, x_t: Tensor, noise: Kernel) -> Tensor:
+        """The law over the n states, [*S, n], for probabilities f [*S, V]."""
+        floor, slope = self.floor.to(probs)[..., None], self.slope.to(probs)[..., None]
+        return step_law(self.stay, self.remask, slope * probs + floor, x_t, noise)
+
+
+class _Parts(NamedTuple):
+    """stay, floor and slope of a leap."""
 
     stay: Tensor
     floor: Tensor
@@ -247,7 +267,7 @@ class AffineScore:
         rest = torch.where(self.masked, 1.0, -torch.expm1(self.log_prob_x))
         return count * torch.exp(self.log_base) + torch.exp(self.log_gain) * rest
 
-    def reverse(self, earlier: Kernel) -> ReverseLaw:
+    def reverse(self, earlier: Kernel) -> Leap:
         """The step from t back to an earlier noise level (see Parameterization.reverse_step).
 
         By the belief, P(x_t | z) (b_s W + keep_s w_z), which has no differences: base and gain change by b_s/b_t and
@@ -261,13 +281,14 @@ class AffineScore:
         def pick(belief: Tensor, ratios: Tensor, otherwise: float) -> Tensor:
             return torch.where(possible, torch.where(self.exact, belief, ratios), otherwise)
 
-        return ReverseLaw(
+        return Leap(
             stay=pick(by_belief.stay, by_ratios.stay, 1.0),
+            remask=torch.zeros_like(self.noise.beta),
             floor=pick(by_belief.floor, by_ratios.floor, 0.0),
             slope=pick(by_belief.slope, by_ratios.slope, 0.0),
         )
 
-    def _by_belief(self, step: Kernel, earlier: Kernel) -> ReverseLaw:
+    def _by_belief(self, step: Kernel, earlier: Kernel) -> _Parts:
         likelihood = torch.where(self.masked, step.a, step.b)
         shrunk = torch.where(
             self.noise.beta > 0, step.alpha + _log_redrawn(earlier.beta) - _log_redrawn(self.noise.beta), 0.0
@@ -275,9 +296,9 @@ class AffineScore:
         grown = step.alpha + step.beta
         floor, own = torch.exp(self.log_base + shrunk), torch.exp(self.log_own + grown)
         stay = torch.where(self.masked, earlier.a / self.noise.a.clamp_min(_TINY), step.c * (floor + own))
-        return ReverseLaw(stay.clamp(0.0, 1.0), likelihood * floor, likelihood * torch.exp(self.log_gain + grown))
+        return _Parts(stay.clamp(0.0, 1.0), likelihood * floor, likelihood * torch.exp(self.log_gain + grown))
 
-    def _by_ratios(self, step: Kernel) -> ReverseLaw:
+    def _by_ratios(self, step: Kernel) -> _Parts:
         back, masked = step.inverse(), self.masked
         total = self.others() + (~masked).to(torch.float64)
         stay = torch.where(masked, 1 + back.a * total, step.c * (back.keep + back.b * total)).clamp(0.0, 1.0)
@@ -286,7 +307,7 @@ class AffineScore:
         # (keep⁻ + V b⁻) base = alive⁻ base.
         beyond = total - self.noise.vocab_size * torch.exp(self.log_base)
         floor = likelihood * (back.alive * torch.exp(self.log_base) + back.b * beyond)
-        return ReverseLaw(stay, floor, likelihood * back.keep * torch.exp(self.log_gain))
+        return _Parts(stay, floor, likelihood * back.keep * torch.exp(self.log_gain))
 
 
 class Affine(Parameterization):
@@ -323,9 +344,7 @@ class Affine(Parameterization):
     def reverse_step(self, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
         """The same law as the ratios give, but with its coefficients formed in float64."""
         log_probs = torch.log_softmax(_full_precision(outputs), -1)
-        law = self.score(log_probs, x_t, noise).reverse(earlier)
-        jumps = law.slope.to(log_probs)[..., None] * torch.exp(log_probs) + law.floor.to(log_probs)[..., None]
-        return _with_stay(jumps, law.stay, x_t, noise.is_mask(x_t), noise.has_mask)
+        return self.score(log_probs, x_t, noise).reverse(earlier).law(torch.exp(log_probs), x_t, noise)
 
 
 def _masked_coefficients(noise: Noise) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from cedd.dynamics.causal import Causal
 from cedd.dynamics.dynamics import BOUNDS, Bound, Dynamics
 from cedd.dynamics.flow import Corrector, Flow
 from cedd.dynamics.reverse import Reversal
-from cedd.dynamics.rules import Leap, StepRule
+from cedd.dynamics.rules import StepRule
+from cedd.parameterization import Leap
 
 __all__ = ["BOUNDS", "Bound", "Causal", "Corrector", "Dynamics", "Flow", "Leap", "Reversal", "StepRule"]

@@ -31,10 +31,10 @@ from torch import Tensor
 
 from cedd.dynamics.dynamics import Bound, Dynamics
 from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
-from cedd.dynamics.rules import Leap, StepRule
+from cedd.dynamics.rules import StepRule
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective, Rows
-from cedd.parameterization import AffineScore, Denoiser, Parameterization, at_token, put_at_token
+from cedd.parameterization import AffineScore, Denoiser, Leap, Parameterization, at_token, put_at_token
 from cedd.process import Noise, TokenProcess
 
 _TINY = torch.finfo(torch.float64).tiny

@@ -38,10 +38,10 @@ from torch import Tensor
 
 from cedd.dynamics.dynamics import Bound, Dynamics
 from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
-from cedd.dynamics.rules import Leap, StepRule
+from cedd.dynamics.rules import StepRule
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy, true_ratios
-from cedd.parameterization import Affine, AffineScore, Parameterization, at_token, can_jump, put_at_token, settle_step
+from cedd.parameterization import Affine, AffineScore, Leap, Parameterization, at_token, can_jump, step_law
 from cedd.process import Noise, TokenProcess
 
 JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
@@ -187,17 +187,6 @@ def mean_known_terms(noise: Noise) -> KnownTerms:
 # The step rules
 
 
-def _analytic_leap(score: AffineScore, earlier: Noise) -> Leap:
-    law = score.reverse(earlier)
-    return Leap(law.stay, torch.zeros_like(law.stay), law.floor, law.slope)
-
-
-def _analytic_law(
-    parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
-) -> Tensor:
-    return parameterization.reverse_step(outputs, x_t, noise, earlier)
-
-
 def _leap_by_rates(score: AffineScore, earlier: Noise, stay: Callable[[Tensor], Tensor]) -> Leap:
     noise, masked = score.noise, score.masked
     forward = torch.where(masked, noise.alpha_rate, noise.beta_rate / noise.vocab_size) * (noise.t - earlier.t)
@@ -217,12 +206,10 @@ def _law_by_rates(
     earlier: Noise,
     stay: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    masked = noise.is_mask(x_t)
     rates = parameterization.jump_rates(outputs, x_t, noise)
     jumps = (noise.t - earlier.t).to(rates)[..., None] * rates
     staying = stay(jumps.sum(-1))
-    law = put_at_token(settle_step(staying, jumps), x_t, staying, masked)
-    return torch.cat([law, torch.where(masked, staying, 0.0)[..., None]], -1) if noise.has_mask else law
+    return step_law(staying, torch.zeros_like(staying), jumps, x_t, noise)
 
 
 def _at_most_one(total: Tensor) -> Tensor:
@@ -246,7 +233,13 @@ def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
 
 
 RULES: Mapping[str, StepRule] = {
-    "analytic": StepRule("analytic", _analytic_leap, _analytic_law),
+    "analytic": StepRule(
+        "analytic",
+        lambda score, earlier: score.reverse(earlier),
+        lambda parameterization, outputs, x_t, noise, earlier: parameterization.reverse_step(
+            outputs, x_t, noise, earlier
+        ),
+    ),
     "euler": _rule_by_rates("euler", _at_most_one),
     "tau-leaping": _rule_by_rates("tau-leaping", _frozen),
 }

@@ -18,26 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.parameterization import Affine, AffineScore, Parameterization, put_at_token, settle_step
-from cedd.process import Kernel, Noise
-
-
-@dataclass(frozen=True)
-class Leap:
-    """One step of positions [*S], float64.
-
-    Args:
-        stay: the probability that a position stays as it is.
-        remask: that a token is masked again; 0 at a mask.
-        floor: p(becomes y) is proportional to max(floor + slope f_y, 0), for every token y that is not there.
-        slope: see `floor`.
-    """
-
-    stay: Tensor
-    remask: Tensor
-    floor: Tensor
-    slope: Tensor
-
+from cedd.parameterization import Affine, AffineScore, Leap, Parameterization
+from cedd.process import Noise
 
 AffineLaw = Callable[[AffineScore, Noise], Leap]
 DenseLaw = Callable[[Parameterization, Tensor, Tensor, Noise, Noise], Tensor]
@@ -71,17 +53,6 @@ class StepRule:
                     "use cedd, bayes or dfm, or sampler='analytic'"
                 )
             log_probs = torch.log_softmax(outputs, -1)
-            return leap_law(leap(parameterization.score(log_probs, x_t, noise), earlier), log_probs.exp(), x_t, noise)
+            return leap(parameterization.score(log_probs, x_t, noise), earlier).law(log_probs.exp(), x_t, noise)
 
         return StepRule(name, leap, law)
-
-
-def leap_law(leap: Leap, probs: Tensor, x_t: Tensor, noise: Kernel) -> Tensor:
-    """A leap as a law over the n states, [*S, n], for probabilities f [*S, V]."""
-    masked = noise.is_mask(x_t)
-    jumps = (leap.floor.to(probs)[..., None] + leap.slope.to(probs)[..., None] * probs).clamp_min(0.0)
-    jumps = put_at_token(jumps, x_t, 0.0, masked)
-    stay, remask = leap.stay.to(probs), leap.remask.to(probs)
-    stay = torch.where((jumps > 0).any(-1), stay, 1 - remask)
-    law = put_at_token(settle_step(stay + remask, jumps), x_t, stay, masked)
-    return torch.cat([law, torch.where(masked, stay, remask)[..., None]], -1) if noise.has_mask else law

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.dynamics.rules import Leap, StepRule
+from cedd.dynamics.rules import StepRule
 from cedd.network import Places
-from cedd.parameterization import Affine
+from cedd.parameterization import Affine, Leap
 from cedd.process import Noise, uniform_noise
 
 
