@@ -31,8 +31,8 @@ from cedd.training.config import (
 )
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Hooks, Trainer, TrainResult
-from cedd.training.optimizer import Update, make_optimizer
 from cedd.training.records import read_log
+from cedd.training.update import Update, make_optimizers
 
 WORDS = ("one", "two", "three", "tree", "net", "not", "tent", "rotten")
 SPEEDS = ("tokens_per_second", "share_of_peak")
@@ -78,15 +78,20 @@ def changed(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     return from_json(TrainConfig, values)
 
 
+def without_kernels(update: Update) -> None:
+    for optimizer in update.optimizers:
+        optimizer.table = None
+
+
 def updated(config: OptimizerConfig, device: str, *, plain: bool) -> Update:
     """The update of a small transformer after four steps by made-up gradients of its rounded copy, one of them skipped;
     plain: without the kernel for all parameters."""
     torch.manual_seed(0)
     model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True)).to(device)
     rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
-    update = Update(model, make_optimizer(model, config), EMA(model, 0.9), config, rounded)
+    update = Update(model, make_optimizers(model, config), EMA(model, 0.9), config, rounded)
     if plain:
-        update.table = None
+        without_kernels(update)
     generator = torch.Generator().manual_seed(1)
     for step in range(4):
         for source in rounded.parameters():

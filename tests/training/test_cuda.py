@@ -17,7 +17,7 @@ from cedd.training.captured import CapturedGradient
 from cedd.training.config import OptimizerConfig, TrainConfig
 from cedd.training.distributed import LossModule, Ranks
 from cedd.training.loop import Trainer
-from cedd.training.optimizer import apply_gradients, gradient_norm, make_optimizer
+from cedd.training.update import gradient_norm, make_optimizers
 from tests.training.runs import Crash, Watching, changed, checkpoint_steps, crash_at, final_log, final_state, run
 
 pytestmark = [
@@ -43,7 +43,7 @@ def test_clipping_inside_the_kernel_is_the_textbooks(clip: float):
     networks = [nn.Linear(5, 3).cuda(), nn.Linear(5, 3).cuda()]
     ours, theirs = networks
     theirs.load_state_dict(ours.state_dict())
-    optimizer = make_optimizer(ours, OptimizerConfig())
+    (optimizer,) = make_optimizers(ours, OptimizerConfig())
     textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(3):
         inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step)).cuda()
@@ -51,7 +51,7 @@ def test_clipping_inside_the_kernel_is_the_textbooks(clip: float):
             network.zero_grad()
             network(inputs).square().mean().backward()
         norm = gradient_norm(ours.parameters())
-        apply_gradients(optimizer, 1e-2, norm, clip, torch.tensor(True, device="cuda"))
+        optimizer.step(1e-2, norm, clip, torch.tensor(True, device="cuda"))
         if clip > 0:
             nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         textbook.step()
@@ -126,8 +126,8 @@ def test_recorded_steps_on_rounded_weights_are_the_steps(config: Make, mode: str
     """The same in bfloat16, whose weights the update rounds."""
     changes = {**STEADY, "precision": "bf16", "evaluation.every": 0}
     plain, recorded = (train_on_cuda(config(f"run-{kind}", {**changes, "compile": kind})) for kind in ("off", mode))
-    assert recorded.stepper.update.found is not None
-    assert any(copy is not None for copy in recorded.stepper.update.copies)
+    assert recorded.stepper.update.swept
+    assert any(copy is not None for copy in recorded.stepper.update.copies.values())
     for name, tensor in plain.state.tensors().items():
         found = recorded.state.tensors()[name]
         torch.testing.assert_close(found, tensor, rtol=2e-2, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")

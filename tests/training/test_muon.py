@@ -10,15 +10,25 @@ from torch import Tensor, nn
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer
-from cedd.training.muon import Muon, orthogonalized, step_size
+from cedd.training.muon import Muon, orthogonalized
 from tests.interpreted import run_interpreted
 from tests.training.runs import final_log, run, updated
 
 SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5)]
 
 
-def states_of(matrices: list[nn.Parameter]) -> list[dict[str, Tensor]]:
-    return [{"exp_avg": torch.zeros_like(matrix), "step": torch.zeros(())} for matrix in matrices]
+STEADY = OptimizerConfig(momentum=0.9, weight_decay=0.1)
+
+
+def muon_of(matrices: list[nn.Parameter], dtype: torch.dtype | None = None) -> Muon:
+    return Muon({str(i): matrix for i, matrix in enumerate(matrices)}, STEADY, dtype)
+
+
+def step(muon: Muon, gradients: list[Tensor], norm: float, finite: bool, rate: float) -> None:
+    """One step with these gradients, clipped to a norm of 1."""
+    for parameter, gradient in zip(muon.parameters.values(), gradients, strict=True):
+        parameter.grad = gradient
+    muon.step(rate, torch.tensor(norm), 1.0, torch.tensor(finite))
 
 
 @settings(max_examples=50, deadline=None)
@@ -46,7 +56,7 @@ def test_steps_are_torchs():
         for mine, other in zip(ours, theirs, strict=True):
             other.copy_(mine.normal_())
     before = [mine.detach().clone() for mine in ours]
-    muon = Muon(ours, states_of(ours), momentum=0.9, decay=0.1, dtype=torch.bfloat16)
+    muon = muon_of(ours, torch.bfloat16)
     textbook = torch.optim.Muon(
         theirs, lr=0.05, weight_decay=0.1, momentum=0.9, nesterov=True, adjust_lr_fn="match_rms_adamw"
     )
@@ -55,7 +65,7 @@ def test_steps_are_torchs():
         for other, gradient in zip(theirs, gradients, strict=True):
             other.grad = gradient.clone()
         textbook.step()
-        muon.step([3 * gradient for gradient in gradients], torch.tensor(3.0), torch.tensor(True), 0.05)
+        step(muon, [3 * gradient for gradient in gradients], 3.0, True, 0.05)
     for mine, other, start in zip(ours, theirs, before, strict=True):
         moved, should = mine.detach() - start, other.detach() - start
         assert float((moved - should).norm() / should.norm()) < 1e-4
@@ -65,12 +75,11 @@ def test_steps_are_torchs():
 def test_a_bad_gradient_changes_nothing():
     torch.manual_seed(0)
     matrices = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-    states = states_of(matrices)
-    muon = Muon(matrices, states, momentum=0.9, decay=0.1)
-    muon.step([torch.randn(shape) for shape in SHAPES], torch.tensor(1.0), torch.tensor(True), 0.1)
+    muon = muon_of(matrices)
+    step(muon, [torch.randn(shape) for shape in SHAPES], 1.0, True, 0.1)
     before = [tensor.clone() for tensor in (*muon.values, *muon.momenta, *muon.counts)]
     bad = [torch.full(shape, float("nan")) for shape in SHAPES]
-    muon.step(bad, torch.tensor(float("nan")), torch.tensor(False), 0.1)
+    step(muon, bad, float("nan"), False, 0.1)
     assert all(map(torch.equal, before, (*muon.values, *muon.momenta, *muon.counts)))
 
 
@@ -83,36 +92,28 @@ def check_sweeps(device: str):
 
     Where N is rounded another way the steps of the two part by a percent.
     """
-    from cedd.training.update_triton import MatrixTable
-
     torch.manual_seed(0)
     theirs = [nn.Parameter(torch.randn(shape)) for shape in SWEPT]
     ours = [nn.Parameter(other.detach().clone().to(device)) for other in theirs]
     averages = [other.detach().clone() for other in theirs]
     shadow = [mine.detach().clone() for mine in ours]
     copies = [mine.detach().bfloat16() if low else None for mine, low in zip(ours, COPIED, strict=True)]
-    plain = Muon(theirs, states_of(theirs), momentum=0.9, decay=0.1, dtype=torch.bfloat16)
-    swept = Muon(ours, states_of(ours), momentum=0.9, decay=0.1)
-    lengths = [step_size(value) for value in swept.values]
-    table = MatrixTable(swept.values, swept.momenta, swept.room(), shadow, copies, lengths)
+    plain, swept = muon_of(theirs, torch.bfloat16), muon_of(ours)
+    swept.use_kernels(shadow, copies)
     start = [average.clone() for average in averages]
-    for step in range(5):
+    for number in range(5):
         gradients = [torch.randn(shape).bfloat16() for shape in SWEPT]
-        finite, excess, pace = torch.tensor(step != 2), torch.tensor(3.0), 0.0 if step == 3 else 0.1 / (step + 1)
-        if step == 2:
+        finite, pace = number != 2, 0.0 if number == 3 else 0.1 / (number + 1)
+        if not finite:
             gradients[0][0, 0] = float("nan")
-        plain.step([gradient.float() for gradient in gradients], excess, finite, 0.05)
+        step(plain, [gradient.float() for gradient in gradients], 3.0, finite, 0.05)
         for average, value in zip(averages, plain.values, strict=True):
             average.lerp_(value, pace)
         moved = [
             g.to(device, torch.bfloat16 if low else torch.float32) for g, low in zip(gradients, COPIED, strict=True)
         ]
-        table.find(moved)
-        good = finite.float().to(device)
-        table.look_ahead(excess.to(device), good, 0.9)
-        swept.even_out()
-        table.move(good, rate=0.05, decay=0.1, pace=pace)
-        swept.count(good)
+        swept.table.find(moved)
+        swept.sweep(0.05, torch.tensor(3.0, device=device), torch.tensor(float(finite), device=device), pace)
     for mine, other, before in zip(swept.values, plain.values, start, strict=True):
         assert float((mine.cpu() - other).norm() / (other - before).norm()) < 0.03
     for mine, other in zip(swept.momenta, plain.momenta, strict=True):
@@ -147,27 +148,35 @@ CONFIG = OptimizerConfig(matrices="muon", rate=1e-2, eps=1e-6, weight_decay=0.1,
 
 def test_the_matrices_of_blocks_are_muons_and_all_else_adamws():
     update = updated(CONFIG, "cpu", plain=True)
-    names = [name for name, _ in update.model.named_parameters()]
-    matrices = [names[i] for i in update.matrices]
-    assert len(matrices) == 2 * 4
-    assert all(name.startswith("backbone.blocks.") and name.endswith(".weight") for name in matrices)
-    assert [("exp_avg_sq" in state) for state in update.states] == [name not in matrices for name in names]
-    assert {int(state["step"]) for state in update.states} == {3}
-    for parameter, copy, average in zip(update.parameters, update.copies, update.shadow, strict=True):
+    adamw, muon = update.optimizers
+    assert len(muon.parameters) == 2 * 4
+    assert all(name.startswith("backbone.blocks.") and name.endswith(".weight") for name in muon.parameters)
+    assert {*adamw.parameters, *muon.parameters} == {name for name, _ in update.model.named_parameters()}
+    assert not adamw.parameters.keys() & muon.parameters.keys()
+    moments = ("exp_avg", "exp_avg_sq")
+    assert adamw.tensors().keys() == {f"{moment}/{name}" for moment in moments for name in adamw.parameters}
+    assert muon.tensors().keys() == {f"exp_avg/{name}" for name in muon.parameters}
+    assert {int(count) for count in (*adamw.counts, *muon.counts)} == {3}
+    for name, parameter in update.parameters.items():
+        copy = update.copies[name]
         assert copy is None or torch.equal(copy, parameter.detach().to(copy.dtype))
-        assert not torch.equal(average, parameter)
+        assert not torch.equal(update.ema.shadow[name], parameter)
 
 
 @pytest.mark.gpu
 def test_both_ways_to_update_agree_on_the_device():
     """AdamW's to rounding; Muon's within 5% of its three steps, 2e-3 an entry each: N may be rounded another way."""
     fused, plain = updated(CONFIG, "cuda", plain=False), updated(CONFIG, "cuda", plain=True)
-    assert fused.found is not None
-    for kind in ("parameters", "shadow", "copies"):
-        for i, (a, b) in enumerate(zip(getattr(fused, kind), getattr(plain, kind), strict=True)):
+    assert fused.swept
+    for ours, theirs in (
+        (fused.parameters, plain.parameters),
+        (fused.ema.shadow, plain.ema.shadow),
+        (fused.copies, plain.copies),
+    ):
+        for name, a in ours.items():
             if a is not None:
-                low, room = a.dtype == torch.bfloat16, 3e-4 if i in fused.matrices else 1e-4
-                torch.testing.assert_close(a, b, rtol=2**-6 if low else 1e-3, atol=room)
+                low, room = a.dtype == torch.bfloat16, 3e-4 if name in fused.optimizers[1].parameters else 1e-4
+                torch.testing.assert_close(a, theirs[name], rtol=2**-6 if low else 1e-3, atol=room)
 
 
 def test_a_run_learns_by_it(config, no_plot):

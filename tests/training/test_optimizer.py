@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from cedd.training.config import PRESETS, OptimizerConfig
-from cedd.training.optimizer import apply_gradients, gradient_norm, learning_rate, make_optimizer
+from cedd.training.optimizer import learning_rate
+from cedd.training.update import gradient_norm, make_optimizers
 
 
 def test_a_constant_rate_after_a_linear_warm_up():
@@ -65,12 +66,12 @@ def backward(network: nn.Module, step: int) -> None:
 def test_moments_that_exist_from_the_start_change_nothing():
     config = OptimizerConfig(rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
     ours, theirs = small_network(), small_network()
-    optimizer = make_optimizer(ours, config)
+    (optimizer,) = make_optimizers(ours, config)
     textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
     for step in range(5):
         backward(ours, step)
         backward(theirs, step)
-        apply_gradients(optimizer, 1e-2, torch.tensor(1.0), 0.0, torch.tensor(True))
+        optimizer.step(1e-2, torch.tensor(1.0), 0.0, torch.tensor(True))
         textbook.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
@@ -79,9 +80,9 @@ def test_moments_that_exist_from_the_start_change_nothing():
 def test_the_rate_is_the_steps_own():
     network = small_network()
     before = [p.detach().clone() for p in network.parameters()]
-    optimizer = make_optimizer(network, OptimizerConfig(rate=1.0))
+    (optimizer,) = make_optimizers(network, OptimizerConfig(rate=1.0))
     backward(network, 0)
-    apply_gradients(optimizer, 1e-3, torch.tensor(1.0), 0.0, torch.tensor(True))
+    optimizer.step(1e-3, torch.tensor(1.0), 0.0, torch.tensor(True))
     # Adam's first step has the length of the rate in every coordinate that has a gradient.
     moved = torch.cat([(p.detach() - b).abs().flatten() for p, b in zip(network.parameters(), before, strict=True)])
     assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
@@ -89,16 +90,16 @@ def test_the_rate_is_the_steps_own():
 
 def test_a_gradient_that_is_not_finite_touches_nothing():
     network = small_network()
-    optimizer = make_optimizer(network, OptimizerConfig())
+    (optimizer,) = make_optimizers(network, OptimizerConfig())
     backward(network, 0)
-    apply_gradients(optimizer, 1e-2, torch.tensor(1.0), 0.0, torch.tensor(True))
+    optimizer.step(1e-2, torch.tensor(1.0), 0.0, torch.tensor(True))
     held = [p.detach().clone() for p in network.parameters()]
-    held += [optimizer.state[p][name].clone() for p in network.parameters() for name in ("exp_avg", "step")]
+    held += [tensor.clone() for tensor in (*optimizer.tensors().values(), *optimizer.counts)]
     backward(network, 1)
     next(network.parameters()).grad.fill_(math.nan)  # pyright: ignore[reportOptionalMemberAccess]
-    apply_gradients(optimizer, 1e-2, torch.tensor(1.0), 0.0, torch.tensor(False))
+    optimizer.step(1e-2, torch.tensor(1.0), 0.0, torch.tensor(False))
     now = [p.detach() for p in network.parameters()]
-    now += [optimizer.state[p][name] for p in network.parameters() for name in ("exp_avg", "step")]
+    now += [*optimizer.tensors().values(), *optimizer.counts]
     assert all(torch.equal(a, b) for a, b in zip(held, now, strict=True))
 
 
@@ -111,13 +112,13 @@ def test_the_norm_is_of_all_gradients():
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 0.0, 1e3])
 def test_clipping_is_the_textbooks(limit: float):
     ours, theirs = small_network(), small_network()
-    optimizer = make_optimizer(ours, OptimizerConfig())
+    (optimizer,) = make_optimizers(ours, OptimizerConfig())
     textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(3):
         for network in (ours, theirs):
             network.zero_grad()
             backward(network, step)
-        apply_gradients(optimizer, 1e-2, gradient_norm(ours.parameters()), limit, torch.tensor(True))
+        optimizer.step(1e-2, gradient_norm(ours.parameters()), limit, torch.tensor(True))
         if limit:
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit)
         textbook.step()
@@ -131,7 +132,7 @@ def test_a_mean_is_trained_by_the_steps_of_a_sum(clip: float):
     length, eps = 128, 1e-3  # large enough to matter
     mean, total = small_network(), small_network()
     config = OptimizerConfig(loss="sum", clip=clip, eps=eps).of_mean(length)
-    optimizer = make_optimizer(mean, config)
+    (optimizer,) = make_optimizers(mean, config)
     textbook = torch.optim.AdamW(total.parameters(), lr=1e-2, eps=eps, weight_decay=0.0)
     for step in range(3):
         for network, scale in ((mean, 1.0), (total, float(length))):
@@ -140,7 +141,7 @@ def test_a_mean_is_trained_by_the_steps_of_a_sum(clip: float):
             for parameter in network.parameters():
                 assert parameter.grad is not None
                 parameter.grad *= scale
-        apply_gradients(optimizer, 1e-2, gradient_norm(mean.parameters()), config.clip, torch.tensor(True))
+        optimizer.step(1e-2, gradient_norm(mean.parameters()), config.clip, torch.tensor(True))
         if clip:
             torch.nn.utils.clip_grad_norm_(total.parameters(), clip)
         textbook.step()

@@ -17,10 +17,13 @@ host knows that it should; here those of one shape are taken together, and the d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from cedd.training.config import OptimizerConfig
+from cedd.training.optimizer import Optimizer, excess_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
@@ -46,36 +49,37 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor
     return x
 
 
+def orthogonalize_(stacks: list[Tensor]) -> None:
+    """U Vᵀ of every matrix in the stacks, in its place."""
+    for stack in stacks:
+        stack.copy_(orthogonalized(stack, torch.bfloat16))
+
+
 def step_size(matrix: Tensor) -> float:
     """How far a matrix goes along U Vᵀ at a rate of 1."""
     return SIZE * math.sqrt(max(matrix.shape))
 
 
-class Muon:
-    """The steps of some matrices; what it remembers of each (`exp_avg`, and `step`, their number) is the caller's.
+class Muon(Optimizer):
+    """The steps of some matrices, those of one shape together."""
 
-    `step` takes one. Where kernels sweep over momenta and values (`update_triton.MatrixTable`) they leave N in `room`,
-    and `even_out` is all that is left to do.
-    """
+    MOMENTS = ("exp_avg",)
 
     def __init__(
-        self,
-        matrices: Sequence[nn.Parameter],
-        states: Sequence[dict[str, Tensor]],
-        momentum: float,
-        decay: float,
-        dtype: torch.dtype | None = None,
+        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, dtype: torch.dtype | None = None
     ) -> None:
-        self.values = [matrix.detach() for matrix in matrices]
-        self.momenta = [state["exp_avg"] for state in states]
-        self.counts = [state["step"] for state in states]
-        self.momentum, self.decay, self.dtype = momentum, decay, dtype
+        super().__init__(parameters)
+        self.values = [matrix.detach() for matrix in parameters.values()]
+        self.momenta = list(self.moments["exp_avg"].values())
+        self.momentum, self.decay, self.dtype = config.momentum, config.weight_decay, dtype
         shapes = dict.fromkeys(value.shape for value in self.values)
         self._alike = [[i for i, value in enumerate(self.values) if value.shape == shape] for shape in shapes]
-        self._room: list[Tensor] = []
+        self._directions: list[Tensor] = []
 
-    def step(self, gradients: Sequence[Tensor], excess: Tensor, finite: Tensor, rate: float) -> None:
-        """One step with the gradients divided by excess [], and none if finite [] is false; nobody waits for either."""
+    def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
+        """Nobody waits for the norm or for whether it is finite."""
+        excess = excess_of(norm, clip)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for alike in self._alike:
             gradient = torch.stack([gradients[i] for i in alike]).float() / excess
             before = torch.stack([self.momenta[i] for i in alike])
@@ -90,24 +94,25 @@ class Muon:
             torch._foreach_copy_(momenta, torch.where(finite, momentum, before).unbind())  # type: ignore[attr-defined]
         self.count(finite)
 
-    def count(self, finite: Tensor) -> None:
-        """Note that a step was taken, if finite []."""
-        torch._foreach_add_(self.counts, [finite.to(self.counts[0])] * len(self.counts))  # type: ignore[attr-defined]
+    def use_kernels(self, averages: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:
+        from cedd.training.update_triton import MatrixTable
 
-    def room(self) -> list[Tensor]:
-        """A place for the direction of each matrix, in bfloat16; those of one shape lie together."""
-        self._room = [
-            torch.zeros((len(alike), *self.values[alike[0]].shape), dtype=torch.bfloat16, device=self.values[0].device)
+        device = self.values[0].device
+        self._directions = [
+            torch.zeros((len(alike), *self.values[alike[0]].shape), dtype=torch.bfloat16, device=device)
             for alike in self._alike
         ]
         places = {
             i: place
-            for alike, stack in zip(self._alike, self._room, strict=True)
+            for alike, stack in zip(self._alike, self._directions, strict=True)
             for i, place in zip(alike, stack.unbind(), strict=True)
         }
-        return [places[i] for i in range(len(self.values))]
+        directions, lengths = [places[i] for i in range(len(places))], [step_size(value) for value in self.values]
+        if not any(direction.data_ptr() % 16 for direction in directions):
+            self.table = MatrixTable(self.values, self.momenta, directions, averages, copies, lengths)
 
-    def even_out(self) -> None:
-        """Make U Vᵀ of every N that lies in the room, in its place."""
-        for stack in self._room:
-            stack.copy_(orthogonalized(stack, torch.bfloat16))
+    def sweep(self, rate: float, excess: Tensor, finite: Tensor, pace: float) -> None:
+        self.table.look_ahead(excess, finite, self.momentum)
+        orthogonalize_(self._directions)
+        self.table.move(finite, rate=rate, decay=self.decay, pace=pace)
+        self.count(finite)

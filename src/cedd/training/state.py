@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import AdamW
 
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.training.distributed import gather_full
+from cedd.training.optimizer import Optimizer
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 NOISE, DROPOUT, EVALUATION = 1, 2, 3  # separate uses of a seed
 
 
@@ -24,30 +24,27 @@ class TrainingState:
 
     model: Transformer
     ema: EMA
-    optimizer: AdamW
+    optimizers: Sequence[Optimizer]
     step: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name; the very tensors, so that loading fills them in place."""
-        named = dict(self.model.named_parameters())
-        tensors = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
+        tensors = {f"model/{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
         tensors |= {f"average/{name}": average for name, average in self.ema.shadow.items()}
-        for moment in _MOMENTS:
-            states = {name: self.optimizer.state.get(parameter, {}) for name, parameter in named.items()}
-            tensors |= {f"{moment}/{name}": state[moment] for name, state in states.items() if moment in state}
+        for optimizer in self.optimizers:
+            tensors |= optimizer.tensors()
         return tensors
 
     def values(self) -> dict[str, Any]:
         """What is not a tensor."""
-        updates = [int(state["step"]) for state in self.optimizer.state.values()]
-        return {"averaged": self.ema.updates, "updates": max(updates, default=0)}
+        return {"averaged": self.ema.updates, "updates": self.optimizers[0].updates}
 
     def restore(self, step: int, values: dict[str, Any]) -> None:
         """Set what is not a tensor, after the tensors were filled."""
         self.step = step
         self.ema.updates = values["averaged"]
-        for state in self.optimizer.state.values():
-            state["step"].fill_(values["updates"])
+        for optimizer in self.optimizers:
+            optimizer.restore(values["updates"])
 
     def averaged_model(self) -> Transformer:
         """The network with the averaged weights, in evaluation mode and never compiled.

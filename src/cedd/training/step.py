@@ -21,9 +21,10 @@ from cedd.training.captured import CapturedGradient, Gradient
 from cedd.training.config import TrainConfig
 from cedd.training.distributed import LossModule, Ranks, choose_strategy, distribute, without_sync
 from cedd.training.noising import StepBatch
-from cedd.training.optimizer import Update, learning_rate, make_optimizer
+from cedd.training.optimizer import learning_rate
 from cedd.training.precision import Precision
 from cedd.training.state import DROPOUT, TrainingState, derived_seed
+from cedd.training.update import Update, make_optimizers
 
 
 @dataclass
@@ -78,8 +79,8 @@ class Stepper:
             self.gradient = CapturedGradient(self._both_passes, list(run.parameters()))
         optimizer = config.optimizer.of_mean(config.length)
         ema = EMA(model, optimizer.ema, optimizer.ema_warmup, optimizer.steps_of_average(config.steps))
-        self.state = TrainingState(model, ema, make_optimizer(model, optimizer))
-        self.update = Update(model, self.state.optimizer, ema, optimizer, run)
+        self.state = TrainingState(model, ema, make_optimizers(model, optimizer))
+        self.update = Update(model, self.state.optimizers, ema, optimizer, run)
 
     def rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ..."""

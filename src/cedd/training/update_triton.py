@@ -378,9 +378,9 @@ class TensorTable(_Table):
 
 
 class MatrixTable(_Table):
-    """Muon's matrices; the two things are their momenta and, in bfloat16, the places of their directions.
+    """Muon's matrices; the two things are their momenta and, in bfloat16, their directions.
 
-    A step is `look_ahead`, which leaves in those places what is to be evened out; then that; then `move`.
+    A step is `look_ahead`, which leaves N in the directions; then they are orthogonalized; then `move`.
     """
 
     def __init__(
