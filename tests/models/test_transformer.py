@@ -118,7 +118,7 @@ def test_pairs_turned_as_complex_numbers_give_the_same_attention_and_gradients(d
 
     by_halves = rotate(projection(x).unflatten(-1, (3, 3, -1)), cosine, sine).transpose(1, 3).unbind(2)
     by_pairs = project_and_rotate(x, projection, 3, cosine, sine)
-    assert "ProjectAndTurn" in type(by_pairs.queries.grad_fn).__name__
+    assert "ProjectAndRotate" in type(by_pairs.queries.grad_fn).__name__
     assert torch.equal(by_pairs.values, by_halves[2])
     for got, expected in zip(attention_and_gradients(by_pairs), attention_and_gradients(by_halves), strict=True):
         torch.testing.assert_close(got, expected)

@@ -6,20 +6,20 @@ from typing import ClassVar
 import pytest
 import torch
 
-from cedd.models.kernels.products import exact_products, has_low_products, low_products
+from cedd.models.kernels.matmul import bf16_matmul, float32_matmul, has_bf16_matmul
 from cedd.training.config import TrainConfig
 from cedd.training.precision import Precision
 from tests.training.runs import ALONE, assert_same_run, final_log, run
 
 Make = Callable[..., TrainConfig]
-needs_units = pytest.mark.skipif(not has_low_products(), reason="this CPU has no units for bfloat16 matrices")
+needs_units = pytest.mark.skipif(not has_bf16_matmul(), reason="this CPU has no units for bfloat16 matrices")
 
 
 @pytest.mark.parametrize(
     ("wanted", "device", "low", "autocasts"),
     [
         ("auto", "cuda", True, True),
-        ("auto", "cpu", has_low_products(), False),
+        ("auto", "cpu", has_bf16_matmul(), False),
         ("auto", "mps", False, False),
         ("bf16", "mps", True, True),
         ("bf16", "cpu", True, False),
@@ -68,14 +68,14 @@ class Watched(torch.autograd.Function):
 def test_attention_multiplies_exactly_in_both_passes():
     Watched.seen.clear()
     x = torch.randn(3, requires_grad=True)
-    with low_products():
-        y = exact_products(Watched.apply)(Watched.apply(x) * 2)
+    with bf16_matmul():
+        y = float32_matmul(Watched.apply)(Watched.apply(x) * 2)
         Watched.apply(y).sum().backward()
         assert switch() == "bf16"
     assert Watched.seen == ["bf16", "none", "bf16", "bf16", "none", "bf16"]
     assert x.grad is not None
     assert torch.equal(x.grad, torch.full((3,), 2.0))
-    assert exact_products(torch.neg)(x).equal(-x)
+    assert float32_matmul(torch.neg)(x).equal(-x)
 
 
 @needs_units
@@ -98,7 +98,7 @@ def test_a_run_in_bf16_on_a_cpu_learns_as_one_in_float32(config: Make):
         run(config(precision, {"precision": precision, "steps": 40}))
     wide, low = ([r["loss"] for r in final_log(config(name).out) if "loss" in r] for name in ("float32", "bf16"))
     assert wide[-1] < 0.8 * wide[0]
-    assert torch.tensor(low).sub(torch.tensor(wide)).abs().max() < (0.1 if has_low_products() else 1e-12)
+    assert torch.tensor(low).sub(torch.tensor(wide)).abs().max() < (0.1 if has_bf16_matmul() else 1e-12)
 
 
 def test_a_resumed_run_in_bf16_is_the_run(config: Make):

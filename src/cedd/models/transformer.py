@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.attention import attend, attention
 from cedd.models.kernels.gelu import gelu
-from cedd.models.kernels.products import product_type
+from cedd.models.kernels.matmul import matmul_dtype
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
 from cedd.models.kernels.rows import gather_rows
 from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare
@@ -136,10 +136,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
         if cache is None:
-            mixed = attend(x, self.qkv, self.heads, rotation, self.causal)
+            values = attend(x, self.qkv, self.heads, rotation, self.causal)
         else:
-            mixed = self._with_cache(x, rotation, cache)
-        return self.output(mixed.flatten(2))
+            values = self._with_cache(x, rotation, cache)
+        return self.output(values.flatten(2))
 
     def _with_cache(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache) -> Tensor:
         """As `attend`, to what the cache holds as well."""
@@ -301,7 +301,7 @@ class Backbone(nn.Module):
 
     def _residual_type(self, device_type: str) -> torch.dtype:
         dtype = self.embedding.weight.dtype
-        return dtype if self.config.float32_residual else product_type(device_type, dtype)
+        return dtype if self.config.float32_residual else matmul_dtype(device_type, dtype)
 
 
 class Transformer(nn.Module):
@@ -340,7 +340,7 @@ class Transformer(nn.Module):
     def new_cache(self, batch: int, length: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for ``batch`` sequences; ``dtype`` is that of the keys (autocast's, under autocast)."""
         config, weight = self.config, self.head.weight
-        dtype = dtype or product_type(weight.device.type, weight.dtype)
+        dtype = dtype or matmul_dtype(weight.device.type, weight.dtype)
         head_width = config.width // config.heads
         shape = (config.depth, batch, config.heads, length or config.length, head_width)
         keys = torch.zeros(shape, dtype=dtype, device=weight.device)

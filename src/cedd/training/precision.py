@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from cedd.models.kernels.products import has_low_products, low_products
+from cedd.models.kernels.matmul import bf16_matmul, has_bf16_matmul
 
 Wanted = Literal["auto", "bf16", "float32"]
 
@@ -30,9 +30,9 @@ class Precision:
     def choose(cls, wanted: Wanted, device_type: str, compiled: bool = False) -> Precision:
         """auto: bfloat16 where the chip has units for it, as far as we can tell: on CUDA, and on a CPU with AMX.
 
-        Not in a compiled network on a CPU, where attention could not be kept from it (see `exact_products`).
+        Not in a compiled network on a CPU, where attention could not be kept from it (see `float32_matmul`).
         """
-        has_units = device_type == "cuda" or (device_type == "cpu" and not compiled and has_low_products())
+        has_units = device_type == "cuda" or (device_type == "cpu" and not compiled and has_bf16_matmul())
         return cls(device_type, wanted == "bf16" or (wanted == "auto" and has_units))
 
     @property
@@ -46,4 +46,4 @@ class Precision:
 
     def both_passes(self) -> AbstractContextManager[None]:
         """For a forward pass and its backward pass."""
-        return low_products() if self.low and self.device_type == "cpu" else nullcontext()
+        return bf16_matmul() if self.low and self.device_type == "cpu" else nullcontext()

@@ -1,5 +1,5 @@
-"""What a network does between its matrix products, fused where that pays: the head with its loss in chunks of rows, the
-seams of the residual stream, attention and its rotations. Each kernel has a twin in plain torch."""
+"""What a network does between its matrix products, fused where that pays: the head with its loss in chunks of rows,
+adding a branch and norming the sum, attention with its rotations. Each kernel is written in plain torch as well."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Shapes: B batch, L positions, H heads, W head width.
 
-With q, k [L, W] turned by their positions (`rotation.py`), and v [L, W],
+With q, k [L, W] rotated by their positions (`rotation.py`), and v [L, W],
 
     S = q kᵀ / sqrt(W),        P = softmax(S),        o = P v,
 
@@ -10,8 +10,8 @@ and, given the gradient do of o,
 
     dv = Pᵀ do        dP = do vᵀ        dS = P (dP - Σ_j P dP) / sqrt(W)        dq = dS k        dk = dSᵀ q,
 
-of which dq and dk are turned back. torch's kernels go through the keys in blocks, for sequences of any length, and
-leave the turning to others. A short sequence's S fits the registers of one program on a Hopper chip, which then does
+of which dq and dk are rotated back. torch's kernels go through the keys in blocks, for sequences of any length, and
+leave the rotation to others. A short sequence's S fits the registers of one program on a Hopper chip, which then does
 all of it, and reads and writes everything once.
 """
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cedd.models.kernels import takes_kernels
-from cedd.models.kernels.products import exact_products, product_type
+from cedd.models.kernels.matmul import float32_matmul, matmul_dtype
 from cedd.models.kernels.rotation import project_and_rotate
 
 SHORT = 128
@@ -30,7 +30,7 @@ HEAD_WIDTHS = (32, 64, 128)
 SEQUENCES = 2**16 - 1
 """As many as a grid's second axis can have."""
 
-attention = exact_products(F.scaled_dot_product_attention)
+attention = float32_matmul(F.scaled_dot_product_attention)
 
 
 def attend(
@@ -48,7 +48,7 @@ def is_short(x: Tensor, heads: int) -> bool:
     """Whether x [B, L, D] is for one program a head: short, and multiplied in a type of two bytes."""
     batch, length, width = x.shape
     fits = batch <= SEQUENCES and length <= SHORT and width // heads in HEAD_WIDTHS
-    return takes_kernels(x) and fits and product_type(x.device.type, x.dtype).itemsize == 2 and _chip_fits()
+    return takes_kernels(x) and fits and matmul_dtype(x.device.type, x.dtype).itemsize == 2 and _chip_fits()
 
 
 def _chip_fits() -> bool:

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cedd.models.kernels import at_least_float32, takes_kernels
-from cedd.models.kernels.products import product_type
+from cedd.models.kernels.matmul import matmul_dtype
 from cedd.network import ScoreRows
 
 RowLoss = Callable[..., Tensor]
@@ -120,7 +120,7 @@ def _run(
     chunk_rows: int | None,
 ) -> RowLosses:
     device_type = features.device.type
-    dtype = product_type(device_type, features.dtype)
+    dtype = matmul_dtype(device_type, features.dtype)
     if row_weights is None:
         row_weights = torch.ones(features.shape[0], device=features.device)
     if chunk_rows is None:

@@ -1,13 +1,12 @@
-"""The seam between two branches of the residual stream: add what one computed, norm the sum for the next.
+"""Between two branches of the residual stream: add what one computed, norm the sum for the next.
 
 Shapes: B batch, L positions, D width.
 
     x' = x + gate · dropout(branch),        h = norm(x') (1 + scale) + shift
 
-with gate, scale and shift one vector a sequence. Everything but the matrix products of a block happens here, twice a
-block, so it is written once for each kind of machine: as a kernel of its own where there is Triton, and elsewhere as a
-function that does in ten sweeps over [B, L, D], forward and backward, what twenty would do op by op. With
-x̂ = (x' - mean)·r the normed stream, and given the gradients of x' and h,
+with gate, scale and shift one vector a sequence. It happens twice a block, so it is one kernel where there is Triton,
+and elsewhere a function that makes ten passes over [B, L, D], forward and backward, where autograd would make twenty.
+With x̂ = (x' - mean)·r the normed stream, r = 1/std, and given the gradients of x' and h,
 
     dscale = Σ_l dh x̂        dshift = Σ_l dh        e = dh (1 + scale)
     dx = dx' + r (e - mean(e) - x̂ mean(e x̂))        dgate = Σ_l dx dropout(branch)        dbranch = gate dropout'(dx).

@@ -1,15 +1,16 @@
-"""Rotary positions (RoPE; Su et al. 2021): turn pairs of entries of q and k by angles that grow with the position.
+"""Rotary positions (RoPE; Su et al. 2021): pairs of entries of q and k are rotated by angles that grow with
+the position.
 
 Shapes: B batch, L positions, H heads, W head width.
 
-Pair i of a head is (x_i, x_{i+W/2}), turned by position · 10000^(-2i/W). With the halves' tables laid side by side,
-c = (cos, cos) and s = (-sin, sin), and x̃ the vector with its halves exchanged,
+Pair i of a head is (x_i, x_{i+W/2}), rotated by position · 10000^(-2i/W). With the halves' tables laid side by side,
+c = (cos, cos) and s = (-sin, sin), and x̃ the vector with its halves swapped,
 
     rotate(x) = x c + x̃ s,        and its transpose, for the gradient:        g c + (g s)~.
 
-On a CPU, where an exchange of halves costs as much as a product of matrices, the projection that makes q and k is
-asked for their entries in another order, the two of a pair side by side: each pair is then a complex number, and to
-turn it is to multiply it by exp(i angle), in place. q·k does not depend on the order of the entries.
+On a CPU, where swapping halves costs as much as a matrix product, the projection that makes q and k is asked for their
+entries in another order, the two of a pair side by side: each pair is then a complex number, and is rotated by
+multiplying it by exp(i angle), in place. q·k does not depend on the order of the entries.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torch.autograd.function import once_differentiable
 
 
 def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
-    """(c, s) for (q, k, v), [L, 3, 1, W]; v turns by 0.
+    """(c, s) for (q, k, v), [L, 3, 1, W]; v is rotated by 0.
 
-    Turning v by nothing lets the three go through as one tensor. Taken apart, v would stay a slice of the
+    Rotating v by nothing lets the three go through as one tensor. Taken apart, v would stay a slice of the
     product that made it, and the backward pass would keep that whole product beside the rotated q and k.
     """
     frequencies = 10_000.0 ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    turns = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * turns[:, None, None] * frequencies
+    rotated = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * rotated[:, None, None] * frequencies
     cosine, sine = angles.cos(), angles.sin()
     return torch.cat((cosine, cosine), -1).float(), torch.cat((-sine, sine), -1).float()
 
@@ -45,35 +46,35 @@ class Heads(NamedTuple):
 
 
 def project_and_rotate(x: Tensor, projection: nn.Linear, heads: int, cosine: Tensor, sine: Tensor) -> Heads:
-    """x [B, L, D] to queries and keys, turned by the tables of their positions, and values."""
+    """x [B, L, D] to queries and keys, rotated by the tables of their positions, and values."""
     weight, plain = projection.weight, (torch.float32, torch.float64)
-    if x.device.type == "cpu" and x.dtype in plain and x.dtype == weight.dtype and not _watched():
-        turned = _ProjectAndTurn.apply(x, weight, heads, cosine, sine)
-        assert isinstance(turned, tuple)
-        return Heads(*turned)
+    if x.device.type == "cpu" and x.dtype in plain and x.dtype == weight.dtype and not _is_traced():
+        rotated = _ProjectAndRotate.apply(x, weight, heads, cosine, sine)
+        assert isinstance(rotated, tuple)
+        return Heads(*rotated)
     qkv = projection(x).unflatten(-1, (3, heads, -1))  # [B, L, 3, H, W]
     return Heads(*rotate(qkv, cosine, sine).transpose(1, 3).unbind(2))
 
 
-def _watched() -> bool:
+def _is_traced() -> bool:
     """Whether a compiler or autocast must see the product itself."""
     return torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
 
 
-def exchanged(x: Tensor) -> Tensor:
-    """The last axis with its halves exchanged."""
+def swap_halves(x: Tensor) -> Tensor:
+    """The last axis with its halves swapped."""
     return x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
 
 
 def rotate(qkv: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """q, k and v [B, L, 3, H, W] with q and k turned, by the tables of their positions."""
-    if torch.compiler.is_compiling():  # by halves: the compiler's kernels for an exchange are twice as slow
+    """q, k and v [B, L, 3, H, W] with q and k rotated, by the tables of their positions."""
+    if torch.compiler.is_compiling():  # by halves: the compiler's kernels for a swap are twice as slow
         half = qkv.shape[-1] // 2
         (first, second), cosine, sine = qkv.chunk(2, -1), cosine[..., :half], sine[..., half:]
         return torch.cat((first * cosine - second * sine, first * sine + second * cosine), -1).to(qkv.dtype)
-    turned = _Rotate.apply(qkv, cosine, sine)
-    assert isinstance(turned, Tensor)
-    return turned
+    rotated = _Rotate.apply(qkv, cosine, sine)
+    assert isinstance(rotated, Tensor)
+    return rotated
 
 
 class _Rotate(torch.autograd.Function):
@@ -82,16 +83,16 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return (qkv * cosine).addcmul_(exchanged(qkv), sine).to(qkv.dtype)
+        return (qkv * cosine).addcmul_(swap_halves(qkv), sine).to(qkv.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         cosine, sine = ctx.saved_tensors
-        return (gradient * cosine).add_(exchanged(gradient * sine)).to(gradient.dtype), None, None
+        return (gradient * cosine).add_(swap_halves(gradient * sine)).to(gradient.dtype), None, None
 
 
-class _ProjectAndTurn(torch.autograd.Function):
+class _ProjectAndRotate(torch.autograd.Function):
     """(q, k, v) [B, H, L, W] from x [B, L, D] and the projection's weight [3 D, D], pairs as complex numbers."""
 
     @staticmethod
@@ -99,22 +100,22 @@ class _ProjectAndTurn(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, heads: int, cosine: Tensor, sine: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         half = cosine.shape[-1] // 2
-        turns = torch.complex(cosine[:, :2, :, :half], sine[:, :2, :, half:]).to(x.dtype.to_complex())
-        turns = turns.expand(-1, -1, heads, -1).contiguous()  # [L, 2, H, W/2]: exp(i angle) for q and k
+        rotations = torch.complex(cosine[:, :2, :, :half], sine[:, :2, :, half:]).to(x.dtype.to_complex())
+        rotations = rotations.expand(-1, -1, heads, -1).contiguous()  # [L, 2, H, W/2]: exp(i angle) for q and k
         weight = weight.index_select(0, _paired(heads, 2 * half))
         qkv = F.linear(x, weight).unflatten(-1, (3, heads, -1))
-        _pairs(qkv[:, :, :2]).mul_(turns)
-        ctx.save_for_backward(x, weight, turns)
+        _pairs(qkv[:, :, :2]).mul_(rotations)
+        ctx.save_for_backward(x, weight, rotations)
         queries, keys, values = qkv.transpose(1, 3).unbind(2)
         return queries, keys, values
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight, turns = ctx.saved_tensors
+        x, weight, rotations = ctx.saved_tensors
         d_queries, d_keys, d_values = (gradient.transpose(1, 2) for gradient in gradients)  # [B, L, H, W]
         d_qkv = x.new_empty(*x.shape[:2], 3, *d_values.shape[2:])
-        back = turns.conj_physical()
+        back = rotations.conj_physical()
         torch.mul(_pairs(d_queries), back[:, 0], out=_pairs(d_qkv[:, :, 0]))
         torch.mul(_pairs(d_keys), back[:, 1], out=_pairs(d_qkv[:, :, 1]))
         d_qkv[:, :, 2] = d_values

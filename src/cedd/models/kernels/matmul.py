@@ -1,8 +1,8 @@
-"""The types in which matrices are multiplied: autocast's, and on a CPU with units for bfloat16 ones (AMX) theirs.
+"""The types in which matrices are multiplied: autocast's, and bfloat16 on a CPU with units for it (AMX).
 
-There, oneDNN can round the factors of a product as it reads them and add up in float32: four times as fast, and no
-tensor changes its type. The switch is one for the whole process, and attention must not see it: torch's kernel for
-that is made of products so small that to hand each to oneDNN takes ten times as long as to compute it.
+There, oneDNN can round both factors as it reads them and accumulate in float32: four times as fast, and no tensor
+changes its type. The switch is one for the whole process, and attention must not see it: torch's kernel for that is
+made of products so small that to hand each to oneDNN takes ten times as long as to compute it.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_LOW = "bf16"
+_BF16 = "bf16"
 
 
-def product_type(device_type: str, dtype: torch.dtype) -> torch.dtype:
-    """The type of a product of tensors in `dtype` on such a device: autocast's, where it is on."""
+def matmul_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """In which type tensors of `dtype` are multiplied on such a device: autocast's, where it is on."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else dtype
 
 
 @functools.cache
-def has_low_products() -> bool:
+def has_bf16_matmul() -> bool:
     """Whether this CPU has units that multiply bfloat16 matrices, and torch a way to ask for them."""
     is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return _switch() is not None and is_supported is not None and bool(is_supported())
 
 
 @contextmanager
-def low_products() -> Iterator[None]:
-    """Products inside have their factors rounded to bfloat16, where the CPU has units for it."""
-    if not has_low_products():
+def bf16_matmul() -> Iterator[None]:
+    """Matrices multiplied inside are rounded to bfloat16, where the CPU has units for it."""
+    if not has_bf16_matmul():
         yield
         return
-    before = _set(_LOW)
+    before = _set(_BF16)
     try:
         yield
     finally:
         _set(before)
 
 
-def exact_products(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function of some tensors, with low products turned off for its forward and for its backward pass."""
+def float32_matmul(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function of some tensors, with `bf16_matmul` switched off in its forward and in its backward pass."""
 
-    def exact(*tensors: Tensor, **options: Any) -> Tensor:
-        if torch.compiler.is_compiling() or not _are_low():
+    def in_float32(*tensors: Tensor, **options: Any) -> Tensor:
+        if torch.compiler.is_compiling() or not _is_on():
             return function(*tensors, **options)
         inside: Any = _Leave.apply(*tensors)
         result: Any = _Enter.apply(function(*inside, **options))
         return result
 
-    return exact
+    return in_float32
 
 
-def _are_low() -> bool:
+def _is_on() -> bool:
     switch = _switch()
-    return switch is not None and switch.fp32_precision == _LOW
+    return switch is not None and switch.fp32_precision == _BF16
 
 
 def _switch() -> Any:
@@ -84,14 +84,14 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        _set(_LOW)
+        _set(_BF16)
         return gradients
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        _set(_LOW)
+        _set(_BF16)
         return tensor.view_as(tensor)
 
     @staticmethod
