@@ -1,6 +1,7 @@
 """The rules of the source tree: which module may import which, and what never appears in it."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,3 +181,8 @@ def test_a_dangerous_use_is_found(source: str) -> None:
 
 def test_a_network_may_be_put_into_evaluation_mode() -> None:
     assert not dangerous_uses("model.eval()\nnumpy.load('x', allow_pickle=False)")
+
+
+def test_contributing_lists_the_modules_in_this_order():
+    table = (SOURCE.parent.parent / "CONTRIBUTING.md").read_text("utf-8").partition("| module | contents |")[2]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ORDER

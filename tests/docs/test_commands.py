@@ -143,6 +143,14 @@ def test_links_between_files_lead_somewhere():
             assert target.startswith("https://") or (ROOT / target).exists(), f"{path.name}: {target}"
 
 
+def test_files_that_pages_name_are_there():
+    """As a path in the repository, or within src/cedd."""
+    roots = (ROOT, ROOT / "src" / "cedd")
+    for path in PAGES:
+        for name in re.findall(r"`([\w/]+\.py)`", path.read_text("utf-8")):
+            assert any((root / name).is_file() for root in roots), f"{path.name}: {name}"
+
+
 def test_a_name_that_is_gone_is_noticed():
     assert names_used("cedd.nothing(cedd.samplers.RULES['euler'])") == {
         "cedd.nothing",
