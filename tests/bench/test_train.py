@@ -13,7 +13,7 @@ from cedd.bench.train import TEXTBOOK, machine, one_by_one, timed_in_turn
 from cedd.cli import main
 from cedd.cli.bench import Arguments
 from cedd.cli.quickstart import device_text
-from cedd.models.transformer import PRESETS as SIZES
+from cedd.models.transformer import SIZES
 from cedd.training.config import PRESETS
 
 

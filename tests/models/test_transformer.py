@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from cedd.models.kernels.gelu import CHUNK, gelu
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables, rotate
-from cedd.models.transformer import PRESETS, Transformer, TransformerConfig, config_from_preset
+from cedd.models.transformer import SIZES, Transformer, TransformerConfig, config_from_preset
 from cedd.network import with_rounded
 
 VOCABULARY = 11
@@ -236,7 +236,7 @@ def test_counts():
 
 
 def test_presets_build_and_unknown_names_are_refused():
-    for name in PRESETS:
+    for name in SIZES:
         config = config_from_preset(name, vocab_size=5, has_mask=True, dropout=0.0)
         assert TransformerConfig(**dataclasses.asdict(config)) == config
         assert config.dropout == 0.0

@@ -3,12 +3,12 @@
 from cedd.models.ema import EMA
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.head_loss import RowLosses, chunked_head_loss, linear_cross_entropy, linear_score_entropy
-from cedd.models.transformer import PRESETS, KVCache, Transformer, TransformerConfig, config_from_preset
+from cedd.models.transformer import SIZES, KVCache, Transformer, TransformerConfig, config_from_preset
 from cedd.models.weights import load_weights, read_weights, save_weights
 
 __all__ = [
     "EMA",
-    "PRESETS",
+    "SIZES",
     "KVCache",
     "RowLosses",
     "Transformer",

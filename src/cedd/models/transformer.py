@@ -87,7 +87,7 @@ class TransformerConfig(NetworkOptions):
             raise ValueError(f"dropout must lie in [0, 1), but is {self.dropout}")
 
 
-PRESETS: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, int]] = {
     # For tests.
     "tiny": {"length": 32, "width": 64, "depth": 2, "heads": 2, "conditioning_width": 32},
     # Characters, on two CPU cores.
@@ -102,10 +102,10 @@ PRESETS: dict[str, dict[str, int]] = {
 
 
 def config_from_preset(name: str, *, vocab_size: int, has_mask: bool, **changes: Any) -> TransformerConfig:
-    """The configuration called ``name`` in ``PRESETS``, with any field changed by keyword."""
-    if name not in PRESETS:
-        raise ValueError(f"no preset is called {name!r}{suggestion(name, PRESETS)}")
-    fields: dict[str, Any] = {"vocab_size": vocab_size, "has_mask": has_mask, **PRESETS[name], **changes}
+    """The configuration of the size called ``name``, with any field changed by keyword."""
+    if name not in SIZES:
+        raise ValueError(f"no preset is called {name!r}{suggestion(name, SIZES)}")
+    fields: dict[str, Any] = {"vocab_size": vocab_size, "has_mask": has_mask, **SIZES[name], **changes}
     return TransformerConfig(**fields)
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cedd.methods import get_method
-from cedd.models.transformer import PRESETS as SIZES
-from cedd.models.transformer import NetworkOptions, TransformerConfig
+from cedd.models.transformer import SIZES, NetworkOptions, TransformerConfig
 from cedd.names import suggestion
 from cedd.process import PROCESSES, TokenProcess, process_from_config
 from cedd.schedules import SCHEDULES, Schedule, schedule_from_config
@@ -292,91 +291,64 @@ def model_of_size(name: str, **changes: Any) -> ModelConfig:
     return ModelConfig(**{**shape, **changes})
 
 
-_UNSET = Path("(give --out)")
+def _preset(size: str, summary: str, *, dropout: float = 0.0, **settings: Any) -> tuple[str, TrainConfig]:
+    model, length = model_of_size(size, dropout=dropout), SIZES[size]["length"]
+    return summary, TrainConfig(out=Path("(give --out)"), model=model, length=length, **settings)
+
+
+_CHARACTERS: dict[str, Any] = {"data": "python-manual", "method": "bayes-star", "process": ProcessConfig("roulette")}
+_LANGUAGE: dict[str, Any] = {
+    "data": "hf:Skylion007/openwebtext",
+    "dropout": 0.1,
+    "text": DataConfig(tokenizer="gpt2"),
+    "optimizer": OptimizerConfig(loss="sum"),
+    "steps": 400_000,
+    "checkpoint_every": 5000,
+    "evaluation": EvaluationConfig(every=5000),
+}
 
 PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
-    "tiny": (
+    "tiny": _preset(
+        "tiny",
         "a network for tests: seconds on one core",
-        TrainConfig(
-            data="python-manual",
-            out=_UNSET,
-            method="bayes-star",
-            process=ProcessConfig("roulette"),
-            model=model_of_size("tiny", dropout=0.0),
-            length=32,
-            optimizer=OptimizerConfig(rate=3e-3, warmup=20, ema=0.98),
-            batch=BatchConfig(size=32),
-            evaluation=EvaluationConfig(every=100, sequences=64, samples=1, sample_steps=16),
-            steps=200,
-            checkpoint_every=100,
-        ),
+        **_CHARACTERS,
+        optimizer=OptimizerConfig(rate=3e-3, warmup=20, ema=0.98),
+        batch=BatchConfig(size=32),
+        evaluation=EvaluationConfig(every=100, sequences=64, samples=1, sample_steps=16),
+        steps=200,
+        checkpoint_every=100,
     ),
-    "char": (
+    "char": _preset(
+        "char",
         "characters, for a laptop: minutes on two cores",
-        TrainConfig(
-            data="python-manual",
-            out=_UNSET,
-            method="bayes-star",
-            process=ProcessConfig("roulette"),
-            model=model_of_size("char", dropout=0.0),
-            length=128,
-            optimizer=OptimizerConfig(rate=1e-3, warmup=100, ema=0.995, schedule="cosine"),
-            batch=BatchConfig(size=16),
-            evaluation=EvaluationConfig(every=250, sequences=32),
-            steps=1000,
-            checkpoint_every=250,
-        ),
+        **_CHARACTERS,
+        optimizer=OptimizerConfig(rate=1e-3, warmup=100, ema=0.995, schedule="cosine"),
+        batch=BatchConfig(size=16),
+        evaluation=EvaluationConfig(every=250, sequences=32),
+        steps=1000,
+        checkpoint_every=250,
     ),
-    "english-char": (
+    "english-char": _preset(
+        "english-char",
         "the network in the box: English in characters, to correct, infill and sample; minutes on one GPU",
-        TrainConfig(
-            data="corpus",
-            out=_UNSET,
-            method="bayes-star",
-            # As many characters replaced as masked: to believe that what is there may be wrong is the job.
-            # With half the power a share 1-t of the text is left as it was at t, on average a half of it; with a whole
-            # one (1-t)^2, a third.
-            process=ProcessConfig("roulette", p_m=0.5, schedule=ScheduleConfig("polynomial", power=0.5)),
-            model=model_of_size("english-char", dropout=0.0),
-            length=256,
-            text=DataConfig(tokenizer="char:96", holdout=0.004, workers=8),
-            optimizer=OptimizerConfig(rate=1e-3, warmup=500, ema=0.999, schedule="cosine", final_share=0.01),
-            batch=BatchConfig(size=256),
-            evaluation=EvaluationConfig(every=3000, sequences=512, draws=4, samples=2, sample_steps=256),
-            steps=12_000,
-            checkpoint_every=6000,
-            keep=1,
-        ),
+        data="corpus",
+        method="bayes-star",
+        # As many characters replaced as masked: to believe that what is there may be wrong is the job.
+        # With half the power a share 1-t of the text is left as it was at t, on average a half of it; with a whole
+        # one (1-t)^2, a third.
+        process=ProcessConfig("roulette", p_m=0.5, schedule=ScheduleConfig("polynomial", power=0.5)),
+        text=DataConfig(tokenizer="char:96", holdout=0.004, workers=8),
+        optimizer=OptimizerConfig(rate=1e-3, warmup=500, ema=0.999, schedule="cosine", final_share=0.01),
+        batch=BatchConfig(size=256),
+        evaluation=EvaluationConfig(every=3000, sequences=512, draws=4, samples=2, sample_steps=256),
+        steps=12_000,
+        checkpoint_every=6000,
+        keep=1,
     ),
-    "small": (
-        "the paper's network and protocol: 12 blocks of width 768 on GPT-2 tokens",
-        TrainConfig(
-            data="hf:Skylion007/openwebtext",
-            out=_UNSET,
-            model=model_of_size("small"),
-            length=128,
-            text=DataConfig(tokenizer="gpt2"),
-            optimizer=OptimizerConfig(loss="sum"),
-            steps=400_000,
-            checkpoint_every=5000,
-            evaluation=EvaluationConfig(every=5000),
-        ),
-    ),
-    "medium": (
-        "24 blocks of width 1024, sequences of 1024 GPT-2 tokens",
-        TrainConfig(
-            data="hf:Skylion007/openwebtext",
-            out=_UNSET,
-            model=model_of_size("medium"),
-            length=1024,
-            text=DataConfig(tokenizer="gpt2"),
-            optimizer=OptimizerConfig(loss="sum"),
-            steps=400_000,
-            checkpoint_every=5000,
-            evaluation=EvaluationConfig(every=5000),
-        ),
-    ),
+    "small": _preset("small", "the paper's network and protocol: 12 blocks of width 768 on GPT-2 tokens", **_LANGUAGE),
+    "medium": _preset("medium", "24 blocks of width 1024, sequences of 1024 GPT-2 tokens", **_LANGUAGE),
 }
+"""Complete runs, each of a network's size in SIZES, with a line about it."""
 
 # ----------------------------------------------------------------------------------------------------------------
 # JSON
