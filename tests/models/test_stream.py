@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from cedd.models import stream as stream_module
-from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare
+from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare_branches
 from cedd.models.transformer import Block, Transformer, config_from_preset
 
 WIDTH = 64
@@ -88,11 +88,11 @@ def test_seeds_are_drawn_for_a_kernels_dropout_only(monkeypatch):
     modulations = [Modulation()] * 5
     where, cuda = torch.tensor([1]), torch.device("cuda")
     for device, dropout in (("cpu", True), ("cuda", False)):
-        prepared = prepare(modulations, where, torch.device(device), dropout)
+        prepared = prepare_branches(modulations, where, torch.device(device), dropout)
         assert [part.seed for part in prepared] == [None] * 5
         assert [part.where for part in prepared] == [None, None, None, where, None]
     monkeypatch.setattr(torch, "randint", lambda high, shape, dtype, device: torch.arange(*shape, dtype=dtype))
-    assert [part.seed for part in prepare(modulations, None, cuda, True)] == [0, 1, 2, 3, 4]
+    assert [part.seed for part in prepare_branches(modulations, None, cuda, True)] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("conditioned", "checkpointed_blocks"), [(True, False), (True, True), (False, False)])

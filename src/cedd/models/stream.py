@@ -32,9 +32,9 @@ class Modulation(NamedTuple):
     scale: Tensor | None = None
     gate: Tensor | None = None
     seed: Tensor | None = None
-    """[] what the fused kernel's dropout starts from; set by `prepare`."""
+    """[] what the fused kernel's dropout starts from; set by `prepare_branches`."""
     where: Tensor | None = None
-    """[N] the only positions at which the branch is computed; set by `prepare`."""
+    """[N] the only positions at which the branch is computed; set by `prepare_branches`."""
 
     def gated(self, output: Tensor) -> GatedBranch:
         return GatedBranch(output, self)
@@ -47,7 +47,7 @@ class GatedBranch(NamedTuple):
     modulation: Modulation
 
 
-def prepare(
+def prepare_branches(
     modulations: Sequence[Modulation], where: Tensor | None, device: torch.device, dropout: bool
 ) -> list[Modulation]:
     """The modulations of all branches and of the last norm, with the positions at which the last branch is wanted and,

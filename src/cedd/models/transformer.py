@@ -38,7 +38,7 @@ from cedd.models.kernels.gelu import gelu
 from cedd.models.kernels.matmul import matmul_dtype
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
 from cedd.models.kernels.rows import gather_rows
-from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare
+from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare_branches
 from cedd.names import suggestion
 
 FREQUENCIES = 128
@@ -279,9 +279,9 @@ class Backbone(nn.Module):
             raise ValueError("only a causal network can use a cache: build it with causal=True")
         rotation = self.cosine[positions], self.sine[positions]
         dropout = self.training and config.dropout > 0
-        modulations = prepare(self._modulations(sigma), where, x_t.device, dropout)
+        modulations = prepare_branches(self._modulations(sigma), where, x_t.device, dropout)
 
-        x = ResidualStream(self.embedding(x_t).to(self._residual_type(x_t.device.type)))
+        x = ResidualStream(self.embedding(x_t).to(self._residual_dtype(x_t.device.type)))
         for block, first, second in zip(self.blocks, modulations[:-1:2], modulations[1::2], strict=True):
             if config.checkpoint_blocks and self.training and cache is None:
                 x = checkpointed(block, x, first, second, rotation)
@@ -299,7 +299,7 @@ class Backbone(nn.Module):
             raise ValueError("this network is conditioned on time: pass sigma, one value a sequence")
         return self.conditioning(sigma)
 
-    def _residual_type(self, device_type: str) -> torch.dtype:
+    def _residual_dtype(self, device_type: str) -> torch.dtype:
         dtype = self.embedding.weight.dtype
         return dtype if self.config.float32_residual else matmul_dtype(device_type, dtype)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -50,8 +50,8 @@ def float32_matmul(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def in_float32(*tensors: Tensor, **options: Any) -> Tensor:
         if torch.compiler.is_compiling() or not _is_on():
             return function(*tensors, **options)
-        inside: Any = _Leave.apply(*tensors)
-        result: Any = _Enter.apply(function(*inside, **options))
+        inside: Any = _Switch.apply("none", _BF16, *tensors)
+        (result,) = cast("tuple[Tensor]", _Switch.apply(_BF16, "none", function(*inside, **options)))
         return result
 
     return in_float32
@@ -75,27 +75,17 @@ def _set(precision: str) -> str:
     return before
 
 
-class _Leave(torch.autograd.Function):
+class _Switch(torch.autograd.Function):
+    """The tensors as they are; the switch is set on the way forward, and set to the other on the way back."""
+
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        _set("none")
+    def forward(ctx: Any, forward: str, backward: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.precision = backward
+        _set(forward)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        _set(_BF16)
-        return gradients
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        _set(_BF16)
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        _set("none")
-        return gradient
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        _set(ctx.precision)
+        return None, None, *gradients
