@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.data.tokenizers import ByteTokenizer, Tokenizer
+from cedd.data.tokenizers import Tokenizer
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -30,16 +30,6 @@ class Reading:
     """Where each begins in the text, in characters; None where tokens are neither characters nor bytes."""
 
 
-def character_table(tokenizer: Tokenizer) -> dict[str, int] | None:
-    """The table of a tokenizer whose tokens are characters."""
-    return getattr(tokenizer, "characters", None)
-
-
-def stand_in(tokenizer: Tokenizer) -> str | None:
-    """The character that stands for those outside the alphabet, where a tokenizer has one; it is never written."""
-    return getattr(tokenizer, "unknown", None)
-
-
 _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "''''\"\"\"\"'\"------  ")
 """Characters of print and of other systems, as a typewriter writes them."""
 
@@ -47,14 +37,14 @@ _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "
 def without_surrogates(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
     """A text cut at lone surrogates, (part, surrogate) each: to a tokenizer of characters they are characters like
     others that it does not know, but bytes cannot write them."""
-    if character_table(tokenizer) is not None:
+    if tokenizer.characters is not None:
         return [(text, "")]
     return list(zip(_SURROGATE.split(text), [*_SURROGATE.findall(text), ""], strict=True))
 
 
 def without_returns(tokenizer: Tokenizer, text: str) -> str:
     """A text whose lines end in \\n alone, as the network was taught, where tokens are characters and \\r is none."""
-    table = character_table(tokenizer)
+    table = tokenizer.characters
     return text if table is None or "\r" in table else text.replace("\r\n", "\n")
 
 
@@ -62,17 +52,15 @@ def read_text(tokenizer: Tokenizer, text: str) -> Reading:
     """Tokens of any text. An unknown character is protected, and read as the known one that is most like it (é as e,
     a curly quote as a straight one), else as what stands for unknown ones, else as a space, else as the first token;
     of an unknown \\r before \\n nothing is read."""
-    table = character_table(tokenizer)
+    table = tokenizer.characters
     if table is None:
-        ids, starts = tokenizer.encode(text), None
-        if isinstance(tokenizer, ByteTokenizer):
-            starts = np.repeat(np.arange(len(text)), [len(character.encode()) for character in text])
-        return Reading(ids, np.zeros(len(ids), dtype=np.bool_), starts)
+        ids = tokenizer.encode(text)
+        return Reading(ids, np.zeros(len(ids), dtype=np.bool_), tokenizer.starts(text))
     shown = without_returns(tokenizer, text)
     hidden = [] if shown == text else [match.start() for match in re.finditer("\r\n", text)]
     unknown = {character for character in set(shown) if character not in table}
-    filler = table.get(stand_in(tokenizer) or " ", next(iter(table.values())))
-    read_as = table | {
+    filler = table.get(tokenizer.unknown or " ", next(iter(table.values())))
+    read_as = {**table} | {
         character: table.get(unicodedata.normalize("NFKD", character.translate(_PLAIN))[0], filler)
         for character in unknown
     }
@@ -89,8 +77,8 @@ def read_given(tokenizer: Tokenizer, text: str) -> Ids:
 
 def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token that stands for unknown characters, where it is none itself (U+FFFD)."""
-    table = character_table(tokenizer)
-    return (table[REPLACEMENT],) if table is not None and stand_in(tokenizer) == REPLACEMENT else ()
+    table = tokenizer.characters
+    return (table[REPLACEMENT],) if table is not None and tokenizer.unknown == REPLACEMENT else ()
 
 
 def starts_of(tokenizer: Tokenizer, reading: Reading, places: NDArray[np.intp]) -> list[int]:
@@ -103,7 +91,7 @@ def starts_of(tokenizer: Tokenizer, reading: Reading, places: NDArray[np.intp]) 
 
 def write_text(tokenizer: Tokenizer, text: str, reading: Reading, ids: Ids, places: NDArray[np.intp]) -> str:
     """The text with other tokens at these places; where tokens are characters all else stays as it was written."""
-    if character_table(tokenizer) is None:
+    if tokenizer.characters is None:
         return tokenizer.decode(ids)
     letters = list(text)
     for start, i in zip(starts_of(tokenizer, reading, places), places.tolist(), strict=True):

@@ -38,7 +38,24 @@ class Tokenizer(ABC):
     kind: ClassVar[str]
     name: str
     vocab_size: int
-    eos_id: int | None = None  # the token that ends a document, where the vocabulary has one
+    eos_id: int | None = None
+    """The token that ends a document, where the vocabulary has one."""
+    unknown: str | None = None
+    """The character that stands for those outside `characters`, where there is one; it is never written."""
+
+    @property
+    def characters(self) -> Mapping[str, int] | None:
+        """The token of each character, where one position of text is one token; None for other kinds of tokenizer."""
+        return None
+
+    @property
+    def single_characters(self) -> Mapping[str, int] | None:
+        """The tokens that are one character each, by that character; None where tokens are pieces of words."""
+        return self.characters
+
+    def starts(self, text: str) -> NDArray[np.intp] | None:
+        """Where each token begins in the text, in characters, [L]; None where only decoding can tell."""
+        return None if self.characters is None else np.arange(len(text))
 
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.int64]:
@@ -132,10 +149,14 @@ class _CharacterTable(Tokenizer):
     def __init__(self, characters: Mapping[str, int], vocab_size: int, unknown: str | None, name: str) -> None:
         if unknown is not None and unknown not in characters:
             raise ValueError(f"the unknown character {unknown!r} must itself be in the {name} vocabulary")
-        self.characters = dict(characters)
+        self._characters = dict(characters)
         self.vocab_size = vocab_size
         self.unknown = unknown
         self.name = name
+
+    @property
+    def characters(self) -> dict[str, int]:
+        return self._characters
 
     @cached_property
     def _id_of_code(self) -> NDArray[np.int32]:
@@ -251,6 +272,13 @@ class ByteTokenizer(Tokenizer):
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return np.frombuffer(_utf8(self.name, text), dtype=np.uint8).astype(np.int64)
+
+    @property
+    def single_characters(self) -> Mapping[str, int]:
+        return {chr(byte): byte for byte in range(128)}
+
+    def starts(self, text: str) -> NDArray[np.intp]:
+        return np.repeat(np.arange(len(text)), [len(character.encode()) for character in text])
 
     def _decode_run(self, ids: NDArray[np.int64]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")

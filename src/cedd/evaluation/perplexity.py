@@ -106,7 +106,7 @@ class Measurement:
 
     def tokens_per(self, unit: str) -> float | None:
         """Tokens of the data per character, byte or word; None where the tokenizer loses characters."""
-        if getattr(self.folder.tokenizer, "unknown", None) is not None:
+        if self.folder.tokenizer.unknown is not None:
             return None
         count = self.protocol[UNITS[unit]]
         return self.protocol["tokens"] / count if count else None

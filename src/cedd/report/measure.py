@@ -262,7 +262,7 @@ def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> I
 def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correction:
     """Put wrong letters right: counted on a stretch of held-out text, shown on some lines of it."""
     tokenizer, model = opened.model.tokenizer, opened.model
-    if getattr(tokenizer, "characters", None) is None:
+    if tokenizer.characters is None:
         raise ValueError("letters are replaced where tokens are characters; this run's are not: try cedd correct")
 
     def corrected(text: str, thresholds: Sequence[float], seed: int) -> list[CorrectedText]:

@@ -147,7 +147,7 @@ def _limit(exercise: Exercise, now: Ids, options: CorrectionOptions) -> float:
 
 def _exercise(setting: Setting, text: str, mistakes: float, seed: int) -> Exercise:
     tokenizer = setting.folder.tokenizer
-    if getattr(tokenizer, "characters", None) is None:
+    if tokenizer.characters is None:
         raise ValueError("correction is calibrated where tokens are characters; this model's are not")
     corruption = corrupt_letters(text, mistakes, seed)
     reading = read_text(tokenizer, corruption.text)

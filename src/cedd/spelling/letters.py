@@ -11,8 +11,8 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.data.text import Flags, Reading, character_table, stand_in
-from cedd.data.tokenizers import ByteTokenizer, Tokenizer
+from cedd.data.text import Flags, Reading
+from cedd.data.tokenizers import Tokenizer
 
 _SHOWS_NO_WORD = r"[\d@/\\]|(?<=\w)_(?=\w)|(?<=[^\W\d_])\.(?=[^\W\d_])"
 _LEFT_ALONE = re.compile(rf"(?<!\S)\S*?(?:{_SHOWS_NO_WORD})\S*|[^\W\d_](?=[\u0300-\u036f])")
@@ -58,9 +58,7 @@ def token_groups(tokenizer: Tokenizer, change: str | None) -> NDArray[np.int64]:
     stands for no text: a vocabulary may have tokens that are no characters.
     """
     V = tokenizer.vocab_size
-    table = character_table(tokenizer)
-    if table is None and isinstance(tokenizer, ByteTokenizer):
-        table = {chr(byte): byte for byte in range(128 if change != "all" else 256)}
+    table = tokenizer.characters if change == "all" else tokenizer.single_characters
     if table is None and change == "letters":
         raise ValueError("letters can be told apart only where tokens are characters or bytes; use change='all'")
     if table is None:
@@ -68,7 +66,7 @@ def token_groups(tokenizer: Tokenizer, change: str | None) -> NDArray[np.int64]:
     groups, numbers = np.full(V, -1, dtype=np.int64), dict[tuple[str, int], int]()
     for character, token in table.items():
         if change == "all":
-            groups[token] = -int(character == stand_in(tokenizer))
+            groups[token] = -int(character == tokenizer.unknown)
         elif (kind := plain_letter(character)) is not None:
             groups[token] = numbers.setdefault(kind, len(numbers))
     return groups

@@ -136,7 +136,7 @@ class UserProtocol:
     def why_not(self, setting: Setting, book: Book, seed: int) -> str:
         """Why it cannot be measured, or nothing if it can."""
         tokenizer = setting.folder.tokenizer
-        if getattr(tokenizer, "characters", None) is None:
+        if tokenizer.characters is None:
             return f"the user's protocol compares letters: it needs a character tokenizer, not {tokenizer.name}"
         try:
             correction_options(setting, {})
