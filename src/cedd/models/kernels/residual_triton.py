@@ -74,18 +74,14 @@ def _vector(vectors, sequence, stride, columns, width):
 
 
 @triton.jit
-def _program(
-    gate, scale, seed, length, width, chunk, gate_stride, scale_stride, rescale,
-    DROPPED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _program(gate, scale, length, width, chunk, gate_stride, scale_stride, rescale, BLOCK: tl.constexpr):
     """A program's sequence, the first and the end of its positions, its columns, and what all of its rows share: the
-    gate with dropout's factor, 1 + scale, the seed."""
+    gate with dropout's factor, and 1 + scale."""
     sequence, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * chunk
     columns = tl.arange(0, BLOCK)
     gates = _vector(gate, sequence, gate_stride, columns, width) * rescale
     scales = _vector(scale, sequence, scale_stride, columns, width) + 1.0
-    key = tl.load(seed).to(tl.uint32) if DROPPED else 0
-    return sequence, first, tl.minimum(first + chunk, length), columns, gates, scales, key
+    return sequence, first, tl.minimum(first + chunk, length), columns, gates, scales
 
 
 @triton.jit
@@ -108,9 +104,10 @@ def _forward_kernel(
     gate_stride, shift_stride, scale_stride, rescale, epsilon,
     DROPPED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    sequence, first, end, columns, gates, scales, key = _program(
-        gate, scale, seed, length, width, chunk, gate_stride, scale_stride, rescale, DROPPED, BLOCK
+    sequence, first, end, columns, gates, scales = _program(
+        gate, scale, length, width, chunk, gate_stride, scale_stride, rescale, BLOCK
     )
+    key = tl.load(seed).to(tl.uint32) if DROPPED else 0
     shifts = _vector(shift, sequence, shift_stride, columns, width)
     for position in range(first, end, ROWS):
         rows, here, is_row, is_entry = _tile(sequence, position, end, columns, length, width, ROWS)
@@ -135,9 +132,10 @@ def _backward_kernel(
     gate_stride, scale_stride, rescale,
     DROPPED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    sequence, first, end, columns, gates, scales, key = _program(
-        gate, scale, seed, length, width, chunk, gate_stride, scale_stride, rescale, DROPPED, BLOCK
+    sequence, first, end, columns, gates, scales = _program(
+        gate, scale, length, width, chunk, gate_stride, scale_stride, rescale, BLOCK
     )
+    key = tl.load(seed).to(tl.uint32) if DROPPED else 0
     d_gate = tl.zeros([BLOCK], tl.float32)
     d_shift = tl.zeros([BLOCK], tl.float32)
     d_scale = tl.zeros([BLOCK], tl.float32)
