@@ -6,7 +6,7 @@ import pytest
 
 import cedd
 from cedd.cli.given import DEFAULT_MODEL
-from cedd.data.text import read_text
+from cedd.data.text import encode_text
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 from cedd.spelling.book import Book
 from cedd.spelling.corruption import corrupt_letters, swap_letters
@@ -78,9 +78,8 @@ def test_the_model_mends_letters_and_leaves_the_rest(model):
 
     Of 93 mistakes 86 were fixed, and of 1,770 right letters 3 broken, when this was written.
     """
-    text = PROSE + MORE_PROSE
-    book = Book("prose", text, model.length, read_text(model.tokenizer, text))
-    (own,) = UserProtocol(passes=(), thresholds=()).measure(model.setting, book, seed=1)
+    book = Book("prose", model.length, encode_text(model.tokenizer, PROSE + MORE_PROSE))
+    (own,) = UserProtocol(passes=(), thresholds=()).measure(model.loaded, book, seed=1)
     seen = own.outcomes
     assert (seen.fixed.total, seen.broken.total) == (93, 1770)
     assert seen.fixed.value >= 0.75
@@ -116,12 +115,12 @@ def test_the_model_leaves_alone_what_is_no_mistake(model, text):
         ("He had a form to fill", "He had a form to fill"),
     ],
 )
-def test_the_model_sees_letters_that_changed_places(model, typed, meant):
+def test_the_model_sees_transpositions(model, typed, meant):
     """Except what it does not: "lettar" keeps its a, and of "teh cat", alone, it is not sure enough."""
     assert model.correct(typed) == meant
 
 
-def test_the_model_mends_exchanged_letters(model):
+def test_the_model_corrects_transpositions(model):
     """About 20 pairs; 19 in 20 are mended in a book (`cedd spelling --mistakes swaps --rate 0.02`)."""
     wrong = swap_letters(PROSE, 0.05, seed=1)
     seen = outcomes(PROSE, wrong.text, model.correct(wrong.text), span=2)
@@ -167,14 +166,14 @@ def test_other_languages_and_names_are_left_alone(model, text):
 
 
 @pytest.mark.parametrize("text", TEMPTING.values(), ids=TEMPTING)
-def test_what_the_model_cannot_foretell_it_leaves_alone(model, text):
-    """Its limit of strangeness: without it, it would make "different" of "differunt"."""
-    assert model.correct(text) == text != model.correct(text, strange=100.0)
+def test_what_the_model_cannot_predict_it_leaves_alone(model, text):
+    """Its limit of surprise: without it, it would make "different" of "differunt"."""
+    assert model.correct(text) == text != model.correct(text, max_surprise=100.0)
 
 
 def test_the_limit_takes_nothing_back_in_english(model):
     wrong = corrupt_letters(PROSE, 0.1, seed=2).text
-    assert model.correct(wrong) == model.correct(wrong, strange=100.0)
+    assert model.correct(wrong) == model.correct(wrong, max_surprise=100.0)
 
 
 def test_a_line_of_another_language_is_mostly_left_alone(model):

@@ -142,7 +142,7 @@ def test_colours_are_for_terminals_that_show_them(screen, environment, coloured,
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    now = correct(load("english-char", "cpu").setting, "teh cat sat on teh mat")
+    now = correct(load("english-char", "cpu").loaded, "teh cat sat on teh mat")
     out = screen(io.BytesIO(), "utf-8")
     monkeypatch.setattr(sys, "stdout", out)
     assert main(["correct", "teh cat sat on teh mat", "--device", "cpu"]) == 0
@@ -150,6 +150,17 @@ def test_colours_are_for_terminals_that_show_them(screen, environment, coloured,
     assert now.changes
     assert shown.count("\x1b") == (0 if coloured is None else 2 * len(now.changes))
     assert shown.replace(coloured or "-", "").replace("\x1b[0m", "") == now.text + "\n"
+
+
+@pytest.mark.parametrize("words", [["--strange", "9"], ["--strange=9"]])
+def test_an_option_is_taken_by_its_earlier_name(words, shelf, capsys):
+    assert main(["correct", "teh cat sat on teh mat", *words, "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "cedd correct: --strange is now called --max-surprise\n"
+    assert main(["correct", "teh cat sat on teh mat", "--max-surprise", "9", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == said.out
+    assert main(["correct", "--threshold", "0", "--device", "cpu", "--", "--strange"]) == 0  # a text
+    assert capsys.readouterr() == ("--strange\n", "")
 
 
 def test_an_empty_text_is_a_text_even_in_a_models_folder(shelf, run, capsys, monkeypatch):
@@ -184,7 +195,10 @@ def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
         (["correct", "--file", "FOLDER"], "FOLDER is a folder; --file reads one file, such as FOLDER/letter.txt"),
         (["correct", "teh", "--rate", "0"], "rate is a share of wrong tokens"),
         (["correct", "teh", "--reach", "-1"], "reach"),
-        (["correct", "teh", "--strange", "nan"], "strange is a mean surprise and must be 0 or more; got nan"),
+        (
+            ["correct", "teh", "--max-surprise", "nan"],
+            "max_surprise is in nats a letter and must be 0 or more; got nan",
+        ),
         (["correct", "teh", "--temperature", "nan"], "temperature must be"),
         (["sample", "a", "b"], "b"),
     ],

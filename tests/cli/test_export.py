@@ -31,7 +31,7 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["weights"] == "int8"
     assert said["bytes"] == sum(file.stat().st_size for file in out.iterdir())
-    assert set(said["correction"]) == {"rate", "t", "threshold", "strange"}
+    assert set(said["correction"]) == {"rate", "t", "threshold", "max_surprise"}
     card = (out / "README.md").read_text()
     assert "# english-char" in card
     assert "Old books." in card
@@ -61,7 +61,7 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
 def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
     """Options that are not sought stay, figures of correction with others go, those of perplexity stay."""
     before = {
-        "correction": {"swaps": 0.01, "threshold": 0.4, "strange": 1.0},
+        "correction": {"swaps": 0.01, "threshold": 0.4, "max_surprise": 1.0},
         "results": {"pride": {"fixed": {"share": 0.8}}, "wikitext2": {"bits": 2.0}},
         "chosen": "By hand.",
     }
@@ -77,7 +77,7 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
     assert {name: same[name] for name in before} == before
     assert "left out" not in capsys.readouterr().out
     other = config("--correction", "threshold=0.3", "passes=2", "--command", "python make.py")
-    assert other["correction"] == {"swaps": 0.01, "threshold": 0.3, "strange": 1.0, "passes": 2}
+    assert other["correction"] == {"swaps": 0.01, "threshold": 0.3, "max_surprise": 1.0, "passes": 2}
     assert other["results"] == {"wikitext2": {"bits": 2.0}}
     assert other["chosen"] == ""
     assert other["training"]["command"] == "python make.py"
@@ -89,7 +89,7 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
     found = config("--calibrate", str(tmp_path / "book.txt"), "--correction", "reach=2", "--chosen", "On a cat.")
     assert found["correction"]["swaps"] == 0.01
     assert found["correction"]["reach"] == 2
-    assert {"rate", "t", "threshold", "strange"} < found["correction"].keys()
+    assert {"rate", "t", "threshold", "max_surprise"} < found["correction"].keys()
     assert found["chosen"] == "On a cat."
     assert list(found["results"]) == ["wikitext2"]
 
@@ -145,18 +145,29 @@ def test_calibration_is_as_bold_as_it_may_be():
 def test_calibration_does_not_depend_on_an_earlier_limit():
     """A limit of 0 takes all changes back: with it every level would seem harmless."""
     setting, text = mending(length=64), "a cat and a mat " * 40 + "z" * 40
-    strict = replace(setting, folder=replace(setting.folder, config={"correction": {"strange": 0.0}}))
+    strict = replace(setting, folder=replace(setting.folder, config={"correction": {"max_surprise": 0.0}}))
     assert calibrate(strict, text, broken=0.01) == calibrate(setting, text, broken=0.01)
 
 
 def test_calibration_reads_the_text_no_more_often_than_it_must(monkeypatch):
     """Once for every time, in full for every level until one is harmless, and once for the limit."""
     setting, readings, revisions = mending(length=64), [], []
-    ask, revise = calibration.ask, calibration.revise
-    monkeypatch.setattr(calibration, "ask", lambda *a, **k: readings.append(a) or ask(*a, **k))
+    score, revise = calibration.score_tokens, calibration.revise
+    monkeypatch.setattr(calibration, "score_tokens", lambda *a, **k: readings.append(a) or score(*a, **k))
     monkeypatch.setattr(calibration, "revise", lambda *a, **k: revisions.append(a) or revise(*a, **k))
     calibrate(setting, "a cat and a mat " * 40, broken=1.0, rates=(0.05, 0.1))
     assert (len(readings), len(revisions)) == (2 + 1, 1)
+
+
+def test_defaults_by_earlier_names_are_written_by_those_of_now(tmp_path, capsys):
+    folder = save_random(tmp_path / "old", "uniform", extra={"correction": {"strange": 1.0, "passes": 2}})
+    words = ["export", str(folder), "--out", str(tmp_path / "new"), "--device", "cpu", "--json", "--correction"]
+    assert main([*words, "passes=3"]) == 0
+    assert json.loads(capsys.readouterr().out)["correction"] == {"max_surprise": 1.0, "passes": 3}
+    assert main([*words, "strange=2"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["correction"] == {"max_surprise": 2.0, "passes": 2}
+    assert said.err == "cedd export: strange is now called max_surprise\n"
 
 
 @given(level=st.floats(0.0, 0.99), own=st.floats(0.01, 0.99), rate=st.floats(0.01, 0.5))

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cedd
-from cedd.data.text import read_text
+from cedd.data.text import encode_text
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
-from cedd.spelling.correct import correction_options
-from cedd.spelling.letters import left_alone, token_groups
-from cedd.spelling.scores import Opinion, judge, strangeness, surest, windows
+from cedd.spelling.letters import non_words, token_groups
+from cedd.spelling.options import correction_options
+from cedd.spelling.scores import TokenScores, best_replacement, local_maxima, mean_surprise, windows
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
 from tests.tasks.models import ALPHABET, mending
 
 
-def believing(setting, beliefs):
-    """The model of a setting, convinced that the keys were meant as the values."""
-    table, tokenizer = setting.folder.model.get_buffer("table"), setting.folder.tokenizer
+def believing(loaded, beliefs):
+    """A model, convinced that the keys were meant as the values."""
+    table, tokenizer = loaded.folder.model.get_buffer("table"), loaded.folder.tokenizer
     for seen, meant in beliefs.items():
         table[int(tokenizer.encode(seen)[0])] = -9.0
         table[int(tokenizer.encode(seen)[0]), int(tokenizer.encode(meant)[0])] = 9.0
-    return setting
+    return loaded
 
 
 # ---- the rate ---------------------------------------------------------------------------------------------------
@@ -70,16 +70,16 @@ def test_a_rate_by_counting():
 
 
 def test_a_folder_has_defaults_of_its_own():
-    setting = mending()
-    setting.folder = replace(setting.folder, config={"correction": {"threshold": 0.3, "rate": 0.1, "passes": 2}})
-    assert correct(setting, "qz") == "az"
-    assert correct(setting, "qz", threshold=0.5) == "ay"
-    assert correct(setting, "qz", threshold=None) == "az"
-    process = setting.folder.process
-    assert correction_options(setting, {}).t == time_of_rate(process, 0.1)
-    assert correction_options(setting, {"rate": 0.2}).t == time_of_rate(process, 0.2)
-    assert correction_options(setting, {"t": 0.5}).t == 0.5
-    assert correction_options(setting, {}).passes == 2
+    loaded = mending()
+    loaded.folder = replace(loaded.folder, config={"correction": {"threshold": 0.3, "rate": 0.1, "passes": 2}})
+    assert correct(loaded, "qz") == "az"
+    assert correct(loaded, "qz", threshold=0.5) == "ay"
+    assert correct(loaded, "qz", threshold=None) == "az"
+    process = loaded.folder.process
+    assert correction_options(loaded, {}).t == time_of_rate(process, 0.1)
+    assert correction_options(loaded, {"rate": 0.2}).t == time_of_rate(process, 0.2)
+    assert correction_options(loaded, {"t": 0.5}).t == 0.5
+    assert correction_options(loaded, {}).passes == 2
     assert correction_options(mending(), {}) == replace(CorrectionOptions(), t=time_of_rate(process, 0.05))
 
 
@@ -97,9 +97,9 @@ def test_a_folder_has_defaults_of_its_own():
         ({"passes": 0}, "passes must be at least 1"),
         ({"reach": -1}, "reach must be at least 0"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"strange": -1.0}, "strange is a mean surprise and must be 0 or more; got -1"),
+        ({"max_surprise": -1.0}, "max_surprise is in nats a letter and must be 0 or more; got -1"),
         ({"temperature": -1.0}, "temperature must be 0 or more, and finite; got -1"),
-        *(({name: float("nan")}, name) for name in ("rate", "t", "threshold", "strange", "swaps", "temperature")),
+        *(({name: float("nan")}, name) for name in ("rate", "t", "threshold", "max_surprise", "swaps", "temperature")),
         ({"trust": 1}, "the options of correction do not include 'trust'"),
     ],
 )
@@ -115,10 +115,20 @@ def test_what_is_no_text_is_said(text):
 
 
 def test_a_folder_whose_defaults_mean_nothing_is_refused():
-    setting = mending()
-    setting.folder = replace(setting.folder, config={"correction": {"strength": 0.3}})
+    loaded = mending()
+    loaded.folder = replace(loaded.folder, config={"correction": {"strength": 0.3}})
     with pytest.raises(ValueError, match="corrections of the model's folder do not include 'strength'"):
-        correct(setting, "teh")
+        correct(loaded, "teh")
+
+
+def test_an_option_is_taken_by_its_earlier_name():
+    """A saved model's without a word, a caller's with a warning."""
+    loaded = mending()
+    loaded.folder = replace(loaded.folder, config={"correction": {"strange": 1.5}})
+    assert correction_options(loaded, {}).max_surprise == 1.5
+    assert correction_options(loaded, {"max_surprise": 2.0}).max_surprise == 2.0
+    with pytest.warns(DeprecationWarning, match="strange is now max_surprise"):
+        assert correct(loaded, "the cqt sat", strange=9.0) == "the cat sat"
 
 
 # ---- what may change ----------------------------------------------------------------------------------------------
@@ -127,14 +137,14 @@ def test_a_folder_whose_defaults_mean_nothing_is_refused():
 def test_only_letters_change_and_only_into_letters_of_their_case():
     alphabet = ALPHABET + "AQZ0123456789\n"
     wishes = {"1": "l", " ": "e", ".": ",", "a": " ", "b": "T", "T": "t", "Q": "A", "q": "a", "c": "7"}
-    setting = believing(mending(tokenizer=CharTokenizer(alphabet)), wishes)
+    loaded = believing(mending(tokenizer=CharTokenizer(alphabet)), wishes)
     text = "1 .abTQqc 2\n"
-    assert correct(setting, text) == "1 .abTAac 2\n"
-    assert correct(setting, text, change="letters") == "1 .abTAac 2\n"
-    assert correct(setting, text, change="all") == "le, TtAa7e2\n"
-    drawn = correct(setting, text, steps=8, seed=0)
-    kinds = token_groups(setting.folder.tokenizer, None)
-    tokens = [setting.folder.tokenizer.encode(x) for x in (text, drawn)]
+    assert correct(loaded, text) == "1 .abTAac 2\n"
+    assert correct(loaded, text, change="letters") == "1 .abTAac 2\n"
+    assert correct(loaded, text, change="all") == "le, TtAa7e2\n"
+    drawn = correct(loaded, text, steps=8, seed=0)
+    kinds = token_groups(loaded.folder.tokenizer, None)
+    tokens = [loaded.folder.tokenizer.encode(x) for x in (text, drawn)]
     assert (kinds[tokens[0]] == kinds[tokens[1]]).all()
     assert [a for a, b in zip(text, drawn, strict=True) if not b.isalpha()] == list("1 . 2\n")
 
@@ -151,11 +161,11 @@ def test_letters_are_plain_ones_of_a_script_and_a_case():
 
 
 def test_letters_with_accents_stay_and_are_never_written():
-    setting = mending(tokenizer=CharTokenizer(ALPHABET + "éü"))
+    loaded = mending(tokenizer=CharTokenizer(ALPHABET + "éü"))
     wishes = {"é": "a", "b": "é", "q": "a"}
     text, all_of_it = "q é b qe\u0301 e q\u0302 q", "a a é ae\u0301 e a\u0302 a"
-    assert correct(believing(setting, wishes), text) == "a é b ae\u0301 e q\u0302 a"
-    assert correct(setting, text, change="all") == all_of_it
+    assert correct(believing(loaded, wishes), text) == "a é b ae\u0301 e q\u0302 a"
+    assert correct(loaded, text, change="all") == all_of_it
 
 
 NO_WORDS = (
@@ -166,23 +176,23 @@ WORDS = "q _q_ _q, “q” q. q.. q...q .q q-q q--q q's Q&q q;q q:q _a q_ *q*"
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer(ALPHABET + "éQ0123456789_@/\\:-()"), ByteTokenizer()])
 def test_what_is_visibly_no_word_is_read_but_not_changed(tokenizer):
-    setting = mending(tokenizer=tokenizer, length=64)
+    loaded = mending(tokenizer=tokenizer, length=64)
     text = f"{NO_WORDS} é {WORDS}\n{NO_WORDS}\t{WORDS}"
     mended = WORDS.replace("q", "a")
-    assert correct(setting, text, reach=0) == f"{NO_WORDS} é {mended}\n{NO_WORDS}\t{mended}"
-    drawn = correct(setting, text, steps=4, seed=0)
+    assert correct(loaded, text, reach=0) == f"{NO_WORDS} é {mended}\n{NO_WORDS}\t{mended}"
+    drawn = correct(loaded, text, steps=4, seed=0)
     assert drawn.changes
     assert drawn.count(NO_WORDS) == 2
-    assert correct(setting, text, change="all", reach=0) == text.replace("q", "a")
+    assert correct(loaded, text, change="all", reach=0) == text.replace("q", "a")
 
 
 def test_words_are_told_apart_in_linear_time():
     """200,000 characters without a blank take a twentieth of a second; in quadratic time they would take minutes."""
     for piece in ("a", ".", "a-", "_-", "\u0301"):
         started = time.perf_counter()
-        assert not left_alone(piece * (200_000 // len(piece))).any()
+        assert not non_words(piece * (200_000 // len(piece))).any()
         assert time.perf_counter() - started < 5
-    assert left_alone("ab" * 200_000 + "7").all()
+    assert non_words("ab" * 200_000 + "7").all()
 
 
 def test_tokens_that_are_no_characters():
@@ -197,7 +207,7 @@ def test_tokens_that_are_no_characters():
 
 def counting(monkeypatch):
     """A model that believes in alphabetical order: a letter after two in order should be the next one."""
-    setting = mending("uniform", tokenizer=CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
+    loaded = mending("uniform", tokenizer=CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
 
     def features(x_t, sigma):
         before = torch.roll(x_t, 1, 1)
@@ -205,28 +215,28 @@ def counting(monkeypatch):
         settled[:, :2] = False
         return torch.where(settled, (before + 1) % 26, x_t)[..., None].float()
 
-    monkeypatch.setattr(setting.folder.model, "features", features)
-    setting.folder.model.get_buffer("table").copy_(torch.eye(26) * 20)
-    return setting
+    monkeypatch.setattr(loaded.folder.model, "features", features)
+    loaded.folder.model.get_buffer("table").copy_(torch.eye(26) * 20)
+    return loaded
 
 
 def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
     """A chain of wrong letters, of which each can be mended only once its left neighbour is."""
-    setting = counting(monkeypatch)
-    assert correct(setting, "abcxqefg", passes=1) == "abcdqefg"
-    twice = correct(setting, "abcxqefg", passes=2)
+    loaded = counting(monkeypatch)
+    assert correct(loaded, "abcxqefg", passes=1) == "abcdqefg"
+    twice = correct(loaded, "abcxqefg", passes=2)
     assert twice == "abcdeefg"
-    assert correct(setting, "abcxqefg", passes=9) == "abcdefgh"
+    assert correct(loaded, "abcxqefg", passes=9) == "abcdefgh"
     assert [(c.position, c.before, c.after) for c in twice.changes] == [(3, "x", "d"), (4, "q", "e")]
     assert all(c.confidence > 0.9 and c.doubt > 0.9 for c in twice.changes)
 
 
 def test_only_what_changed_is_read_again(monkeypatch):
     """Of 100 windows one has a mistake, and only it and those that overlap it are read in the second pass."""
-    setting, text = mending(length=16), "the cat sat. " * 92 + "q" + "the cat sat. " * 10
-    read, features = [], setting.folder.model.features
-    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: read.append(len(x)) or features(x, s))
-    assert correct(setting, text, swaps=0) == text.replace("q", "a")
+    loaded, text = mending(length=16), "the cat sat. " * 92 + "q" + "the cat sat. " * 10
+    read, features = [], loaded.folder.model.features
+    monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: read.append(len(x)) or features(x, s))
+    assert correct(loaded, text, swaps=0) == text.replace("q", "a")
     assert sum(read) - len(windows(len(text), 16)) in (1, 2)
 
 
@@ -236,14 +246,14 @@ def test_of_neighbouring_changes_only_the_surest_is_made():
     assert correct(mending(), "zqz  .  z", passes=1, reach=0) == "yay  .  y"
     assert correct(mending(), "zqz  .  z", passes=2) == "yay  .  y"
     strength = np.array([1.0, 3.0, 2.0, -np.inf, 2.0, 2.0])
-    assert surest(strength, 0).all()
-    assert surest(strength, 1).tolist() == [False, True, False, False, True, True]
-    assert surest(strength, 9).tolist() == [False, True, False, False, False, False]
+    assert local_maxima(strength, 0).all()
+    assert local_maxima(strength, 1).tolist() == [False, True, False, False, True, True]
+    assert local_maxima(strength, 9).tolist() == [False, True, False, False, False, False]
 
 
 @given(strength=st.lists(st.integers(0, 9), min_size=1, max_size=40), reach=st.integers(0, 50))
 def test_the_surest_by_looking_at_every_neighbour(strength, reach):
-    found = surest(np.array(strength, float), reach)
+    found = local_maxima(np.array(strength, float), reach)
     assert found.tolist() == [
         value >= max(strength[max(0, i - reach) : i + reach + 1]) for i, value in enumerate(strength)
     ]
@@ -267,9 +277,8 @@ def test_a_judgement_by_bayes_rule_written_out(beliefs, noise_rate, rate, x):
     process = np.full(6, noise_rate / 5)
     process[x] = 1 - noise_rate
     network = torch.from_numpy(g * process / (g * process).sum()).log()[None]
-    best, confidence, own = (
-        value.item() for value in judge(network, torch.tensor([x]), torch.from_numpy(groups), noise_rate, rate)
-    )
+    scored = best_replacement(network, torch.tensor([x]), torch.from_numpy(groups), noise_rate, rate)
+    best, confidence, own = (value.item() for value in scored)
     likeliest = max((h for h in range(6) if h != x), key=lambda h: g[h])
     if groups[x] < 0 or groups[likeliest] != groups[x]:
         assert (best, confidence, own) == (x, 0.0, 1.0)
@@ -283,42 +292,42 @@ def test_a_judgement_by_bayes_rule_written_out(beliefs, noise_rate, rate, x):
     assert weights[int(best)] == pytest.approx(confidence * total)
 
 
-def test_a_strange_text_is_left_alone():
-    """A q among letters that the model foretells is mended; among z's, which surprise it but are kept, it is not."""
-    setting = mending(length=64)
+def test_a_surprising_text_is_left_alone():
+    """A q among letters that the model predicts is corrected; among z's, which surprise it but are kept, it is not."""
+    loaded = mending(length=64)
     known, strange = "the cat sat on a mqt " * 10, "zzz zzz zzz zzz mqt " * 10
-    assert correct(setting, known + strange, threshold=0.3) == (known + strange).replace("q", "a")
-    limited = correct(setting, known + strange, strange=3.2, threshold=0.3)
+    assert correct(loaded, known + strange, threshold=0.3) == (known + strange).replace("q", "a")
+    limited = correct(loaded, known + strange, max_surprise=3.2, threshold=0.3)
     assert limited[:150] == known.replace("q", "a")[:150]
     assert limited[-150:] == strange[-150:]
     assert all(change.position < 250 for change in limited.changes)
 
 
-def test_a_strange_text_is_left_alone_in_several_steps_too():
-    setting = mending(length=64)
+def test_a_surprising_text_is_left_alone_in_several_steps_too():
+    loaded = mending(length=64)
     known, strange = "the cat sat on a mqt " * 10, "zzz zzz zzz zzz mqt " * 10
     steps: dict[str, Any] = {"steps": 8, "seed": 0, "threshold": 0.3}
-    assert correct(setting, known + strange, **steps) == (known + strange).replace("q", "a")
-    limited = correct(setting, known + strange, strange=3.2, **steps)
+    assert correct(loaded, known + strange, **steps) == (known + strange).replace("q", "a")
+    limited = correct(loaded, known + strange, max_surprise=3.2, **steps)
     assert limited[:150] == known.replace("q", "a")[:150]
     assert limited[-150:] == strange[-150:]
     assert limited.changes
     assert all(change.position < 250 for change in limited.changes)
 
 
-def test_strangeness_is_the_mean_surprise_of_what_was_left():
+def test_the_mean_surprise_is_that_of_what_was_left():
     surprise = np.zeros(300)
     surprise[:100] = 1.0
     surprise[7] = 99.0
     left, nothing = np.ones(300, bool), np.zeros(300)
-    opinion = Opinion(np.zeros(300, int), nothing, nothing, surprise, nothing)
-    found = strangeness(opinion, left)
+    scores = TokenScores(np.zeros(300, int), nothing, nothing, surprise, nothing)
+    found = mean_surprise(scores, left)
     assert found[20] == pytest.approx((84 + 4) / 85)  # the one that surprises most counts for 4
     assert found[299] == 0.0
-    few = Opinion(*(column[:4] for column in opinion.columns))
-    assert strangeness(few, left[:4]) == pytest.approx(4 / 32)
+    few = TokenScores(*(column[:4] for column in scores.columns))
+    assert mean_surprise(few, left[:4]) == pytest.approx(4 / 32)
     left[7] = False
-    assert strangeness(opinion, left)[20] == pytest.approx(1.0)
+    assert mean_surprise(scores, left)[20] == pytest.approx(1.0)
 
 
 # ---- what never changes -------------------------------------------------------------------------------------------
@@ -339,14 +348,14 @@ def test_line_ends_and_unknown_characters_stay():
 @pytest.mark.parametrize("length", [8, 64])
 def test_line_ends_of_two_characters_are_read_as_one(length, monkeypatch):
     """The network sees what it would of \\n alone; positions are those of the text that was given."""
-    setting = mending(length=length, tokenizer=CharTokenizer(ALPHABET + "\n"))
-    read, features = [], setting.folder.model.features
-    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: read.append(x.tolist()) or features(x, s))
-    short = correct(setting, "a cqt\nsqt\n\n on z\n")
+    loaded = mending(length=length, tokenizer=CharTokenizer(ALPHABET + "\n"))
+    read, features = [], loaded.folder.model.features
+    monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: read.append(x.tolist()) or features(x, s))
+    short = correct(loaded, "a cqt\nsqt\n\n on z\n")
     seen = read.copy()
     read.clear()
     text = "a cqt\r\nsqt\r\n\r\n on z\r\n"
-    long = correct(setting, text)
+    long = correct(loaded, text)
     assert read == seen
     assert long == short.replace("\n", "\r\n") == text.replace("q", "a").replace("z", "y")
     assert [(c.position, c.before) for c in long.changes] == [(i, text[i]) for i in range(len(text)) if text[i] in "qz"]
@@ -354,35 +363,35 @@ def test_line_ends_of_two_characters_are_read_as_one(length, monkeypatch):
 
 def test_a_return_that_is_known_or_ends_no_line_is_read():
     known = CharTokenizer("ab \r\n")
-    assert known.decode(read_text(known, "a\r\nb").ids) == "a\r\nb"
+    assert known.decode(encode_text(known, "a\r\nb").ids) == "a\r\nb"
     other = CharTokenizer("ab \n")
-    reading = read_text(other, "a\rb\r\r\n")
-    assert other.decode(reading.ids) == "a b \n"
-    assert reading.protected.tolist() == [False, True, False, True, False]
-    assert reading.starts is not None
-    assert reading.starts.tolist() == [0, 1, 2, 3, 5]
+    encoded = encode_text(other, "a\rb\r\r\n")
+    assert other.decode(encoded.ids) == "a b \n"
+    assert encoded.protected.tolist() == [False, True, False, True, False]
+    assert encoded.starts is not None
+    assert encoded.starts.tolist() == [0, 1, 2, 3, 5]
 
 
 def test_unknown_characters_are_read_as_what_they_look_like():
     tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz '\"-\n")
-    reading = read_text(tokenizer, "naïve it’s “a” — b\r\n日🙂é")
-    assert tokenizer.decode(reading.ids) == 'naive it\'s "a" - b\n  e'
-    assert reading.protected.sum() == 8
+    encoded = encode_text(tokenizer, "naïve it’s “a” — b\r\n日🙂é")
+    assert tokenizer.decode(encoded.ids) == 'naive it\'s "a" - b\n  e'
+    assert encoded.protected.sum() == 8
 
 
 def test_what_stands_for_unknown_characters_is_read_but_never_written():
     tokenizer = CharTokenizer(ALPHABET, unknown="\ufffd")
-    reading = read_text(tokenizer, "é日")
-    assert tokenizer.decode(reading.ids) == "e\ufffd"
-    setting = believing(mending(tokenizer=tokenizer), {"b": "\ufffd"})
-    assert correct(setting, "q日b", change="all") == "a日b"
+    encoded = encode_text(tokenizer, "é日")
+    assert tokenizer.decode(encoded.ids) == "e\ufffd"
+    loaded = believing(mending(tokenizer=tokenizer), {"b": "\ufffd"})
+    assert correct(loaded, "q日b", change="all") == "a日b"
 
 
 def test_bytes_that_are_no_text_cost_no_context(monkeypatch):
-    setting, read = mending(length=64), []
-    features = setting.folder.model.features
-    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: read.append(x.shape) or features(x, s))
-    assert correct(setting, "a cqt \udcff sat \udce9 on \udcff") == "a cat \udcff sat \udce9 on \udcff"
+    loaded, read = mending(length=64), []
+    features = loaded.folder.model.features
+    monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: read.append(x.shape) or features(x, s))
+    assert correct(loaded, "a cqt \udcff sat \udce9 on \udcff") == "a cat \udcff sat \udce9 on \udcff"
     assert set(read) == {(1, 18)}
 
 

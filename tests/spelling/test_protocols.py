@@ -11,7 +11,7 @@ from torch import nn
 import cedd
 from cedd.spelling.paper_protocol import restore
 from cedd.spelling.shares import Share
-from cedd.spelling.user_protocol import Correction, outcomes, save_plot
+from cedd.spelling.user_protocol import CorrectionResult, outcomes, save_plot
 from tests.networks import random_network
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -238,7 +238,9 @@ def test_texts_of_other_lengths_are_refused():
 
 def test_the_plot_is_written(tmp_path):
     made = [
-        Correction(way, {"threshold": threshold}, outcomes("abcd" * 20, "abcx" * 20, "abcd" * 10 + "abxx" * 10, 8))
+        CorrectionResult(
+            way, {"threshold": threshold}, outcomes("abcd" * 20, "abcx" * 20, "abcd" * 10 + "abxx" * 10, 8)
+        )
         for way in ("1 step", "8 steps")
         for threshold in (0.1, 1.0)
     ]

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cedd.data.tokenizers import BPETokenizer, CharTokenizer
-from cedd.spelling.scores import Opinion, exchange_wish, foretold
-from cedd.spelling.transpositions import APART, READINGS, Swaps, exchanged, far_apart, letter_groups, persuaded
+from cedd.spelling.scores import TokenScores, leave_one_out, swap_gain
+from cedd.spelling.transpositions import (
+    APART,
+    READINGS,
+    Transpositions,
+    far_apart,
+    letter_groups,
+    transposed,
+    with_transpositions,
+)
 from cedd.tasks import correct
 from tests.tasks.models import mending
 
@@ -25,10 +33,10 @@ def posterior(g, x):
     return torch.log(g * likelihood / (g * likelihood).sum(-1, keepdim=True))
 
 
-def opinion_of(exchange, **given):
-    count = len(exchange)
+def scores_of(gain, **given):
+    count = len(gain)
     usual = {"best": np.zeros(count, int), "confidence": np.full(count, 1e-9), "own": np.ones(count)}
-    return Opinion(**{**usual, "surprise": np.zeros(count), "exchange": np.asarray(exchange, float), **given})
+    return TokenScores(**{**usual, "surprise": np.zeros(count), "swap_gain": np.asarray(gain, float), **given})
 
 
 @settings(max_examples=50, deadline=None)
@@ -37,7 +45,7 @@ def test_what_was_believed_before_the_token_was_seen(beliefs, x):
     g = torch.tensor([beliefs], dtype=torch.float64)
     g = g / g.sum()
     tokens = torch.tensor([[x, *range(5)]])
-    found = foretold(posterior(g, torch.tensor([x])), tokens, NOISE)
+    found = leave_one_out(posterior(g, torch.tensor([x])), tokens, NOISE)
     assert torch.allclose(found.exp(), g.gather(-1, tokens), atol=1e-9)
 
 
@@ -48,38 +56,38 @@ def test_odds_are_those_of_the_joint_probability(seed, share):
     generator = np.random.default_rng(seed)
     joint, ids = generator.dirichlet(np.ones(3**5)).reshape([3] * 5) + 1e-6, generator.integers(0, 3, 5)
 
-    def think(text, **_):
+    def score(text, **_):
         g = [joint[tuple(slice(None) if j == i else text[j] for j in range(5))] for i in range(5)]
         beliefs, x = torch.from_numpy(np.stack(g)), torch.from_numpy(text)
         beliefs = beliefs / beliefs.sum(-1, keepdim=True)
         tokens = torch.stack([x, x.roll(1), x.roll(-1)], -1)
-        return opinion_of(exchange_wish(foretold(posterior(beliefs, x), tokens, NOISE)[None])[0].numpy())
+        return scores_of(swap_gain(leave_one_out(posterior(beliefs, x), tokens, NOISE)[None])[0].numpy())
 
-    swaps = Swaps(think, share, np.zeros(3, int), 5)
-    swaps.weigh(ids, think(ids), np.ones(5, bool), np.zeros(5, bool))
+    swaps = Transpositions(score, share, np.zeros(3, int), 5)
+    swaps.weigh(ids, score(ids), np.ones(5, bool), np.zeros(5, bool))
     for i in np.flatnonzero(np.isfinite(swaps.log_odds)):
-        odds = joint[tuple(exchanged(ids, np.array([i])))] / joint[tuple(ids)] * share / (1 - share)
+        odds = joint[tuple(transposed(ids, np.array([i])))] / joint[tuple(ids)] * share / (1 - share)
         assert swaps.log_odds[i] == pytest.approx(math.log(odds))
     assert np.isfinite(swaps.log_odds).sum() <= READINGS
 
 
 def test_only_different_letters_of_one_case_change_places():
     tokenizer = CharTokenizer("abcABC 1é")
-    swaps = Swaps(opinion_of, 0.1, letter_groups(tokenizer), 13)
+    swaps = Transpositions(scores_of, 0.1, letter_groups(tokenizer), 13)
     ids, free = tokenizer.encode("abb a1cBACéab")[:13], np.ones(13, bool)
     free[11] = False
-    found = swaps.candidates(ids, opinion_of(np.zeros(13)), free)
+    found = swaps.candidates(ids, scores_of(np.zeros(13)), free)
     assert np.flatnonzero(found).tolist() == [0, 7, 8]  # ab, BA, AC; é is not plain, and the last a is held
-    assert not swaps.candidates(ids, opinion_of(np.full(13, -99.0)), free).any()
+    assert not swaps.candidates(ids, scores_of(np.full(13, -99.0)), free).any()
     pieces = BPETokenizer.train(["the cat sat on the mat"] * 3, 270)
     assert (letter_groups(pieces) == -1).all()
 
 
 @settings(max_examples=50, deadline=None)
-@given(wishes=st.lists(st.floats(-5, 5), min_size=1, max_size=80), data=st.data())
-def test_a_reading_has_pairs_that_are_far_apart(wishes, data):
-    places = np.array(sorted(data.draw(st.sets(st.integers(0, len(wishes) - 1)))), dtype=np.intp)
-    groups = far_apart(places, np.array(wishes))
+@given(gains=st.lists(st.floats(-5, 5), min_size=1, max_size=80), data=st.data())
+def test_a_reading_has_pairs_that_are_far_apart(gains, data):
+    places = np.array(sorted(data.draw(st.sets(st.integers(0, len(gains) - 1)))), dtype=np.intp)
+    groups = far_apart(places, np.array(gains))
     together = [place for group in groups for place in group.tolist()]
     assert len(groups) <= READINGS
     assert len(together) == len(set(together))
@@ -87,14 +95,14 @@ def test_a_reading_has_pairs_that_are_far_apart(wishes, data):
     for group in groups:
         assert (np.diff(np.sort(group)) >= APART).all()
     if len(places):
-        assert max(places, key=lambda place: wishes[place]) in together or wishes.count(max(wishes)) > 1
+        assert max(places, key=lambda place: gains[place]) in together or gains.count(max(gains)) > 1
 
 
-def test_an_exchange_stands_against_other_letters_and_other_exchanges():
+def test_a_transposition_stands_against_other_letters_and_other_transpositions():
     own, confidence = np.array([0.9, 0.9, 0.9, 0.1, 0.9]), np.array([0.1, 0.1, 0.1, 0.9, 0.1])
-    before, ids = opinion_of(np.zeros(5), own=own, confidence=confidence), np.arange(5)
+    before, ids = scores_of(np.zeros(5), own=own, confidence=confidence), np.arange(5)
     nothing = -np.inf
-    after, firsts = persuaded(before, ids, np.array([1.0, 3.0, 2.0, 1.5, nothing]))
+    after, firsts = with_transpositions(before, ids, np.array([1.0, 3.0, 2.0, 1.5, nothing]))
     assert firsts.tolist() == [1]  # of those that overlap the likeliest; the last is less likely than another letter
     assert after.best[1:3].tolist() == [2, 1]
     assert after.log_odds[1:3] == pytest.approx([3.0, 3.0])
@@ -104,44 +112,44 @@ def test_an_exchange_stands_against_other_letters_and_other_exchanges():
 def test_both_letters_are_changed_or_none():
     """The pair (0, 1) has a stronger change within the reach of its second letter only."""
     own = np.array([0.1, 0.1, 0.9, 0.9, 0.01])
-    opinion = opinion_of(np.zeros(5), own=own, confidence=1 - own)
+    scores = scores_of(np.zeros(5), own=own, confidence=1 - own)
     wanted = own < 0.5
-    assert opinion.surest_of(wanted, 3).tolist() == [True, False, False, False, True]
-    assert opinion.surest_of(wanted, 3, np.array([0])).tolist() == [False, False, False, False, True]
-    assert opinion.surest_of(wanted, 2, np.array([0])).tolist() == [True, True, False, False, True]
+    assert scores.strongest(wanted, 3).tolist() == [True, False, False, False, True]
+    assert scores.strongest(wanted, 3, np.array([0])).tolist() == [False, False, False, False, True]
+    assert scores.strongest(wanted, 2, np.array([0])).tolist() == [True, True, False, False, True]
 
 
 def alphabetical(monkeypatch, length=32):
     """A model that knows where every letter of the alphabet stands, and looks at nothing else."""
-    setting = mending("uniform", length, CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
+    loaded = mending("uniform", length, CharTokenizer("abcdefghijklmnopqrstuvwxyz"))
 
     def features(x_t, sigma):
         return torch.arange(x_t.shape[1]).expand(x_t.shape)[..., None].float() % 26
 
-    monkeypatch.setattr(setting.folder.model, "features", features)
-    setting.folder.model.get_buffer("table").copy_(torch.log(torch.eye(26) * 0.5 + 0.5 / 26))
-    return setting
+    monkeypatch.setattr(loaded.folder.model, "features", features)
+    loaded.folder.model.get_buffer("table").copy_(torch.log(torch.eye(26) * 0.5 + 0.5 / 26))
+    return loaded
 
 
 def test_a_swap_is_made_and_shown_as_two_changes(monkeypatch):
     """Each letter by itself is not doubted enough: at a rate of mistakes of 1 in 1,000 it stays."""
-    setting = alphabetical(monkeypatch)
+    loaded = alphabetical(monkeypatch)
     given, meant = "abcdefghikjlmnopqrstuvwxyz", "abcdefghijklmnopqrstuvwxyz"
     usual: dict[str, Any] = {"rate": 0.0005, "t": 0.05}
-    assert correct(setting, given, **usual, swaps=0) == given
-    now = correct(setting, given, **usual, swaps=0.01)
+    assert correct(loaded, given, **usual, swaps=0) == given
+    now = correct(loaded, given, **usual, swaps=0.01)
     assert now == meant
     assert [(c.position, c.before, c.after) for c in now.changes] == [(9, "k", "j"), (10, "j", "k")]
     assert all(0.5 < c.confidence == c.doubt < 1 for c in now.changes)
-    assert correct(setting, given, **usual, swaps=1e-9) == given
+    assert correct(loaded, given, **usual, swaps=1e-9) == given
     with pytest.raises(ValueError, match="swaps is a share of neighbouring letters"):
-        correct(setting, given, swaps=1.0)
+        correct(loaded, given, swaps=1.0)
 
 
 def test_a_swap_is_not_taken_back_by_halves(monkeypatch):
-    setting = alphabetical(monkeypatch)
+    loaded = alphabetical(monkeypatch)
     given = "abcdefghikjlmnopqrstuvwxyz"
-    half = np.where(np.arange(26) < 10, 0.0, 9.0)  # strange from the pair's second letter on
-    monkeypatch.setattr(sys.modules["cedd.spelling.correct"], "strangeness", lambda opinion, left: half)
-    now = correct(setting, given, rate=0.0005, t=0.05, swaps=0.01, strange=1.0)
+    half = np.where(np.arange(26) < 10, 0.0, 9.0)  # surprising from the pair's second letter on
+    monkeypatch.setattr(sys.modules["cedd.spelling.decide"], "mean_surprise", lambda scores, left: half)
+    now = correct(loaded, given, rate=0.0005, t=0.05, swaps=0.01, max_surprise=1.0)
     assert now == "abcdefghijklmnopqrstuvwxyz"

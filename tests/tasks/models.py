@@ -11,7 +11,7 @@ import cedd
 from cedd.data.tokenizers import CharTokenizer, Tokenizer
 from cedd.models import Transformer, config_from_preset
 from cedd.models.folder import ModelFolder, save_folder
-from cedd.models.loaded import Setting
+from cedd.models.loaded import LoadedModel
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,T"
 
@@ -41,12 +41,12 @@ class Mender(nn.Module):
         return self.get_buffer("table")[features[..., 0].long().clamp_max(len(self.get_buffer("table")) - 1)]
 
 
-def mending(process: str = "uniform", length: int = 16, tokenizer: Tokenizer | None = None) -> Setting:
+def mending(process: str = "uniform", length: int = 16, tokenizer: Tokenizer | None = None) -> LoadedModel:
     chosen = tokenizer or CharTokenizer(ALPHABET)
     made = getattr(cedd, process)(chosen.vocab_size)
     model = Mender(chosen)
     folder = ModelFolder(model, made, cedd.get_method("cedd"), chosen, length, {}, Path())  # pyright: ignore
-    return Setting(folder, torch.device("cpu"))
+    return LoadedModel(folder, torch.device("cpu"))
 
 
 def save_random(

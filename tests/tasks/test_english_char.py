@@ -51,5 +51,5 @@ def test_line_ends_make_no_difference(model):
 
 
 def test_another_language_is_left_alone_in_several_steps_too(model):
-    assert model.correct(LATIN, steps=8, seed=0, strange=100).changes
+    assert model.correct(LATIN, steps=8, seed=0, max_surprise=100).changes
     assert not model.correct(LATIN, steps=8, seed=0).changes

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import cedd
 from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2, CharTokenizer
-from cedd.models.loaded import Settings
+from cedd.models.loaded import SamplingOptions
 from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
 from tests.tasks.models import ALPHABET, mending, save_random
 
-FAST = Settings(steps=8, seed=0)
+FAST = SamplingOptions(steps=8, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +98,12 @@ def test_a_folder_that_is_none_is_said_so(tmp_path):
     widths=st.lists(st.integers(1, 6), min_size=3, max_size=3),
 )
 def test_what_is_given_stays(pieces, widths):
-    setting = mending("roulette", length=64)
+    loaded = mending("roulette", length=64)
     text, pattern = pieces[0], []
     for piece, width in zip(pieces[1:], widths, strict=False):
         text += f"____{{{width}}}" + piece
         pattern.append(width)
-    filled = infill(setting, text, 1, settings=FAST)[0]
+    filled = infill(loaded, text, 1, options=FAST)[0]
     place = 0
     for piece, width in zip(pieces, [*pattern, 0], strict=True):
         assert filled[place : place + len(piece)] == piece
@@ -121,8 +121,8 @@ ANY = st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃{}\n\r\t🙂é�
 def test_any_text_that_is_given_comes_back_as_it_was(parts, tokens):
     """Characters that the model does not know, and halves of them, in blanks and after a prompt."""
     tokenizer = {"char": CharTokenizer(ALPHABET), "96": CharTokenizer(ALPHABET, "\ufffd"), "byte": ByteTokenizer()}
-    setting = mending("roulette", length=200, tokenizer=tokenizer[tokens])
-    filled = infill(setting, "____{5}".join(parts), settings=FAST)[0]
+    loaded = mending("roulette", length=200, tokenizer=tokenizer[tokens])
+    filled = infill(loaded, "____{5}".join(parts), options=FAST)[0]
     if tokens != "byte":  # five bytes may be fewer characters
         place = 0
         for part in parts:
@@ -130,7 +130,7 @@ def test_any_text_that_is_given_comes_back_as_it_was(parts, tokens):
             place += len(part) + 5
     assert filled.startswith(parts[0])
     assert filled.endswith(parts[-1])
-    assert generate(setting, prompt=parts[0], settings=FAST)[0].startswith(parts[0])
+    assert generate(loaded, prompt=parts[0], options=FAST)[0].startswith(parts[0])
 
 
 def test_unknown_characters_are_read_as_those_most_like_them():
@@ -146,10 +146,10 @@ def test_what_stands_for_unknown_characters_is_never_sampled(process):
     """Even by a model that believes in nothing else; a stand-in that is a character itself is one like others."""
 
     def written(stand_in: str) -> str:
-        setting = mending(process, tokenizer=CharTokenizer(ALPHABET, stand_in))
-        believed = setting.folder.model.get_buffer("table")
-        believed[:, int(setting.folder.tokenizer.encode(stand_in)[0])] += 20.0
-        return "".join(generate(setting, 20, settings=FAST) + infill(setting, "a ____ b", 20, settings=FAST))
+        loaded = mending(process, tokenizer=CharTokenizer(ALPHABET, stand_in))
+        believed = loaded.folder.model.get_buffer("table")
+        believed[:, int(loaded.folder.tokenizer.encode(stand_in)[0])] += 20.0
+        return "".join(generate(loaded, 20, options=FAST) + infill(loaded, "a ____ b", 20, options=FAST))
 
     assert "\ufffd" not in written("\ufffd")
     assert written(".").count(".") > 300
@@ -214,11 +214,11 @@ def test_bytes_and_partial_vocabularies():
     """Tokens that are no characters are passed through; a token that has no text is never written."""
     assert correct(mending(tokenizer=ByteTokenizer()), "qü\ud800z") == "aü\ud800y"
     table = CharAsGPT2({c: 7 * i + 1 for i, c in enumerate(ALPHABET)}, vocab_size=400)
-    setting = mending(tokenizer=table)
-    believed = setting.folder.model.get_buffer("table")
+    loaded = mending(tokenizer=table)
+    believed = loaded.folder.model.get_buffer("table")
     believed[int(table.encode("b")[0])] = 0.0
     believed[int(table.encode("b")[0]), 399] = 9.0  # certain of a token that is no character
-    assert correct(setting, "qbz") == "aby"
+    assert correct(loaded, "qbz") == "aby"
 
 
 @settings(deadline=None)
@@ -272,12 +272,12 @@ def test_the_error_of_a_texts_perplexity_is_that_of_repetition(runs, length):
 
 
 def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
-    setting = mending("absorb")
-    trajectory = Trajectory(setting.folder.tokenizer)
-    text = generate(setting, 2, settings=Settings(steps=40, seed=1), callback=trajectory)[0]
+    loaded = mending("absorb")
+    trajectory = Trajectory(loaded.folder.tokenizer)
+    text = generate(loaded, 2, options=SamplingOptions(steps=40, seed=1), callback=trajectory)[0]
     last = trajectory.frames[-1]
-    assert setting.folder.tokenizer.decode(last) == text
-    assert (trajectory.frames[0] == setting.vocab_size).mean() > 0.9
+    assert loaded.folder.tokenizer.decode(last) == text
+    assert (trajectory.frames[0] == loaded.vocab_size).mean() > 0.9
     assert all(trajectory.changed(k).any() for k in range(1, len(trajectory.frames)))
     page = trajectory.page("</script><b>")
     assert "</script><b>" not in page
@@ -294,10 +294,10 @@ def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
 
 
 def test_first_hitting_needs_no_more_calls_than_masks(monkeypatch):
-    setting = mending("absorb")
-    calls, original = [], setting.folder.model.features
-    monkeypatch.setattr(setting.folder.model, "features", lambda x, s: calls.append(len(x)) or original(x, s))
-    generate(setting, 2, prompt="T cat", settings=Settings(sampler="first-hitting", seed=0))
+    loaded = mending("absorb")
+    calls, original = [], loaded.folder.model.features
+    monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: calls.append(len(x)) or original(x, s))
+    generate(loaded, 2, prompt="T cat", options=SamplingOptions(sampler="first-hitting", seed=0))
     assert len(calls) <= 16 - 5
 
 

@@ -26,8 +26,8 @@ COMMANDS: Mapping[str, str] = {
     "evaluate": "bound a model's perplexity on text, with an interval, or compare two models",
     "sample": "draw texts from a trained model, and watch them being denoised",
     "infill": "fill the blanks of a text",
-    "correct": "put a text's mistakes right",
-    "spelling": "count the mistakes a model puts right in a book, and what it breaks",
+    "correct": "correct the spelling of a text",
+    "spelling": "measure how many mistakes a model fixes in a book, and how much it breaks",
     "genppl": "judge a model's samples by another language model",
     "export": "write a run as a model to give away: small, described, with its figures",
     "report": "write a run as one page, or a comparison of several",
@@ -35,6 +35,9 @@ COMMANDS: Mapping[str, str] = {
     "theory": "check every theorem, proposition and erratum on small chains, and print the table",
     "completion": "print a script with which your shell completes all of this",
 }
+
+RENAMED: Mapping[str, Mapping[str, str]] = {"correct": {"--strange": "--max-surprise"}}
+"""Options by earlier names, which commands still take."""
 
 EXAMPLE = "cedd quickstart --fast"
 
@@ -139,10 +142,21 @@ def _line(error: Exception) -> str | None:
     return " ".join(str(error).split())
 
 
+def _renamed(name: str, words: list[str]) -> list[str]:
+    """The words of a command line with options as they are called now; one line says so."""
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[:end]):
+        option, equals, value = word.partition("=")
+        if (now := RENAMED.get(name, {}).get(option)) is not None:
+            print(f"cedd {name}: {option} is now called {now}", file=sys.stderr)
+            words = [*words[:place], now + equals + value, *words[place + 1 :]]
+    return words
+
+
 def _run(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"cedd.cli.{name}")
     try:
-        arguments = _parse(module, name, words)
+        arguments = _parse(module, name, _renamed(name, words))
         _check_seed(getattr(arguments, "seed", None))
         return int(module.run(arguments) or 0)
     except BrokenPipeError:

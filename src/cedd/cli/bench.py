@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cedd.cli import UserError
+from cedd.cli.given import CommonArguments
 from cedd.names import suggestion
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(CommonArguments):
     """example: cedd bench train --preset char --vocab 100 --shapes 16x128 --steps 5
 
     Time training steps or sampling against a plain textbook implementation.
@@ -43,12 +44,8 @@ class Arguments:
     """torch.compile, with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """What our training step multiplies in (auto: bf16 where the chip has units for it; the textbook's: on CUDA)."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
     seed: int = 0
     """Of tokens and weights."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def shapes_of(arguments: Arguments, *default: str) -> tuple[str, ...]:

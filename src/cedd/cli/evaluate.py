@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cedd.cli.given import CommonArguments
 from cedd.cli.progress import progress_bar
 from cedd.device import pick_device
 from cedd.dynamics import Corrector
@@ -39,7 +40,7 @@ from cedd.storage import check_writable, json_sha256
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(CommonArguments):
     """example: cedd evaluate runs/quickstart --data runs/quickstart/held-out.txt
 
     Bound the perplexity of a run on text, with a 95% interval (the example: after cedd quickstart).
@@ -83,10 +84,6 @@ class Arguments:
     """Noisy sequences shown to the network at once."""
     seed: int = 0
     """Of times and noise."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def run(arguments: Arguments) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,12 +11,13 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from cedd.cli import UserError
-from cedd.models.loaded import Setting
+from cedd.cli.given import CommonArguments
+from cedd.models.loaded import LoadedModel
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from cedd.report.commands import train_command
 from cedd.spelling.calibrate import calibrate
-from cedd.spelling.correct import CorrectionOptions
 from cedd.spelling.corruption import MISTAKES
+from cedd.spelling.options import RENAMED, CorrectionOptions, current_names
 from cedd.tasks import load
 from cedd.tasks.card import is_spelling
 from cedd.training.config import read_config
@@ -26,7 +28,7 @@ CALIBRATION_CHARACTERS = 30_000
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(CommonArguments):
     """example: cedd export runs/quickstart --out my-model --weights int8 --calibrate runs/quickstart/held-out.txt
 
     Write a run as a folder to give away: config.json, weights, tokenizer, and a card (README.md) made from config.json
@@ -58,8 +60,6 @@ class Arguments:
     calibration finds, and that before what the RUN has. Figures of other defaults leave the card."""
     chosen: str | None = None
     """How they were chosen, in words, for the card; of calibration it says so by itself."""
-    device: str = "auto"
-    json: bool = False
 
 
 def run(arguments: Arguments) -> int:
@@ -70,7 +70,7 @@ def run(arguments: Arguments) -> int:
         raise UserError(f"{source} is a run that may still be trained; export it to another folder")
     extra: dict[str, Any] = {"title": arguments.title or model.folder.config.get("title") or arguments.out.name}
     extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments)}
-    extra |= correction_facts(model.setting, arguments)
+    extra |= correction_facts(model.loaded, arguments)
     model.save_pretrained(arguments.out, weights=arguments.weights, extra=extra)
     size = sum(file.stat().st_size for file in arguments.out.iterdir() if file.is_file())
     record = {"out": str(arguments.out), "bytes": size, "weights": arguments.weights or model.folder.weights}
@@ -80,15 +80,16 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def correction_facts(setting: Setting, arguments: Arguments) -> dict[str, Any]:
+def correction_facts(loaded: LoadedModel, arguments: Arguments) -> dict[str, Any]:
     """Defaults of correction, how they were chosen, and figures: of earlier ones those that still hold."""
-    before = setting.folder.config
-    correction, chosen = before.get("correction", {}), before.get("chosen", "")
+    before = loaded.folder.config
+    own, chosen = current_names(before.get("correction", {})), before.get("chosen", "")
     given, results = read_options(arguments.correction), read_results(arguments.results)
+    found: dict[str, Any] = {}
     if arguments.calibrate is not None:
-        correction, chosen = calibrated(setting, arguments.calibrate, arguments.broken)
-    correction = {**correction, **given}
-    same = correction == before.get("correction", {})
+        found, chosen = calibrated(loaded, arguments.calibrate, arguments.broken)
+    correction = {**own, **found, **given}
+    same = correction == own
     held = {name: one for name, one in before.get("results", {}).items() if same or not is_spelling(one)}
     if given and not same:
         chosen = ""
@@ -102,13 +103,15 @@ def read_options(words: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
+        if name in RENAMED:
+            print(f"cedd export: {name} is now called {RENAMED[name]}", file=sys.stderr)
         kind = str if name == "change" else int if isinstance(usual.get(name), int) else float
         try:
             found[name] = kind(value)
         except ValueError:
             raise UserError(f"--correction takes NAME=NUMBER, such as threshold=0.3; got {word!r}") from None
     CorrectionOptions().changed(found).check()
-    return found
+    return current_names(found)
 
 
 def _said(record: dict[str, Any]) -> str:
@@ -169,12 +172,12 @@ def digest(record: Any) -> Any:
     return Path(record).name if isinstance(record, str) and Path(record).is_absolute() else record
 
 
-def calibrated(setting: Setting, file: Path, broken: float) -> tuple[dict[str, Any], str]:
-    """Correction's options by the beginning of a text, the folder's where they are not sought, and that in words."""
+def calibrated(loaded: LoadedModel, file: Path, broken: float) -> tuple[dict[str, Any], str]:
+    """Options of correction found on the beginning of a text, and that in words."""
     text = file.read_text(encoding="utf-8")[:CALIBRATION_CHARACTERS]
-    found = calibrate(setting, text, broken=broken)
+    found = calibrate(loaded, text, broken=broken)
     words = (
         f"On the first {len(text):,} characters of {file.name}, 5% of whose letters were replaced: the most fixed with "
         f"at most {100 * broken:g}% of the right letters broken."
     )
-    return {**setting.folder.config.get("correction", {}), **found.options}, words
+    return found.options, words

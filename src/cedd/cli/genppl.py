@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from cedd.cli import UserError
+from cedd.cli.given import CommonArguments
 from cedd.cli.sampling import SamplerOptions
 from cedd.device import pick_device
 from cedd.evaluation.generative import (
     DEFAULT_JUDGE,
+    BootstrapInterval,
     GenerativePerplexity,
     HubJudge,
-    Interval,
     Samples,
     generative_perplexity,
     load_samples,
@@ -31,7 +32,7 @@ from cedd.tasks.generate import generate_ids
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(CommonArguments):
     """example: cedd genppl runs/quickstart -n 64 --out samples.jsonl
 
     Judge a model's samples by another language model, both ways the literature defines it (the example: after
@@ -60,10 +61,6 @@ class Arguments:
     """Samples judged at once."""
     seed: int = 0
     """Of the samples and of the intervals."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def run(arguments: Arguments) -> int:
@@ -90,10 +87,10 @@ def draw(arguments: Arguments) -> Samples:
     """Samples of the model, saved."""
     assert arguments.model is not None
     model = load(arguments.model, arguments.device)
-    settings = arguments.options.settings(arguments.seed)
-    ids = generate_ids(model.setting, arguments.n, arguments.length, settings=settings)
+    options = arguments.options.sampling(arguments.seed)
+    ids = generate_ids(model.loaded, arguments.n, arguments.length, options)
     texts = [model.tokenizer.decode(row.numpy()) for row in ids]
-    made_by = {"model": arguments.model, "length": ids.shape[1], **asdict(settings)}
+    made_by = {"model": arguments.model, "length": ids.shape[1], **asdict(options)}
     samples = Samples(texts, ids.tolist(), made_by)
     out = arguments.out or model.folder.path / "samples.jsonl"
     save_samples(out, samples)
@@ -104,7 +101,7 @@ def draw(arguments: Arguments) -> Samples:
 def table(report: GenerativePerplexity) -> Table:
     """The report to read."""
 
-    def shown(interval: Interval) -> str:
+    def shown(interval: BootstrapInterval) -> str:
         if interval.low is None or interval.high is None:
             return f"{interval.value:.2f}  [one sample]"
         return f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"

@@ -1,8 +1,9 @@
-"""What a command is given: a model, or by default the one that comes with the package, and a text."""
+"""What commands are given: a model (by default the one that comes with the package), a text, and common options."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,16 @@ from cedd.models.locate import is_model, locate, packaged, pretrained_names
 
 DEFAULT_MODEL = "english-char"
 """The model that is used where a command names none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonArguments:
+    """Options of every command that runs a model."""
+
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
+    json: bool = False
+    """Print one JSON object."""
 
 
 def default_model() -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from cedd.cli.given import CommonArguments
 from cedd.cli.progress import Stages
 from cedd.device import pick_device
 from cedd.report.measure import describe_run
@@ -26,7 +27,7 @@ DEFAULT_OUT = Path("runs/quickstart")
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(CommonArguments):
     """example: cedd quickstart
 
     Train a character model on Python's own manual, bound its bits per character beside simple models, let it write,
@@ -42,10 +43,6 @@ class Arguments:
     """Training steps: 5000 on a CPU, 1500 on a GPU, 60 with --fast."""
     seed: int = 0
     """Of everything random."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
-    json: bool = False
-    """Print all figures and texts as JSON."""
 
 
 def run(arguments: Arguments) -> int:
@@ -62,7 +59,7 @@ def run(arguments: Arguments) -> int:
     stages = Stages()
     with stages.bar:
         opened = open_run(config.out, arguments.device)
-        facts = {"computed on": device_text(opened.model.setting.device)}
+        facts = {"computed on": device_text(opened.model.loaded.device)}
         report = describe_run(opened, effort, arguments.seed, stages, facts)
     page = config.out / PAGE_FILE
     write_report(report, page)

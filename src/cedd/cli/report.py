@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from cedd.cli.given import CommonArguments
 from cedd.cli.progress import Stages
 from cedd.cli.sampling import PAGE_SUFFIXES
 from cedd.report.commands import comparison_command
@@ -20,7 +21,7 @@ from cedd.storage import check_writable
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(CommonArguments):
     """example: cedd report runs/quickstart
 
     Write a run's curves, its bound beside simple models, samples and corrections as one page, RUN/report.html (the
@@ -36,10 +37,6 @@ class Arguments:
     effort: Annotated[Effort, tyro.conf.arg(name="")] = field(default_factory=Effort)
     seed: int = 0
     """Of everything random."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
-    json: bool = False
-    """Print all figures and texts as JSON."""
 
 
 def run(arguments: Arguments) -> int:

@@ -1,12 +1,12 @@
-"""What the commands that sample share: their settings on the command line, and the live view."""
+"""What the commands that sample share: their options, and the live view."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -14,9 +14,10 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
+from cedd.cli.given import CommonArguments
 from cedd.cli.progress import progress_bar
 from cedd.data.tokenizers import MASK_CHARACTER
-from cedd.models.loaded import Settings
+from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers import GRIDS, SAMPLERS, Corrector
 from cedd.samplers.loop import Callback
 from cedd.storage import check_writable
@@ -47,9 +48,11 @@ class SamplerOptions:
     batch: int | None = None
     """Sequences at once; by default all, and fewer when the memory does not suffice."""
 
-    def settings(self, seed: int | None) -> Settings:
+    def sampling(self, seed: int | None) -> SamplingOptions:
         corrector = None if self.corrector is None else Corrector(self.corrector)
-        return Settings(self.sampler, self.steps, self.temperature, self.top_p, self.grid, corrector, self.batch, seed)
+        return SamplingOptions(
+            self.sampler, self.steps, self.temperature, self.top_p, self.grid, corrector, self.batch, seed
+        )
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,23 @@ class ViewOptions:
             trajectory.save_html(self.html, title)
         if self.gif is not None:
             trajectory.save_gif(self.gif)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingArguments(CommonArguments):
+    """Options of the commands that print samples."""
+
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    """Number of texts."""
+    options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(default_factory=SamplerOptions)
+    view: Annotated[ViewOptions, tyro.conf.arg(name="")] = field(default_factory=ViewOptions)
+    seed: int | None = None
+    """The same seed gives the same texts on the same device."""
+
+    def texts(self, loaded: LoadedModel, template: Template, title: str) -> list[str]:
+        """The template filled n times, seen as it is asked for."""
+        with self.view.recording(template, self.n, title, quiet=self.json) as callback:
+            return template.fill(loaded, self.n, self.options.sampling(self.seed), callback)
 
 
 @contextmanager

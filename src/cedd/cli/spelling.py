@@ -17,19 +17,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from cedd.cli import UserError
+from cedd.cli.given import CommonArguments
 from cedd.cli.progress import progress_bar
 from cedd.evaluation.perplexity import PLOT_SUFFIXES
 from cedd.spelling.book import Book, read_book
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.paper_protocol import PaperProtocol, Restoration
 from cedd.spelling.shares import Share
-from cedd.spelling.user_protocol import Correction, UserProtocol, save_plot
+from cedd.spelling.user_protocol import CorrectionResult, UserProtocol, save_plot
 from cedd.storage import check_writable
 from cedd.tasks import LanguageModel, load
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(CommonArguments):
     """example: cedd spelling english-char --data python-manual --blocks 4 --plot fixed.png
 
     Share of mistakes that a model puts right in a book, with 95% intervals. The paper's protocol: noise of the model's
@@ -53,10 +54,6 @@ class Arguments:
     """User's: draw fixed over broken to this .png, .pdf or .svg."""
     seed: int = 0
     """Of the mistakes, and of sampling."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
-    json: bool = False
-    """Print one JSON object."""
 
 
 def run(arguments: Arguments) -> int:
@@ -69,19 +66,19 @@ def run(arguments: Arguments) -> int:
         raise UserError(f"--rate is a share between 0 and 1, of at least one mistake; got {user.rate:g}")
     started = time.perf_counter()
     model = load(arguments.model, arguments.device)
-    book = read_book(model.setting, arguments.data, arguments.blocks)
+    book = read_book(model.loaded, arguments.data, arguments.blocks)
     asked = ("paper", "user") if arguments.protocol == "both" else (arguments.protocol,)
-    whys = {"paper": paper.why_not(model.setting, book), "user": user.why_not(model.setting, book, seed)}
+    whys = {"paper": paper.why_not(model.loaded, book), "user": user.why_not(model.loaded, book, seed)}
     left_out = {name: whys[name] for name in asked if whys[name]}
     if len(left_out) == len(asked):
         raise UserError("; ".join(left_out.values()))
-    restoration, corrected = None, list[Correction]()
+    restoration, corrected = None, list[CorrectionResult]()
     if "paper" in asked and "paper" not in left_out:
         with progress_bar("paper's protocol", not arguments.json) as progress:
-            restoration = paper.measure(model.setting, book, seed, progress)
+            restoration = paper.measure(model.loaded, book, seed, progress)
     if "user" in asked and "user" not in left_out:
         with progress_bar("user's protocol", not arguments.json) as progress:
-            corrected = user.measure(model.setting, book, seed, progress)
+            corrected = user.measure(model.loaded, book, seed, progress)
     if arguments.plot is not None:
         if not corrected:
             raise UserError("--plot draws the user's protocol, which was not measured; leave it out")
@@ -103,7 +100,7 @@ def _record(
     model: LanguageModel,
     book: Book,
     restoration: Restoration | None,
-    corrections: list[Correction],
+    corrections: list[CorrectionResult],
     note: str | None,
     seconds: float,
 ) -> dict[str, Any]:
@@ -114,7 +111,7 @@ def _record(
         "tokenizer": model.tokenizer.name,
         "data": {"name": book.name, "characters": len(book.text), "unknown": book.unknown, "length": book.length},
         "seed": arguments.seed,
-        "device": str(model.setting.device),
+        "device": str(model.loaded.device),
         "paper": None if restoration is None else restoration.record(),
         "user": _user_record(arguments, corrections) if corrections else None,
         "note": note,
@@ -122,7 +119,7 @@ def _record(
     }
 
 
-def _user_record(arguments: Arguments, corrections: list[Correction]) -> dict[str, Any]:
+def _user_record(arguments: Arguments, corrections: list[CorrectionResult]) -> dict[str, Any]:
     made = {"mistakes": arguments.user.mistakes, "rate": arguments.user.rate}
     return made | {"corrections": [correction.record() for correction in corrections]}
 
@@ -133,7 +130,7 @@ def _print(
     model: LanguageModel,
     book: Book,
     restoration: Restoration | None,
-    corrections: list[Correction],
+    corrections: list[CorrectionResult],
     note: str | None,
 ) -> None:
     strange = f"; {book.unknown:,} that the model does not know, read as similar ones" if book.unknown else ""
@@ -193,7 +190,7 @@ def _paper_table(restoration: Restoration) -> Table:
     return table
 
 
-def _user_table(corrections: list[Correction]) -> Table:
+def _user_table(corrections: list[CorrectionResult]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0), show_edge=False)
     columns = ("way", "threshold", "fixed", "altered", "missed", "broken", "others", "wrong")
     for head in columns:

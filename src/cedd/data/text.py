@@ -1,4 +1,4 @@
-"""Any text as tokens, and back: what a tokenizer does not know is read as what is most like it.
+"""Any text as tokens, and back: a character that the tokenizer does not know is read as the one most like it.
 
 Shapes: N tokens of the text.
 """
@@ -21,13 +21,31 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A text as tokens [N]; `protected` ones stand for what the tokenizer does not know."""
+class EncodedText:
+    """A text as tokens [N]; `protected` ones stand for characters that the tokenizer does not know."""
 
+    text: str
+    tokenizer: Tokenizer
     ids: Ids
     protected: Flags
     starts: NDArray[np.intp] | None
     """Where each begins in the text, in characters; None where tokens are neither characters nor bytes."""
+
+    def starts_of(self, places: NDArray[np.intp]) -> list[int]:
+        """Where the tokens at these places begin in the text, in characters."""
+        if self.starts is not None:
+            return self.starts[places].tolist()
+        between = zip([0, *places[:-1].tolist()], places.tolist(), strict=True)
+        return np.cumsum([len(self.tokenizer.decode(self.ids[i:j])) for i, j in between]).tolist()
+
+    def written(self, ids: Ids) -> str:
+        """The text with these tokens [N]; where tokens are characters, what has not changed stays as it was written."""
+        if self.tokenizer.characters is None:
+            return self.tokenizer.decode(ids)
+        characters, places = list(self.text), np.flatnonzero(ids != self.ids)
+        for start, i in zip(self.starts_of(places), places.tolist(), strict=True):
+            characters[start] = self.tokenizer.decode(ids[i : i + 1])
+        return "".join(characters)
 
 
 _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "''''\"\"\"\"'\"------  ")
@@ -35,27 +53,27 @@ _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "
 
 
 def without_surrogates(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
-    """A text cut at lone surrogates, (part, surrogate) each: to a tokenizer of characters they are characters like
-    others that it does not know, but bytes cannot write them."""
+    """A text cut at lone surrogates, (part, surrogate) each: to a tokenizer of characters they are unknown characters
+    like others, but bytes cannot write them."""
     if tokenizer.characters is not None:
         return [(text, "")]
     return list(zip(_SURROGATE.split(text), [*_SURROGATE.findall(text), ""], strict=True))
 
 
 def without_returns(tokenizer: Tokenizer, text: str) -> str:
-    """A text whose lines end in \\n alone, as the network was taught, where tokens are characters and \\r is none."""
+    """A text whose lines end in \\n alone, where tokens are characters and \\r is none."""
     table = tokenizer.characters
     return text if table is None or "\r" in table else text.replace("\r\n", "\n")
 
 
-def read_text(tokenizer: Tokenizer, text: str) -> Reading:
+def encode_text(tokenizer: Tokenizer, text: str) -> EncodedText:
     """Tokens of any text. An unknown character is protected, and read as the known one that is most like it (é as e,
-    a curly quote as a straight one), else as what stands for unknown ones, else as a space, else as the first token;
-    of an unknown \\r before \\n nothing is read."""
+    a curly quote as a straight one), else as the one for unknown ones, else as a space, else as the first token; an
+    unknown \\r before \\n is skipped."""
     table = tokenizer.characters
     if table is None:
         ids = tokenizer.encode(text)
-        return Reading(ids, np.zeros(len(ids), dtype=np.bool_), tokenizer.starts(text))
+        return EncodedText(text, tokenizer, ids, np.zeros(len(ids), dtype=np.bool_), tokenizer.starts(text))
     shown = without_returns(tokenizer, text)
     hidden = [] if shown == text else [match.start() for match in re.finditer("\r\n", text)]
     unknown = {character for character in set(shown) if character not in table}
@@ -66,34 +84,15 @@ def read_text(tokenizer: Tokenizer, text: str) -> Reading:
     }
     ids = np.fromiter((read_as[character] for character in shown), np.int64, len(shown))
     protected = np.fromiter((character in unknown for character in shown), np.bool_, len(shown))
-    return Reading(ids, protected, np.delete(np.arange(len(text)), hidden))
+    return EncodedText(text, tokenizer, ids, protected, np.delete(np.arange(len(text)), hidden))
 
 
-def read_given(tokenizer: Tokenizer, text: str) -> Ids:
-    """Tokens of any text that stays as it is, [N]; of lone surrogates, which bytes cannot write, nothing is read."""
-    parts = [read_text(tokenizer, part).ids for part, _ in without_surrogates(tokenizer, text)]
-    return np.concatenate(parts)
+def encode_given(tokenizer: Tokenizer, text: str) -> Ids:
+    """Tokens of any text that stays as it is, [N]; lone surrogates, which bytes cannot write, are skipped."""
+    return np.concatenate([encode_text(tokenizer, part).ids for part, _ in without_surrogates(tokenizer, text)])
 
 
 def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token that stands for unknown characters, where it is none itself (U+FFFD)."""
     table = tokenizer.characters
     return (table[REPLACEMENT],) if table is not None and tokenizer.unknown == REPLACEMENT else ()
-
-
-def starts_of(tokenizer: Tokenizer, reading: Reading, places: NDArray[np.intp]) -> list[int]:
-    """Where the tokens at these places begin in the text, in characters."""
-    if reading.starts is not None:
-        return reading.starts[places].tolist()
-    between = zip([0, *places[:-1].tolist()], places.tolist(), strict=True)
-    return np.cumsum([len(tokenizer.decode(reading.ids[i:j])) for i, j in between]).tolist()
-
-
-def write_text(tokenizer: Tokenizer, text: str, reading: Reading, ids: Ids, places: NDArray[np.intp]) -> str:
-    """The text with other tokens at these places; where tokens are characters all else stays as it was written."""
-    if tokenizer.characters is None:
-        return tokenizer.decode(ids)
-    letters = list(text)
-    for start, i in zip(starts_of(tokenizer, reading, places), places.tolist(), strict=True):
-        letters[start] = tokenizer.decode(ids[i : i + 1])
-    return "".join(letters)

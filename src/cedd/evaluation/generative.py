@@ -160,7 +160,7 @@ class HubJudge:
 
 
 @dataclass(frozen=True)
-class Interval:
+class BootstrapInterval:
     """A value and its 95% interval, by resampling the samples; a single sample has none."""
 
     value: float
@@ -178,8 +178,8 @@ class GenerativePerplexity:
     judged_tokens: int
     cut_off_tokens: int
     """Beyond the judge's context, and not counted."""
-    mean_of_sample_perplexities: Interval
-    corpus_perplexity: Interval
+    mean_of_sample_perplexities: BootstrapInterval
+    corpus_perplexity: BootstrapInterval
     token_entropy: float
     """Mean over samples of the entropy of the sample's own token frequencies, in nats."""
     distinct: Mapping[str, float]
@@ -225,14 +225,14 @@ def _corpus(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
 
 def _interval(
     statistic: Statistic, nats: NDArray[np.float64], tokens: NDArray[np.float64], resamples: int, seed: int
-) -> Interval:
+) -> BootstrapInterval:
     if len(nats) < 2:
-        return Interval(statistic(nats, tokens), None, None)
+        return BootstrapInterval(statistic(nats, tokens), None, None)
     generator = np.random.default_rng(seed)
     picks = (generator.integers(len(nats), size=len(nats)) for _ in range(resamples))
     values = [statistic(nats[pick], tokens[pick]) for pick in picks]
     low, high = np.quantile(values, (0.025, 0.975))
-    return Interval(statistic(nats, tokens), float(low), float(high))
+    return BootstrapInterval(statistic(nats, tokens), float(low), float(high))
 
 
 def token_entropy(ids: Sequence[int]) -> float:

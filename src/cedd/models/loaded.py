@@ -1,4 +1,4 @@
-"""What a task needs of a model, and how one is sampled: the settings every verb shares."""
+"""A model that is loaded: its folder on a device, and how it is sampled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Options = TypeVar("Options", bound=Any)
 
 
 def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
-    """A dataclass of options with those given (not None) in their place; a name that it does not have is refused."""
+    """A dataclass of options with those given (not None) in their place; an unknown name is refused."""
     asked = {name: value for name, value in given.items() if value is not None}
     known = [field.name for field in fields(options)]
     if unknown := sorted(set(asked) - set(known)):
@@ -29,7 +29,7 @@ def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplingOptions:
     """How to sample; see `cedd.sample`."""
 
     sampler: str = "analytic"
@@ -43,14 +43,14 @@ class Settings:
     seed: int | None = None
 
     @classmethod
-    def of(cls, **given: Any) -> Settings:
+    def of(cls, **given: Any) -> SamplingOptions:
         """The defaults, with those given in their place."""
-        return changed(cls(), given, "the settings of sampling")
+        return changed(cls(), given, "the options of sampling")
 
 
 @dataclass
-class Setting:
-    """A loaded model on its device. On CUDA its network is recorded as graphs, in bfloat16 but for the head."""
+class LoadedModel:
+    """A model on its device. On CUDA its network is recorded as graphs, in bfloat16 except for the head."""
 
     folder: ModelFolder
     device: torch.device
@@ -78,34 +78,37 @@ class Setting:
     def draw(
         self,
         shape: tuple[int, int],
-        settings: Settings,
+        options: SamplingOptions,
         constraint: Fixed | None = None,
         callback: Callback | None = None,
         method: Method | None = None,
-        **options: Any,
+        **start: Any,
     ) -> Tensor:
-        """Samples [B, L] on the host; what stands for no text is in none of them but where it is held."""
+        """Samples [B, L] on the host; a token that stands for no text is only where the constraint holds it.
+
+        start: x_start and t_start of `cedd.sample`.
+        """
         generator = torch.Generator()
-        generator.manual_seed(settings.seed) if settings.seed is not None else generator.seed()
+        generator.manual_seed(options.seed) if options.seed is not None else generator.seed()
         autocast = self.device.type == "cuda" and not self.folder.method.dynamics.noisy
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             drawn = sample(
-                self.network(min(shape[0], settings.batch or shape[0]), shape[1]),
+                self.network(min(shape[0], options.batch or shape[0]), shape[1]),
                 self.folder.process,
                 shape,
                 method=method or self.folder.method,
-                sampler=settings.sampler,
-                steps=default_steps(shape[1]) if settings.steps is None else settings.steps,
+                sampler=options.sampler,
+                steps=default_steps(shape[1]) if options.steps is None else options.steps,
                 constraint=constraint,
                 generator=generator,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
+                temperature=options.temperature,
+                top_p=options.top_p,
                 exclude=never_written(self.folder.tokenizer),
-                grid=settings.grid,
-                corrector=settings.corrector,
+                grid=options.grid,
+                corrector=options.corrector,
                 callback=callback,
                 device=self.device,
-                batch=settings.batch,
-                **options,
+                batch=options.batch,
+                **start,
             )
         return drawn.cpu()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cedd.report.records import Correction, Effort, Infilling
+from cedd.report.records import CorrectionFigures, Effort, Infilling
 from cedd.report.runs import OpenedRun
 from cedd.storage import atomic_write
 from cedd.training.config import PRESETS, TrainConfig, flat
@@ -23,7 +23,7 @@ def run_commands(
     seed: int,
     blocks: np.ndarray,
     filling: Infilling | None,
-    correction: Correction | None,
+    correction: CorrectionFigures | None,
 ) -> dict[str, str]:
     """Each part of a run's page as a command."""
     run, chosen = str(opened.path), {"draws": effort.draws, "seed": seed}

@@ -19,14 +19,14 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.evaluation.baselines import Baseline, measure_baselines
 from cedd.evaluation.perplexity import compare
-from cedd.models.loaded import Settings
+from cedd.models.loaded import SamplingOptions
 from cedd.process import TokenProcess, absorb, roulette, uniform
 from cedd.report.commands import run_commands
 from cedd.report.records import (
     BoundFigures,
     ComparedRun,
     CorrectedText,
-    Correction,
+    CorrectionFigures,
     Effort,
     Infilling,
     NoiseDrawing,
@@ -34,8 +34,9 @@ from cedd.report.records import (
     RunReport,
 )
 from cedd.report.runs import OpenedRun, prose_lines
-from cedd.spelling.correct import correction_options, corrections
+from cedd.spelling.correct import corrections
 from cedd.spelling.corruption import corrupt_letters
+from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import outcomes
 from cedd.tasks import Trajectory
 from cedd.tasks.generate import generate
@@ -72,7 +73,7 @@ def describe_run(
     with noted(notes, "samples"):
         if not effort.samples:
             raise ValueError("no samples were asked for (--samples 0)")
-        samples = generate(opened.model.setting, effort.samples, settings=Settings(seed=seed), callback=trajectory)
+        samples = generate(opened.model.loaded, effort.samples, options=SamplingOptions(seed=seed), callback=trajectory)
     animation = trajectory.page("from noise to text") if len(trajectory.frames) > 1 else ""
     filling = correction = None
     with noted(notes, "infilling"):
@@ -168,7 +169,7 @@ def measure_bound(
             method=model.method,
             draws=effort.draws,
             generator=torch.Generator().manual_seed(seed),
-            device=model.setting.device,
+            device=model.loaded.device,
             progress=progress.move,
         )
     return estimate, bound_figures(estimate, len(opened.text(blocks)), exact=not model.method.dynamics.noisy)
@@ -256,10 +257,10 @@ def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> I
     for word in sorted(words, key=lambda word: -word.start()):
         width = len(opened.model.tokenizer.encode(word[0]))
         template = f"{template[: word.start() + 1]}____{{{width}}}{template[word.end() + 1 :]}"
-    return Infilling(template, line, infill(opened.model.setting, template, n, settings=Settings(seed=seed)))
+    return Infilling(template, line, infill(opened.model.loaded, template, n, options=SamplingOptions(seed=seed)))
 
 
-def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correction:
+def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> CorrectionFigures:
     """Put wrong letters right: counted on a stretch of held-out text, shown on some lines of it."""
     tokenizer, model = opened.model.tokenizer, opened.model
     if tokenizer.characters is None:
@@ -267,8 +268,8 @@ def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correcti
 
     def corrected(text: str, thresholds: Sequence[float], seed: int) -> list[CorrectedText]:
         given = corrupt_letters(text, _WRONG, seed).text
-        ways = [correction_options(model.setting, {"rate": _WRONG, "threshold": one}) for one in thresholds]
-        return [CorrectedText(text, given, str(now)) for now in corrections(model.setting, given, ways)]
+        ways = [correction_options(model.loaded, {"rate": _WRONG, "threshold": one}) for one in thresholds]
+        return [CorrectedText(text, given, str(now)) for now in corrections(model.loaded, given, ways)]
 
     def gain(text: CorrectedText) -> int:
         _, fixed, _, _, broken = count_letters(text)
@@ -280,7 +281,7 @@ def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correcti
     (held_out,) = corrected(opened.text(opened.data.validation[:128]), [best], seed)
     counts = count_letters(held_out)
     examples = [text for i, line in enumerate(lines[:6]) for text in corrected(line, [best], seed + i)]
-    return Correction(_WRONG, best, *counts, examples)
+    return CorrectionFigures(_WRONG, best, *counts, examples)
 
 
 def count_letters(text: CorrectedText) -> tuple[int, int, int, int, int]:

@@ -74,7 +74,7 @@ class CorrectedText:
 
 
 @dataclass(frozen=True)
-class Correction:
+class CorrectionFigures:
     """How many wrong letters were put right, and how many right ones were not left alone."""
 
     rate: float
@@ -107,7 +107,7 @@ class RunReport:
     animation: str
     """The page of a denoised sample."""
     infilling: Infilling | None
-    correction: Correction | None
+    correction: CorrectionFigures | None
     commands: Mapping[str, str]
     notes: Mapping[str, str]
     """Why a part is missing, by its name."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cedd.data.corpora import open_corpus
-from cedd.data.text import Reading, read_text
-from cedd.models.loaded import Setting
+from cedd.data.text import EncodedText, encode_text
+from cedd.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,12 @@ class Book:
     """A text as a model reads it, in blocks of the model's length."""
 
     name: str
-    text: str
     length: int
-    encoded: Reading
+    encoded: EncodedText
+
+    @property
+    def text(self) -> str:
+        return self.encoded.text
 
     @property
     def unknown(self) -> int:
@@ -33,11 +36,11 @@ class Book:
         return torch.from_numpy(ids[: len(ids) // self.length * self.length].reshape(-1, self.length))
 
 
-def read_book(setting: Setting, data: str, blocks: int) -> Book:
+def read_book(loaded: LoadedModel, data: str, blocks: int) -> Book:
     """The middle `blocks` blocks of the data's text, or all of it."""
-    corpus, length = open_corpus(data), setting.folder.length
+    corpus, length = open_corpus(data), loaded.folder.length
     text = "\n\n".join(corpus.documents())
     wanted = blocks * length or len(text)
     start = max(0, (len(text) - wanted) // 2)
     text = text[start : start + wanted]
-    return Book(corpus.name, text, length, read_text(setting.folder.tokenizer, text))
+    return Book(corpus.name, length, encode_text(loaded.folder.tokenizer, text))

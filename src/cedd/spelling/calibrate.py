@@ -2,12 +2,11 @@
 
 Shapes: N tokens of the text.
 
-The text's letters are replaced as a user's would be (`corrupt_letters`: so many in a hundred, by other letters of
-their case, at places that the model is not told) and corrected. A letter is replaced where it weighs less than a
-*level* beside its likeliest replacement; the level falls from daring to timid until no more right letters are broken
-than is allowed. That is done with a single pass for each of several times that the network may be told, then with all
-passes at the time that fixes most. How strange the text is to the model once it is corrected, and how strange its
-letters would be to one that knows no more than how often each occurs, say from where on it should leave a text alone.
+Letters of the text are replaced (`corrupt_letters`: a share of them, by other letters of their case, at places that the
+model is not told) and corrected. A letter is replaced where its share beside its likeliest replacement is below a
+*level*; the level falls until no more right letters are broken than is allowed. That is done with a single pass for
+each of several times that the network may be told, then with all passes at the time that fixes most. The limit of
+surprise lies between the surprise of the corrected text and that of a model that knows only letter frequencies.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from cedd.data.text import Flags, Ids, Reading, read_text, write_text
-from cedd.models.loaded import Setting
-from cedd.spelling.correct import CorrectionOptions, correction_options, revise
+from cedd.data.text import EncodedText, Flags, Ids, encode_text
+from cedd.models.loaded import LoadedModel
 from cedd.spelling.corruption import Corruption, corrupt_letters
-from cedd.spelling.letters import held, token_groups
-from cedd.spelling.scores import ask, rate_of_time, strangeness, time_of_rate
+from cedd.spelling.decide import revise
+from cedd.spelling.letters import protected_tokens, token_groups
+from cedd.spelling.options import CorrectionOptions, correction_options
+from cedd.spelling.scores import mean_surprise, rate_of_time, score_tokens, time_of_rate
 from cedd.spelling.user_protocol import outcomes
 
 RATES = (0.02, 0.05, 0.1, 0.2)
@@ -44,20 +44,18 @@ class Calibration:
 class Exercise:
     """A text with mistakes, as the model reads it, and which of its tokens [N] are letters that may be changed."""
 
-    setting: Setting
+    loaded: LoadedModel
     corruption: Corruption
-    reading: Reading
+    encoded: EncodedText
     letters: Flags
 
     @property
     def given(self) -> Ids:
-        return self.reading.ids
+        return self.encoded.ids
 
     def marked(self, now: Ids, options: dict[str, Any]) -> Attempt:
-        """How well these tokens mend it."""
-        tokenizer, changed = self.setting.folder.tokenizer, np.flatnonzero(now != self.given)
-        text = write_text(tokenizer, self.corruption.text, self.reading, now, changed)
-        seen = outcomes(self.corruption.original, self.corruption.text, text)
+        """How well these tokens correct it."""
+        seen = outcomes(self.corruption.original, self.corruption.text, self.encoded.written(now))
         return Attempt(Calibration(options, seen.fixed.value, seen.broken.value), now)
 
 
@@ -70,7 +68,7 @@ class Attempt:
 
 
 def calibrate(
-    setting: Setting,
+    loaded: LoadedModel,
     text: str,
     *,
     mistakes: float = 0.05,
@@ -80,39 +78,39 @@ def calibrate(
 ) -> Calibration:
     """The options that fix most mistakes of this text and break at most this share of its right letters.
 
-    Those that are not sought (`swaps`, `passes`, ...) are the folder's; its limit of strangeness, which is sought last,
-    does not count.
+    Those that are not sought (`swaps`, `passes`, ...) are the folder's, except for its limit of surprise, which is
+    found last.
     """
     if not 0 <= broken <= 1:
         raise ValueError(f"broken is a share of right letters and must lie in [0, 1]; got {broken:g}")
-    exercise = _exercise(setting, text, mistakes, seed)
-    process, groups = setting.folder.process, token_groups(setting.folder.tokenizer, "letters")
+    exercise = _exercise(loaded, text, mistakes, seed)
+    process, groups = loaded.folder.process, token_groups(loaded.folder.tokenizer, "letters")
     times = [time_of_rate(process, rate) for rate in rates if rate < rate_of_time(process, 1.0)]
     if not times:
         raise ValueError("this model's process shuffles too little to correct; train one with a smaller p_m")
 
     def unlimited(options: dict[str, Any]) -> CorrectionOptions:
-        return replace(correction_options(setting, options), strange=None)
+        return replace(correction_options(loaded, options), max_surprise=None)
 
     def once(t: float) -> Attempt:
-        opinion = ask(setting, exercise.given, groups, t, mistakes)
+        scores = score_tokens(loaded, exercise.given, groups, t, mistakes)
 
         def at(level: float) -> Attempt:
             options = level_options(t, mistakes, level)
-            turn = opinion.surest_of(exercise.letters & (opinion.trust < level), unlimited(options).reach)
-            return exercise.marked(np.where(turn, opinion.best, exercise.given), options)
+            turn = scores.strongest(exercise.letters & (scores.trust < level), unlimited(options).reach)
+            return exercise.marked(np.where(turn, scores.best, exercise.given), options)
 
         return _boldest(map(at, LEVELS), broken)
 
     def in_full(level: float) -> Attempt:
         options = level_options(chosen, mistakes, level)
-        now, _ = revise(setting, exercise.given, ~exercise.letters, groups, unlimited(options))
+        now, _ = revise(loaded, exercise.given, ~exercise.letters, groups, unlimited(options))
         return exercise.marked(now, options)
 
     chosen = max((once(t).result for t in times), key=lambda one: one.fixed).options["t"]
     best = _boldest(map(in_full, LEVELS), broken)
     limit = _limit(exercise, best.now, unlimited(best.result.options))
-    return replace(best.result, options={**best.result.options, "strange": limit})
+    return replace(best.result, options={**best.result.options, "max_surprise": limit})
 
 
 def level_options(t: float, rate: float, level: float) -> dict[str, Any]:
@@ -134,24 +132,24 @@ def _boldest(falling: Iterable[Attempt], broken: float) -> Attempt:
 
 
 def _limit(exercise: Exercise, now: Ids, options: CorrectionOptions) -> float:
-    """A third of the way from what 99 in 100 places of the text stay below, once corrected, to the entropy of its
-    letters: the surprise of one who knows only how often each occurs (2.8 nats in English)."""
-    setting, letters = exercise.setting, exercise.letters
+    """A third of the way from the 99% quantile of the corrected text's surprise to the entropy of its letters, the
+    surprise of a model that knows only their frequencies (2.8 nats in English)."""
+    loaded, letters = exercise.loaded, exercise.letters
     assert options.t is not None
-    opinion = ask(setting, now, token_groups(setting.folder.tokenizer, "letters"), options.t, options.rate)
-    usual = float(np.quantile(strangeness(opinion, letters & (now == exercise.given))[letters], 0.99))
-    meant = read_text(setting.folder.tokenizer, exercise.corruption.original).ids
+    scores = score_tokens(loaded, now, token_groups(loaded.folder.tokenizer, "letters"), options.t, options.rate)
+    usual = float(np.quantile(mean_surprise(scores, letters & (now == exercise.given))[letters], 0.99))
+    meant = encode_text(loaded.folder.tokenizer, exercise.corruption.original).ids
     shares = np.unique(meant[letters], return_counts=True)[1] / letters.sum()
     return _short(usual + (float(-(shares * np.log(shares)).sum()) - usual) / 3)
 
 
-def _exercise(setting: Setting, text: str, mistakes: float, seed: int) -> Exercise:
-    tokenizer = setting.folder.tokenizer
+def _exercise(loaded: LoadedModel, text: str, mistakes: float, seed: int) -> Exercise:
+    tokenizer = loaded.folder.tokenizer
     if tokenizer.characters is None:
         raise ValueError("correction is calibrated where tokens are characters; this model's are not")
     corruption = corrupt_letters(text, mistakes, seed)
-    reading = read_text(tokenizer, corruption.text)
-    letters = ~held(corruption.text, reading, token_groups(tokenizer, "letters"), "letters")
+    encoded = encode_text(tokenizer, corruption.text)
+    letters = ~protected_tokens(encoded, token_groups(tokenizer, "letters"), "letters")
     if not len(corruption.positions) or not letters.any():
         raise ValueError("the text to calibrate on has too few letters; give a longer one")
-    return Exercise(setting, corruption, reading, letters)
+    return Exercise(loaded, corruption, encoded, letters)

@@ -1,4 +1,4 @@
-"""Spelling mistakes as users make them: letters replaced, or neighbours exchanged, at places nobody is told."""
+"""Spelling mistakes as users make them: letters replaced, or neighbours transposed."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def corrupt_letters(text: str, rate: float = 0.05, seed: int = 0, letters: tuple
 
 
 def swap_letters(text: str, rate: float = 0.02, seed: int = 0, letters: tuple[str, ...] = LETTERS) -> Corruption:
-    """Exchange the share `rate` of the neighbours that are different letters of one class (of one case).
+    """Transpose the share `rate` of the neighbours that are different letters of one class (of one case).
 
-    Of n such pairs about round(rate * n) are exchanged, drawn without replacement, but none that shares a letter with
+    Of n such pairs about round(rate * n) are transposed, drawn without replacement, but none that shares a letter with
     one drawn before. The result depends on (text, rate, seed, letters) alone.
     """
     _check_rate(rate)
@@ -88,5 +88,5 @@ class Mistake(NamedTuple):
 
 MISTAKES: Mapping[str, Mistake] = {
     "letters": Mistake(corrupt_letters, 1, "letters replaced", "letters replaced"),
-    "swaps": Mistake(swap_letters, 2, "neighbours exchanged", "pairs of letters exchanged"),
+    "swaps": Mistake(swap_letters, 2, "neighbours exchanged", "transpositions"),
 }

@@ -11,32 +11,32 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.data.text import Flags, Reading
+from cedd.data.text import EncodedText, Flags
 from cedd.data.tokenizers import Tokenizer
 
 _SHOWS_NO_WORD = r"[\d@/\\]|(?<=\w)_(?=\w)|(?<=[^\W\d_])\.(?=[^\W\d_])"
-_LEFT_ALONE = re.compile(rf"(?<!\S)\S*?(?:{_SHOWS_NO_WORD})\S*|[^\W\d_](?=[\u0300-\u036f])")
+_NON_WORD = re.compile(rf"(?<!\S)\S*?(?:{_SHOWS_NO_WORD})\S*|[^\W\d_](?=[\u0300-\u036f])")
 """Tried once a word, from its beginning: the time is linear in the text, also where it has no blanks."""
 
 
-def left_alone(text: str) -> Flags:
-    """The characters of a text that are no words of a language, though letters may be among them.
+def non_words(text: str) -> Flags:
+    """The characters of a text that belong to no word of a language, though letters may be among them.
 
-    What stands between blanks is visibly no word if it has a digit, one of @ / \\, an underscore within (an emphasis
-    in _underscores_ is a word), or a point between letters: k8s, me@home, http://x, snake_case, tinyurl.com. Neither is
-    a letter plain if its accent follows it as a character of its own.
+    What stands between blanks is no word if it has a digit, one of @ / \\, an underscore within (an emphasis in
+    _underscores_ is a word), or a point between letters: k8s, me@home, http://x, snake_case, tinyurl.com. Neither is a
+    letter plain if its accent follows it as a character of its own.
     """
     flags = np.zeros(len(text), dtype=np.bool_)
-    for match in _LEFT_ALONE.finditer(text):
+    for match in _NON_WORD.finditer(text):
         flags[match.start() : match.end()] = True
     return flags
 
 
-def held(text: str, reading: Reading, groups: NDArray[np.int64], change: str | None) -> Flags:
+def protected_tokens(encoded: EncodedText, groups: NDArray[np.int64], change: str | None) -> Flags:
     """The tokens that are read but never changed, [N]: unknown ones, those in no group, and, unless all may change,
-    those of what is no word."""
-    never = reading.protected | (groups[reading.ids] < 0)
-    return never if change == "all" or reading.starts is None else never | left_alone(text)[reading.starts]
+    those of `non_words`."""
+    never = encoded.protected | (groups[encoded.ids] < 0)
+    return never if change == "all" or encoded.starts is None else never | non_words(encoded.text)[encoded.starts]
 
 
 def plain_letter(character: str) -> tuple[str, int] | None:
@@ -53,8 +53,8 @@ def plain_letter(character: str) -> tuple[str, int] | None:
 def token_groups(tokenizer: Tokenizer, change: str | None) -> NDArray[np.int64]:
     """The group of each token, [V]: a token may become another of its group, and one of group -1 never changes.
 
-    For letters the groups are plain letters of one script and case (`plain_letter`); -1 is all else: é is what the
-    writer made it, and a model that has seen few of them would write an e. For all there is one group, and -1 is what
+    For letters the groups are plain letters of one script and case (`plain_letter`), and -1 is all else: an é was meant
+    by its writer, and a model that has seen few of them would write an e. For all there is one group, and -1 is what
     stands for no text: a vocabulary may have tokens that are no characters.
     """
     V = tokenizer.vocab_size

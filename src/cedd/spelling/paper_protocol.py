@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cedd.methods import Method
-from cedd.models.loaded import Setting
+from cedd.models.loaded import LoadedModel
 from cedd.network import AnyModel, Network, Places
 from cedd.process import Noise, TokenProcess
 from cedd.spelling.book import Book
@@ -53,18 +53,18 @@ class PaperProtocol:
     batch: int = 32
     """Paper's: blocks shown to the network at once."""
 
-    def why_not(self, setting: Setting, book: Book) -> str:
+    def why_not(self, loaded: LoadedModel, book: Book) -> str:
         """Why it cannot be measured, or nothing if it can."""
         try:
-            setting.folder.method.require_scores()
+            loaded.folder.method.require_scores()
         except ValueError as error:
             return str(error)
         length, tokens = book.length, len(book.encoded.ids)
         return "" if tokens >= length else f"the text fills no block of {length} tokens: it has {tokens}"
 
-    def measure(self, setting: Setting, book: Book, seed: int, progress: Progress | None = None) -> Restoration:
+    def measure(self, loaded: LoadedModel, book: Book, seed: int, progress: Progress | None = None) -> Restoration:
         """Corrupt the book's blocks and restore them."""
-        folder, how = setting.folder, {"t": self.t, "seed": seed, "batch": self.batch}
+        folder, how = loaded.folder, {"t": self.t, "seed": seed, "batch": self.batch}
         return restore(folder.model, folder.process, folder.method, book.blocks, **how, progress=progress)
 
 

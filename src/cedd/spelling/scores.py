@@ -1,9 +1,9 @@
-"""What a model thinks of each token of a text: the likeliest other one, and how far it trusts what is there.
+"""How a model scores each token of a text: its probability, and that of the likeliest replacement.
 
 Shapes: W windows, L positions, V vocabulary, N tokens of the text, R rows.
 
-The text is read in windows as if it were noisy data at a small t; what is known of typed mistakes then replaces the
-noise of the process (`judge`): a wrong letter is another letter.
+The text is read in windows as if it were noisy data at a small t. A model of typing errors then replaces the noise of
+the process (`best_replacement`): a wrong letter is another letter.
 """
 
 from __future__ import annotations
@@ -18,89 +18,88 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cedd.data.text import Ids
-from cedd.models.loaded import Setting
+from cedd.data.text import Flags, Ids
+from cedd.models.loaded import LoadedModel
 from cedd.network import Network, Places
 from cedd.process import TokenProcess
 from cedd.samplers.grids import LAST_TIME
 
 BATCH = 16
 """Windows that are read at once."""
+Floats = NDArray[np.float64]
 Watch = Callable[[float], None]
-"""Told, now and then, how much the network has read since, in whole texts."""
-Think = Callable[..., "Opinion"]
-"""`ask` but for the text, and `earlier`."""
+"""Called now and then with how much the network has read since the last call, in whole texts."""
+Scorer = Callable[..., "TokenScores"]
+"""`score_tokens` with all but the text, and `earlier`, given."""
+_TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Opinion:
-    """What the model thinks of each token, [N]: the likeliest other one, that one's probability and its own."""
+class TokenScores:
+    """Of each token, [N]: the likeliest other one, that one's probability and the token's own."""
 
     best: Ids
-    confidence: NDArray[np.float64]
-    own: NDArray[np.float64]
-    surprise: NDArray[np.float64]
-    """-log g of the token, g being what the model believes before it sees it."""
-    exchange: NDArray[np.float64]
-    """How far it would have the token and the next one the other way round (`exchange_wish`)."""
+    confidence: Floats
+    own: Floats
+    surprise: Floats
+    """-log g of the token, g being its leave-one-out probability."""
+    swap_gain: Floats
+    """How much likelier the token and the next one would be transposed, each by itself (`swap_gain`)."""
 
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
-        return self.best, self.confidence, self.own, self.surprise, self.exchange
+        return self.best, self.confidence, self.own, self.surprise, self.swap_gain
 
     @property
-    def trust(self) -> NDArray[np.float64]:
-        """own / (own + best): what the token weighs beside its likeliest replacement."""
-        return self.own / np.maximum(self.own + self.confidence, 1e-300)
+    def trust(self) -> Floats:
+        """own / (own + best): the token's share beside its likeliest replacement."""
+        return self.own / np.maximum(self.own + self.confidence, _TINY)
 
-    def doubted(self, threshold: float) -> NDArray[np.bool_]:
+    @property
+    def log_odds(self) -> Floats:
+        """log(best / own): the evidence for the replacement."""
+        return np.log(np.maximum(self.confidence, _TINY)) - np.log(np.maximum(self.own, _TINY))
+
+    def doubted(self, threshold: float) -> Flags:
         """Which tokens should be replaced."""
         return self.trust < min(threshold, 0.5)
 
-    def where(self, chosen: NDArray[np.bool_], other: Opinion) -> Opinion:
-        """This opinion of the chosen tokens, and the other one of the rest."""
-        return Opinion(*(np.where(chosen, a, b) for a, b in zip(self.columns, other.columns, strict=True)))
+    def where(self, chosen: Flags, other: TokenScores) -> TokenScores:
+        """These scores at the chosen tokens, the other ones elsewhere."""
+        return TokenScores(*(np.where(chosen, a, b) for a, b in zip(self.columns, other.columns, strict=True)))
 
-    @property
-    def log_odds(self) -> NDArray[np.float64]:
-        """log(best / own): what speaks for the replacement."""
-        return np.log(np.maximum(self.confidence, 1e-300)) - np.log(np.maximum(self.own, 1e-300))
+    def strongest(self, wanted: Flags, reach: int, pairs: NDArray[np.intp] | None = None) -> Flags:
+        """The wanted changes that no other wanted one within `reach` exceeds.
 
-    def surest_of(
-        self, wanted: NDArray[np.bool_], reach: int, pairs: NDArray[np.intp] | None = None
-    ) -> NDArray[np.bool_]:
-        """The wanted changes within whose `reach` no other wanted one is stronger.
-
-        pairs: the first ones of two that change together or not at all.
+        pairs: the first tokens of pairs that change together or not at all.
         """
-        turn = wanted & surest(np.where(wanted, np.abs(self.log_odds), -np.inf), reach)
+        turn = wanted & local_maxima(np.where(wanted, np.abs(self.log_odds), -np.inf), reach)
         if pairs is not None:
             turn[pairs] = turn[pairs + 1] = turn[pairs] & turn[pairs + 1]
         return turn
 
 
 MOST_SURPRISE = 4.0
-"""A single letter counts for no more, so that a name or a mistake does not make a whole line strange."""
+"""A single letter counts for no more, so that one name or mistake does not make a whole line surprising."""
 
 
-def strangeness(opinion: Opinion, left: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """How little the model could foretell the text around each token, in nats a letter, [N].
+def mean_surprise(scores: TokenScores, left: Flags) -> Floats:
+    """How little the model predicts the text around each token, in nats a letter, [N].
 
-    The mean surprise of the letters that were left within 64 tokens (of fewer than 32 as if there were 32). To an
-    English model corrected English is as easy to foretell as English without mistakes; another language, or none, is
-    not, however few of its letters the model doubts.
+    The mean surprise of the unchanged letters within 64 tokens (fewer than 32 count as 32). An English model predicts
+    corrected English as well as English without mistakes, and other languages badly, however few letters it doubts.
     """
-    surprise = np.where(left, np.minimum(opinion.surprise, MOST_SURPRISE), 0.0)
-    return within(surprise, 64) / np.maximum(within(left, 64), 32)
+    surprise = np.where(left, np.minimum(scores.surprise, MOST_SURPRISE), 0.0)
+    return sums_within(surprise, 64) / np.maximum(sums_within(left, 64), 32)
 
 
-def within(values: NDArray[Any], reach: int) -> NDArray[np.float64]:
-    """The sum of what lies within `reach` of each, [N]."""
+def sums_within(values: NDArray[Any], reach: int) -> Floats:
+    """The sum of all values within `reach` of each, [N]."""
     return np.convolve(values.astype(np.float64), np.ones(2 * reach + 1), "full")[reach : reach + len(values)]
 
 
-def surest(strength: NDArray[np.float64], reach: int) -> NDArray[np.bool_]:
-    """Where nothing within `reach` is stronger, [N]: the highest of windows, each twice as wide as the last."""
+def local_maxima(strength: Floats, reach: int) -> Flags:
+    """Where nothing within `reach` is stronger, [N]; the windows of the running maximum double in width."""
     reach = min(reach, len(strength))
     highest, width, window = np.pad(strength, reach, constant_values=-np.inf), 1, 2 * reach + 1
     while width < window:
@@ -117,7 +116,7 @@ def rate_of_time(process: TokenProcess, t: float) -> float:
     """The share of wrong tokens among those that are not masked at time t.
 
     Such a token has been redrawn from all V with probability (alive - keep)/alive = 1 - exp(-beta), and is then wrong
-    but for one draw in V: rate = (1 - exp(-beta(t))) (1 - 1/V).
+    except for one draw in V: rate = (1 - exp(-beta(t))) (1 - 1/V).
     """
     return -float(torch.expm1(-process.beta(t))) * (1 - 1 / process.vocab_size)
 
@@ -126,7 +125,7 @@ def time_of_rate(process: TokenProcess, rate: float) -> float:
     """The time of this rate: beta(t) = -log(1 - rate V/(V-1)), by bisection, since beta never decreases.
 
     For log-linear uniform t is nearly the rate itself; for log-linear roulette (1-t)^((1-p_m)/p_m) = 1 - rate V/(V-1),
-    both but for the schedule's eps.
+    both up to the schedule's eps.
     """
     most = rate_of_time(process, 1.0)
     if not 0 < rate < most:
@@ -141,12 +140,12 @@ def time_of_rate(process: TokenProcess, rate: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# The network's opinion, window by window
+# The network's scores, window by window
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens start..stop-1, of which it decides those from `first` to `last`-1: the rest is context."""
+    """Tokens start..stop-1, of which it scores those from `first` to `last`-1: the rest is context."""
 
     start: int
     stop: int
@@ -155,63 +154,63 @@ class Window:
 
 
 def windows(count: int, length: int) -> list[Window]:
-    """Windows of `length` tokens that overlap by a quarter and together decide every token once."""
+    """Windows of `length` tokens that overlap by a quarter and together score every token once."""
     if count <= length:
         return [Window(0, count, 0, count)]
     context = length // 8
     stride = length - 2 * context
     starts = [*range(0, count - length, stride), count - length]
     made: list[Window] = []
-    decided = 0
+    scored = 0
     for start in starts:
         last = count if start == count - length else start + length - context
-        made.append(Window(start, start + length, decided, last))
-        decided = last
+        made.append(Window(start, start + length, scored, last))
+        scored = last
     return made
 
 
 @torch.no_grad()
-def ask(
-    setting: Setting,
+def score_tokens(
+    loaded: LoadedModel,
     ids: Ids,
     groups: NDArray[np.int64],
     t: float,
     rate: float,
     *,
-    earlier: tuple[Opinion, NDArray[np.bool_]] | None = None,
+    earlier: tuple[TokenScores, Flags] | None = None,
     watch: Watch | None = None,
-) -> Opinion:
-    """What the model thinks of each token of a text (see `judge`).
+) -> TokenScores:
+    """The scores of each token of a text (see `best_replacement`).
 
-    earlier: an opinion of the text as it was, and which tokens have changed since: windows without a change keep it.
+    earlier: scores of the text as it was, and which tokens have changed since: windows without a change keep them.
     """
-    cuts = windows(len(ids), setting.folder.length)
+    cuts = windows(len(ids), loaded.folder.length)
     whole = len(cuts)
-    network = Network.of(setting.folder.model, setting.vocab_size, setting.device)
+    network = Network.of(loaded.folder.model, loaded.vocab_size, loaded.device)
     kinds = torch.from_numpy(groups).to(network.device)
     nothing = np.zeros(len(ids))
-    opinion = Opinion(ids, nothing, nothing + 1, nothing, nothing) if earlier is None else earlier[0]
-    opinion = Opinion(*(values.copy() for values in opinion.columns))
+    scores = TokenScores(ids, nothing, nothing + 1, nothing, nothing) if earlier is None else earlier[0]
+    scores = TokenScores(*(values.copy() for values in scores.columns))
     if earlier is not None:
         cuts = [w for w in cuts if earlier[1][w.start : w.stop].any()]
     for begin in range(0, len(cuts), BATCH):
         group = cuts[begin : begin + BATCH]
         x = torch.from_numpy(np.stack([ids[w.start : w.stop] for w in group])).to(network.device)
-        judged = [column.cpu().numpy() for column in _judge_windows(setting, network, x, kinds, t, rate)]
+        columns = [column.cpu().numpy() for column in _score_windows(loaded, network, x, kinds, t, rate)]
         for row, w in enumerate(group):
             inside = slice(w.first - w.start, w.last - w.start)
-            for target, column in zip(opinion.columns, judged, strict=True):
+            for target, column in zip(scores.columns, columns, strict=True):
                 target[w.first : w.last] = column[row, inside]
         if watch is not None:
             watch(len(group) / whole)
-    return opinion
+    return scores
 
 
-def _judge_windows(
-    setting: Setting, network: Network, x: Tensor, groups: Tensor, t: float, rate: float
+def _score_windows(
+    loaded: LoadedModel, network: Network, x: Tensor, groups: Tensor, t: float, rate: float
 ) -> list[Tensor]:
-    """An `Opinion` of windows of the text, [W, L] each, through the vocabulary in chunks."""
-    folder: Any = setting.folder
+    """The columns of `TokenScores` for windows of the text, [W, L] each, through the vocabulary in chunks."""
+    folder = loaded.folder
     noise, noise_rate = folder.process.noise(t).to(x.device), rate_of_time(folder.process, t)
     flat = x.flatten()
     sides = torch.stack([x.roll(1, 1), x.roll(-1, 1)], -1).flatten(0, 1)  # [W L, 2]
@@ -219,23 +218,23 @@ def _judge_windows(
     everywhere = Places(torch.arange(len(flat), device=x.device))
     for outputs, rows in network.rows(x, noise.sigma, everywhere).chunks():
         log_posterior = folder.method.parameterization.log_posterior(outputs, flat[rows], noise.like(flat[rows]))
-        judged = judge(log_posterior, flat[rows], groups, noise_rate, rate)
-        unseen = foretold(log_posterior, torch.cat([flat[rows][:, None], sides[rows]], -1), noise_rate)
-        parts.append((*judged, unseen))
-    *judged, unseen = (torch.cat(column) for column in zip(*parts, strict=True))
+        replacement = best_replacement(log_posterior, flat[rows], groups, noise_rate, rate)
+        unseen = leave_one_out(log_posterior, torch.cat([flat[rows][:, None], sides[rows]], -1), noise_rate)
+        parts.append((*replacement, unseen))
+    *replacement, unseen = (torch.cat(column) for column in zip(*parts, strict=True))
     unseen = unseen.view(*x.shape, 3)
-    return [*(column.view(x.shape) for column in judged), -unseen[..., 0], exchange_wish(unseen)]
+    return [*(column.view(x.shape) for column in replacement), -unseen[..., 0], swap_gain(unseen)]
 
 
-def judge(
+def best_replacement(
     log_posterior: Tensor, x: Tensor, groups: Tensor, noise_rate: float, rate: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest token other than x, its probability, and that of x itself; [R] each.
 
     The network's log p(x_0 | x_t) [R, V] takes x for a token of its own process at t: right with 1 - r, and wrong as
-    each of V - 1 tokens with r / (V - 1), r = `noise_rate`. What is known of a *typed* text is something else: x is
-    wrong with probability `rate`, and what was meant is one of the G - 1 others of its group (a letter of the same
-    case). Bayes' rule puts the one in the place of the other: all outside the group drops out, the odds of x fall by
+    each of V - 1 tokens with r / (V - 1), r = `noise_rate`. In a *typed* text x is wrong with probability `rate`, and
+    what was meant is one of the G - 1 others of its group (a letter of the same case). Bayes' rule replaces the first
+    by the second: all outside the group drops out, the odds of x fall by
 
         [(1 - r) (V - 1) / r]  /  [(1 - rate) (G - 1) / rate].
 
@@ -252,8 +251,8 @@ def judge(
     return torch.where(stays, x, best), torch.where(stays, 0.0, confidence), torch.where(stays, 1.0, own)
 
 
-def foretold(log_posterior: Tensor, tokens: Tensor, noise_rate: float) -> Tensor:
-    """log g of several tokens, [R, K], the first of which is x: what all the text but x says of each.
+def leave_one_out(log_posterior: Tensor, tokens: Tensor, noise_rate: float) -> Tensor:
+    """log g of several tokens, [R, K], the first of which is x: their probabilities given all the text but x.
 
     The network has seen x, and Bayes' rule is undone: its posterior f has the odds of x raised by
     e = (1 - r) (V - 1) / r, r = `noise_rate`, so g is f, but f / e at x, divided by the sum 1 - f_x + f_x / e.
@@ -265,10 +264,10 @@ def foretold(log_posterior: Tensor, tokens: Tensor, noise_rate: float) -> Tensor
     return torch.where(tokens == tokens[:, :1], log_f - log_e, log_f) - total
 
 
-def exchange_wish(foretold: Tensor) -> Tensor:
-    """What speaks for the token's right neighbour in its place, plus what speaks for it in that one's, [W, L]; 0 at the
-    last, which has none. From log g of the token, its left and its right neighbour, [W, L, 3]."""
-    preferred = foretold[..., 1:] - foretold[..., :1]
+def swap_gain(unseen: Tensor) -> Tensor:
+    """The gain in log g of the right neighbour in the token's place, plus that of the token in its neighbour's, [W, L];
+    0 at the last, which has no neighbour. From log g of the token, its left and its right neighbour, [W, L, 3]."""
+    preferred = unseen[..., 1:] - unseen[..., :1]
     return torch.nn.functional.pad(preferred[:, :-1, 1] + preferred[:, 1:, 0], (0, 1))
 
 

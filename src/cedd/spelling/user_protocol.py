@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cedd.models.loaded import Setting
+from cedd.models.loaded import LoadedModel
 from cedd.spelling.book import Book
-from cedd.spelling.correct import CorrectionOptions, Readings, correction_options, corrections
+from cedd.spelling.correct import CorrectionProgress, corrections
 from cedd.spelling.corruption import MISTAKES
+from cedd.spelling.options import CorrectionOptions, correction_options
 from cedd.spelling.shares import Share
 from cedd.storage import atomic_write
 
@@ -93,11 +94,11 @@ def _within(flags: NDArray[np.bool_], span: int) -> NDArray[np.bool_]:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Correction measured
+# CorrectionResult measured
 
 
 @dataclass(frozen=True)
-class Correction:
+class CorrectionResult:
     """One way to correct, with its options, and what came of it."""
 
     way: str
@@ -133,13 +134,13 @@ class UserProtocol:
     swaps: float | None = None
     """User's: the share of exchanged neighbours that correction expects, as in cedd correct; 0 looks for none."""
 
-    def why_not(self, setting: Setting, book: Book, seed: int) -> str:
+    def why_not(self, loaded: LoadedModel, book: Book, seed: int) -> str:
         """Why it cannot be measured, or nothing if it can."""
-        tokenizer = setting.folder.tokenizer
+        tokenizer = loaded.folder.tokenizer
         if tokenizer.characters is None:
             return f"the user's protocol compares letters: it needs a character tokenizer, not {tokenizer.name}"
         try:
-            correction_options(setting, {})
+            correction_options(loaded, {})
         except ValueError as error:
             return str(error)
         made = MISTAKES[self.mistakes]
@@ -148,36 +149,36 @@ class UserProtocol:
         return ""
 
     def measure(
-        self, setting: Setting, book: Book, seed: int, progress: Progress = lambda done, planned: None
-    ) -> list[Correction]:
+        self, loaded: LoadedModel, book: Book, seed: int, progress: Progress = lambda done, planned: None
+    ) -> list[CorrectionResult]:
         """Mistakes made, and corrected in every way that is asked for; the model's own way first."""
         mistake = MISTAKES[self.mistakes]
         corruption = mistake.make(book.text, self.rate, seed)
-        ways = self.ways(setting)
+        ways = self.ways(loaded)
         unique = list(dict.fromkeys(options for _, options in ways))
-        counter, seen = Readings(unique, progress), dict[CorrectionOptions, Outcomes]()
-        texts = corrections(setting, corruption.text, unique, seed, counter.read)
+        counter, seen = CorrectionProgress(unique, progress), dict[CorrectionOptions, Outcomes]()
+        texts = corrections(loaded, corruption.text, unique, seed, counter.read)
         for options, text in zip(unique, texts, strict=True):
             seen[options] = outcomes(corruption.original, corruption.text, text, book.length, mistake.span)
             counter.finish()
-        return [Correction(way, asdict(options), seen[options]) for way, options in ways]
+        return [CorrectionResult(way, asdict(options), seen[options]) for way, options in ways]
 
-    def ways(self, setting: Setting) -> list[tuple[str, CorrectionOptions]]:
+    def ways(self, loaded: LoadedModel) -> list[tuple[str, CorrectionOptions]]:
         """The model's own way, and each that is asked for at every threshold, all of them checked."""
         asked = {"change": self.change, "swaps": self.swaps}
-        planned = [("its own", correction_options(setting, asked))]
+        planned = [("its own", correction_options(loaded, asked))]
         numbers = {f"{n} pass{'es' * (n != 1)}": {"steps": 1, "passes": n} for n in self.passes}
         numbers |= {f"{n} step{'s' * (n != 1)}": {"steps": n, "passes": 1} for n in self.steps}
         times = {f", t = {t:g}": {"t": t} for t in self.times} or {"": {}}
         for (way, given), (at, time) in product(numbers.items(), times.items()):
-            options = correction_options(setting, asked | given | time)
+            options = correction_options(loaded, asked | given | time)
             planned += [(way + at, replace(options, threshold=threshold)) for threshold in self.thresholds]
         for _, options in planned:
             options.check()
         return planned
 
 
-def save_plot(path: Path, corrections: Sequence[Correction]) -> None:
+def save_plot(path: Path, corrections: Sequence[CorrectionResult]) -> None:
     """Mistakes fixed over letters broken, in percent with 95% intervals: a curve over the threshold for each way."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

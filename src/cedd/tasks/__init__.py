@@ -1,6 +1,7 @@
 """The verbs a user calls: generate, infill, correct, and the language model that has them as methods."""
 
-from cedd.spelling.correct import Change, Corrected, CorrectionOptions
+from cedd.spelling.correct import Change, Corrected
+from cedd.spelling.options import CorrectionOptions
 from cedd.spelling.scores import time_of_rate
 from cedd.tasks.correct import correct
 from cedd.tasks.generate import generate

@@ -23,7 +23,7 @@ tags: [discrete-diffusion, diffusion-language-model, spelling-correction]
 _LIMITS = """\
 ## What it is not for
 
-- Correction substitutes tokens one for one, and exchanges neighbouring letters. It neither inserts nor deletes: "helo"
+- Correction substitutes tokens one for one, and transposes neighbouring letters. It neither inserts nor deletes: "helo"
   stays four letters.
 - It knows the language of its data only. Names, foreign words and quotations may look like mistakes to it; look at
   what it changed (`--json`, or the colours on a terminal) before you rely on it.

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from cedd.models.loaded import Setting, Settings
+from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers.loop import Callback
 from cedd.tasks.template import Blank, Template
 
 
-def prompt_template(setting: Setting, text: str, length: int | None) -> Template:
+def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
     """A prompt, and a blank up to `length` tokens; by default up to as many as the model reads."""
-    size = setting.folder.length if length is None else length
-    setting.check_length(size)
-    prompt = Template.of([text], setting.folder.tokenizer)
+    size = loaded.folder.length if length is None else length
+    loaded.check_length(size)
+    prompt = Template.of([text], loaded.folder.tokenizer)
     if prompt.width > size:
         raise ValueError(
             f"the prompt has {prompt.width} tokens, but the model writes {size}; shorten it or train a longer model"
@@ -23,20 +23,21 @@ def prompt_template(setting: Setting, text: str, length: int | None) -> Template
     return replace(prompt, parts=[*prompt.parts, Blank(size - prompt.width)])
 
 
-def generate_ids(setting: Setting, n: int, length: int | None = None, settings: Settings | None = None) -> Tensor:
+def generate_ids(
+    loaded: LoadedModel, n: int, length: int | None = None, options: SamplingOptions | None = None
+) -> Tensor:
     """n samples of token ids, [n, length]."""
-    return prompt_template(setting, "", length).draw(setting, n, settings, None)
+    return prompt_template(loaded, "", length).draw(loaded, n, options)
 
 
 def generate(
-    setting: Setting,
+    loaded: LoadedModel,
     n: int = 1,
     *,
     length: int | None = None,
     prompt: str = "",
-    settings: Settings | None = None,
+    options: SamplingOptions | None = None,
     callback: Callback | None = None,
 ) -> list[str]:
     """n texts of `length` tokens (by default as many as the model reads), each beginning with the prompt exactly."""
-    template = prompt_template(setting, prompt, length)
-    return [template.write(row.numpy()) for row in template.draw(setting, n, settings, callback)]
+    return prompt_template(loaded, prompt, length).fill(loaded, n, options, callback)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.loaded import Setting, Settings
+from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers.loop import Callback
 from cedd.tasks.template import Template
 
@@ -30,16 +30,21 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
     return Template.of([*parts, text[end:]], tokenizer)
 
 
+def blank_template(loaded: LoadedModel, text: str) -> Template:
+    """The text cut at its blanks, if the model can read it."""
+    template = parse_template(text, loaded.folder.tokenizer)
+    if (length := template.width) > loaded.folder.length:
+        raise ValueError(f"the text has {length} tokens with its blanks, but the model reads {loaded.folder.length}")
+    return template
+
+
 def infill(
-    setting: Setting,
+    loaded: LoadedModel,
     text: str,
     n: int = 1,
     *,
-    settings: Settings | None = None,
+    options: SamplingOptions | None = None,
     callback: Callback | None = None,
 ) -> list[str]:
     """n ways to fill the blanks of `text`, whose other characters are in all of them exactly."""
-    template = parse_template(text, setting.folder.tokenizer)
-    if (length := template.width) > setting.folder.length:
-        raise ValueError(f"the text has {length} tokens with its blanks, but the model reads {setting.folder.length}")
-    return [template.write(row.numpy()) for row in template.draw(setting, n, settings, callback)]
+    return blank_template(loaded, text).fill(loaded, n, options, callback)

@@ -14,7 +14,7 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.device import pick_device
 from cedd.methods import Method
 from cedd.models.folder import DESCRIPTION_KEYS, ModelFolder, load_folder, read_description, save_folder
-from cedd.models.loaded import Setting, Settings
+from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import CARD_FILE
 from cedd.process import TokenProcess
 from cedd.spelling.correct import Corrected
@@ -63,11 +63,11 @@ class LanguageModel:
     """
 
     def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
-        self.setting = Setting(folder, torch.device(device))
+        self.loaded = LoadedModel(folder, torch.device(device))
 
     @property
     def folder(self) -> ModelFolder:
-        return self.setting.folder
+        return self.loaded.folder
 
     @property
     def model(self) -> torch.nn.Module:
@@ -89,25 +89,25 @@ class LanguageModel:
     def length(self) -> int:
         return self.folder.length
 
-    def generate(self, n: int = 1, *, length: int | None = None, prompt: str = "", **settings: Any) -> list[str]:
+    def generate(self, n: int = 1, *, length: int | None = None, prompt: str = "", **options: Any) -> list[str]:
         """Texts of the model's own.
 
         Args:
             n: how many.
             length: tokens of each; by default as many as the model reads.
             prompt: what each begins with.
-            settings: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
+            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
         """
-        return generate(self.setting, n, length=length, prompt=prompt, settings=Settings.of(**settings))
+        return generate(self.loaded, n, length=length, prompt=prompt, options=SamplingOptions.of(**options))
 
-    def infill(self, text: str, **settings: Any) -> str:
+    def infill(self, text: str, **options: Any) -> str:
         """The text with its blanks filled.
 
         Args:
             text: ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one of 12.
-            settings: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
+            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
         """
-        return infill(self.setting, text, 1, settings=Settings.of(**settings))[0]
+        return infill(self.loaded, text, 1, options=SamplingOptions.of(**options))[0]
 
     def correct(self, text: str, **options: Any) -> Corrected:
         """The text with its mistakes put right; `.changes` says which.
@@ -117,7 +117,7 @@ class LanguageModel:
             options: the fields of `cedd.tasks.CorrectionOptions` (rate, threshold, change, passes, steps, ...) and
                 seed; what is not given, the model's own folder says.
         """
-        return correct(self.setting, text, **options)
+        return correct(self.loaded, text, **options)
 
     def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
         """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error: how far it may be
@@ -138,7 +138,7 @@ class LanguageModel:
             estimate_bound(
                 self.model,
                 self.process,
-                piece.to(self.setting.device),
+                piece.to(self.loaded.device),
                 method=self.method,
                 draws=draws,
                 generator=generator,
@@ -188,17 +188,9 @@ class LanguageModel:
 
     def push_to_hub(self, name: str, **options: Any) -> str:
         """Upload the model to owner/name on the hub; options are those of huggingface_hub's `ModelHubMixin`."""
-        from cedd.tasks.hub import HubModel  # the hub's library is slow to import, and few need it
+        from cedd.tasks.hub import upload  # slow to import, and few need it
 
-        try:
-            return HubModel(self).push_to_hub(name, **options)
-        except (TypeError, ValueError):  # what was asked is wrong, and they say how
-            raise
-        except Exception as error:  # no network, no token, no right to: each is another one
-            raise ValueError(
-                f"{name} could not be sent to the hub ({type(error).__name__}); is there a network, and are you logged "
-                "in with a token that may write (hf auth login)?"
-            ) from error
+        return upload(self.save_pretrained, name, **options)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 Shapes: L tokens, of what is given and of the blanks.
 
-The model reads any text (`reading.read_given`), unknown characters as those most like them; what is written is the
+The model reads any text (`encode_given`), unknown characters as those most like them; what is written is the
 user's own text, not what the model was shown of it.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cedd.data.text import Ids, read_given, without_returns
+from cedd.data.text import Ids, encode_given, without_returns
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.loaded import Setting, Settings
+from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers import Fixed
 from cedd.samplers.loop import Callback
 
@@ -51,7 +51,7 @@ class Template:
     def of(cls, parts: Sequence[str | int], tokenizer: Tokenizer) -> Template:
         """Of texts that are given and widths of blanks."""
         return cls(
-            [Blank(part) if isinstance(part, int) else Given(part, read_given(tokenizer, part)) for part in parts],
+            [Blank(part) if isinstance(part, int) else Given(part, encode_given(tokenizer, part)) for part in parts],
             tokenizer,
         )
 
@@ -96,8 +96,16 @@ class Template:
             start = stop
         return "".join(written)
 
-    def draw(self, setting: Setting, n: int, settings: Settings | None, callback: Callback | None) -> torch.Tensor:
+    def draw(
+        self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None
+    ) -> torch.Tensor:
         """n ways to fill it, as tokens [n, L]."""
         if n < 1:
             raise ValueError(f"at least one sample must be asked for; got {n}")
-        return setting.draw((n, self.width), settings or Settings(), self.constraint, callback)
+        return loaded.draw((n, self.width), options or SamplingOptions(), self.constraint, callback)
+
+    def fill(
+        self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None
+    ) -> list[str]:
+        """The same as texts."""
+        return [self.write(row.numpy()) for row in self.draw(loaded, n, options, callback)]

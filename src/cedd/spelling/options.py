@@ -1,0 +1,104 @@
+"""The options of correction: the caller's, before those of the model's folder, before the defaults."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from cedd.models.loaded import LoadedModel, changed
+from cedd.samplers.grids import LAST_TIME
+from cedd.spelling.scores import time_of_rate
+
+RENAMED = {"strange": "max_surprise"}
+"""Options by earlier names, which callers and saved models may use."""
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """How to correct. A model's folder may have defaults of its own ("correction" in its config.json)."""
+
+    rate: float = 0.05
+    """The share of wrong tokens that is expected in the text."""
+    t: float | None = None
+    """The time that the network is told; by default the one at which its process has this rate (`time_of_rate`)."""
+    threshold: float = 0.5
+    """A token is replaced if own / (own + best) is below this, own being its probability and best that of the likeliest
+    other; 0.5 and more mean the argmax. So no token is replaced whose probability is at least this; of a transposition
+    own is the probability of the order as it is (`transpositions`).
+    Of all rules that break as many right tokens this one fixes most: a change adds best to the expected number of fixed
+    tokens and own to that of broken ones, and those with the highest ratio are made."""
+    change: Literal["letters", "all"] | None = None
+    """letters: a plain letter may become another of its script and case, and nothing else changes: no space, digit,
+    punctuation, capital or accent (`letters.plain_letter`), and no letter of an address, a name with digits or another
+    string that is no word (`letters.non_words`). all: any token may become any other. By default letters, where tokens
+    are characters or bytes."""
+    passes: int = 3
+    """How often the text is read at most; later passes see the changes of earlier ones."""
+    reach: int = 3
+    """Of changes within so many tokens of each other a pass makes only the strongest; 0 makes all at once."""
+    max_surprise: float | None = None
+    """Changes are undone where the surprise of the text around them exceeds this, in nats a letter (`mean_surprise`):
+    the model does not know such a language or kind of text. None: no limit."""
+    swaps: float = 0.002
+    """The share of neighbouring letters that is expected to be transposed (`transpositions`); 0 looks for none, and so
+    does a correction in several steps."""
+    steps: int = 1
+    """1 takes the likeliest token; more sample the reverse process from t."""
+    temperature: float = 0.0
+    """Of several steps: 0 writes the likeliest token wherever it writes."""
+
+    def changed(self, given: Mapping[str, Any], source: str = "the options of correction") -> CorrectionOptions:
+        """These options with those given (not None) in their place."""
+        return changed(self, current_names(given), source)
+
+    @property
+    def first_scores(self) -> tuple[float | None, float, str | None]:
+        """What the first scores of a text depend on: options that agree in it share them."""
+        return self.t, self.rate, self.change
+
+    def check(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.t is not None and not LAST_TIME < self.t <= 1:
+            raise ValueError(f"t says how noisy the text is and must lie in ({LAST_TIME:g}, 1]; got {self.t:g}")
+        if not 0 < self.rate < 1:
+            raise ValueError(f"rate is a share of wrong tokens and must lie in (0, 1); got {self.rate:g}")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold is a probability and must lie in [0, 1]; got {self.threshold:g}")
+        if not 0 <= self.swaps < 1:
+            raise ValueError(f"swaps is a share of neighbouring letters and must lie in [0, 1); got {self.swaps:g}")
+        if self.max_surprise is not None and not self.max_surprise >= 0:
+            raise ValueError(f"max_surprise is in nats a letter and must be 0 or more; got {self.max_surprise:g}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or more, and finite; got {self.temperature:g}")
+        if self.change not in (None, "letters", "all"):
+            raise ValueError(f"change says what may be changed, letters or all; got {self.change!r}")
+        for name, least in (("passes", 1), ("reach", 0), ("steps", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+
+
+def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names that they have now."""
+    return {RENAMED.get(name, name): value for name, value in given.items()}
+
+
+def correction_options(loaded: LoadedModel, given: Mapping[str, Any]) -> CorrectionOptions:
+    """What holds for this model: the caller's options, before its folder's, before the defaults; checked, and with
+    a time."""
+    folder = loaded.folder
+    if not folder.method.dynamics.noisy:
+        raise ValueError(f"{folder.method.name} is autoregressive and cannot correct; train on uniform or roulette")
+    if not folder.process.can_shuffle:
+        raise ValueError(
+            "this model's process only masks (absorb): to it a token that it sees is certainly right, so it cannot "
+            "correct; train one on uniform or roulette"
+        )
+    for name in RENAMED.keys() & given.keys():
+        warnings.warn(f"{name} is now {RENAMED[name]}", DeprecationWarning, stacklevel=4)
+    usual = CorrectionOptions().changed(folder.config.get("correction", {}), "the corrections of the model's folder")
+    asked = usual.changed(given)
+    asked.check()
+    return asked if asked.t is not None else replace(asked, t=time_of_rate(folder.process, asked.rate))
