@@ -23,7 +23,7 @@ import cedd
 from cedd.bounds.estimator import Sampling
 from cedd.data.corpora import python_manual_documents
 from cedd.dynamics import Bound
-from cedd.models import Transformer, TransformerConfig
+from cedd.models.transformer import Transformer, TransformerConfig
 
 ALPHABET = " ,.abcdefghijklmnopqrstuvwxyz"
 WAYS: dict[Bound, Sampling] = {"j1": "independent", "j2": "independent", "tight": "stratified"}

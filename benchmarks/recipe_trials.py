@@ -41,7 +41,9 @@ from rich.console import Console
 from torch import Tensor
 
 from cedd.bounds.estimator import estimate_bound
-from cedd.data import PackedDataset, Prefetcher, TrainingData
+from cedd.data.batches import Prefetcher
+from cedd.data.packing import PackedDataset
+from cedd.data.training_data import TrainingData
 from cedd.training.config import PRESETS, TrainConfig, from_json, to_json
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer, share_the_interpreter

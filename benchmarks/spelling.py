@@ -38,8 +38,10 @@ from rich.console import Console
 
 from cedd.bench.train import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
-from cedd.data import CharAsGPT2, GPT2Tokenizer, load_gpt2, open_corpus, pack
+from cedd.data.corpora import open_corpus
 from cedd.data.folders import data_folder
+from cedd.data.packing import pack
+from cedd.data.tokenizers import CharAsGPT2, GPT2Tokenizer, load_gpt2
 from cedd.methods import get_method
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer

@@ -12,7 +12,7 @@ import cedd
 from cedd import network
 from cedd.bounds.estimator import estimate_bound
 from cedd.dynamics import BOUNDS, Corrector
-from cedd.models import Transformer, TransformerConfig
+from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.process import TokenProcess
 from tests.networks import Model, four_processes, random_data, random_network
 

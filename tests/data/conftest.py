@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cedd.data import GPT2Tokenizer
+from cedd.data.tokenizers import GPT2Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cedd.data import BatchSampler, PackedDataset, Prefetcher, batches_in_order
+from cedd.data.batches import BatchSampler, Prefetcher, batches_in_order
+from cedd.data.packing import PackedDataset
 from cedd.data.permutation import derive_key, permute, uniform_integers
 
 

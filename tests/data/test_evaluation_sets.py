@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from cedd.data import (
-    DETOKENIZERS,
-    EVALUATION_SETS,
-    ByteTokenizer,
-    CharTokenizer,
-    GPT2Tokenizer,
-    find_evaluation_set,
-    load_evaluation_set,
-    open_evaluation_set,
-)
+from cedd.data.detokenizers import DETOKENIZERS
+from cedd.data.evaluation_sets import EVALUATION_SETS, find_evaluation_set, load_evaluation_set, open_evaluation_set
+from cedd.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 
 EXAMPLES = {
     "wikitext": [

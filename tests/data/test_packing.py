@@ -13,22 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.data import (
-    BPETokenizer,
-    ByteTokenizer,
-    CharAsGPT2,
-    CharTokenizer,
-    PackedDataset,
-    PackingPolicy,
-    TextCorpus,
-    Tokenizer,
-    open_corpus,
-    open_packed,
-    pack,
-    prepare_training_data,
-)
 from cedd.data import packing as packing_module
-from cedd.data.packing import HEADER_FILE, TOKENS_FILE
+from cedd.data.corpora import TextCorpus, open_corpus
+from cedd.data.packing import HEADER_FILE, TOKENS_FILE, PackedDataset, PackingPolicy, open_packed, pack
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, Tokenizer
+from cedd.data.training_data import prepare_training_data
 
 BPE = BPETokenizer.train(["the cat sat on the mat\n" * 20], 270)
 BYTES = ByteTokenizer()

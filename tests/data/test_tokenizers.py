@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.data import (
+from cedd.data.tokenizers import (
+    BPE_FILE,
+    HEADER_FILE,
     BPETokenizer,
     ByteTokenizer,
     CharAsGPT2,
@@ -18,7 +20,6 @@ from cedd.data import (
     load_tokenizer,
     make_tokenizer,
 )
-from cedd.data.tokenizers import BPE_FILE, HEADER_FILE
 
 SAMPLE = "The quick brown fox jumps over the lazy dog, then naps.\n" * 20 + "Ünïcödé: 日本 🙂\n"
 BPE = BPETokenizer.train([SAMPLE], 300)
@@ -181,7 +182,7 @@ def test_a_library_tokenizer_file_alone_is_enough(tmp_path: Path) -> None:
 
 def test_bpe_training_is_the_same_in_another_process() -> None:
     code = (
-        "from cedd.data import BPETokenizer; from tests.data.test_tokenizers import SAMPLE; "
+        "from cedd.data.tokenizers import BPETokenizer; from tests.data.test_tokenizers import SAMPLE; "
         "print(BPETokenizer.train([SAMPLE], 300).fingerprint)"
     )
     root = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import cedd
-from cedd.models import Transformer, config_from_preset
+from cedd.models.transformer import Transformer, config_from_preset
 from cedd.samplers import Fixed, GraphedNetwork, sample
 from tests.samplers.chains import ERROR_RATE, p_value
 

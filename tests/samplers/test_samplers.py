@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import cedd
-from cedd.models import Transformer, config_from_preset
+from cedd.models.transformer import Transformer, config_from_preset
 from cedd.samplers import Corrector, Fixed, Sharpening, inverse_cdf, prompt, sample, time_grid
 from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import cedd
 from cedd.data.tokenizers import CharTokenizer, Tokenizer
-from cedd.models import Transformer, config_from_preset
 from cedd.models.folder import ModelFolder, save_folder
 from cedd.models.loaded import LoadedModel
+from cedd.models.transformer import Transformer, config_from_preset
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,T"
 

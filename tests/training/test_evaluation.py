@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cedd.bounds.estimator import estimate_bound
-from cedd.data import prepare_training_data
+from cedd.data.training_data import prepare_training_data
 from cedd.models.folder import load_folder
 from cedd.training.config import TrainConfig
 from cedd.training.records import plot_log

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cedd.data import CharTokenizer, PackedDataset, TextCorpus, pack
 from cedd.data.batches import BatchSampler
+from cedd.data.corpora import TextCorpus
+from cedd.data.packing import PackedDataset, pack
+from cedd.data.tokenizers import CharTokenizer
 from cedd.losses import Draws, batch_loss, filled_up, noisy_batch
 from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset

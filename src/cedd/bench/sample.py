@@ -12,7 +12,7 @@ from torch import nn
 
 from cedd.bench.textbook_sample import STEPS, textbook_sample
 from cedd.methods import get_method
-from cedd.models import Transformer, config_from_preset
+from cedd.models.transformer import Transformer, config_from_preset
 from cedd.process import PROCESSES, TokenProcess
 from cedd.samplers import GraphedNetwork, sample, time_grid
 

@@ -17,7 +17,10 @@ import torch
 from rich.console import Console
 
 from cedd.bench.textbook_train import TextbookStep
-from cedd.data import ByteTokenizer, PackedDataset, Prefetcher, TrainingData
+from cedd.data.batches import Prefetcher
+from cedd.data.packing import PackedDataset
+from cedd.data.tokenizers import ByteTokenizer
+from cedd.data.training_data import TrainingData
 from cedd.device import pick_device
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfig
 from cedd.training.distributed import Ranks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from cedd.data.corpora import open_corpus
-from cedd.data.packing import PackedDataset, PackingPolicy, pack
+from cedd.data.packing import PackedDataset, pack
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
 
 
@@ -28,11 +29,8 @@ def prepare_training_data(
     validation: str | Path | None = None,
     holdout: float = 0.05,
     holdout_by: Literal["tail", "documents"] = "tail",
-    policy: PackingPolicy | None = None,
     field: str = "text",
-    document_break: str | None = None,
     gpt2_files: str | Path | None = None,
-    unknown: str | None = None,
     cache: str | Path | None = None,
     workers: int = 1,
 ) -> TrainingData:
@@ -41,21 +39,13 @@ def prepare_training_data(
     validation: a corpus of its own; without one, `holdout` of `data` is held out, as its last blocks ("tail") or as
     evenly spread documents ("documents"). A tokenizer made from the data is made from the training corpus.
     """
-    corpus = open_corpus(data, field=field, document_break=document_break)
+    corpus = open_corpus(data, field=field)
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = make_tokenizer(tokenizer, corpus.texts(), gpt2_files=gpt2_files, unknown=unknown)
+        tokenizer = make_tokenizer(tokenizer, corpus.texts(), gpt2_files=gpt2_files)
+    packed = partial(pack, tokenizer=tokenizer, length=length, cache=cache, workers=workers)
     if validation is not None:
-        other = open_corpus(validation, field=field, document_break=document_break)
-        train = pack(corpus, tokenizer, length, policy=policy, cache=cache, workers=workers)
-        held_out = pack(other, tokenizer, length, policy=policy, cache=cache, workers=workers)
-    elif holdout_by == "tail":
-        whole = pack(corpus, tokenizer, length, policy=policy, cache=cache, workers=workers)
-        train, held_out = whole.split_tail(holdout)
-    else:
-        train = pack(
-            corpus, tokenizer, length, policy=policy, cache=cache, workers=workers, part="train", holdout=holdout
-        )
-        held_out = pack(
-            corpus, tokenizer, length, policy=policy, cache=cache, workers=workers, part="validation", holdout=holdout
-        )
+        return TrainingData(tokenizer, packed(corpus), packed(open_corpus(validation, field=field)))
+    if holdout_by == "tail":
+        return TrainingData(tokenizer, *packed(corpus).split_tail(holdout))
+    train, held_out = (packed(corpus, part=part, holdout=holdout) for part in ("train", "validation"))
     return TrainingData(tokenizer, train, held_out)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cedd.data import TrainingData
+from cedd.data.training_data import TrainingData
 from cedd.tasks import LanguageModel, load
 from cedd.tasks.card import share_of_masks
 from cedd.training.config import TrainConfig, read_config

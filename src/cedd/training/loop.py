@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
-from cedd.data import Prefetcher, TrainingData, prepare_training_data
-from cedd.data.batches import BatchSampler
+from cedd.data.batches import BatchSampler, Prefetcher
 from cedd.data.tokenizers import Tokenizer
+from cedd.data.training_data import TrainingData, prepare_training_data
 from cedd.methods import get_method
 from cedd.models.folder import WEIGHTS_FILE, save_description
 from cedd.models.transformer import Transformer
@@ -85,19 +86,8 @@ def train(config: TrainConfig, console: Console | None = None) -> TrainResult:
 
 def data_of_run(config: TrainConfig, tokenizer: Tokenizer | None = None) -> TrainingData:
     """The blocks that a configuration trains on and holds out, by the run's own tokenizer once there is one."""
-    text = config.text
-    return prepare_training_data(
-        config.data,
-        length=config.length,
-        tokenizer=tokenizer or text.tokenizer,
-        validation=text.validation,
-        holdout=text.holdout,
-        holdout_by=text.holdout_by,
-        field=text.field,
-        gpt2_files=text.gpt2_files,
-        cache=text.cache,
-        workers=text.workers,
-    )
+    options: dict[str, Any] = {**vars(config.text), "tokenizer": tokenizer or config.text.tokenizer}
+    return prepare_training_data(config.data, length=config.length, **options)
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cedd.data import TrainingData
+from cedd.data.training_data import TrainingData
 from cedd.models.folder import WEIGHTS_FILE, read_description
 from cedd.training.config import TrainConfig, read_config, same_run
 

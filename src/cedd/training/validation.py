@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cedd.bounds.estimator import estimate_bound
-from cedd.data import TrainingData
+from cedd.data.training_data import TrainingData
 from cedd.methods import Method
 from cedd.models.transformer import Transformer
 from cedd.process import TokenProcess
