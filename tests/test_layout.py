@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,17 @@ def wrong_imports(source: str, part: str, package: tuple[str, ...] = ("cedd",)) 
     return wrong
 
 
+def imports_of_modules(sources: dict[tuple[str, ...], Path]) -> dict[str, set[str]]:
+    """Each module, by its dotted name, with the modules that it imports anywhere in its text."""
+    modules = {".".join(names).removesuffix(".__init__") for names in sources}
+    graph: dict[str, set[str]] = {}
+    for names, path in sources.items():
+        imported = set(imported_modules(ast.parse(path.read_text("utf-8")), names[:-1]))
+        imported |= {name.rpartition(".")[0] for name in imported - modules}  # a name inside a module
+        graph[".".join(names).removesuffix(".__init__")] = imported & modules
+    return graph
+
+
 def dangerous_uses(source: str) -> list[str]:
     """Anything that could run code from a file: unpickling, torch.load, eval and exec of strings."""
     tree = ast.parse(source)
@@ -114,6 +126,19 @@ def test_imports_point_down_the_order() -> None:
         )
     }
     assert not wrong
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    sources = {("cedd", *path.relative_to(SOURCE).with_suffix("").parts): path for path in source_files()}
+    TopologicalSorter(imports_of_modules(sources)).prepare()
+
+
+def test_a_circle_of_imports_is_found(tmp_path: Path) -> None:
+    sources = {("cedd", name): tmp_path / f"{name}.py" for name in ("a", "b")}
+    sources["cedd", "a"].write_text("from cedd import b", "utf-8")
+    sources["cedd", "b"].write_text("def late():\n    from cedd.a import something", "utf-8")
+    with pytest.raises(CycleError):
+        TopologicalSorter(imports_of_modules(sources)).prepare()
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
