@@ -134,3 +134,51 @@ def test_evaluation_mode_ends_where_it_began(halves: Halves) -> None:
     with pytest.raises(RuntimeError), evaluating(halves):
         raise RuntimeError
     assert not halves.training
+
+
+# ---- outputs that are no numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("method", "process"), [("cedd", cedd.absorb(V)), ("sedd", cedd.uniform(V)), ("ar", cedd.absorb(V))]
+)
+def test_outputs_that_are_no_numbers_are_refused(bad: float, method: str, process: cedd.TokenProcess) -> None:
+    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
+        outputs = torch.zeros(*x_t.shape, V)
+        outputs[-1, -1, 2] = bad
+        return outputs
+
+    for call in (
+        lambda: cedd.sample(model, process, (2, L), method=method, steps=4),
+        lambda: cedd.estimate_bound(model, process, torch.zeros(2, L, dtype=torch.int64), method=method, draws=4),
+    ):
+        with pytest.raises(ValueError, match="the network returned nan"):
+            call()
+
+
+def test_on_a_device_the_check_waits_until_it_is_asked() -> None:
+    check = network_module.OutputCheck()
+    check._worst = torch.tensor(float("nan"))
+    with pytest.raises(ValueError, match="the network returned nan"):
+        check.settle()
+    check.settle()  # once is enough
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.01])
+@pytest.mark.parametrize("sampling", ["stratified", "independent"])
+def test_a_text_without_a_chance_has_an_infinite_bound(tolerance: float | None, sampling) -> None:
+    """f(x0) = 0: the bound is infinite, and no tolerance goes on to look for it."""
+
+    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
+        outputs = torch.zeros(*x_t.shape, V)
+        outputs[..., 0] = -torch.inf
+        return outputs
+
+    data = torch.tensor([[1, 2, 0, 3]] * 4)
+    found = cedd.estimate_bound(
+        model, cedd.absorb(V), data, method="cedd", draws=8, tolerance=tolerance, sampling=sampling, max_draws=64
+    )
+    assert found.nats_per_token == float("inf")
+    assert found.perplexity == float("inf")
+    assert found.evaluations <= 4 * 8 + 4

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
@@ -167,6 +167,31 @@ class Places:
         return len(self.rows)
 
 
+class OutputCheck:
+    """Whether outputs were numbers: at once on a CPU; on a device, which nobody waits for, when it is asked."""
+
+    def __init__(self) -> None:
+        self._worst: Tensor | None = None
+
+    def look_at(self, outputs: Tensor) -> None:
+        """Outputs [.., V]; the largest of a row is no number if any is, and -inf if no token is possible."""
+        if not outputs.numel():
+            return
+        worst = outputs.detach().amax(-1).abs().amax()
+        self._worst = worst if self._worst is None else torch.maximum(self._worst, worst)
+        if worst.device.type == "cpu":
+            self.settle()
+
+    def settle(self) -> None:
+        """Refuse what was seen."""
+        worst, self._worst = self._worst, None
+        if worst is not None and not bool(torch.isfinite(worst)):
+            raise ValueError(
+                "the network returned nan, or infinity, or rows without any possible token: its weights may be "
+                "damaged, or its training has diverged"
+            )
+
+
 @dataclass(frozen=True)
 class Network:
     """A model as the mathematics runs it; make one with `Network.of`.
@@ -182,6 +207,7 @@ class Network:
     double: bool = False
     """Whether outputs are turned into float64."""
     extras: Mapping[str, Tensor] | None = None
+    check: OutputCheck = field(default_factory=OutputCheck, compare=False)
 
     @staticmethod
     def of(
@@ -219,7 +245,12 @@ class Network:
         """All outputs [B, L, V] for x_t [B, L] and sigma [B] (or one for all)."""
         assert callable(self.model)
         outputs = checked_outputs(self._run(self.model, x_t, sigma), (*x_t.shape, self.vocab_size))
+        self.check.look_at(outputs)
         return outputs.double() if self.double else outputs
+
+    def check_outputs(self) -> None:
+        """Refuse outputs that were no numbers, if there were any since the last call."""
+        self.check.settle()
 
     def rows(self, x_t: Tensor, sigma: Tensor, places: Places, *, full_precision: bool = False) -> OutputRows:
         """Run on x_t [B, L] at sigma [B] (or one for all), ready to give the outputs at `places`.
@@ -229,7 +260,7 @@ class Network:
         model = self.model
         if not has_head(model):
             outputs = self.outputs(x_t, sigma).flatten(0, 1)
-            return OutputRows(outputs.index_select(0, places.rows), None, self.vocab_size)
+            return OutputRows(outputs.index_select(0, places.rows), None, self.vocab_size, self.check)
         network = self
         if places.sequences is not None:
             x_t = x_t.index_select(0, places.sequences)
@@ -237,7 +268,7 @@ class Network:
             network = self.of_sequences(places.sequences)
         hidden = network._run(model.features, x_t, sigma).flatten(0, 1).index_select(0, places.index)
         head = full_precision_head(model.head) if full_precision else model.head
-        return OutputRows(hidden, self._on_host(head), self.vocab_size)
+        return OutputRows(hidden, self._on_host(head), self.vocab_size, self.check)
 
     def _run(self, half: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
         extras = {name: value.to(self.home) for name, value in (self.extras or {}).items()}
@@ -265,8 +296,10 @@ def full_precision_head(head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], 
 class OutputRows:
     """Outputs of some positions, made a chunk at a time."""
 
-    def __init__(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None, vocab_size: int) -> None:
-        self._hidden, self._head, self._vocab_size = hidden, head, vocab_size
+    def __init__(
+        self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None, vocab_size: int, check: OutputCheck
+    ) -> None:
+        self._hidden, self._head, self._vocab_size, self._check = hidden, head, vocab_size, check
 
     def chunks(self) -> Iterator[tuple[Tensor, slice]]:
         """Outputs [r, V], and which rows they are of."""
@@ -274,7 +307,10 @@ class OutputRows:
         for start in range(0, len(self._hidden), size):
             part = slice(start, start + size)
             rows = self._hidden[part]
-            yield rows if self._head is None else checked_outputs(self._head(rows), (len(rows), self._vocab_size)), part
+            if self._head is not None:
+                rows = checked_outputs(self._head(rows), (len(rows), self._vocab_size))
+                self._check.look_at(rows)
+            yield rows, part
 
     def map(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """function(outputs, which rows) of all chunks, put together; there must be a row."""

@@ -128,11 +128,13 @@ def _law_by_rates(
 def _flow_law(
     rule: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: float, s: float, corrector: Corrector | None
 ) -> np.ndarray:
-    """Redrawn from f at the rate alpha kappa'/(1-kappa), masked again at beta kappa'/kappa; kappa = alive."""
+    """Redrawn from f at the rate alpha kappa'/(1-kappa), masked again at beta kappa'/kappa; kappa = alive.
+
+    The last step, to s = 0, draws what is masked and keeps the tokens."""
     V, kappa, later = process.vocab_size, *(math.exp(-float(process.alpha(v))) for v in (t, s))
     beta = corrector.strength * (1 - t) ** corrector.start * t**corrector.stop if corrector else 0.0
     if rule == "analytic":
-        towards, away = math.log((1 - kappa) / (1 - later)) if s > 0 else math.inf, math.log(later / kappa)
+        towards, away = math.log((1 - kappa) / (1 - later)) if s > 0 else 0.0, math.log(later / kappa)
     else:
         speed = (t - s) * float(process.alpha_rate(t)) * kappa  # h kappa'
         towards, away = speed / (1 - kappa), speed / kappa
@@ -141,8 +143,10 @@ def _flow_law(
     for place in np.ndindex(*x.shape):
         here = int(x[place])
         reveal, mask = (1 + beta) * towards, beta * away if here < V else 0.0
+        if s == 0:
+            reveal, mask = math.inf if here == V else 0.0, 0.0
         event = min(1.0, reveal + mask) if rule == "euler" else 1 - math.exp(-(reveal + mask))
-        share = mask / (reveal + mask) if math.isfinite(reveal) else 0.0
+        share = mask / (reveal + mask) if math.isfinite(reveal) and reveal + mask > 0 else 0.0
         law[place][:V] = event * (1 - share) * probs[place]
         law[place][V] += event * share
         law[place][here] += 1 - event

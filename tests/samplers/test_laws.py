@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import cedd
+from cedd.bounds.exact import learned_distribution
+from cedd.dynamics import Flow
 from cedd.samplers import Corrector, sample, time_grid
 from cedd.samplers import loop as loop_module
 from tests.samplers.chains import (
@@ -106,7 +108,7 @@ def test_whole_trajectory_of_flow_matching(rule, corrector, kind):
     drawn = sample(
         model, process, (20000, 2), method="dfm", sampler=rule, steps=7, generator=generator, corrector=corrector
     )
-    law = sampler_law(model, "dfm", rule, process, time_grid(process, 7), corrector)
+    law = sampler_law(model, "dfm", rule, process, time_grid(process, 7, end=Flow.stop), corrector)
     assert p_value(model.counts(drawn), law) > ERROR_RATE
 
 
@@ -207,3 +209,20 @@ def test_autoregressive_is_the_product_of_its_conditionals():
     drawn = sample(model, process, (20000, 2), method="ar", generator=generator)
     law = (torch.softmax(first, 0)[:, None] * torch.softmax(second, 1)).flatten().numpy()
     assert p_value(np.bincount((drawn[:, 0] * 3 + drawn[:, 1]).numpy(), minlength=9), law) > ERROR_RATE
+
+
+def test_the_bound_of_flow_matching_is_of_what_is_drawn():
+    """A network that knows nothing any more below sigma = 2e-5, where neither the bound nor the sampler asks it."""
+    process, p0 = cedd.absorb(3), torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+
+    def model(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        copied = 40.0 * torch.nn.functional.one_hot(x_t.clamp_max(2), 3).double()
+        knows = torch.where((x_t == 3)[..., None], p0.log(), copied)
+        return torch.where((sigma < 2e-5)[:, None, None], torch.zeros(3, dtype=torch.float64), knows)
+
+    drawn = sample(model, process, (20000, 1), method="dfm", steps=32, generator=torch.Generator().manual_seed(3))
+    counts = torch.bincount(drawn.flatten(), minlength=3).numpy()
+    assert p_value(counts, learned_distribution(model, process, 1, method="dfm").numpy()) > ERROR_RATE
+    bound = cedd.exact_bound(model, process, p0, method="dfm")
+    cross_entropy = -float((p0 * torch.from_numpy(counts / counts.sum()).log()).sum())
+    assert cross_entropy < bound + 0.01

@@ -97,6 +97,7 @@ class Evaluation:
         draw = directed_draw(x0, noise, share, self._uniforms(x0, generator))
         cost = position_costs(batch.network, self.target.path, x0, draw.x_t, noise)
         self.report(len(x0))
+        self.network.check_outputs()  # the costs are waited for anyway
         return cost.cpu(), case_codes(draw.x_t, x0, noise).cpu(), draw.odds.cpu()
 
     def plain(self, which: Tensor, t: Tensor, cost: PathCost, generator: torch.Generator) -> Tensor:
@@ -106,6 +107,7 @@ class Evaluation:
             x_t = plain_draw(batch.x0, batch.noise, self._uniforms(batch.x0, generator)).x_t
             values.append(position_costs(batch.network, cost, batch.x0, x_t, batch.noise).mean(1).cpu())
             self.report(len(x_t))
+        self.network.check_outputs()
         return torch.cat(values)
 
     def reconstruction(self, draws: int, which: Tensor, generator: torch.Generator) -> Tensor:
@@ -203,6 +205,11 @@ class StratifiedDraws:
         learnt = [expectations(half) for half in halves]
         return [(halves[h].value, variates(halves[h], learnt[1 - h]), ends[h]) for h in range(2)]
 
+    @property
+    def diverges(self) -> bool:
+        """Whether a sequence was met whose bound is infinite: the network gives it no chance."""
+        return any(bool(torch.isinf(part).any()) for half in (*self.values, *self.reconstructions) for part in half)
+
     def settle(self) -> SequenceValues:
         """Subtract the control variates, and see how far the halves are apart."""
         residuals, freedom_lost = zip(*(self._residuals(half) for half in range(2)), strict=True)
@@ -262,6 +269,11 @@ class IndependentDraws:
         values = here.plain(every.repeat_interleave(draws), t, here.target.path, path)
         self.values.append(here.target.scale * (1 - low) * values.reshape(-1, draws))
         self.reconstructions.append(here.reconstruction(draws, every, end))
+
+    @property
+    def diverges(self) -> bool:
+        """Whether a sequence was met whose bound is infinite."""
+        return any(bool(torch.isinf(part).any()) for part in (*self.values, *self.reconstructions))
 
     def settle(self) -> SequenceValues:
         """Plain means, and the scatter of a sequence's draws about its own."""

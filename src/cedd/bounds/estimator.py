@@ -117,6 +117,8 @@ def estimate_bound(
             counter.planned += draws * len(clean)
             drawn.add(draws, generator)
             total += draws
+            if drawn.diverges:
+                return _infinite(bound, target.terminal, counter.done, clean, fixed_set)
             settled = drawn.settle()
             estimate = _estimate(bound, settled, target.terminal, counter.done, total, clean, fixed_set, tolerance)
             if estimate.reached or total + draws > max_draws or _is_hopeless(estimate):

@@ -96,7 +96,7 @@ class Flow(Dynamics):
         return flow_rules(self.corrector)
 
     def last_rule(self) -> StepRule:
-        return flow_rules()["analytic"]
+        return _LAST_RULE
 
     def only_reveals(self, process: TokenProcess) -> bool:
         return False
@@ -198,3 +198,13 @@ def flow_rules(corrector: Corrector | None = None) -> Mapping[str, StepRule]:
         "euler": _flow_rule("euler", corrector, _euler_hazards, cut_off),
         "tau-leaping": _flow_rule("tau-leaping", corrector, _euler_hazards, at_least_one),
     }
+
+
+def _fill_masks(score: AffineScore, earlier: Noise) -> Leap:
+    """Masks are drawn from f, tokens stay: the end that the bound pays for (the module's head)."""
+    masked = score.masked.double()
+    nothing = torch.zeros_like(masked)
+    return Leap(1 - masked, nothing, nothing, masked)
+
+
+_LAST_RULE = StepRule.from_leap("the last step", _fill_masks)

@@ -67,9 +67,10 @@ def time_grid(
     grid: str | Tensor = "uniform",
     *,
     start: float = 1.0,
+    end: float = LAST_TIME,
     final_denoise: bool = True,
 ) -> Tensor:
-    """The times of a run, float64, strictly falling: `steps` steps from `start` to LAST_TIME, then to 0 if
+    """The times of a run, float64, strictly falling: `steps` steps from `start` to `end`, then to 0 if
     `final_denoise`. A tensor is taken as the times themselves."""
     if isinstance(grid, Tensor):
         times = check_time(grid).cpu().flatten()
@@ -82,9 +83,9 @@ def time_grid(
             raise ValueError(f"steps must be at most {MOST_STEPS:,}, where one a token is plenty; got {steps:,}")
         if grid not in GRIDS:
             raise ValueError(f"unknown time grid {grid!r}; use one of {', '.join(GRIDS)}")
-        if not LAST_TIME < start <= 1:
-            raise ValueError(f"sampling starts at a time in ({LAST_TIME:g}, 1], where 1 is noise; got {start:g}")
-        times = GRIDS[grid](process, steps, start, LAST_TIME)
+        if not end < start <= 1:
+            raise ValueError(f"sampling starts at a time in ({end:g}, 1], where 1 is noise; got {start:g}")
+        times = GRIDS[grid](process, steps, start, end)
     if final_denoise and float(times[-1]) > 0:
         times = torch.cat([times, torch.zeros(1, dtype=torch.float64)])
     return times

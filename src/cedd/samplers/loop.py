@@ -30,7 +30,7 @@ from cedd.process import Noise, TokenProcess, uniform_noise
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.first_hitting import check_first_hitting, first_hitting
-from cedd.samplers.grids import time_grid
+from cedd.samplers.grids import LAST_TIME, time_grid
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, chances
 
 SAMPLERS = (*RULES, "first-hitting")
@@ -262,7 +262,8 @@ def sample(
     network = Network.of(model, process.vocab_size, device, extras, shape[0])
     host = _host_generator(generator)
     sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
-    times = time_grid(process, steps, grid, start=t_start, final_denoise=final_denoise)
+    end = max(dynamics.stop, LAST_TIME)
+    times = time_grid(process, steps, grid, start=t_start, end=end, final_denoise=final_denoise)
 
     def draw_tokens(start: int, stop: int) -> Tensor:
         part = _part(constraint, start, stop)
@@ -294,7 +295,9 @@ def sample(
 
     with evaluating(model):
         draw = denoise_noise if dynamics.noisy else draw_tokens
-        return _in_parts(draw, shape[0], shape[0] if batch is None else batch, host)
+        drawn = _in_parts(draw, shape[0], shape[0] if batch is None else batch, host)
+    network.check_outputs()
+    return drawn
 
 
 def _check(
