@@ -33,7 +33,7 @@ NORM_WARPS = 2
 
 
 @triton.jit
-def _whole(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl.constexpr):
+def _addresses(table, row, tensors, which, offsets, BLOCK: tl.constexpr, LOW: tl.constexpr):
     """Addresses of a block of tensor `which` of the table's row, bfloat16 if LOW, known to be aligned to 16 bytes."""
     address = tl.load(table + row * tensors + which)
     base = address.to(tl.pointer_type(tl.bfloat16)) if LOW else address.to(tl.pointer_type(tl.float32))
@@ -50,39 +50,51 @@ def _block(which, starts, sizes, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _squares_kernel(
-    table,
-    which,
-    starts,
-    sizes,
-    partial,
-    tensors,
-    BLOCK: tl.constexpr,
-    COPIED: tl.constexpr,
-):
-    index, start, size, offsets = _block(which, starts, sizes, BLOCK)
-    gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
-    if start + BLOCK <= size:
-        values = tl.load(gradients).to(tl.float32)
+def _read(addresses, inside, FULL: tl.constexpr):
+    """A block in float32, 0 beyond the tensor's end; a FULL one needs no mask, and so is read 16 bytes at a time."""
+    values = tl.load(addresses) if FULL else tl.load(addresses, mask=inside, other=0.0)
+    return values.to(tl.float32)
+
+
+@triton.jit
+def _write(addresses, values, inside, FULL: tl.constexpr):
+    if FULL:
+        tl.store(addresses, values)
     else:
-        values = tl.load(gradients, mask=offsets < size, other=0.0).to(tl.float32)
+        tl.store(addresses, values, mask=inside)
+
+
+@triton.jit
+def _squares_kernel(table, which, starts, sizes, partial, tensors, BLOCK: tl.constexpr, COPIED: tl.constexpr):
+    index, start, size, offsets = _block(which, starts, sizes, BLOCK)
+    gradients = _addresses(table, 1, tensors, index, offsets, BLOCK, COPIED)
+    if start + BLOCK <= size:
+        values = _read(gradients, offsets < size, True)
+    else:
+        values = _read(gradients, offsets < size, False)
     tl.store(partial + tl.program_id(0), tl.sum(values * values, 0))
 
 
 @triton.jit
-def _adamw(value, gradient, first, second, average, settings, corrections, scale, finite):
-    """One entry: AdamW where the step is finite, then the average."""
-    rate, beta1, beta2, epsilon, decay, pace = settings
-    correction1, correction2 = corrections
-    gradient = gradient * scale
+def _update_block(places, inside, settings, COPIED: tl.constexpr, AVERAGED: tl.constexpr, FULL: tl.constexpr):
+    """A block of AdamW where the step is finite, then of the average and of the copy."""
+    values, gradients, firsts, seconds, averages, copies = places
+    rate, beta1, beta2, epsilon, decay, pace, correction1, correction2, scale, finite = settings
+    value, first, second = _read(values, inside, FULL), _read(firsts, inside, FULL), _read(seconds, inside, FULL)
+    gradient = _read(gradients, inside, FULL) * scale
+    average = _read(averages, inside, FULL) if AVERAGED else value
     new_first = first + (gradient - first) * (1 - beta1)
     new_second = beta2 * second + (1 - beta2) * gradient * gradient
     denominator = tl.sqrt(new_second) / tl.sqrt(correction2) + epsilon
     new_value = value * (1 - rate * decay) - rate / correction1 * new_first / denominator
     value = tl.where(finite, new_value, value)
-    first = tl.where(finite, new_first, first)
-    second = tl.where(finite, new_second, second)
-    return value, first, second, average + (value - average) * pace
+    _write(values, value, inside, FULL)
+    _write(firsts, tl.where(finite, new_first, first), inside, FULL)
+    _write(seconds, tl.where(finite, new_second, second), inside, FULL)
+    if AVERAGED:
+        _write(averages, average + (value - average) * pace, inside, FULL)
+    if COPIED:
+        _write(copies, value.to(tl.bfloat16), inside, FULL)
 
 
 @triton.jit
@@ -114,106 +126,59 @@ def _update_kernel(
     correction2 = (1.0 - tl.exp(steps * log_beta2)).to(tl.float32)
     scale = 1.0 / tl.load(excess)
     good = tl.load(finite) != 0
-    settings = (rate, beta1, beta2, epsilon, decay, pace)
-    corrections = (correction1, correction2)
-    values = _whole(table, 0, tensors, index, offsets, BLOCK, False)
-    gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
-    firsts = _whole(table, 2, tensors, index, offsets, BLOCK, False)
-    seconds = _whole(table, 3, tensors, index, offsets, BLOCK, False)
-    averages = _whole(table, 4, tensors, index, offsets, BLOCK, False)
-    if start + BLOCK <= size:  # without a mask, loads and stores are 16 bytes wide
-        p = tl.load(values)
-        p, m, v, a = _adamw(
-            p,
-            tl.load(gradients).to(tl.float32),
-            tl.load(firsts),
-            tl.load(seconds),
-            tl.load(averages) if AVERAGED else p,
-            settings,
-            corrections,
-            scale,
-            good,
-        )
-        tl.store(values, p)
-        tl.store(firsts, m)
-        tl.store(seconds, v)
-        if AVERAGED:
-            tl.store(averages, a)
-        if COPIED:
-            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16))
+    settings = (rate, beta1, beta2, epsilon, decay, pace, correction1, correction2, scale, good)
+    values = _addresses(table, 0, tensors, index, offsets, BLOCK, False)
+    gradients = _addresses(table, 1, tensors, index, offsets, BLOCK, COPIED)
+    firsts = _addresses(table, 2, tensors, index, offsets, BLOCK, False)
+    seconds = _addresses(table, 3, tensors, index, offsets, BLOCK, False)
+    averages = _addresses(table, 4, tensors, index, offsets, BLOCK, False)
+    copies = _addresses(table, 5, tensors, index, offsets, BLOCK, True)
+    places = (values, gradients, firsts, seconds, averages, copies)
+    if start + BLOCK <= size:
+        _update_block(places, offsets < size, settings, COPIED, AVERAGED, True)
     else:
-        inside = offsets < size
-        p = tl.load(values, mask=inside, other=0.0)
-        p, m, v, a = _adamw(
-            p,
-            tl.load(gradients, mask=inside, other=0.0).to(tl.float32),
-            tl.load(firsts, mask=inside, other=0.0),
-            tl.load(seconds, mask=inside, other=0.0),
-            tl.load(averages, mask=inside, other=0.0) if AVERAGED else p,
-            settings,
-            corrections,
-            scale,
-            good,
-        )
-        tl.store(values, p, mask=inside)
-        tl.store(firsts, m, mask=inside)
-        tl.store(seconds, v, mask=inside)
-        if AVERAGED:
-            tl.store(averages, a, mask=inside)
-        if COPIED:
-            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16), mask=inside)
+        _update_block(places, offsets < size, settings, COPIED, AVERAGED, False)
 
 
 @triton.jit
-def _look_ahead(momentum, gradient, keep, scale, finite):
-    """One entry of the new momentum, and of the look ahead along it: as they were, and 0, if the step is not finite."""
-    gradient = gradient * scale
+def _look_ahead_block(momenta, gradients, directions, inside, keep, scale, finite, FULL: tl.constexpr):
+    """A block of the new momentum, and of the look ahead along it: as it was, and 0, if the step is not finite."""
+    momentum, gradient = _read(momenta, inside, FULL), _read(gradients, inside, FULL) * scale
     moved = gradient + (momentum - gradient) * keep
     ahead = gradient + (moved - gradient) * keep
-    return tl.where(finite, moved, momentum), tl.where(finite, ahead, 0.0)
+    _write(momenta, tl.where(finite, moved, momentum), inside, FULL)
+    _write(directions, tl.where(finite, ahead, 0.0).to(tl.bfloat16), inside, FULL)
 
 
 @triton.jit
 def _look_ahead_kernel(
-    table,
-    which,
-    starts,
-    sizes,
-    excess,
-    finite,
-    keep,
-    tensors,
-    BLOCK: tl.constexpr,
-    COPIED: tl.constexpr,
+    table, which, starts, sizes, excess, finite, keep, tensors, BLOCK: tl.constexpr, COPIED: tl.constexpr
 ):
     index, start, size, offsets = _block(which, starts, sizes, BLOCK)
     scale = 1.0 / tl.load(excess)
     good = tl.load(finite) != 0
-    gradients = _whole(table, 1, tensors, index, offsets, BLOCK, COPIED)
-    momenta = _whole(table, 2, tensors, index, offsets, BLOCK, False)
-    directions = _whole(table, 3, tensors, index, offsets, BLOCK, True)
+    gradients = _addresses(table, 1, tensors, index, offsets, BLOCK, COPIED)
+    momenta = _addresses(table, 2, tensors, index, offsets, BLOCK, False)
+    directions = _addresses(table, 3, tensors, index, offsets, BLOCK, True)
     if start + BLOCK <= size:
-        m, n = _look_ahead(tl.load(momenta), tl.load(gradients).to(tl.float32), keep, scale, good)
-        tl.store(momenta, m)
-        tl.store(directions, n.to(tl.bfloat16))
+        _look_ahead_block(momenta, gradients, directions, offsets < size, keep, scale, good, True)
     else:
-        inside = offsets < size
-        m, n = _look_ahead(
-            tl.load(momenta, mask=inside, other=0.0),
-            tl.load(gradients, mask=inside, other=0.0).to(tl.float32),
-            keep,
-            scale,
-            good,
-        )
-        tl.store(momenta, m, mask=inside)
-        tl.store(directions, n.to(tl.bfloat16), mask=inside)
+        _look_ahead_block(momenta, gradients, directions, offsets < size, keep, scale, good, False)
 
 
 @triton.jit
-def _move(value, direction, average, length, shrink, pace, finite):
-    """One entry of a matrix moved along its direction where the step is finite, and of its average."""
+def _move_block(places, inside, settings, COPIED: tl.constexpr, AVERAGED: tl.constexpr, FULL: tl.constexpr):
+    """A block of a matrix moved along its direction where the step is finite, then of its average and its copy."""
+    values, directions, averages, copies = places
+    length, shrink, pace, finite = settings
+    value, direction = _read(values, inside, FULL), _read(directions, inside, FULL)
+    average = _read(averages, inside, FULL) if AVERAGED else value
     value = tl.where(finite, value * shrink - length * direction, value)
-    return value, average + (value - average) * pace
+    _write(values, value, inside, FULL)
+    if AVERAGED:
+        _write(averages, average + (value - average) * pace, inside, FULL)
+    if COPIED:
+        _write(copies, value.to(tl.bfloat16), inside, FULL)
 
 
 @triton.jit
@@ -233,32 +198,15 @@ def _move_kernel(
     AVERAGED: tl.constexpr,
 ):
     index, start, size, offsets = _block(which, starts, sizes, BLOCK)
-    length = rate * tl.load(lengths + index)
-    shrink = 1.0 - rate * decay
-    good = tl.load(finite) != 0
-    values = _whole(table, 0, tensors, index, offsets, BLOCK, False)
-    directions = _whole(table, 3, tensors, index, offsets, BLOCK, True)
-    averages = _whole(table, 4, tensors, index, offsets, BLOCK, False)
+    settings = (rate * tl.load(lengths + index), 1.0 - rate * decay, pace, tl.load(finite) != 0)
+    values = _addresses(table, 0, tensors, index, offsets, BLOCK, False)
+    directions = _addresses(table, 3, tensors, index, offsets, BLOCK, True)
+    averages = _addresses(table, 4, tensors, index, offsets, BLOCK, False)
+    places = (values, directions, averages, _addresses(table, 5, tensors, index, offsets, BLOCK, True))
     if start + BLOCK <= size:
-        p = tl.load(values)
-        a = tl.load(averages) if AVERAGED else p
-        p, a = _move(p, tl.load(directions).to(tl.float32), a, length, shrink, pace, good)
-        tl.store(values, p)
-        if AVERAGED:
-            tl.store(averages, a)
-        if COPIED:
-            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16))
+        _move_block(places, offsets < size, settings, COPIED, AVERAGED, True)
     else:
-        inside = offsets < size
-        p = tl.load(values, mask=inside, other=0.0)
-        a = tl.load(averages, mask=inside, other=0.0) if AVERAGED else p
-        direction = tl.load(directions, mask=inside, other=0.0).to(tl.float32)
-        p, a = _move(p, direction, a, length, shrink, pace, good)
-        tl.store(values, p, mask=inside)
-        if AVERAGED:
-            tl.store(averages, a, mask=inside)
-        if COPIED:
-            tl.store(_whole(table, 5, tensors, index, offsets, BLOCK, True), p.to(tl.bfloat16), mask=inside)
+        _move_block(places, offsets < size, settings, COPIED, AVERAGED, False)
 
 
 @dataclass
@@ -361,20 +309,9 @@ class TensorTable(_Table):
         pace: float,
     ) -> None:
         """Gradients divided by excess []; step count [] + 1 of AdamW unless finite [] is 0; averages move by `pace`."""
+        settings = (rate, *betas, *map(math.log, betas), epsilon, decay, pace)
         for group in self._groups:
-            group.launch(
-                _update_kernel,
-                count,
-                excess,
-                finite,
-                rate,
-                *betas,
-                *(math.log(beta) for beta in betas),
-                epsilon,
-                decay,
-                pace,
-                AVERAGED=pace > 0,
-            )
+            group.launch(_update_kernel, count, excess, finite, *settings, AVERAGED=pace > 0)
 
 
 class MatrixTable(_Table):
