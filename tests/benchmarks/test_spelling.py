@@ -1,30 +1,33 @@
 """benchmarks/spelling.py: its cells, its results file and its tables."""
 
-import importlib.util
+import importlib
 import json
 import re
 import statistics
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from cedd.training.config import same_run, to_json
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "spelling.py"
 
 
 @pytest.fixture(scope="module")
 def benchmark():
+    """Everything that the files of the benchmark define, by name; they import each other as a script's neighbours."""
     if not BENCHMARK.is_file():
         pytest.skip("benchmarks/ is part of the source tree only")
-    spec = importlib.util.spec_from_file_location("spelling_benchmark", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARK.parent))
+        names = ("cells", "spelling_recipes", "spelling_books", "spelling_tables", "spelling")
+        found = [vars(importlib.import_module(name)) for name in names]
+    return SimpleNamespace(**{name: value for module in found for name, value in module.items()})
 
 
 def test_books_are_written_a_character_at_a_time_in_gpt2s_tokens(benchmark):
@@ -51,37 +54,39 @@ def test_characters_can_be_the_first_tokens_of_fewer(benchmark):
     with pytest.raises(ValueError, match="--vocabulary must be at least 3"):
         benchmark.renumbered(characters, 2)
     small, plain = (benchmark.configuration(benchmark.Arguments(vocabulary=v), "cedd/uniform") for v in (512, None))
-    assert set(benchmark.same_run(small, plain)) == {"text.tokenizer"}  # so that neither is taken for the other
+    assert set(same_run(small, plain)) == {"text.tokenizer"}  # so that neither is taken for the other
 
 
 def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path):
     arguments = benchmark.Arguments(out=tmp_path / "runs", results=tmp_path / "results.json")
     cell = "cedd-star/roulette"
     config = benchmark.configuration(arguments, cell)
-    results = benchmark.Results(arguments.results, arguments)
+    results = benchmark.Results(arguments.results, benchmark.Spelling(arguments))
 
     def take(event, **values):
         results.take(cell, {"event": event, **values})
 
-    begin = {"config": benchmark.to_json(config), "machine": "here", "time": 0.0}
+    begin = {"config": to_json(config), "machine": "here", "time": 0.0}
     take("begin", step=0, **begin)
     for step in (5000, 10_000):
         take("point", step=step, books=books(0.8), seconds=1.0)
     take("end", step=7000, finished=False, loss=1.0, seconds=60.0, seconds_per_step=0.009)
-    assert not results.is_done(cell, arguments)
+    assert not results.is_done(cell, benchmark.Spelling(arguments))
 
-    results = benchmark.Results(arguments.results, arguments)  # another process goes on, from step 7000
+    results = benchmark.Results(
+        arguments.results, benchmark.Spelling(arguments)
+    )  # another process goes on, from step 7000
     take("begin", step=7000, **begin)
     assert [point["step"] for point in results.content["cells"][cell]["curve"]] == [5000]
     take("point", step=25_000, books=books(0.9123), seconds=1.0)
     take("raw", step=25_000, books=books(0.5))
     take("end", step=25_000, finished=True, loss=1.0, seconds=60.0, seconds_per_step=0.009)
-    assert results.is_done(cell, arguments)
+    assert results.is_done(cell, benchmark.Spelling(arguments))
     for other in ({"seed": 1}, {"blocks": 8}, {"steps": 30_000}, {"steps": 20_000}, {"schedule": "cosine"}):
-        assert not results.is_done(cell, benchmark.replace(arguments, **other)), other
+        assert not results.is_done(cell, benchmark.Spelling(replace(arguments, **other))), other
     results.content["cells"][cell]["curve"].append({"step": 20_000})  # which 25,000 steps at a constant rate pass
-    assert results.is_done(cell, benchmark.replace(arguments, steps=20_000))
-    saved = benchmark.read_results(arguments.results)
+    assert results.is_done(cell, benchmark.Spelling(replace(arguments, steps=20_000)))
+    saved = benchmark.read_results(arguments.results, benchmark.Spelling(arguments))
     assert [part["step"] for part in saved["cells"][cell]["parts"]] == [7000, 25_000]
     table = benchmark.tables(saved)
     assert (
@@ -89,16 +94,16 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     )
     assert "| cedd-star/roulette | 80.0 / 80.0 / 80.0 | 91.2 / 91.2 / 91.2 | 50.0 / 50.0 / 50.0 |" in table
 
-    other = benchmark.configuration(benchmark.replace(arguments, dropout=0.2, matrices="muon"), cell)
-    saved["cells"][cell]["config"] = benchmark.to_json(other)
+    other = benchmark.configuration(replace(arguments, dropout=0.2, matrices="muon"), cell)
+    saved["cells"][cell]["config"] = to_json(other)
     assert "| cedd-star | roulette; dropout 0.2; matrices muon | 25,000 |" in benchmark.tables(saved)
 
-    two = benchmark.replace(arguments, form="crlf", vocabulary=512, seed=1)
-    saved["cells"][cell]["config"] = benchmark.to_json(benchmark.configuration(two, cell))
+    two = replace(arguments, form="crlf", vocabulary=512, seed=1)
+    saved["cells"][cell]["config"] = to_json(benchmark.configuration(two, cell))
     assert "| cedd-star | roulette; vocabulary 512; form crlf; seed 1 | 25,000 |" in benchmark.tables(saved)
 
     def row(name, finished=True, **given):
-        config = benchmark.to_json(benchmark.configuration(benchmark.replace(arguments, **given), name))
+        config = to_json(benchmark.configuration(replace(arguments, **given), name))
         record = {**saved["cells"][cell], "config": config, "finished": finished}
         return benchmark.tables({"cells": {name: record}})
 
@@ -110,17 +115,17 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     assert "| cedd-star | roulette; schedule cosine | 25,000 of 50,000 | 91.2 ± 1.0 |  |" in falling
 
     ours = benchmark.configuration(arguments, benchmark.OURS)
-    saved["cells"] = {benchmark.OURS: {**saved["cells"][cell], "config": benchmark.to_json(ours)}}
+    saved["cells"] = {benchmark.OURS: {**saved["cells"][cell], "config": to_json(ours)}}
     assert re.search(r"^\| bayes-star \| roulette, t ≤ 0.45; .*matrices muon", benchmark.tables(saved), re.MULTILINE)
 
-    benchmark.show(benchmark.replace(arguments, plot=tmp_path / "curves.png"), saved)
+    benchmark.show(benchmark.Spelling(replace(arguments, plot=tmp_path / "curves.png")), saved)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     for damaged in ("[]", '{"format": 1, "cells": []}', '{"format": 1, "cells": {"a": {"curve": [{}]}}}', '{"cells'):
         arguments.results.write_text(damaged)
         with pytest.raises(ValueError, match=r"results\.json is no results file of this benchmark, or a damaged one"):
-            benchmark.read_results(arguments.results)
+            benchmark.read_results(arguments.results, benchmark.Spelling(arguments))
     with pytest.raises(ValueError, match=r"--plot makes a \.png"):
-        benchmark.replace(arguments, plot=tmp_path / "curves.gif").check()
+        replace(arguments, plot=tmp_path / "curves.gif").check()
 
 
 def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
@@ -131,7 +136,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
         cells = {}
         for cell, share in zip(("cedd/roulette", "cedd-star/roulette"), shares, strict=True):
             given["seed"] = seed if other is None or cell == "cedd/roulette" else other
-            config = benchmark.to_json(benchmark.configuration(benchmark.Arguments(**given), cell))
+            config = to_json(benchmark.configuration(benchmark.Arguments(**given), cell))
             curve = [{"step": 5000, "books": books(0.5)}, {"step": 9000, "books": books(share)}]
             cells[cell] = {"config": config, "curve": curve}
         cells[f"sedd/uniform+{'half' if seed else 'twice'}"] = cells["cedd/roulette"]  # which not all have
@@ -139,7 +144,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
 
     def table(*names):
         monkeypatch.setattr(sys, "argv", ["spelling.py", "--table", *map(str, names)])
-        code = benchmark.main()
+        code = benchmark.main(benchmark.Spelling)
         return code, capsys.readouterr()
 
     for seed, shares in enumerate([(0.80, 0.81), (0.82, 0.85), (0.84, 0.86)]):
@@ -178,10 +183,11 @@ def test_what_is_published_need_not_be_trained_again(benchmark):
     """All cells of the command without --only count as done by the published records."""
     path = BENCHMARK.parent / "results" / "spelling.json"
     arguments = benchmark.Arguments(results=path)
-    results = benchmark.Results(path, arguments)
-    missing = [cell for cell in arguments.only if not results.is_done(cell, arguments)]
+    published = benchmark.Spelling(arguments)
+    results = benchmark.Results(path, published)
+    missing = [cell for cell in arguments.only if not results.is_done(cell, published)]
     assert missing == []
-    assert not results.is_done("sedd/roulette+quarter", arguments)
+    assert not results.is_done("sedd/roulette+quarter", published)
 
 
 def test_line_ends_of_two_characters_are_asked_for(benchmark, tmp_path):
@@ -204,13 +210,13 @@ def test_a_recipe_stands_above_the_command_line(benchmark):
         benchmark.configuration(given, f"cedd/uniform+{recipe}").check()
     fast, faster = (benchmark.configuration(given, f"cedd/uniform/0.45+{name}") for name in ("fast", "faster"))
     assert (fast.batch.highest_time, fast.batch.last_highest_time, fast.model.dropout) == (0.45, 0.1, 0.0)
-    assert set(benchmark.same_run(fast, faster)) == {"optimizer.rate"}
+    assert set(same_run(fast, faster)) == {"optimizer.rate"}
     long = benchmark.configuration(given, "cedd/uniform/0.45+long")
-    assert set(benchmark.same_run(fast, long)) == {"model.dropout"}
+    assert set(same_run(fast, long)) == {"model.dropout"}
     assert (fast.steps, long.steps) == (25_000, 50_000)
     assert fast.steps < long.checkpoint_every < long.steps  # only the long one has a checkpoint on its way
     crlf = benchmark.configuration(given, "cedd/uniform+crlf")
-    assert set(benchmark.same_run(plain, crlf)) == {"data", "text.tokenizer", "text.validation"}
+    assert set(same_run(plain, crlf)) == {"data", "text.tokenizer", "text.validation"}
 
 
 def test_the_papers_settings_are_the_defaults(benchmark):

@@ -1,0 +1,499 @@
+"""The cells of a benchmark: trained and tested one by one, each in a process of its own, into one results file.
+
+A benchmark is a `Benchmark`: what its cells are called, how each is trained, what is measured and how it is shown. The
+rest is here. Cells take turns: while one has the device, the next one starts and is compiled. A worker prints what
+happens as JSON, a line an event; the one process that started it keeps the results file, rewritten after every test.
+The same command resumes: cells that are done are skipped, and one that --minutes has stopped continues from its
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import tyro
+from rich.console import Console
+
+from cedd.bench.train import machine
+from cedd.bounds.estimate import mean_and_stderr, student_quantile
+from cedd.models.ema import EMA
+from cedd.models.transformer import Transformer
+from cedd.storage import write_json
+from cedd.training.config import TrainConfig, from_json, same_run, to_json
+from cedd.training.distributed import joined_ranks
+from cedd.training.loop import Hooks, Trainer, TrainResult, share_the_interpreter
+from cedd.training.records import LOG_FILE, read_log
+from cedd.training.run_folder import folder_lock
+
+WARM_UP = 8
+"""Steps that a worker makes before its turn: after them all is compiled and recorded."""
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellArguments:
+    """Options of every benchmark of cells."""
+
+    only: tuple[str, ...]
+    """The cells to run, in this order."""
+    out: Path
+    """Folder of the runs."""
+    results: Path
+    """The results file."""
+    seed: int = 0
+    device: str = "auto"
+    minutes: float | None = None
+    """Stop before so many minutes have passed, so that the same command can resume."""
+    save_seconds: float = 40.0
+    """Time kept back for writing the checkpoint of a run that --minutes stops."""
+    start_seconds: float = 90.0
+    """A cell that would have less than this, which the compiler needs, is not begun."""
+    table: tuple[Path, ...] | None = None
+    """Print the tables of this results file and do nothing else; of several files, the cells that all have, by seed."""
+    plot: Path | None = None
+    """Plot the curves to this file too (.png, .svg, .pdf)."""
+    worker: bool = False
+    """Train the one cell of --only in this process and print what happens as JSON, a line an event."""
+    until: float | None = None
+    """Of a worker: when --minutes are over, in seconds since the epoch."""
+
+    def check(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.plot is not None and self.plot.suffix not in PLOT_SUFFIXES:
+            raise ValueError(f"--plot makes a .png, .svg or .pdf; got {self.plot}")
+        if self.table == ():
+            raise ValueError("--table needs a results file")
+        if self.plot is not None and self.table is not None and len(self.table) > 1:
+            raise ValueError("--plot draws the curves of one results file")
+
+
+class Benchmark(ABC):
+    """What the scheduler asks of a benchmark."""
+
+    name: ClassVar[str]
+    script: ClassVar[Path]
+    """The file that runs it: `main(kind)`."""
+    Arguments: ClassVar[type[CellArguments]]
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments
+
+    @abstractmethod
+    def named(self, cell: str) -> str:
+        """The one name of a cell."""
+
+    @abstractmethod
+    def configuration(self, cell: str) -> TrainConfig:
+        """The run of a cell."""
+
+    @abstractmethod
+    def prepare(self, cells: Sequence[str]) -> None:
+        """Write what these cells read, before any of them starts."""
+
+    @abstractmethod
+    def hooks(self, cell: str, turn: Turn, stop_at: float | None) -> CellHooks:
+        """What tests a cell while it is trained."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a record says of its tests, and has to agree in to count as done."""
+        return {}
+
+    @abstractmethod
+    def is_point(self, point: Mapping[str, Any]) -> bool:
+        """Whether this is a test of this benchmark."""
+
+    @abstractmethod
+    def scores(self, event: Mapping[str, Any]) -> str:
+        """The figures of a test in a few words."""
+
+    @abstractmethod
+    def tables(self, content: Mapping[str, Any]) -> str:
+        """The results in Markdown."""
+
+    @abstractmethod
+    def over_seeds(self, contents: Sequence[Mapping[str, Any]]) -> str:
+        """The results of several files, each of another seed, in Markdown."""
+
+    @abstractmethod
+    def draw(self, content: Mapping[str, Any], path: Path) -> None:
+        """Plot the curves."""
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# One cell, in a process of its own
+
+
+def tell(event: str, **values: Any) -> None:
+    """A line of JSON to the process that started this one."""
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+class Turn:
+    """The right to use the device: of all processes with one folder one has it, until it gives it back or ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: contextlib.ExitStack | None = None
+
+    @property
+    def is_mine(self) -> bool:
+        return self._held is not None
+
+    def take(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for it, until it is there or `give_up` says so."""
+        while not give_up():
+            held = contextlib.ExitStack()
+            try:
+                held.enter_context(folder_lock(self._folder))
+            except ValueError:  # another has it
+                time.sleep(0.05)
+            else:
+                self._held = held
+                return
+
+    def give_back(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+@dataclass
+class CellHooks(Hooks, ABC):
+    """Test a run by the benchmark instead of bounding it, and stop it in time."""
+
+    turn: Turn
+    """To be waited for when the first steps are made, and so all is compiled."""
+    stop_at: float | None = None
+    """When to stop, by time.time()."""
+    tested: int = field(init=False, default=-1)
+    started: float = field(init=False, default=0.0)
+    warmed_up: int = field(init=False, default=0)
+
+    @abstractmethod
+    def prepare(self, trainer: Trainer) -> None:
+        """Read what is tested on."""
+
+    @abstractmethod
+    def test(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
+        """The figures of a network, as a record has them."""
+
+    @abstractmethod
+    def cost(self, figures: Mapping[str, Any]) -> float:
+        """The figures as one number; lower is better."""
+
+    def on_start(self, trainer: Trainer) -> None:
+        config, self.started = trainer.config, time.perf_counter()
+        tell("begin", step=trainer.state.step, config=to_json(config), machine=machine(config.device), time=time.time())
+        if self.stop_at is not None:
+            seconds = max(0.0, self.stop_at - time.time())
+            timer = threading.Timer(seconds, setattr, (trainer.stop, "requested", True))
+            timer.daemon = True
+            timer.start()
+
+    def before_step(self, trainer: Trainer) -> None:
+        if not self.turn.is_mine and self.warmed_up >= WARM_UP:
+            if trainer.ranks.device.type == "cuda":
+                torch.cuda.synchronize()
+            self.turn.take(lambda: trainer.stop.requested)
+            self.started = time.perf_counter()
+            if self.turn.is_mine:
+                tell("turn", step=trainer.state.step)
+        self.warmed_up += 1
+
+    def evaluate(self, trainer: Trainer, model: Transformer) -> float:
+        """A point of the curve, by the averaged weights."""
+        started = time.perf_counter()
+        figures = self.test(trainer, model)
+        self.tested = trainer.state.step
+        tell("point", step=self.tested, **figures, seconds=round(time.perf_counter() - started, 2))
+        return self.cost(figures)
+
+    def wants_checkpoint(self, trainer: Trainer) -> bool:
+        """A finished run needs its weights only, not the gigabytes of a checkpoint; nor do the steps before a turn."""
+        return trainer.state.step < trainer.config.steps and self.turn.is_mine
+
+    def on_end(self, trainer: Trainer, result: TrainResult) -> None:
+        if result.finished:
+            if self.tested != result.step:
+                trainer.evaluate()
+            raw = replace(trainer.state, ema=EMA(trainer.state.model, 0.0)).averaged_model()
+            tell("raw", step=result.step, **self.test(trainer, raw))
+        tell(
+            "end",
+            step=result.step,
+            finished=result.finished,
+            loss=result.loss,
+            seconds=round(time.perf_counter() - self.started, 2),
+            seconds_per_step=_seconds_per_step(trainer.config),
+        )
+        self.turn.give_back()
+
+
+def _seconds_per_step(config: TrainConfig) -> float | None:
+    """The median over the run, which neither the compiler nor the tests are part of."""
+    speeds = [r["tokens_per_second"] for r in read_log(config.out / LOG_FILE) if "tokens_per_second" in r]
+    return round(config.batch.size * config.length / statistics.median(speeds), 6) if speeds else None
+
+
+def work(benchmark: Benchmark) -> None:
+    """Train and test the one cell of --only."""
+    arguments = benchmark.arguments
+    (cell,) = arguments.only
+    config = benchmark.configuration(cell)
+    config.check()
+    config.out.mkdir(parents=True, exist_ok=True)
+    share_the_interpreter()
+    stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
+    with joined_ranks(config.device) as ranks, (config.out / "console.txt").open("a") as console:
+        hooks = benchmark.hooks(cell, Turn(arguments.out), stop_at)
+        trainer = Trainer(config, ranks, Console(file=console), hooks)
+        hooks.prepare(trainer)
+        trainer.run()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The results file
+
+
+class Results:
+    """What every cell has told, rewritten as a whole by this one process."""
+
+    def __init__(self, path: Path, benchmark: Benchmark) -> None:
+        self.path, self.facts, self._lock = path, benchmark.facts, threading.Lock()
+        self.content = read_results(path, benchmark) if path.is_file() else {"format": 1, "cells": {}}
+
+    def is_done(self, cell: str, benchmark: Benchmark) -> bool:
+        """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
+        record, config = self.content["cells"].get(cell, {}), benchmark.configuration(cell)
+        if not record or not record["finished"]:
+            return False
+        if any(record.get(name) != fact for name, fact in benchmark.facts.items()):
+            return False
+        reached = any(point["step"] == config.steps for point in record["curve"])
+        passed = record["step"] == config.steps or (config.optimizer.schedule == "constant" and reached)
+        return passed and not same_run(from_json(TrainConfig, record["config"]), config)
+
+    def take(self, cell: str, event: dict[str, Any]) -> None:
+        """Enter one event of a cell: begin, turn, point, raw or end."""
+        kind = event.pop("event")
+        with self._lock:
+            cells = self.content["cells"]
+            if kind == "begin":
+                kept = [p for p in cells.get(cell, {}).get("curve", []) if 0 < p["step"] <= event["step"]]
+                begun = {"seed": event["config"]["seed"], "finished": False, "curve": kept, "parts": []}
+                begun["parts"] = cells.get(cell, {}).get("parts", []) if event["step"] else []
+                facts = {name: fact for name, fact in self.facts.items() if fact is not None}
+                cells[cell] = {**event, **begun, **facts}
+            elif kind == "turn":
+                return
+            elif kind == "point":
+                cells[cell]["curve"].append(event)
+                cells[cell]["step"] = event["step"]
+            elif kind == "raw":
+                cells[cell]["raw"] = event
+            else:
+                cells[cell]["parts"].append({name: event[name] for name in ("step", "seconds", "seconds_per_step")})
+                cells[cell].update(event)
+            write_json(self.path, self.content)
+
+
+def read_results(path: Path, benchmark: Benchmark) -> dict[str, Any]:
+    """The content of a results file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        whole = content["format"] == 1 and all(
+            point["step"] >= 0 and benchmark.is_point(point)
+            for record in content["cells"].values()
+            for point in record["curve"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        content, whole = {}, False
+    if not whole:
+        raise ValueError(f"{path} is no results file of this benchmark, or a damaged one")
+    return content
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# All cells
+
+
+def say(cell: str, event: Mapping[str, Any], scores: str) -> None:
+    """What an event means, in one line."""
+    step = f"step {event['step']}"
+    text = {
+        "begin": f"from {step} on {event.get('machine')}",
+        "turn": f"its turn at {step}",
+        "point": f"{step}: {scores}  ({event.get('seconds')} s)",
+        "raw": f"{step}, weights without averaging: {scores}",
+        "end": f"{step}, {'done' if event.get('finished') else 'stopped'} after {event.get('seconds')} s, "
+        f"{1000 * (event.get('seconds_per_step') or 0):.2f} ms a step, loss {event.get('loss')}",
+    }
+    print(f"{cell}: {text[event['event']]}", flush=True)
+
+
+class Workers:
+    """The processes of the cells that run, and what they have told."""
+
+    def __init__(self, benchmark: Benchmark, results: Results, until: float | None) -> None:
+        self.benchmark, self.results, self.until = benchmark, results, until
+        self.running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
+        self.told: set[tuple[str, str]] = set()
+        """Cells with the names of their events."""
+
+    @property
+    def have_had_their_turn(self) -> bool:
+        return all((cell, "turn") in self.told for cell in self.running)
+
+    def start(self, cell: str) -> None:
+        """A worker for one cell: this very command line, whose last word on an option counts."""
+        command = [sys.executable, str(self.benchmark.script), *sys.argv[1:], "--only", cell, "--worker"]
+        command += [] if self.until is None else ["--until", f"{self.until:.1f}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        thread = threading.Thread(target=self.follow, args=(cell, process))
+        thread.start()
+        self.running[cell] = (process, thread)
+
+    def follow(self, cell: str, process: subprocess.Popen[str]) -> None:
+        """Enter what a worker tells until it ends."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith('{"event"'):
+                print(f"{cell}: {line}", end="", flush=True)
+                continue
+            event = json.loads(line)
+            say(cell, event, self.benchmark.scores(event))
+            self.told.add((cell, event["event"]))
+            self.results.take(cell, event)
+
+    def failed(self) -> list[str]:
+        """Forget the workers that have ended; the cells of those that did not say so."""
+        ended = [cell for cell, (process, _) in self.running.items() if process.poll() is not None]
+        for cell in ended:
+            self.running.pop(cell)[1].join()
+        return [cell for cell in ended if (cell, "end") not in self.told]
+
+    def stop(self) -> None:
+        """Upon which they save."""
+        for process, thread in self.running.values():
+            process.terminate()
+            process.wait()
+            thread.join()
+
+
+def run(benchmark: Benchmark) -> int:
+    """All cells that are left, one after the other; the exit code is the number of cells that failed."""
+    arguments = benchmark.arguments
+    until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
+    results = Results(arguments.results, benchmark)
+    cells = dict.fromkeys(map(benchmark.named, arguments.only))
+    waiting = [cell for cell in cells if not results.is_done(cell, benchmark)]
+    benchmark.prepare(waiting)
+    for cell in cells:
+        if cell not in waiting:
+            print(f"{cell}: done before", flush=True)
+    workers, failed = Workers(benchmark, results, until), 0
+
+    def is_late() -> bool:
+        return until is not None and time.time() + arguments.start_seconds + arguments.save_seconds > until
+
+    try:
+        while workers.running or (waiting and not is_late()):
+            if waiting and not is_late() and workers.have_had_their_turn:
+                workers.start(waiting.pop(0))
+            for cell in workers.failed():
+                failed += 1
+                print(f"{cell}: failed; see {benchmark.configuration(cell).out / 'console.txt'}", flush=True)
+            time.sleep(0.1)
+    finally:
+        workers.stop()
+    if waiting:
+        print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
+    show(benchmark, results.content)
+    return failed
+
+
+def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
+    """Print the tables, and plot the curves if that is asked for."""
+    print(benchmark.tables(content))
+    plot = benchmark.arguments.plot
+    if plot is not None and with_curves(content):
+        benchmark.draw(content, plot)
+        print(f"the curves: {plot}", file=sys.stderr)
+    elif plot is not None:
+        print("there is no curve to draw yet", file=sys.stderr)
+
+
+def main(kind: type[Benchmark]) -> int:
+    """Run what the command line asks for; bad input ends in one line."""
+    arguments = tyro.cli(kind.Arguments, description=kind.Arguments.__doc__)
+    benchmark = kind(arguments)
+    try:
+        arguments.check()
+        if arguments.table is not None:
+            contents = [read_results(path, benchmark) for path in arguments.table]
+            if len(contents) > 1:
+                print(benchmark.over_seeds(contents))
+            else:
+                show(benchmark, contents[0])
+            return 0
+        if arguments.worker:
+            work(benchmark)
+            return 0
+        return run(benchmark)
+    except (ValueError, OSError) as error:
+        print(f"{benchmark.name}: {error}", file=sys.stderr)
+        return 2
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What tables share
+
+
+def with_curves(content: Mapping[str, Any]) -> list[str]:
+    """The cells with results."""
+    return [cell for cell, record in content["cells"].items() if record.get("curve")]
+
+
+def last_shared_step(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
+    """The last step at which all runs of all cells were tested."""
+    steps = [{point["step"] for point in record["curve"]} for runs in records.values() for record in runs]
+    shared = set.intersection(*steps) if steps else set[int]()
+    if not shared:
+        raise ValueError("these results files share no cell that was tested at the same step")
+    return max(shared)
+
+
+def different_seeds(
+    records: Mapping[str, Sequence[Mapping[str, Any]]], settings_of: Callable[[str, Mapping[str, Any]], dict[str, Any]]
+) -> list[int]:
+    """The seeds of the files, of which every cell has one record each, alike in all other settings."""
+    found: list[int] = []
+    for cell, runs in records.items():
+        settings = [settings_of(cell, record) for record in runs]
+        seeds = [own.pop("seed", CellArguments.seed) for own in settings]
+        if any(own != settings[0] for own in settings):
+            raise ValueError(f"{cell} was trained with other settings in one of these files than in another")
+        if len(set(seeds)) < len(seeds) or seeds != (found or seeds):
+            raise ValueError(f"each file must have a seed of its own, in all of its cells; {cell} has {seeds}")
+        found = seeds
+    return found
+
+
+def mean_with_interval(values: torch.Tensor) -> str:
+    """The mean of a few runs with a 95% interval by Student's t."""
+    mean, error = mean_and_stderr(values)
+    half = student_quantile(len(values) - 1) * error
+    return f"{mean:.2f} ({mean - half:.2f} to {mean + half:.2f})"

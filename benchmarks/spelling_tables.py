@@ -1,0 +1,158 @@
+"""The tables and curves of the spelling benchmark, beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from itertools import combinations, cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from cells import different_seeds, last_shared_step, mean_with_interval, with_curves
+from spelling_books import SEEN
+from spelling_recipes import METHODS, PAPER, PROCESSES, TEST_BOOKS, own_settings, read_cell
+
+from cedd.storage import atomic_write
+from cedd.training.config import TrainConfig, from_json
+
+STYLES = ("--", ":", "-.", (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)))
+"""Of a method's curves beside that with the paper's settings."""
+
+
+def tested(content: Mapping[str, Any]) -> list[str]:
+    """The cells with results, in the paper's order, ours at the end."""
+    order = [(process, method) for process in PROCESSES for method in METHODS]
+
+    def place(name: str) -> tuple[bool, int, str]:
+        cell = read_cell(name)
+        return cell.highest_time < 1, order.index((cell.process, cell.method)), name
+
+    return sorted(with_curves(content), key=place)
+
+
+def draw(content: Mapping[str, Any], path: Path) -> None:
+    """Restored in the first test book over steps, a panel for each process; crosses are the paper's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = dict(zip(PROCESSES, figure.subplots(1, len(PROCESSES), sharey=True), strict=True))
+    colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
+    others = {f"{method}/{process}": cycle(STYLES) for process in PROCESSES for method in METHODS}
+    for cell in tested(content):
+        curve = content["cells"][cell]["curve"]
+        method, process, _, _ = read_cell(cell)
+        thousands = [point["step"] / 1000 for point in curve]
+        shares = [100 * point["books"]["pap"]["all"]["share"] for point in curve]
+        plain = f"{method}/{process}"
+        style = "-" if cell == plain else next(others[plain])
+        line = {"linestyle": style, "marker": "o", "markersize": 3, "linewidth": 1.2}
+        panels[process].plot(thousands, shares, color=colours[method], label=cell.replace(f"/{process}", ""), **line)
+        for step in PAPER:
+            if step <= curve[-1]["step"] and (papers := of_the_paper(cell, content["cells"][cell], step)):
+                panels[process].plot(step / 1000, papers[0], "x", color=colours[method])
+    for process, axes in panels.items():
+        axes.set_title(process)
+        axes.set_xlabel("thousand steps")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 2}
+            axes.legend(frameon=False, fontsize=8, handlelength=4, **below)
+    panels[PROCESSES[0]].set_ylabel("restored in Pride and Prejudice, %  (×: the paper's)")
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=120)
+    atomic_write(path, buffer.getvalue())
+
+
+def of_the_paper(cell: str, record: Mapping[str, Any], step: int) -> tuple[float, float] | None:
+    """Its figures for this method and process after so many steps, if the run may be compared there: not in the middle
+    of a falling rate."""
+    config = from_json(TrainConfig, record["config"])
+    done = step == config.steps or config.optimizer.schedule == "constant"
+    return PAPER[step].get(cell.partition("+")[0]) if done and step in PAPER else None
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """The measured shares beside the paper's, and the curves, in Markdown."""
+    cells: Mapping[str, Any] = content["cells"]
+    found = tested(content)
+    lines = [
+        "| method | process | steps | PAP, % | paper | CAP, % | paper | masked, shuffled (PAP) | seen | ms a step |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [_row(cell, cells[cell]) for cell in found]
+    if not found:
+        return "nothing was tested yet"
+    steps = sorted({point["step"] for cell in found for point in cells[cell]["curve"]})
+    lines += ["", f"| PAP / CAP / seen, % at step | {' | '.join(f'{step:,}' for step in steps)} | without averaging |"]
+    lines += [f"|---|{'--:|' * (len(steps) + 1)}"]
+    for cell in found:
+        points = by_step(cells[cell])
+        shown = [_scores(points.get(step)) for step in steps] + [_scores(cells[cell].get("raw", {}).get("books"))]
+        lines.append(f"| {cell} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def by_step(record: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The tests of a run, book by book."""
+    return {point["step"]: point["books"] for point in record["curve"]}
+
+
+def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
+    """The cells that all of these have, a run each, after the last step at which all were tested; and how far one is
+    ahead of another on the same process, in the mean over seeds with a 95% interval by Student's t; in Markdown."""
+    shared = [cell for cell in tested(contents[0]) if all(cell in tested(content) for content in contents[1:])]
+    records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
+    step, seeds = last_shared_step(records), different_seeds(records, own_settings)
+    scores = {
+        cell: torch.tensor(
+            [[100 * by_step(run)[step][name]["all"]["share"] for name in TEST_BOOKS] for run in runs],
+            dtype=torch.float64,
+        )
+        for cell, runs in records.items()
+    }  # [seeds, books]
+    heads = " | ".join((*(f"seed {seed}" for seed in seeds), "mean"))
+    lines = [f"| PAP / CAP, % after {step:,} steps | {heads} |", f"|---|{'--:|' * (len(seeds) + 1)}"]
+    lines += [f"| {cell} | {' | '.join(map(_both, (*found, found.mean(0))))} |" for cell, found in scores.items()]
+    for first, second in combinations(shared, 2):
+        if read_cell(first).process == read_cell(second).process:
+            ahead = scores[second] - scores[first]
+            means = " / ".join(map(mean_with_interval, ahead.T))
+            lines.append(f"| {second} less {first} | {' | '.join(map(_both, ahead))} | {means} |")
+    return "\n".join(lines)
+
+
+def _both(values: torch.Tensor) -> str:
+    return " / ".join(f"{value:.2f}" for value in values.tolist())
+
+
+def _scores(books: Mapping[str, Any] | None) -> str:
+    """The shares of a test, book by book; earlier ones were without the training book."""
+    found = [books[name]["all"]["share"] for name in (*TEST_BOOKS, SEEN) if name in books] if books else []
+    return " / ".join(f"{100 * share:.1f}" for share in found)
+
+
+def _row(cell: str, record: Mapping[str, Any]) -> str:
+    """One cell at its last test, with 95% intervals, beside the paper's of that method after as many steps."""
+    last = record["curve"][-1]
+    paper = of_the_paper(cell, record, last["step"]) or ("", "")
+    steps = f"{last['step']:,}" + ("" if record["finished"] else f" of {record['config']['steps']:,}")
+    scores = [_with_interval(last["books"][name]["all"]) for name in TEST_BOOKS]
+    kinds = [last["books"]["pap"][kind]["share"] for kind in ("masked", "shuffled")]
+    parts = ", ".join("–" if share is None else f"{100 * share:.1f}" for share in kinds)
+    method, process, highest_time, _ = read_cell(cell)
+    process += f", t ≤ {highest_time:g}" if highest_time < 1 else ""
+    process += "".join(f"; {name} {value}" for name, value in own_settings(cell, record).items())
+    speed = record.get("seconds_per_step")
+    seen = f"{100 * last['books'][SEEN]['all']['share']:.1f}" if SEEN in last["books"] else ""
+    return (
+        f"| {method} | {process} | {steps} | {scores[0]} | {paper[0]} | {scores[1]} | {paper[1]} "
+        f"| {parts} | {seen} | {'' if speed is None else f'{1000 * speed:.1f}'} |"
+    )
+
+
+def _with_interval(share: Mapping[str, Any]) -> str:
+    half = 50 * (share["high"] - share["low"])
+    return f"{100 * share['share']:.1f} ± {half:.1f}"
