@@ -1,5 +1,7 @@
 """Muon: directions with even singular values, torch's own steps, and what they leave alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,6 +72,16 @@ def test_steps_are_torchs():
         moved, should = mine.detach() - start, other.detach() - start
         assert float((moved - should).norm() / should.norm()) < 1e-4
     assert all(int(count) == 4 for count in muon.counts)
+
+
+def test_its_rate_may_be_another_than_adamws():
+    moved: list[Tensor] = []
+    for rate in (None, 3 * STEADY.rate):
+        matrix = nn.Parameter(torch.zeros(4, 6))
+        muon = Muon({"matrix": matrix}, replace(STEADY, matrix_rate=rate, weight_decay=0.0))
+        step(muon, [torch.eye(4, 6)], 1.0, True, STEADY.rate)
+        moved.append(matrix.detach())
+    torch.testing.assert_close(moved[1], 3 * moved[0])
 
 
 def test_a_bad_gradient_changes_nothing():

@@ -101,6 +101,20 @@ def test_rows_suffice_at_every_step_of_times_that_move(dataset: PackedDataset, f
     assert {len(part.places) for step in range(40) for part in noising.batch(step).parts} == {noising.capacity}
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_complementary_masks_show_every_token_once(dataset: PackedDataset, accumulate: int):
+    process = absorb(dataset.vocab_size)
+    config = BatchConfig(2 * B, accumulate, complementary=True)
+    batches = NoisingSampler(BatchSampler(dataset, B, seed=3), get_method("cedd-star"), process, config)
+    for step in range(3):
+        parts = batches.batch(step).parts
+        masked = torch.cat([part.inputs for part in parts]) == dataset.vocab_size
+        sigma = torch.cat([part.sigma for part in parts]).double()
+        assert (masked[::2] ^ masked[1::2]).float().mean() > 0.99  # but for the eps of the schedule
+        times = -torch.expm1(-sigma) / (1 - 1e-3)
+        torch.testing.assert_close(times[::2] + times[1::2], torch.full((B,), 1.001).double(), rtol=0, atol=1e-5)
+
+
 def test_independent_times_are_not_stratified(dataset: PackedDataset):
     # Sixteen independent times fall into sixteen different strata once in a million.
     t = times_of(dataset, 0, 1, BatchConfig(B, 1, "independent"))

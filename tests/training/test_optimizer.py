@@ -31,6 +31,16 @@ def test_a_cosine_falls_from_the_rate_to_its_final_share():
     assert learning_rate(config, 500, 120) == pytest.approx(0.2)
 
 
+def test_a_line_falls_to_its_final_share_in_the_last_steps():
+    config = OptimizerConfig(rate=2.0, warmup=10, schedule="linear", decay_share=0.5, final_share=0.1)
+    rates = [learning_rate(config, step, 100) for step in range(101)]
+    assert rates[4] == pytest.approx(1.0)
+    assert rates[9:51] == pytest.approx([2.0] * 42)
+    assert rates[75] == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+    assert rates[100] == learning_rate(config, 500, 100) == pytest.approx(0.2)
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[50:]))
+
+
 def test_without_warm_up_the_first_step_has_the_whole_rate():
     assert learning_rate(OptimizerConfig(rate=0.5, warmup=0), 0, 10) == 0.5
 

@@ -121,15 +121,19 @@ class OptimizerConfig:
     longer, at the same rate; not with sharding."""
     momentum: float = 0.95
     """Of muon: the share of its mean gradient that a step keeps."""
+    matrix_rate: float | None = None
+    """Of muon: the highest rate; by default `rate`. It warms up and falls as `rate` does."""
     rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
     warmup: int = 2500
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
     final_share: float = 0.0
-    """Cosine: the share of the rate that is left at the last step."""
+    """Cosine and linear: the share of the rate that is left at the last step."""
+    decay_share: float = 1.0
+    """Linear: the share of all steps, the last ones, in which the rate falls."""
     clip: float = 1.0
     """The largest norm of the gradient; 0 for no clipping."""
     loss: Literal["mean", "sum"] = "mean"
@@ -165,6 +169,9 @@ class BatchConfig:
     accumulate: int = 1
     """Micro-batches that a rank's share is cut into."""
     times: Literal["stratified", "independent"] = "stratified"
+    complementary: bool = False
+    """Put every sequence into the batch twice, at times t and lowest + highest - t: what is masked in one is not in the
+    other (exactly so where the two times add up to 1 and the schedule is log-linear)."""
     lowest_time: float = 1e-3
     highest_time: float = 1.0
     """Below 1, what is trained is a corrector: much noise, which it never saw, it cannot turn into text."""
@@ -248,6 +255,8 @@ class TrainConfig:
                 f"optimizer.ema_every is {self.optimizer.ema_every}, but the run has {self.steps} steps: its average, "
                 "which is what is kept, would never move"
             )
+        if self.batch.complementary and self.batch.size % 2:
+            raise ValueError(f"batch.complementary needs pairs: batch.size must be even; got {self.batch.size}")
         if self.batch.size % self.batch.accumulate:
             raise ValueError(
                 f"batch.size {self.batch.size} cannot be cut into {self.batch.accumulate} micro-batches: use a "
@@ -273,6 +282,12 @@ _LIMITS: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
     (("optimizer.warmup",), "be a number of steps from 0 up", lambda value: value >= 0),
     (("optimizer.ema_every",), "be at least 1, if given", lambda value: value is None or value >= 1),
     (("optimizer.rate", "optimizer.eps"), "be positive and finite", lambda value: 0.0 < value < math.inf),
+    (
+        ("optimizer.matrix_rate",),
+        "be positive and finite, if given",
+        lambda value: value is None or 0.0 < value < math.inf,
+    ),
+    (("optimizer.decay_share",), "lie in (0, 1]", lambda value: 0.0 < value <= 1.0),
     (
         ("optimizer.beta1", "optimizer.beta2", "optimizer.ema", "optimizer.momentum"),
         "lie in [0, 1)",

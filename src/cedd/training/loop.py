@@ -147,7 +147,7 @@ class Trainer:
         config, ranks = self.config, self.ranks
         sampler = BatchSampler(
             self.data.train,
-            config.batch.size,
+            config.batch.size // (1 + config.batch.complementary),
             seed=config.seed,
             rank=ranks.rank,
             world_size=ranks.world_size,

@@ -72,13 +72,15 @@ class Muon(Optimizer):
         self.values = [matrix.detach() for matrix in parameters.values()]
         self.momenta = list(self.moments["exp_avg"].values())
         self.momentum, self.decay, self.dtype = config.momentum, config.weight_decay, dtype
+        self.relative_rate = 1.0 if config.matrix_rate is None else config.matrix_rate / config.rate
+        """Its rate, in units of AdamW's."""
         shapes = dict.fromkeys(value.shape for value in self.values)
         self._alike = [[i for i, value in enumerate(self.values) if value.shape == shape] for shape in shapes]
         self._directions: list[Tensor] = []
 
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
         """Nobody waits for the norm or for whether it is finite."""
-        excess = excess_of(norm, clip)
+        excess, rate = excess_of(norm, clip), self.relative_rate * rate
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for alike in self._alike:
             gradient = torch.stack([gradients[i] for i in alike]).float() / excess
@@ -114,5 +116,5 @@ class Muon(Optimizer):
     def sweep(self, rate: float, excess: Tensor, finite: Tensor, pace: float) -> None:
         self.table.look_ahead(excess, finite, self.momentum)
         orthogonalize_(self._directions)
-        self.table.move(finite, rate=rate, decay=self.decay, pace=pace)
+        self.table.move(finite, rate=self.relative_rate * rate, decay=self.decay, pace=pace)
         self.count(finite)

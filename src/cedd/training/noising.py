@@ -38,7 +38,8 @@ class StepBatch:
 
 
 class NoisingSampler:
-    """The batch sampler with noise on top; `position` is the number of steps drawn.
+    """The batch sampler with noise on top; `position` is the number of steps drawn. Complementary batches are twice as
+    large as the sampler's.
 
     steps: of the whole run, which a highest time that changes needs.
     """
@@ -46,7 +47,7 @@ class NoisingSampler:
     def __init__(
         self, sampler: BatchSampler, method: Method, process: TokenProcess, config: BatchConfig, steps: int = 1
     ) -> None:
-        share = sampler.batch_size // sampler.world_size
+        share = (1 + config.complementary) * sampler.batch_size // sampler.world_size
         if share % config.accumulate:
             raise ValueError(
                 f"a rank's share of {share} sequences cannot be cut into {config.accumulate} micro-batches: "
@@ -75,14 +76,24 @@ class NoisingSampler:
         )
         everyone = (sampler.batch_size, x0.shape[1])
         draws = Draws.make(everyone, self.process.vocab_size, x0.device, generator)
+        mine = slice(sampler.rank * len(x0), (sampler.rank + 1) * len(x0))
+        times, draws = times[mine], draws.part(mine)
+        if self.config.complementary:
+            x0, times, draws = self._twice(x0, times, draws, step)
         micro = len(x0) // self.config.accumulate
         parts: list[NoisyBatch] = []
         for start in range(0, len(x0), micro):
-            first = sampler.rank * len(x0) + start
-            mine = slice(first, first + micro)
-            part = x0[start : start + micro]
-            parts.append(noisy_batch(self.method, self.process, part, times[mine], draws.part(mine), self.capacity))
+            here = slice(start, start + micro)
+            parts.append(noisy_batch(self.method, self.process, x0[here], times[here], draws.part(here), self.capacity))
         return StepBatch(step, tuple(parts))
+
+    def _twice(
+        self, x0: torch.Tensor, times: torch.Tensor, draws: Draws, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor, Draws]:
+        """Each sequence beside its complement: where u masks at t, 1 - u does not at 1 - t."""
+        others = self.config.lowest_time + self.highest_time(step) - times
+        u, redraw = (torch.stack(pair, 1).flatten(0, 1) for pair in ((draws.u, 1 - draws.u), (draws.redraw,) * 2))
+        return x0.repeat_interleave(2, 0), torch.stack([times, others], 1).flatten(), Draws(u, redraw)
 
     def _capacity(self, sequences: int) -> int | None:
         """How many positions nearly always suffice for the rows of a micro-batch: five standard deviations above
@@ -93,7 +104,7 @@ class NoisingSampler:
         for each, their number has variance m L E[s(1-s)], and L² m/(12 n²) s'² for the time's place in its stratum;
         where the m are not all strata, or times are independent, m L² Var s instead of the latter.
         """
-        whole, length = self.sampler.batch_size, self.sampler.dataset.length
+        whole, length = (1 + self.config.complementary) * self.sampler.batch_size, self.sampler.dataset.length
         low, high = self.config.lowest_time, max(self.highest_time(0), self.highest_time(self.steps))
         times = low + (high - low) * (torch.arange(256.0).double() + 0.5) / 256
         share = self._share_that_counts(times)

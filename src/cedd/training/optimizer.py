@@ -18,10 +18,14 @@ from cedd.training.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The rate of step 0, 1, ...: a linear warm-up, then constant, or a cosine down to `final_share` of it."""
+    """The rate of step 0, 1, ...: a linear warm-up, then constant, or down to `final_share` of it: by a cosine, or
+    linearly in the last `decay_share` of the steps."""
     warm = min(1.0, (step + 1) / max(config.warmup, 1))
     if config.schedule == "constant":
         return config.rate * warm
+    if config.schedule == "linear":
+        left = min(max(steps - step, 0) / max(config.decay_share * steps, 1.0), 1.0)
+        return config.rate * min(warm, config.final_share + (1 - config.final_share) * left)
     progress = min(max(step - config.warmup, 0) / max(steps - config.warmup, 1), 1.0)
     share = config.final_share + (1 - config.final_share) * (1 + math.cos(math.pi * progress)) / 2
     return config.rate * warm * share
