@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -19,8 +17,7 @@ from cedd.cli.given import CommonArguments, ModelAndText, model_and_text
 from cedd.cli.progress import progress_bar
 from cedd.spelling.correct import CorrectionProgress
 from cedd.spelling.options import correction_options
-from cedd.spelling.scores import Watch
-from cedd.tasks import Corrected, CorrectionOptions, LanguageModel, load
+from cedd.tasks import Corrected, CorrectionOptions, load
 
 A_FEW_LINES = 1000
 """Characters."""
@@ -78,7 +75,9 @@ def run(arguments: Arguments) -> int:
         torch.set_num_threads(1)
     model = load(name, arguments.device)
     options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
-    with watching(model, options, visible=len(text) > A_FEW_LINES and not arguments.json) as watch:
+    visible = len(text) > A_FEW_LINES and not arguments.json
+    with progress_bar("correcting", visible) as progress:
+        watch = CorrectionProgress([correction_options(model.loaded, options)], progress).read if visible else None
         corrected = model.correct(text, **options, seed=arguments.seed, watch=watch)
     if arguments.json:
         changes = [asdict(change) for change in corrected.changes]
@@ -89,31 +88,19 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-@contextmanager
-def watching(model: LanguageModel, options: Mapping[str, Any], *, visible: bool) -> Generator[Watch | None]:
-    """A bar on a terminal's standard error, gone when done, that a correction moves on."""
-    if not visible:
-        yield None
-        return
-    with progress_bar("correcting", visible) as progress:
-        yield CorrectionProgress([correction_options(model.loaded, options)], progress).read
-
-
 def read_input(file: Path | None, *, asked: bool) -> str:
     """The text of a file or of standard input, with its line ends as they are; bytes that are no UTF-8 come through
     as lone surrogates, which correction leaves alone."""
     if file is None and not asked and sys.stdin.isatty():
         raise UserError('there is no text: cedd correct "It was a drak and stormy nihgt", - to type it, or --file FILE')
-    content = sys.stdin.buffer.read() if file is None else read_file(file.expanduser())
-    return content.decode("utf-8", "surrogateescape")
-
-
-def read_file(file: Path) -> bytes:
-    """A file's bytes; of a folder one line says what it has instead."""
-    if file.is_dir():
+    if file is None:
+        content = sys.stdin.buffer.read()
+    elif (file := file.expanduser()).is_dir():
         texts = sorted(file.glob("*.txt"))
         raise UserError(f"{file} is a folder; --file reads one file{f', such as {texts[0]}' if texts else ''}")
-    return file.read_bytes()
+    else:
+        content = file.read_bytes()
+    return content.decode("utf-8", "surrogateescape")
 
 
 def write_output(text: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,9 +50,7 @@ class SamplerOptions:
 
     def sampling(self, seed: int | None) -> SamplingOptions:
         corrector = None if self.corrector is None else Corrector(self.corrector)
-        return SamplingOptions(
-            self.sampler, self.steps, self.temperature, self.top_p, self.grid, corrector, self.batch, seed
-        )
+        return SamplingOptions(**{**vars(self), "corrector": corrector, "seed": seed})
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,25 @@ class ViewOptions:
     def recording(self, template: Template, n: int, title: str, *, quiet: bool) -> Generator[Callback | None]:
         """A callback for the sampler that fills the template n times, if anything is to be seen; the files are written
         when the block ends. Who does not watch has a bar."""
-        with _bar(n, visible=not (self.watch or quiet)) as moved:
-            if not self.watch and self.html is None and self.gif is None:
-                yield moved
-                return
-            trajectory = Trajectory(template.tokenizer, template.characters)
-            with _shown(trajectory, self.watch and not quiet) as callback:
-                yield _both(callback, moved)
+        trajectory, callbacks = Trajectory(template.tokenizer, template.characters), list[Callback]()
+        with ExitStack() as opened:
+            if self.watch or self.html is not None or self.gif is not None:
+                callbacks.append(trajectory)
+            if self.watch and not quiet and (console := Console()).is_terminal:
+                # Transient: what is left on the screen is the text itself, which the command prints.
+                live = Live(
+                    get_renderable=lambda: last_frame(trajectory), console=console, auto_refresh=False, transient=True
+                )
+                opened.enter_context(live)
+                callbacks.append(lambda step, t, x: live.refresh())
+            if not self.watch and not quiet and Console(stderr=True).is_terminal:
+                callbacks.append(_moving(opened.enter_context(progress_bar("sampling, %", True)), n))
+
+            def callback(step: int, t: float, x: Tensor) -> None:
+                for one in callbacks:
+                    one(step, t, x)
+
+            yield callback if callbacks else None
         if self.html is not None:
             trajectory.save_html(self.html, title)
         if self.gif is not None:
@@ -105,71 +115,25 @@ class SamplingArguments(CommonArguments):
             return template.fill(loaded, self.n, self.options.sampling(self.seed), callback)
 
 
-@contextmanager
-def _bar(n: int, *, visible: bool) -> Generator[Callback | None]:
-    """A bar on a terminal's standard error, gone when done: how much of the time of n sequences has gone by."""
-    if not (visible and Console(stderr=True).is_terminal):
-        yield None
-        return
-    with progress_bar("sampling, %", visible) as progress:
-        done = rows = 0
-
-        def callback(step: int, t: float, x: Tensor) -> None:
-            nonlocal done, rows
-            if step == 0:  # a new part of the n begins
-                done, rows = done + rows, len(x)
-            progress(100 * min(1.0, (done + rows * (1 - t)) / n), 100)
-
-        yield callback
-
-
-def _both(first: Callback, second: Callback | None) -> Callback:
-    """One callback for two."""
-    if second is None:
-        return first
+def _moving(progress: Callable[[float, float], None], n: int) -> Callback:
+    """A callback that moves a bar: how much of the time of n sequences has gone by."""
+    done = rows = 0
 
     def callback(step: int, t: float, x: Tensor) -> None:
-        first(step, t, x)
-        second(step, t, x)
+        nonlocal done, rows
+        if step == 0:  # a new part of the n begins
+            done, rows = done + rows, len(x)
+        progress(100 * min(1.0, (done + rows * (1 - t)) / n), 100)
 
     return callback
 
 
-class _View:
-    """Draws the latest state when the terminal asks for it, a few times a second."""
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        self._trajectory = trajectory
-
-    def __rich__(self) -> Text:
-        return frame_text(self._trajectory, -1)
-
-
-def frame_text(trajectory: Trajectory, frame: int) -> Text:
-    """One frame in colours: masks dim, what just changed bright."""
-    if not trajectory.frames:
-        return Text("")
-    last = len(trajectory.frames) + frame if frame < 0 else frame
-    changed, text = trajectory.changed(last), Text()
-    for piece, new in zip(trajectory.pieces(trajectory.frames[last]), changed, strict=True):
+def last_frame(trajectory: Trajectory) -> Text:
+    """The latest state in colours: masks dim, what just changed bright."""
+    text, last = Text(), len(trajectory.frames) - 1
+    if last < 0:
+        return text
+    for piece, new in zip(trajectory.pieces(trajectory.frames[last]), trajectory.changed(last), strict=True):
         text.append(piece, style="bright_black" if piece == MASK_CHARACTER else "bold black on yellow" if new else "")
     text.append(f"\n\nt = {trajectory.times[last]:.3f}\n", style="bright_black")
     return text
-
-
-@contextmanager
-def _shown(trajectory: Trajectory, live: bool) -> Generator[Callback]:
-    """A callback that records, and shows what it records while the block runs."""
-    if not live:
-        yield trajectory
-        return
-    console = Console()
-    # Transient: what is left on the screen is the text itself, which the command prints.
-    with Live(_View(trajectory), console=console, auto_refresh=False, transient=True) as view:
-
-        def callback(step: int, t: float, x: Tensor) -> None:
-            trajectory(step, t, x)
-            if console.is_terminal:
-                view.refresh()
-
-        yield callback

@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from cedd.data.packing import pack
 from cedd.data.tokenizers import Tokenizer
 from cedd.dynamics import BOUNDS, Bound, Corrector
 from cedd.models.folder import ModelFolder
-from cedd.storage import atomic_write, json_sha256
+from cedd.storage import atomic_file, atomic_write, json_sha256
 
 Asked = Literal["tight", "j1", "j2", "all"]
 UNITS = {"character": "characters", "byte": "utf8_bytes", "word": "words"}
@@ -325,9 +324,8 @@ def save_per_sequence(path: Path, measurements: Sequence[Measurement]) -> None:
         for name, estimate in measured.bounds.items()
     }
     if path.suffix == ".npy":
-        buffer = BytesIO()
-        np.save(buffer, np.stack(list(columns.values())), allow_pickle=False)
-        atomic_write(path, buffer.getvalue())
+        with atomic_file(path) as temporary, temporary.open("wb") as file:
+            np.save(file, np.stack(list(columns.values())), allow_pickle=False)
         return
     count = len(next(iter(columns.values())))
     lines = [
@@ -345,11 +343,9 @@ def _column_name(run: str, bound: str, place: int) -> str:
 
 def save_plot(path: Path, measurements: Sequence[Measurement]) -> None:
     """The running estimate with its 95% band over the sequences, for each run and bound."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for measured in measurements:
         for name, estimate in measured.bounds.items():
@@ -363,6 +359,5 @@ def save_plot(path: Path, measurements: Sequence[Measurement]) -> None:
     axes.set_xlabel("sequences")
     axes.set_ylabel("nats per token, with 95% band")
     axes.legend()
-    buffer = BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    atomic_write(path, buffer.getvalue())
+    with atomic_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)

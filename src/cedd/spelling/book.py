@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from cedd.data.corpora import open_corpus
 from cedd.data.text import EncodedText, encode_text
 from cedd.models.loaded import LoadedModel
+
+Progress = Callable[[float, float], None]
+"""Told how much of a book is done, and of how much."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ on roulette it is mostly the filling of masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +19,8 @@ from cedd.methods import Method
 from cedd.models.loaded import LoadedModel
 from cedd.network import AnyModel, Network, Places
 from cedd.process import Noise, TokenProcess
-from cedd.spelling.book import Book
+from cedd.spelling.book import Book, Progress
 from cedd.spelling.shares import Share
-
-Progress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)

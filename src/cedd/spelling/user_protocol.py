@@ -6,9 +6,8 @@ is fixed, missed or altered into another mistake, what was right is left alone o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -18,14 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from cedd.models.loaded import LoadedModel
-from cedd.spelling.book import Book
+from cedd.spelling.book import Book, Progress
 from cedd.spelling.correct import CorrectionProgress, corrections
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.options import CorrectionOptions, correction_options
 from cedd.spelling.shares import Share
-from cedd.storage import atomic_write
-
-Progress = Callable[[float, float], None]
+from cedd.storage import atomic_file
 
 
 @dataclass(frozen=True)
@@ -180,11 +177,9 @@ class UserProtocol:
 
 def save_plot(path: Path, corrections: Sequence[CorrectionResult]) -> None:
     """Mistakes fixed over letters broken, in percent with 95% intervals: a curve over the threshold for each way."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for way in dict.fromkeys(c.way for c in corrections):
         curve = sorted((c for c in corrections if c.way == way), key=lambda c: c.threshold)
@@ -197,9 +192,8 @@ def save_plot(path: Path, corrections: Sequence[CorrectionResult]) -> None:
     axes.set_ylabel("mistakes fixed, %")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, title="labels: threshold", title_fontsize=8)
-    buffer = BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    atomic_write(path, buffer.getvalue())
+    with atomic_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
 def _bars(shares: Sequence[Share]) -> NDArray[np.float64]:
