@@ -22,11 +22,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cedd.quadrature import Panels, adaptive_panels, integrate
+from cedd.quadrature import Panels, adaptive_panels, bisect, integrate
 from cedd.schedules import Schedule, Time, check_time, double
 
 TimeFunction = Callable[[Tensor], Tensor | float]
-_HALVINGS = 100  # of [0, 1]: down to times of 1e-30
 
 
 class Clocks(ABC):
@@ -85,13 +84,7 @@ class TotalNoise(Schedule):
         return self.clocks.alpha_rate(t) + self.clocks.beta_rate(t)
 
     def inverse(self, sigma: Tensor | float) -> Tensor:
-        goal = double(sigma)
-        low, high = torch.zeros_like(goal), torch.ones_like(goal)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            below = self.sigma(middle) < goal
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high
+        return bisect(self.sigma, double(sigma), 0.0, 1.0)
 
 
 def _exponential_integral(rate: float, lo: float, hi: float) -> float:

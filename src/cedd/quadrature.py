@@ -105,3 +105,13 @@ def integrate(f: Integrand, lo: float, hi: float, tolerance: float = 1e-12) -> f
     if not math.isfinite(total):
         raise ValueError("the integral is not finite")
     return total
+
+
+def bisect(rising: Callable[[Tensor], Tensor], goal: Tensor, low: float, high: float, halvings: int = 100) -> Tensor:
+    """Where a function that rises on [low, high] reaches each goal, from above."""
+    below, above = torch.full_like(goal, low), torch.full_like(goal, high)
+    for _ in range(halvings):
+        middle = (below + above) / 2
+        is_low = rising(middle) < goal
+        below, above = torch.where(is_low, middle, below), torch.where(is_low, above, middle)
+    return above

@@ -96,7 +96,7 @@ def test_plain_draws_have_the_law_of_the_process() -> None:
     process, count = PROCESSES["roulette"], 40_000
     noise = process.noise(torch.full((count,), 0.5, dtype=torch.float64))
     uniforms = torch.rand(count, number_of_uniforms(1), generator=generator(1), dtype=torch.float64)
-    x_t = plain_draw(torch.ones(count, 1).long(), noise, uniforms).x_t
+    x_t = plain_draw(torch.ones(count, 1).long(), noise, uniforms)
     expected = process.transition_matrix(0.5)[:, 1]
     seen = torch.bincount(x_t.flatten(), minlength=V + 1) / count
     assert bool(((seen - expected).abs() < 4.5 * (expected * (1 - expected) / count).sqrt()).all())

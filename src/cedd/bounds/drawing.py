@@ -104,7 +104,7 @@ class Evaluation:
         """The cost per token of one plain draw at time t [M] for each entry of `which` [M]: [M]."""
         values: list[Tensor] = []
         for batch in self._batches(which, self.process.noise(t)):
-            x_t = plain_draw(batch.x0, batch.noise, self._uniforms(batch.x0, generator)).x_t
+            x_t = plain_draw(batch.x0, batch.noise, self._uniforms(batch.x0, generator))
             values.append(position_costs(batch.network, cost, batch.x0, x_t, batch.noise).mean(1).cpu())
             self.report(len(x_t))
         self.network.check_outputs()

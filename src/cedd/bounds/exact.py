@@ -33,7 +33,7 @@ from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network
 from cedd.objectives.objective import Rows
 from cedd.process import Noise, TokenProcess
-from cedd.quadrature import integrate
+from cedd.quadrature import bisect, integrate
 
 _MAX_STATES = 1024  # the reverse process needs matrices of this size
 _CHUNK = 1 << 21  # numbers held at once
@@ -57,17 +57,9 @@ class Axis:
         """Ends and kinks in that coordinate, in increasing order."""
         axis = self.process.axis
         start = float(axis.sigma(self.stop))
-        inner = [k for kink in self.kinks if start < (k := self._where_sigma_is(kink)) < axis.end]
-        return (start, *sorted(inner), axis.end)
-
-    def _where_sigma_is(self, total: float) -> float:
-        """The coordinate at which alpha + beta = total, by bisection."""
-        low, high = self.process.axis.start, self.process.axis.end
-        for _ in range(60):
-            middle = (low + high) / 2
-            t = self.process.axis.inverse(middle)
-            low, high = (middle, high) if float(self.process.sigma(t)) < total else (low, middle)
-        return (low + high) / 2
+        totals = torch.tensor(self.kinks, dtype=torch.float64)
+        where = bisect(lambda own: self.process.sigma(axis.inverse(own)), totals, axis.start, axis.end)
+        return (start, *sorted(k for k in map(float, where) if start < k < axis.end), axis.end)
 
     def time(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """t and dt/dsigma where the coordinate is sigma (just after 0 where it starts there)."""
@@ -280,10 +272,8 @@ def exact_bound(
     chosen.check_bound(bound)
     if not chosen.dynamics.noisy:
         return exact_cross_entropy(model, process, p0, method=chosen)
-    network, flat = (
-        enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=p0.device),
-        p0.double().cpu().reshape(-1),
-    )
+    network = enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=p0.device)
+    flat = p0.double().cpu().reshape(-1)
     target = chosen.dynamics.target(
         chosen.parameterization, process, bound, with_entropy=bound == "j1", low=chosen.dynamics.stop
     )

@@ -34,7 +34,7 @@ def number_of_uniforms(length: int) -> int:
 
 
 @dataclass(frozen=True)
-class NoisyDraw:
+class DirectedDraw:
     """x_t [B, L] and how much likelier than under the process it was drawn, odds [B]."""
 
     x_t: Tensor
@@ -51,18 +51,16 @@ def _token(u: Tensor, count: int) -> Tensor:
     return (u * count).long().clamp_max(count - 1)
 
 
-def plain_draw(x0: Tensor, noise: Noise, uniforms: Tensor) -> NoisyDraw:
+def plain_draw(x0: Tensor, noise: Noise, uniforms: Tensor) -> Tensor:
     """x_t from the process itself, noise with fields [B]."""
-    length, V = x0.shape[1], noise.vocab_size
-    u, redraw = uniforms[:, :length], _token(uniforms[:, length : 2 * length], V)
-    moved = torch.where(u < noise.alive[:, None], redraw, torch.full_like(x0, V))
-    return NoisyDraw(torch.where(u < noise.keep[:, None], x0, moved), torch.ones_like(noise.t))
+    length = x0.shape[1]
+    return noise.move(x0, uniforms[:, :length], _token(uniforms[:, length : 2 * length], noise.vocab_size))
 
 
-def directed_draw(x0: Tensor, noise: Noise, share: Cases, uniforms: Tensor) -> NoisyDraw:
+def directed_draw(x0: Tensor, noise: Noise, share: Cases, uniforms: Tensor) -> DirectedDraw:
     """x_t with one position's case drawn from `share` (q, fields [B], summing to one)."""
     length, V = x0.shape[1], noise.vocab_size
-    x_t = plain_draw(x0, noise, uniforms).x_t
+    x_t = plain_draw(x0, noise, uniforms)
     token_u, case_u, place_u = uniforms[:, -3], uniforms[:, -2], uniforms[:, -1]
     place = _token(place_u, length)[:, None]
     clean = x0.gather(1, place).squeeze(1)
@@ -78,4 +76,4 @@ def directed_draw(x0: Tensor, noise: Noise, share: Cases, uniforms: Tensor) -> N
     tiny = torch.finfo(torch.float64).tiny
     gain = Cases(share.same / p.same, share.moved / p.moved.clamp_min(tiny), share.masked / p.masked.clamp_min(tiny))
     wide = Cases(gain.same[:, None], gain.moved[:, None], gain.masked[:, None])
-    return NoisyDraw(x_t, wide.pick(x_t, x0, noise).mean(1))
+    return DirectedDraw(x_t, wide.pick(x_t, x0, noise).mean(1))

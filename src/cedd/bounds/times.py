@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from cedd.process import Noise, TokenProcess
+from cedd.quadrature import bisect
 
 BY_KEEP, BY_SIGMA, BY_TIME = 0.7, 0.15, 0.15
 """The shares of draws that are even in keep, in sigma and in t."""
@@ -87,13 +88,7 @@ class PathTimes:
 
     def time(self, v: Tensor) -> Tensor:
         """t(v), by bisection."""
-        v = v.clamp(_SMALLEST, 1.0)
-        low, high = torch.full_like(v, self.low), torch.ones_like(v)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            below = self.v(middle) < v
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high
+        return bisect(self.v, v.clamp(_SMALLEST, 1.0), self.low, 1.0, _HALVINGS)
 
     def time_per_v(self, noise: Noise) -> Tensor:
         """dt/dv at the noise's times."""

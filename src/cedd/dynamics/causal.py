@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from cedd.dynamics.dynamics import Bound, Choose, Dynamics, Watch
+from cedd.dynamics.dynamics import Bound, Drawing, Dynamics
 from cedd.dynamics.path import Target
 from cedd.dynamics.rules import StepRule
 from cedd.network import Network, Places, full_precision_head, has_head
@@ -92,29 +92,20 @@ class Causal(Dynamics):
         rows = network.rows(inputs, torch.zeros(len(x0), device=x0.device), places)
         return rows.map(nats).reshape(x0.shape)
 
-    def draw(
-        self,
-        network: Network,
-        process: TokenProcess,
-        held: Tensor,
-        choose: Choose,
-        constraint: Callable[[Tensor], Tensor],
-        generator: torch.Generator,
-        watch: Watch | None,
-    ) -> Tensor:
+    def draw(self, network: Network, process: TokenProcess, how: Drawing) -> Tensor:
         """x_i ~ p(. | x_<i) for i = 0..L-1; the constraint sees the start symbol where nothing is drawn yet."""
-        (batch, length), known = held.shape, _known_prefix(held)
+        (batch, length), known = how.held.shape, _known_prefix(how.held)
         start = start_symbol(process)
-        x = constraint(torch.full((batch, length), start, dtype=torch.int64, device=network.device))
-        if watch is not None:
-            watch(0, 1.0, x)
+        x = how.constraint(torch.full((batch, length), start, dtype=torch.int64, device=network.device))
+        if how.callback is not None:
+            how.callback(0, 1.0, x)
         next_outputs = _next_outputs(network, batch, length)
         for i in range(known, length):
             outputs = next_outputs(shift_right(x, start), i)
-            x[:, i] = choose(outputs.double(), uniform_noise((batch,), torch.device("cpu"), generator))
-            x = constraint(x)
-            if watch is not None:
-                watch(i + 1 - known, 1 - (i + 1) / length, x)
+            x[:, i] = how.choose(outputs.double(), uniform_noise((batch,), torch.device("cpu"), how.generator))
+            x = how.constraint(x)
+            if how.callback is not None:
+                how.callback(i + 1 - known, 1 - (i + 1) / length, x)
         return x
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -26,10 +27,23 @@ from cedd.process import Noise, TokenProcess
 Bound = Literal["tight", "j1", "j2"]
 BOUNDS: tuple[Bound, ...] = ("tight", "j1", "j2")
 
-Choose = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [B, V] float64, uniform numbers [B]) -> the tokens drawn, [B]."""
-Watch = Callable[[int, float, Tensor], None]
+Callback = Callable[[int, float, Tensor], None]
 """Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How tokens are drawn where there is no noise to step through.
+
+    held: which positions the constraint gives, [B, L] bool.
+    choose: (outputs [B, V] float64, uniform numbers [B]) -> tokens [B].
+    """
+
+    held: Tensor
+    choose: Callable[[Tensor, Tensor], Tensor]
+    constraint: Callable[[Tensor], Tensor]
+    generator: torch.Generator
+    callback: Callback | None
 
 
 class Dynamics(ABC):
@@ -96,17 +110,8 @@ class Dynamics(ABC):
         """Whether tokens never change once they are revealed."""
         return not process.can_shuffle
 
-    def draw(
-        self,
-        network: Network,
-        process: TokenProcess,
-        held: Tensor,
-        choose: Choose,
-        constraint: Callable[[Tensor], Tensor],
-        generator: torch.Generator,
-        watch: Watch | None,
-    ) -> Tensor:
-        """Samples [B, L] where there is no noise to step through; `held` [B, L] says what the constraint gives."""
+    def draw(self, network: Network, process: TokenProcess, how: Drawing) -> Tensor:
+        """Samples [B, L] where there is no noise to step through."""
         raise NotImplementedError
 
     # Enumeration

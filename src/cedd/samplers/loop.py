@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from cedd.dynamics import Corrector, StepRule
-from cedd.dynamics.dynamics import Dynamics
-from cedd.dynamics.dynamics import Watch as Callback
+from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating
@@ -268,8 +267,8 @@ def sample(
     def draw_tokens(start: int, stop: int) -> Tensor:
         part = _part(constraint, start, stop)
         held = _held(part, (stop - start, shape[1]))
-        here = network.of_sequences(slice(start, stop))
-        return dynamics.draw(here, process, held, sharpening.draw, part or _unconstrained, host, callback)
+        how = Drawing(held, sharpening.draw, part or _unconstrained, host, callback)
+        return dynamics.draw(network.of_sequences(slice(start, stop)), process, how)
 
     def denoise_noise(start: int, stop: int) -> Tensor:
         run = Run(
