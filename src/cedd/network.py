@@ -168,19 +168,21 @@ class Places:
 
 
 class OutputCheck:
-    """Whether outputs were numbers: at once on a CPU; on a device, which nobody waits for, when it is asked."""
+    """Whether outputs were numbers: row by row and at once on a CPU; on a GPU, which is not waited for, when asked."""
 
     def __init__(self) -> None:
         self._worst: Tensor | None = None
 
     def look_at(self, outputs: Tensor) -> None:
-        """Outputs [.., V]; the largest of a row is no number if any is, and -inf if no token is possible."""
+        """Outputs [.., V]. The largest of a row is nan if any is, and -inf if no token is possible."""
         if not outputs.numel():
             return
-        worst = outputs.detach().amax(-1).abs().amax()
-        self._worst = worst if self._worst is None else torch.maximum(self._worst, worst)
-        if worst.device.type == "cpu":
+        if outputs.device.type == "cpu":
+            self._worst = outputs.detach().amax(-1).abs().amax()
             self.settle()
+        else:
+            worst = outputs.detach().amax()
+            self._worst = worst if self._worst is None else torch.maximum(self._worst, worst)
 
     def settle(self) -> None:
         """Refuse what was seen."""
