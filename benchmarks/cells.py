@@ -26,7 +26,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from cedd.bench.train import machine
+from cedd.bench.options import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer

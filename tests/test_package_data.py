@@ -79,7 +79,7 @@ def test_the_model_mends_letters_and_leaves_the_rest(model):
     Of 93 mistakes 86 were fixed, and of 1,770 right letters 3 broken, when this was written.
     """
     book = Book("prose", model.length, encode_text(model.tokenizer, PROSE + MORE_PROSE))
-    (own,) = UserProtocol(passes=(), thresholds=()).measure(model.loaded, book, seed=1)
+    (own,) = UserProtocol(passes=(), thresholds=()).measure(model, book, seed=1)
     seen = own.outcomes
     assert (seen.fixed.total, seen.broken.total) == (93, 1770)
     assert seen.fixed.value >= 0.75

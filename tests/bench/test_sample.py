@@ -7,6 +7,7 @@ import torch
 
 import cedd
 from cedd import network
+from cedd.bench.options import BenchOptions
 from cedd.bench.sample import bench_sample
 from cedd.bench.textbook_sample import textbook_sample
 from cedd.parameterization import Denoiser
@@ -30,10 +31,9 @@ def test_the_textbook_draws_from_our_law(name):
 
 
 def test_the_bench_has_a_row_for_everything():
-    rows = bench_sample(
-        preset="tiny", shapes=((2, 8),), methods=("cedd/absorb", "sedd/uniform"), vocab_size=20, steps=5,
-        textbook_steps=2,
-    )  # fmt: skip
+    methods = ("cedd/absorb", "sedd/uniform")
+    options = BenchOptions(preset="tiny", shapes=((2, 8),), methods=methods, vocab_size=20, steps=5)
+    rows = bench_sample(options, textbook_steps=2)
     assert [(row.what, row.sampler) for row in rows] == [
         ("textbook absorb", "analytic"),
         ("cedd/absorb", "analytic"),

@@ -9,7 +9,8 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from cedd.bench.train import TEXTBOOK, machine, one_by_one, timed_in_turn
+from cedd.bench.options import machine
+from cedd.bench.train import TEXTBOOK, one_by_one, timed_in_turn
 from cedd.cli import main
 from cedd.cli.bench import Arguments
 from cedd.cli.quickstart import device_text

@@ -142,7 +142,7 @@ def test_colours_are_for_terminals_that_show_them(screen, environment, coloured,
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    now = correct(load("english-char", "cpu").loaded, "teh cat sat on teh mat")
+    now = correct(load("english-char", "cpu"), "teh cat sat on teh mat")
     out = screen(io.BytesIO(), "utf-8")
     monkeypatch.setattr(sys, "stdout", out)
     assert main(["correct", "teh cat sat on teh mat", "--device", "cpu"]) == 0

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cedd.cli import main
+from cedd.models.loaded import LoadedModel
 from cedd.spelling import calibrate as calibration
 from cedd.spelling.calibrate import calibrate, level_options
 from cedd.tasks import load
@@ -145,7 +146,7 @@ def test_calibration_is_as_bold_as_it_may_be():
 def test_calibration_does_not_depend_on_an_earlier_limit():
     """A limit of 0 takes all changes back: with it every level would seem harmless."""
     setting, text = mending(length=64), "a cat and a mat " * 40 + "z" * 40
-    strict = replace(setting, folder=replace(setting.folder, config={"correction": {"max_surprise": 0.0}}))
+    strict = LoadedModel(replace(setting.folder, config={"correction": {"max_surprise": 0.0}}))
     assert calibrate(strict, text, broken=0.01) == calibrate(setting, text, broken=0.01)
 
 

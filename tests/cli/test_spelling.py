@@ -71,9 +71,9 @@ def test_every_way_is_what_correct_does(tmp_path):
     model = mender(max_surprise=3.2)
     (tmp_path / "book.txt").write_text(10 * TEXT.replace("\n", " ") + 2000 * "zzz zaz ")
     protocol = UserProtocol(rate=0.1, thresholds=(0.5, 0.3, 0.0), passes=(1, 3), steps=(4,))
-    book = read_book(model.loaded, str(tmp_path / "book.txt"), 0)
+    book = read_book(model, str(tmp_path / "book.txt"), 0)
     mistakes = corrupt_letters(book.text, 0.1, seed=0)
-    found = {(c.way, c.threshold): c.outcomes for c in protocol.measure(model.loaded, book, 0)}
+    found = {(c.way, c.threshold): c.outcomes for c in protocol.measure(model, book, 0)}
     ways = {"its own": {}, "1 pass": {"passes": 1}, "3 passes": {"passes": 3}, "4 steps": {"passes": 1, "steps": 4}}
     for (way, threshold), seen in found.items():
         text = model.correct(mistakes.text, **ways[way], threshold=threshold, seed=0)
@@ -87,11 +87,11 @@ def test_every_way_is_what_correct_does(tmp_path):
 def test_ways_share_the_first_reading(monkeypatch):
     model = mender()
     calls: list[int] = []
-    network, text = model.loaded.folder.model, "the czt sqt by the bzy."
+    network, text = model.folder.model, "the czt sqt by the bzy."
     monkeypatch.setattr(network, "features", lambda x, s, f=network.features: calls.append(len(x)) or f(x, s))
     asked = [{"passes": n, "threshold": at, "swaps": 0.0} for n in (1, 3) for at in (0.5, 0.3, 0.0)]
-    ways = [correction_options(model.loaded, given) for given in asked]
-    texts = [str(corrected) for corrected in corrections(model.loaded, text, ways)]
+    ways = [correction_options(model, given) for given in asked]
+    texts = [str(corrected) for corrected in corrections(model, text, ways)]
     shared = len(calls)
     assert texts == [str(model.correct(text, **asdict(way))) for way in ways]
     assert len(calls) - shared == shared + len(ways) - 1  # alone, each of the others reads once more
@@ -101,9 +101,9 @@ def test_ways_share_the_first_reading(monkeypatch):
 def test_the_bar_moves_on_with_every_reading_and_ends_full():
     model = mender()
     told = []
-    ways = [correction_options(model.loaded, given) for given in ({}, {"passes": 1}, {"steps": 4, "t": 0.2})]
+    ways = [correction_options(model, given) for given in ({}, {"passes": 1}, {"steps": 4, "t": 0.2})]
     counter = CorrectionProgress(ways, lambda done, planned: told.append((done, planned)))
-    for _ in corrections(model.loaded, 4 * TEXT.replace("a", "q"), ways, 0, counter.read):
+    for _ in corrections(model, 4 * TEXT.replace("a", "q"), ways, 0, counter.read):
         counter.finish()
     done, planned = zip(*told, strict=True)
     assert set(planned) == {(1 + 2 + 3) + 3 + 6}
@@ -143,22 +143,22 @@ def test_known_beliefs_fix_what_they_should(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(20 * TEXT.replace("\n", " é "))
     protocol = UserProtocol(rate=0.1, passes=(1,), thresholds=(0.5, 0.0))
-    book = read_book(model.loaded, str(path), 0)
+    book = read_book(model, str(path), 0)
     assert book.unknown == 20 * 12
-    own, best, nothing = protocol.measure(model.loaded, book, 0)
+    own, best, nothing = protocol.measure(model, book, 0)
     assert own.outcomes.record() == best.outcomes.record()
     mistakes = corrupt_letters(book.text, 0.1, seed=0)
     mended = sum((a, b) in (("a", "q"), ("y", "z")) for a, b in zip(book.text, mistakes.text, strict=True))
     assert best.outcomes.fixed.count == mended > 10
     assert best.outcomes.broken.count == best.outcomes.broken_others.count == 0
     assert nothing.outcomes.missed.value == 1.0
-    restored = PaperProtocol().measure(model.loaded, book, 0)
+    restored = PaperProtocol().measure(model, book, 0)
     assert restored.masked.total == 0 < restored.shuffled.total
 
 
 def test_only_the_middle_of_a_book(book):
     model = mender()
-    part = read_book(model.loaded, book, 3)
+    part = read_book(model, book, 3)
     assert len(part.text) == 3 * model.length
     assert part.text in TEXT.replace("\n", " ")
     assert not TEXT.startswith(part.text)

@@ -277,7 +277,7 @@ def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
     text = generate(loaded, 2, options=SamplingOptions(steps=40, seed=1), callback=trajectory)[0]
     last = trajectory.frames[-1]
     assert loaded.folder.tokenizer.decode(last) == text
-    assert (trajectory.frames[0] == loaded.vocab_size).mean() > 0.9
+    assert (trajectory.frames[0] == loaded.process.vocab_size).mean() > 0.9
     assert all(trajectory.changed(k).any() for k in range(1, len(trajectory.frames)))
     page = trajectory.page("</script><b>")
     assert "</script><b>" not in page

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from cedd.bench.options import BenchOptions, Say, peak_gibibytes
 from cedd.bench.textbook_sample import STEPS, textbook_sample
+from cedd.device import pick_device
 from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.process import PROCESSES, TokenProcess
@@ -78,9 +80,6 @@ class _Clock:
         self._wait()
         return time.perf_counter() - self._start
 
-    def gibibytes(self) -> float | None:
-        return torch.cuda.max_memory_allocated(self._device) / 2**30 if self._device.type == "cuda" else None
-
 
 def _time_textbook(model: Transformer, process: str, shape: tuple[int, int], steps: int, timed: int) -> SampleRow:
     device = model.head.weight.device
@@ -91,27 +90,30 @@ def _time_textbook(model: Transformer, process: str, shape: tuple[int, int], ste
     textbook_sample(model, process, vocab_size, shape, times[: timed + 1], device)
     each = clock.seconds() / timed
     return SampleRow(
-        f"textbook {process}", "analytic", *shape, steps, timed, timed, 1000 * each, each * steps, clock.gibibytes()
+        f"textbook {process}",
+        "analytic",
+        *shape,
+        steps,
+        timed,
+        timed,
+        1000 * each,
+        each * steps,
+        peak_gibibytes(device),
     )
 
 
 def _time_ours(
-    model: Transformer,
-    process: TokenProcess,
-    pair: str,
-    sampler: str,
-    shape: tuple[int, int],
-    steps: int,
-    compiled: bool,
-    seed: int,
+    model: Transformer, process: TokenProcess, pair: str, sampler: str, shape: tuple[int, int], options: BenchOptions
 ) -> SampleRow:
     device = model.head.weight.device
-    network: Any = GraphedNetwork(model, *shape, compiled=compiled) if device.type == "cuda" else model
-    method = pair.partition("/")[0]
+    network: Any = model
+    if device.type == "cuda":
+        network = GraphedNetwork(model, *shape, compiled=options.compile in ("on", "graphs"))
+    method, steps = pair.partition("/")[0], options.steps
 
     def draw() -> int:
         counting = CountingNetwork(network)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(options.seed)
         sample(
             counting, process, shape, method=method, sampler=sampler, steps=steps, generator=generator, device=device
         )
@@ -123,45 +125,38 @@ def _time_ours(
     calls = draw()
     whole = clock.seconds()
     count = calls if sampler == "first-hitting" else len(time_grid(process, steps)) - 1
-    return SampleRow(pair, sampler, *shape, count, count, calls, 1000 * whole / count, whole, clock.gibibytes())
+    return SampleRow(pair, sampler, *shape, count, count, calls, 1000 * whole / count, whole, peak_gibibytes(device))
 
 
 def bench_sample(
+    options: BenchOptions,
+    say: Say = lambda _: None,
     *,
-    preset: str = "small",
-    shapes: Sequence[tuple[int, int]] = ((64, 128),),
-    methods: Sequence[str] = ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"),
     samplers: Sequence[str] = ("analytic", "first-hitting"),
-    vocab_size: int = 50257,
-    textbook: bool = True,
-    steps: int = 1024,
     textbook_steps: int = 20,
-    compiled: bool = False,
-    device: str | torch.device = "cpu",
-    seed: int = 0,
-    say: Callable[[str], object] = lambda _: None,
 ) -> list[SampleRow]:
     """A row for each shape, METHOD/PROCESS and sampler that can be combined, and one for the textbook of each shape.
 
     The textbook's law of every position is formed and drawn in float64, as ours is. It is timed over `textbook_steps`
     of the same grid, whose cost does not vary; ours over all of it.
     """
-    place, rows = torch.device(device), list[SampleRow]()
-    for shape in shapes:
+    device, rows = pick_device(options.device), list[SampleRow]()
+    for shape in options.shapes:
         reference: dict[str, SampleRow] = {}
-        for pair in methods:
+        for pair in options.methods:
             name = pair.partition("/")[2] or "absorb"
-            process = PROCESSES[name](vocab_size)
+            process = PROCESSES[name](options.vocab_size)
             get_method(pair.partition("/")[0]).check(process)
-            model = _network(preset, process, shape[1], place, seed)
-            if textbook and name in STEPS and name not in reference:
-                reference[name] = _time_textbook(model, name, shape, steps, min(textbook_steps, steps))
+            model = _network(options.preset, process, shape[1], device, options.seed)
+            if options.textbook and name in STEPS and name not in reference:
+                timed = min(textbook_steps, options.steps)
+                reference[name] = _time_textbook(model, name, shape, options.steps, timed)
                 rows.append(reference[name])
                 say(_line(rows[-1]))
             for sampler in samplers:
                 if sampler == "first-hitting" and (process.can_shuffle or not process.has_mask):
                     continue
-                row = _time_ours(model, process, pair, sampler, shape, steps, compiled, seed)
+                row = _time_ours(model, process, pair, sampler, shape, options)
                 against = reference.get(name, reference.get("absorb"))
                 if against is not None:
                     row = replace(row, speedup=against.seconds_per_batch / row.seconds_per_batch)

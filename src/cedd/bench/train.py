@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from cedd.bench.options import BenchOptions, Say, peak_gibibytes
 from cedd.bench.textbook_train import TextbookStep
 from cedd.data.batches import Prefetcher
 from cedd.data.packing import PackedDataset
@@ -26,7 +26,6 @@ from cedd.training.config import PRESETS, BatchConfig, ProcessConfig, TrainConfi
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.noising import NoisingSampler
-from cedd.training.precision import Wanted
 
 Step = Callable[[], object]
 
@@ -61,14 +60,6 @@ def random_data(config: TrainConfig, vocab_size: int) -> TrainingData:
     header: dict[str, Any] = {"length": length, "blocks": blocks, "vocab_size": vocab_size}
     dataset = PackedDataset(tokens.astype(np.uint32), header)
     return TrainingData(_Numbers(vocab_size), dataset, dataset)
-
-
-def machine(device: str) -> str:
-    """What the figures were measured on."""
-    chosen = pick_device(device)
-    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{chosen.type}, {platform.machine()}"
-    threads = torch.get_num_threads()
-    return f"{name}, {threads} thread{'s' * (threads != 1)}, torch {torch.__version__}"
 
 
 def timed(step: Step, steps: int, warmup: int, device: torch.device) -> list[float]:
@@ -107,10 +98,6 @@ def bench_row(what: str, config: TrainConfig, times: Sequence[float], gibibytes:
     return BenchRow(what, config.batch.size, config.length, median, spread, 1000 * tokens / median, gibibytes)
 
 
-def _peak(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-
-
 def _fresh(device: torch.device) -> None:
     gc.collect()
     torch.compiler.reset()
@@ -146,21 +133,7 @@ def textbook_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
 TEXTBOOK = "textbook cedd-star/absorb"
 
 
-def bench_train(
-    *,
-    preset: str,
-    shapes: Sequence[tuple[int, int]],
-    methods: Sequence[str],
-    vocab_size: int,
-    textbook: bool,
-    steps: int,
-    warmup: int,
-    compile_mode: str,
-    precision: Wanted,
-    device: str,
-    seed: int,
-    say: Callable[[str], object],
-) -> list[BenchRow]:
+def bench_train(options: BenchOptions, say: Say = lambda _: None) -> list[BenchRow]:
     """A row for every shape and method, and one for the textbook step of each shape.
 
     A GPU is ours alone, and its memory is part of the answer: one after the other. The cores of a CPU are shared, and
@@ -168,27 +141,27 @@ def bench_train(
     """
     rows: list[BenchRow] = []
     share_the_interpreter()
-    measure = one_by_one if pick_device(device).type == "cuda" else _in_turn
-    for batch, length in shapes:
+    measure = one_by_one if pick_device(options.device).type == "cuda" else _in_turn
+    for batch, length in options.shapes:
         config = replace(
-            PRESETS[preset][1],
+            PRESETS[options.preset][1],
             length=length,
             batch=BatchConfig(size=batch),
-            device=device,
-            compile=compile_mode,  # pyright: ignore[reportArgumentType]
-            precision=precision,
-            seed=seed,
+            device=options.device,
+            compile=options.compile,
+            precision=options.precision,
+            seed=options.seed,
             out=Path("bench"),
         )
         named: dict[str, AbstractContextManager[Step]] = {}
-        if textbook:
-            named[TEXTBOOK] = textbook_step(config, vocab_size)
-        for pair in methods:
+        if options.textbook:
+            named[TEXTBOOK] = textbook_step(config, options.vocab_size)
+        for pair in options.methods:
             method, _, process = pair.partition("/")
             chosen = replace(config, method=method, process=ProcessConfig(process or "absorb"))  # pyright: ignore
-            named[pair] = our_step(chosen, vocab_size)
-        measured = measure(named, config, steps, warmup)
-        reference = measured[0].milliseconds if TEXTBOOK in named else None
+            named[pair] = our_step(chosen, options.vocab_size)
+        measured = measure(named, config, options.steps, options.warmup)
+        reference = measured[0].milliseconds if options.textbook else None
         for row in measured:
             faster = None if reference is None or row.what == TEXTBOOK else reference / row.milliseconds
             rows.append(replace(row, speedup=faster))
@@ -205,7 +178,7 @@ def one_by_one(
         _fresh(device)
         enough = (max(3, steps // 4), min(3, warmup)) if what == TEXTBOOK else (steps, warmup)
         with opened as step:
-            rows.append(bench_row(what, config, timed(step, *enough, device), _peak(device)))
+            rows.append(bench_row(what, config, timed(step, *enough, device), peak_gibibytes(device)))
         del step  # and with it the network
     return rows
 

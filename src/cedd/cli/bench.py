@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -12,9 +12,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from cedd.bench.options import BenchOptions, machine
+from cedd.bench.sample import bench_sample
+from cedd.bench.train import bench_train
 from cedd.cli import UserError
 from cedd.cli.given import CommonArguments
+from cedd.methods import get_method
 from cedd.names import suggestion
+from cedd.process import PROCESSES
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,32 @@ class Arguments(CommonArguments):
     """Of tokens and weights."""
 
 
-def shapes_of(arguments: Arguments, *default: str) -> tuple[str, ...]:
-    """The shapes asked for; an empty list is a slip."""
+USUAL = {
+    "train": (("512x128", "64x1024", "32x128"), ("cedd-star/absorb",), 20),
+    "sample": (("64x128",), ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"), 1024),
+}
+"""Shapes, methods and steps of a suite, unless they are given."""
+
+
+def options_of(arguments: Arguments) -> BenchOptions:
+    """What the command line asks for, checked."""
+    if (arguments.steps is not None and arguments.steps < 1) or arguments.warmup < 0:
+        raise UserError("--steps must be at least 1 and --warmup at least 0")
+    if arguments.vocab_size < 2:
+        raise UserError(f"--vocab must be at least 2; got {arguments.vocab_size}")
     if arguments.shapes == ():
         raise UserError("--shapes needs at least one, such as --shapes 32x128")
-    return default if arguments.shapes is None else arguments.shapes
+    shapes, methods, steps = USUAL[arguments.suite]
+    methods = arguments.methods or methods
+    for pair in methods:
+        _check_pair(pair)
+    shared = {field.name for field in fields(BenchOptions)} - {"shapes", "methods", "steps"}
+    return BenchOptions(
+        shapes=[_shape(text) for text in arguments.shapes or shapes],
+        methods=methods,
+        steps=arguments.steps or steps,
+        **{name: getattr(arguments, name) for name in shared},
+    )
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -66,50 +92,10 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 def _check_pair(text: str) -> None:
-    from cedd.methods import get_method
-    from cedd.process import PROCESSES
-
     method, _, process = text.partition("/")
     get_method(method)
     if process and process not in PROCESSES:
         raise UserError(f"no process {process!r}{suggestion(process, PROCESSES)}")
-
-
-def _train_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
-    from cedd.bench.train import bench_train
-
-    return bench_train(
-        preset=arguments.preset,
-        shapes=[_shape(text) for text in shapes_of(arguments, "512x128", "64x1024", "32x128")],
-        methods=arguments.methods or ("cedd-star/absorb",),
-        vocab_size=arguments.vocab_size,
-        textbook=arguments.textbook,
-        steps=arguments.steps or 20,
-        warmup=arguments.warmup,
-        compile_mode=arguments.compile,
-        precision=arguments.precision,
-        device=arguments.device,
-        seed=arguments.seed,
-        say=say,
-    )
-
-
-def _sample_rows(arguments: Arguments, say: Any) -> Sequence[Any]:
-    from cedd.bench.sample import bench_sample
-    from cedd.device import pick_device
-
-    return bench_sample(
-        preset=arguments.preset,
-        shapes=[_shape(text) for text in shapes_of(arguments, "64x128")],
-        methods=arguments.methods or ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"),
-        vocab_size=arguments.vocab_size,
-        textbook=arguments.textbook,
-        steps=arguments.steps or 1024,
-        compiled=arguments.compile in ("on", "graphs"),
-        device=pick_device(arguments.device),
-        seed=arguments.seed,
-        say=say,
-    )
 
 
 COLUMNS = {
@@ -147,17 +133,10 @@ def _cell(value: Any) -> str:
 
 def run(arguments: Arguments) -> int:
     """Print the table, or JSON."""
-    if (arguments.steps is not None and arguments.steps < 1) or arguments.warmup < 0:
-        raise UserError("--steps must be at least 1 and --warmup at least 0")
-    if arguments.vocab_size < 2:
-        raise UserError(f"--vocab must be at least 2; got {arguments.vocab_size}")
-    for pair in arguments.methods:
-        _check_pair(pair)
-    from cedd.bench.train import machine
-
-    console = Console()
+    options, console = options_of(arguments), Console()
     say = (lambda _: None) if arguments.json else lambda line: console.print(line, highlight=False)
-    rows = [asdict(row) for row in {"train": _train_rows, "sample": _sample_rows}[arguments.suite](arguments, say)]
+    bench = bench_train if arguments.suite == "train" else bench_sample
+    rows = [asdict(row) for row in bench(options, say)]
     about = machine(arguments.device)
     if arguments.json:
         print(json.dumps({"machine": about, "preset": arguments.preset, "vocab": arguments.vocab_size, "rows": rows}))

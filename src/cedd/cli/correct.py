@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> int:
     options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
     visible = len(text) > A_FEW_LINES and not arguments.json
     with progress_bar("correcting", visible) as progress:
-        watch = CorrectionProgress([correction_options(model.loaded, options)], progress).read if visible else None
+        watch = CorrectionProgress([correction_options(model, options)], progress).read if visible else None
         corrected = model.correct(text, **options, seed=arguments.seed, watch=watch)
     if arguments.json:
         changes = [asdict(change) for change in corrected.changes]

@@ -70,7 +70,7 @@ def run(arguments: Arguments) -> int:
         raise UserError(f"{source} is a run that may still be trained; export it to another folder")
     extra: dict[str, Any] = {"title": arguments.title or model.folder.config.get("title") or arguments.out.name}
     extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments)}
-    extra |= correction_facts(model.loaded, arguments)
+    extra |= correction_facts(model, arguments)
     model.save_pretrained(arguments.out, weights=arguments.weights, extra=extra)
     size = sum(file.stat().st_size for file in arguments.out.iterdir() if file.is_file())
     record = {"out": str(arguments.out), "bytes": size, "weights": arguments.weights or model.folder.weights}

@@ -88,7 +88,7 @@ def draw(arguments: Arguments) -> Samples:
     assert arguments.model is not None
     model = load(arguments.model, arguments.device)
     options = arguments.options.sampling(arguments.seed)
-    ids = generate_ids(model.loaded, arguments.n, arguments.length, options)
+    ids = generate_ids(model, arguments.n, arguments.length, options)
     texts = [model.tokenizer.decode(row.numpy()) for row in ids]
     made_by = {"model": arguments.model, "length": ids.shape[1], **asdict(options)}
     samples = Samples(texts, ids.tolist(), made_by)

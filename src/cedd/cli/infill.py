@@ -32,7 +32,7 @@ def run(arguments: Arguments) -> int:
     if text is None:
         raise UserError('there is no text: cedd infill "The ____ sat on the ____."')
     model = load(name, arguments.device)
-    texts = arguments.texts(model.loaded, blank_template(model.loaded, text), f"{model.name}, infilling")
+    texts = arguments.texts(model, blank_template(model, text), f"{model.name}, infilling")
     if arguments.json:
         print(json.dumps({"texts": texts, "seed": arguments.seed}))
     else:

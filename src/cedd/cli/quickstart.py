@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> int:
     stages = Stages()
     with stages.bar:
         opened = open_run(config.out, arguments.device)
-        facts = {"computed on": device_text(opened.model.loaded.device)}
+        facts = {"computed on": device_text(opened.model.device)}
         report = describe_run(opened, effort, arguments.seed, stages, facts)
     page = config.out / PAGE_FILE
     write_report(report, page)

@@ -35,8 +35,8 @@ def run(arguments: Arguments) -> int:
     """Print the samples, separated by rules, or as JSON."""
     arguments.view.check()
     model, sampler = load(arguments.model or default_model(), arguments.device), arguments.options.sampler
-    template = prompt_template(model.loaded, arguments.prompt, arguments.length)
-    texts = arguments.texts(model.loaded, template, f"{model.name}, {sampler}")
+    template = prompt_template(model, arguments.prompt, arguments.length)
+    texts = arguments.texts(model, template, f"{model.name}, {sampler}")
     if arguments.json:
         print(json.dumps({"samples": texts, "sampler": sampler, "seed": arguments.seed}))
     else:

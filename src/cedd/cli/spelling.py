@@ -66,19 +66,19 @@ def run(arguments: Arguments) -> int:
         raise UserError(f"--rate is a share between 0 and 1, of at least one mistake; got {user.rate:g}")
     started = time.perf_counter()
     model = load(arguments.model, arguments.device)
-    book = read_book(model.loaded, arguments.data, arguments.blocks)
+    book = read_book(model, arguments.data, arguments.blocks)
     asked = ("paper", "user") if arguments.protocol == "both" else (arguments.protocol,)
-    whys = {"paper": paper.why_not(model.loaded, book), "user": user.why_not(model.loaded, book, seed)}
+    whys = {"paper": paper.why_not(model, book), "user": user.why_not(model, book, seed)}
     left_out = {name: whys[name] for name in asked if whys[name]}
     if len(left_out) == len(asked):
         raise UserError("; ".join(left_out.values()))
     restoration, corrected = None, list[CorrectionResult]()
     if "paper" in asked and "paper" not in left_out:
         with progress_bar("paper's protocol", not arguments.json) as progress:
-            restoration = paper.measure(model.loaded, book, seed, progress)
+            restoration = paper.measure(model, book, seed, progress)
     if "user" in asked and "user" not in left_out:
         with progress_bar("user's protocol", not arguments.json) as progress:
-            corrected = user.measure(model.loaded, book, seed, progress)
+            corrected = user.measure(model, book, seed, progress)
     if arguments.plot is not None:
         if not corrected:
             raise UserError("--plot draws the user's protocol, which was not measured; leave it out")
@@ -111,7 +111,7 @@ def _record(
         "tokenizer": model.tokenizer.name,
         "data": {"name": book.name, "characters": len(book.text), "unknown": book.unknown, "length": book.length},
         "seed": arguments.seed,
-        "device": str(model.loaded.device),
+        "device": str(model.device),
         "paper": None if restoration is None else restoration.record(),
         "user": _user_record(arguments, corrections) if corrections else None,
         "note": note,

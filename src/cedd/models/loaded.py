@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from cedd.data.text import never_written
+from cedd.data.tokenizers import Tokenizer
 from cedd.methods import Method
 from cedd.models.folder import ModelFolder
+from cedd.models.transformer import Transformer
 from cedd.network import AnyModel
+from cedd.process import TokenProcess
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sample
 from cedd.samplers.loop import Callback
 
@@ -48,27 +51,58 @@ class SamplingOptions:
         return changed(cls(), given, "the options of sampling")
 
 
-@dataclass
 class LoadedModel:
-    """A model on its device. On CUDA its network is recorded as graphs, in bfloat16 except for the head."""
+    """A trained network with its process, method and tokenizer, on a device.
 
-    folder: ModelFolder
-    device: torch.device
-    _graphs: dict[tuple[int, int], GraphedNetwork] = field(default_factory=dict[tuple[int, int], GraphedNetwork])
+    On CUDA the network is recorded as graphs to be sampled from, in bfloat16 except for the head.
+
+    Args:
+        folder: what was read from a model's folder.
+        device: where it computes.
+    """
+
+    def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
+        self.folder, self.device = folder, torch.device(device)
+        self._graphs: dict[tuple[int, int], GraphedNetwork] = {}
 
     @property
-    def vocab_size(self) -> int:
-        return self.folder.process.vocab_size
+    def model(self) -> Transformer:
+        return self.folder.model
+
+    @property
+    def process(self) -> TokenProcess:
+        return self.folder.process
+
+    @property
+    def method(self) -> Method:
+        return self.folder.method
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizer
+
+    @property
+    def length(self) -> int:
+        """Tokens that it reads at once."""
+        return self.folder.length
+
+    @property
+    def name(self) -> str:
+        """Its method and process."""
+        return f"{self.method.name} on {(self.process.spec or {}).get('name', 'a process')}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, V={self.process.vocab_size}, length={self.length})"
 
     def check_length(self, length: int) -> None:
         """Refuse what the network cannot read."""
-        if not 1 <= length <= self.folder.length:
-            raise ValueError(f"the model reads 1 to {self.folder.length} tokens; got a length of {length}")
+        if not 1 <= length <= self.length:
+            raise ValueError(f"the model reads 1 to {self.length} tokens; got a length of {length}")
 
     def network(self, batch: int, length: int) -> AnyModel:
         """The network in the form that is fastest to sample from."""
-        model = self.folder.model
-        if self.device.type != "cuda" or not self.folder.method.dynamics.noisy:
+        model = self.model
+        if self.device.type != "cuda" or not self.method.dynamics.noisy:
             return model
         if (batch, length) not in self._graphs:
             self._graphs.clear()  # graphs hold memory: one shape at a time
@@ -90,20 +124,20 @@ class LoadedModel:
         """
         generator = torch.Generator()
         generator.manual_seed(options.seed) if options.seed is not None else generator.seed()
-        autocast = self.device.type == "cuda" and not self.folder.method.dynamics.noisy
+        autocast = self.device.type == "cuda" and not self.method.dynamics.noisy
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             drawn = sample(
                 self.network(min(shape[0], options.batch or shape[0]), shape[1]),
-                self.folder.process,
+                self.process,
                 shape,
-                method=method or self.folder.method,
+                method=method or self.method,
                 sampler=options.sampler,
                 steps=default_steps(shape[1]) if options.steps is None else options.steps,
                 constraint=constraint,
                 generator=generator,
                 temperature=options.temperature,
                 top_p=options.top_p,
-                exclude=never_written(self.folder.tokenizer),
+                exclude=never_written(self.tokenizer),
                 grid=options.grid,
                 corrector=options.corrector,
                 callback=callback,

@@ -73,7 +73,7 @@ def describe_run(
     with noted(notes, "samples"):
         if not effort.samples:
             raise ValueError("no samples were asked for (--samples 0)")
-        samples = generate(opened.model.loaded, effort.samples, options=SamplingOptions(seed=seed), callback=trajectory)
+        samples = generate(opened.model, effort.samples, options=SamplingOptions(seed=seed), callback=trajectory)
     animation = trajectory.page("from noise to text") if len(trajectory.frames) > 1 else ""
     filling = correction = None
     with noted(notes, "infilling"):
@@ -169,7 +169,7 @@ def measure_bound(
             method=model.method,
             draws=effort.draws,
             generator=torch.Generator().manual_seed(seed),
-            device=model.loaded.device,
+            device=model.device,
             progress=progress.move,
         )
     return estimate, bound_figures(estimate, len(opened.text(blocks)), exact=not model.method.dynamics.noisy)
@@ -257,7 +257,7 @@ def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> I
     for word in sorted(words, key=lambda word: -word.start()):
         width = len(opened.model.tokenizer.encode(word[0]))
         template = f"{template[: word.start() + 1]}____{{{width}}}{template[word.end() + 1 :]}"
-    return Infilling(template, line, infill(opened.model.loaded, template, n, options=SamplingOptions(seed=seed)))
+    return Infilling(template, line, infill(opened.model, template, n, options=SamplingOptions(seed=seed)))
 
 
 def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> CorrectionFigures:
@@ -268,8 +268,8 @@ def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correcti
 
     def corrected(text: str, thresholds: Sequence[float], seed: int) -> list[CorrectedText]:
         given = corrupt_letters(text, _WRONG, seed).text
-        ways = [correction_options(model.loaded, {"rate": _WRONG, "threshold": one}) for one in thresholds]
-        return [CorrectedText(text, given, str(now)) for now in corrections(model.loaded, given, ways)]
+        ways = [correction_options(model, {"rate": _WRONG, "threshold": one}) for one in thresholds]
+        return [CorrectedText(text, given, str(now)) for now in corrections(model, given, ways)]
 
     def gain(text: CorrectedText) -> int:
         _, fixed, _, _, broken = count_letters(text)

@@ -34,7 +34,7 @@ class OpenedRun:
 
     @property
     def parameters(self) -> int:
-        return self.model.folder.model.num_parameters()
+        return self.model.model.num_parameters()
 
     @property
     def log(self) -> list[dict[str, Any]]:

@@ -42,9 +42,9 @@ class Book:
 
 def read_book(loaded: LoadedModel, data: str, blocks: int) -> Book:
     """The middle `blocks` blocks of the data's text, or all of it."""
-    corpus, length = open_corpus(data), loaded.folder.length
+    corpus, length = open_corpus(data), loaded.length
     text = "\n\n".join(corpus.documents())
     wanted = blocks * length or len(text)
     start = max(0, (len(text) - wanted) // 2)
     text = text[start : start + wanted]
-    return Book(corpus.name, length, encode_text(loaded.folder.tokenizer, text))
+    return Book(corpus.name, length, encode_text(loaded.tokenizer, text))

@@ -84,7 +84,7 @@ def calibrate(
     if not 0 <= broken <= 1:
         raise ValueError(f"broken is a share of right letters and must lie in [0, 1]; got {broken:g}")
     exercise = _exercise(loaded, text, mistakes, seed)
-    process, groups = loaded.folder.process, token_groups(loaded.folder.tokenizer, "letters")
+    process, groups = loaded.process, token_groups(loaded.tokenizer, "letters")
     times = [time_of_rate(process, rate) for rate in rates if rate < rate_of_time(process, 1.0)]
     if not times:
         raise ValueError("this model's process shuffles too little to correct; train one with a smaller p_m")
@@ -136,15 +136,15 @@ def _limit(exercise: Exercise, now: Ids, options: CorrectionOptions) -> float:
     surprise of a model that knows only their frequencies (2.8 nats in English)."""
     loaded, letters = exercise.loaded, exercise.letters
     assert options.t is not None
-    scores = score_tokens(loaded, now, token_groups(loaded.folder.tokenizer, "letters"), options.t, options.rate)
+    scores = score_tokens(loaded, now, token_groups(loaded.tokenizer, "letters"), options.t, options.rate)
     usual = float(np.quantile(mean_surprise(scores, letters & (now == exercise.given))[letters], 0.99))
-    meant = encode_text(loaded.folder.tokenizer, exercise.corruption.original).ids
+    meant = encode_text(loaded.tokenizer, exercise.corruption.original).ids
     shares = np.unique(meant[letters], return_counts=True)[1] / letters.sum()
     return _short(usual + (float(-(shares * np.log(shares)).sum()) - usual) / 3)
 
 
 def _exercise(loaded: LoadedModel, text: str, mistakes: float, seed: int) -> Exercise:
-    tokenizer = loaded.folder.tokenizer
+    tokenizer = loaded.tokenizer
     if tokenizer.characters is None:
         raise ValueError("correction is calibrated where tokens are characters; this model's are not")
     corruption = corrupt_letters(text, mistakes, seed)

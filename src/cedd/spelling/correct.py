@@ -61,7 +61,7 @@ def corrections(
     """The text corrected in one way after another, each as if alone; the first scores are shared."""
     if not isinstance(text, str):
         raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
-    parts = [(Draft(loaded, part), mark) for part, mark in without_surrogates(loaded.folder.tokenizer, text)]
+    parts = [(Draft(loaded, part), mark) for part, mark in without_surrogates(loaded.tokenizer, text)]
     for options in ways:
         done: list[str] = []
         changes: list[Change] = []
@@ -87,7 +87,7 @@ class Draft:
         self, options: CorrectionOptions, seed: int | None, watch: Watch | None = None
     ) -> tuple[str, list[Change]]:
         """The corrected text, and what was changed."""
-        loaded, tokenizer, key = self.loaded, self.loaded.folder.tokenizer, options.first_scores
+        loaded, tokenizer, key = self.loaded, self.loaded.tokenizer, options.first_scores
         encoded, groups = encode_text(tokenizer, self.text), token_groups(tokenizer, options.change)
         protected = protected_tokens(encoded, groups, options.change)
         if protected.all():

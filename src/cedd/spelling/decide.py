@@ -84,7 +84,7 @@ def _in_passes(
     loaded: LoadedModel, score: Scorer, scores: TokenScores, given: Ids, free: Flags, options: CorrectionOptions
 ) -> Revision:
     """The strongest change of every neighbourhood, pass after pass."""
-    swaps = Transpositions(score, options.swaps, letter_groups(loaded.folder.tokenizer), len(given))
+    swaps = Transpositions(score, options.swaps, letter_groups(loaded.tokenizer), len(given))
     now, decided, turn, transposed = given, scores, np.zeros_like(free), np.zeros_like(free)
     for number in range(options.passes):
         if number:
@@ -106,12 +106,12 @@ def _denoise(
 
     A denoiser's rescaling of sigma is left out: it serves the bound, and would keep mistakes in place.
     """
-    method = loaded.folder.method
+    method = loaded.method
     if isinstance(method.parameterization, Denoiser):
         method = replace(method, parameterization=Denoiser(rescale=False))
     sampling = SamplingOptions(steps=options.steps, temperature=options.temperature, seed=seed)
     result = ids.copy()
-    cuts = windows(len(ids), loaded.folder.length)
+    cuts = windows(len(ids), loaded.length)
     for begin in range(0, len(cuts), BATCH):
         group = cuts[begin : begin + BATCH]
         x, where = (torch.from_numpy(np.stack([part[w.start : w.stop] for w in group])) for part in (ids, fixed))

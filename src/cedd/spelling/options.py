@@ -88,17 +88,18 @@ def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
 def correction_options(loaded: LoadedModel, given: Mapping[str, Any]) -> CorrectionOptions:
     """What holds for this model: the caller's options, before its folder's, before the defaults; checked, and with
     a time."""
-    folder = loaded.folder
-    if not folder.method.dynamics.noisy:
-        raise ValueError(f"{folder.method.name} is autoregressive and cannot correct; train on uniform or roulette")
-    if not folder.process.can_shuffle:
+    if not loaded.method.dynamics.noisy:
+        raise ValueError(f"{loaded.method.name} is autoregressive and cannot correct; train on uniform or roulette")
+    if not loaded.process.can_shuffle:
         raise ValueError(
             "this model's process only masks (absorb): to it a token that it sees is certainly right, so it cannot "
             "correct; train one on uniform or roulette"
         )
     for name in RENAMED.keys() & given.keys():
         warnings.warn(f"{name} is now {RENAMED[name]}", DeprecationWarning, stacklevel=4)
-    usual = CorrectionOptions().changed(folder.config.get("correction", {}), "the corrections of the model's folder")
+    usual = CorrectionOptions().changed(
+        loaded.folder.config.get("correction", {}), "the corrections of the model's folder"
+    )
     asked = usual.changed(given)
     asked.check()
-    return asked if asked.t is not None else replace(asked, t=time_of_rate(folder.process, asked.rate))
+    return asked if asked.t is not None else replace(asked, t=time_of_rate(loaded.process, asked.rate))

@@ -53,7 +53,7 @@ class PaperProtocol:
     def why_not(self, loaded: LoadedModel, book: Book) -> str:
         """Why it cannot be measured, or nothing if it can."""
         try:
-            loaded.folder.method.require_scores()
+            loaded.method.require_scores()
         except ValueError as error:
             return str(error)
         length, tokens = book.length, len(book.encoded.ids)
@@ -61,8 +61,8 @@ class PaperProtocol:
 
     def measure(self, loaded: LoadedModel, book: Book, seed: int, progress: Progress | None = None) -> Restoration:
         """Corrupt the book's blocks and restore them."""
-        folder, how = loaded.folder, {"t": self.t, "seed": seed, "batch": self.batch}
-        return restore(folder.model, folder.process, folder.method, book.blocks, **how, progress=progress)
+        how = {"t": self.t, "seed": seed, "batch": self.batch}
+        return restore(loaded.model, loaded.process, loaded.method, book.blocks, **how, progress=progress)
 
 
 @torch.no_grad()

@@ -184,9 +184,9 @@ def score_tokens(
 
     earlier: scores of the text as it was, and which tokens have changed since: windows without a change keep them.
     """
-    cuts = windows(len(ids), loaded.folder.length)
+    cuts = windows(len(ids), loaded.length)
     whole = len(cuts)
-    network = Network.of(loaded.folder.model, loaded.vocab_size, loaded.device)
+    network = Network.of(loaded.model, loaded.process.vocab_size, loaded.device)
     kinds = torch.from_numpy(groups).to(network.device)
     nothing = np.zeros(len(ids))
     scores = TokenScores(ids, nothing, nothing + 1, nothing, nothing) if earlier is None else earlier[0]
@@ -210,14 +210,13 @@ def _score_windows(
     loaded: LoadedModel, network: Network, x: Tensor, groups: Tensor, t: float, rate: float
 ) -> list[Tensor]:
     """The columns of `TokenScores` for windows of the text, [W, L] each, through the vocabulary in chunks."""
-    folder = loaded.folder
-    noise, noise_rate = folder.process.noise(t).to(x.device), rate_of_time(folder.process, t)
+    noise, noise_rate = loaded.process.noise(t).to(x.device), rate_of_time(loaded.process, t)
     flat = x.flatten()
     sides = torch.stack([x.roll(1, 1), x.roll(-1, 1)], -1).flatten(0, 1)  # [W L, 2]
     parts: list[tuple[Tensor, ...]] = []
     everywhere = Places(torch.arange(len(flat), device=x.device))
     for outputs, rows in network.rows(x, noise.sigma, everywhere).chunks():
-        log_posterior = folder.method.parameterization.log_posterior(outputs, flat[rows], noise.like(flat[rows]))
+        log_posterior = loaded.method.parameterization.log_posterior(outputs, flat[rows], noise.like(flat[rows]))
         replacement = best_replacement(log_posterior, flat[rows], groups, noise_rate, rate)
         unseen = leave_one_out(log_posterior, torch.cat([flat[rows][:, None], sides[rows]], -1), noise_rate)
         parts.append((*replacement, unseen))

@@ -133,7 +133,7 @@ class UserProtocol:
 
     def why_not(self, loaded: LoadedModel, book: Book, seed: int) -> str:
         """Why it cannot be measured, or nothing if it can."""
-        tokenizer = loaded.folder.tokenizer
+        tokenizer = loaded.tokenizer
         if tokenizer.characters is None:
             return f"the user's protocol compares letters: it needs a character tokenizer, not {tokenizer.name}"
         try:

@@ -13,9 +13,9 @@ from cedd.tasks.template import Blank, Template
 
 def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
     """A prompt, and a blank up to `length` tokens; by default up to as many as the model reads."""
-    size = loaded.folder.length if length is None else length
+    size = loaded.length if length is None else length
     loaded.check_length(size)
-    prompt = Template.of([text], loaded.folder.tokenizer)
+    prompt = Template.of([text], loaded.tokenizer)
     if prompt.width > size:
         raise ValueError(
             f"the prompt has {prompt.width} tokens, but the model writes {size}; shorten it or train a longer model"

@@ -32,9 +32,9 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
 
 def blank_template(loaded: LoadedModel, text: str) -> Template:
     """The text cut at its blanks, if the model can read it."""
-    template = parse_template(text, loaded.folder.tokenizer)
-    if (length := template.width) > loaded.folder.length:
-        raise ValueError(f"the text has {length} tokens with its blanks, but the model reads {loaded.folder.length}")
+    template = parse_template(text, loaded.tokenizer)
+    if (length := template.width) > loaded.length:
+        raise ValueError(f"the text has {length} tokens with its blanks, but the model reads {loaded.length}")
     return template
 
 

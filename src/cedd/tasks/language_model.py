@@ -12,11 +12,9 @@ import torch
 from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.device import pick_device
-from cedd.methods import Method
-from cedd.models.folder import DESCRIPTION_KEYS, ModelFolder, load_folder, read_description, save_folder
+from cedd.models.folder import DESCRIPTION_KEYS, load_folder, read_description, save_folder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import CARD_FILE
-from cedd.process import TokenProcess
 from cedd.spelling.correct import Corrected
 from cedd.storage import atomic_write
 from cedd.tasks.card import model_card
@@ -54,40 +52,13 @@ def weighted_mean(estimates: Sequence[BoundEstimate], shares: Sequence[float]) -
     return nats, math.sqrt(total), int(total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True)))
 
 
-class LanguageModel:
+class LanguageModel(LoadedModel):
     """A trained network with its process, method and tokenizer; `cedd.load` makes one.
 
     Args:
         folder: what was read from a run's folder.
         device: where it computes.
     """
-
-    def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
-        self.loaded = LoadedModel(folder, torch.device(device))
-
-    @property
-    def folder(self) -> ModelFolder:
-        return self.loaded.folder
-
-    @property
-    def model(self) -> torch.nn.Module:
-        return self.folder.model
-
-    @property
-    def process(self) -> TokenProcess:
-        return self.folder.process
-
-    @property
-    def method(self) -> Method:
-        return self.folder.method
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.folder.tokenizer
-
-    @property
-    def length(self) -> int:
-        return self.folder.length
 
     def generate(self, n: int = 1, *, length: int | None = None, prompt: str = "", **options: Any) -> list[str]:
         """Texts of the model's own.
@@ -98,7 +69,7 @@ class LanguageModel:
             prompt: what each begins with.
             options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
         """
-        return generate(self.loaded, n, length=length, prompt=prompt, options=SamplingOptions.of(**options))
+        return generate(self, n, length=length, prompt=prompt, options=SamplingOptions.of(**options))
 
     def infill(self, text: str, **options: Any) -> str:
         """The text with its blanks filled.
@@ -107,7 +78,7 @@ class LanguageModel:
             text: ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one of 12.
             options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
         """
-        return infill(self.loaded, text, 1, options=SamplingOptions.of(**options))[0]
+        return infill(self, text, 1, options=SamplingOptions.of(**options))[0]
 
     def correct(self, text: str, **options: Any) -> Corrected:
         """The text with its mistakes put right; `.changes` says which.
@@ -117,7 +88,7 @@ class LanguageModel:
             options: the fields of `cedd.tasks.CorrectionOptions` (rate, threshold, change, passes, steps, ...) and
                 seed; what is not given, the model's own folder says.
         """
-        return correct(self.loaded, text, **options)
+        return correct(self, text, **options)
 
     def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
         """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error: how far it may be
@@ -138,7 +109,7 @@ class LanguageModel:
             estimate_bound(
                 self.model,
                 self.process,
-                piece.to(self.loaded.device),
+                piece.to(self.device),
                 method=self.method,
                 draws=draws,
                 generator=generator,
@@ -163,7 +134,7 @@ class LanguageModel:
         kept = {name: value for name, value in self.folder.config.items() if name not in DESCRIPTION_KEYS}
         save_folder(
             folder,
-            model=self.folder.model,
+            model=self.model,
             process=self.process,
             method=self.method,
             tokenizer=self.tokenizer,
@@ -171,7 +142,7 @@ class LanguageModel:
             weights=weights or self.folder.weights,
             extra={**kept, **(extra or {})},
         )
-        card = model_card(read_description(folder), self.folder.model.num_parameters())
+        card = model_card(read_description(folder), self.model.num_parameters())
         atomic_write(Path(folder) / CARD_FILE, card.encode())
 
     @classmethod
@@ -191,14 +162,6 @@ class LanguageModel:
         from cedd.tasks.hub import upload  # slow to import, and few need it
 
         return upload(self.save_pretrained, name, **options)
-
-    @property
-    def name(self) -> str:
-        """Its method and process."""
-        return f"{self.method.name} on {(self.process.spec or {}).get('name', 'a process')}"
-
-    def __repr__(self) -> str:
-        return f"LanguageModel({self.name}, V={self.process.vocab_size}, length={self.length})"
 
 
 def load(path_or_name: str | Path, device: str = "auto") -> LanguageModel:

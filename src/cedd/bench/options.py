@@ -1,0 +1,46 @@
+"""What is timed, and on which machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from cedd.device import pick_device
+from cedd.training.precision import Wanted
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What is timed: a row for every shape and METHOD/PROCESS, and for the textbook of each shape."""
+
+    shapes: Sequence[tuple[int, int]]
+    """Sequences and positions."""
+    methods: Sequence[str]
+    steps: int
+    preset: str = "small"
+    vocab_size: int = 50257
+    textbook: bool = True
+    warmup: int = 8
+    compile: Literal["auto", "off", "on", "graphs"] = "auto"
+    precision: Wanted = "auto"
+    device: str = "cpu"
+    seed: int = 0
+
+
+def machine(device: str) -> str:
+    """What the figures were measured on."""
+    chosen = pick_device(device)
+    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{chosen.type}, {platform.machine()}"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads != 1)}, torch {torch.__version__}"
+
+
+def peak_gibibytes(device: torch.device) -> float | None:
+    """The most memory that was allocated since the last reset, on CUDA."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
