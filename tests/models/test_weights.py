@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.models.weights import FORMS, NoFirstWeights, load_weights, read_weights, save_weights
+from cedd.models.weights import FORMS, SkipInitialization, load_weights, read_weights, save_weights
 
 
 def network(**changes):
@@ -90,7 +90,7 @@ def test_forms_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match="w has no steps"):
         read_weights(path, form="int8")
     save_weights(path, {"weight": torch.ones(2, 2)}, form="int8")
-    with pytest.raises(ValueError, match=r"1 tensors that the model has not, first weight.step"):
+    with pytest.raises(ValueError, match=r"1 tensors that the model does not have, first weight.step"):
         load_weights(nn.Linear(2, 2, bias=False), path)
 
 
@@ -136,11 +136,11 @@ def test_wrong_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no weights file"):
         load_weights(model, path)
     path.write_bytes(b"\x80\x04 not a safetensors file")
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         load_weights(model, path)
     save_weights(path, model.state_dict())
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="not a complete safetensors file"):
         load_weights(model, path)
 
 
@@ -148,7 +148,7 @@ def test_wrong_files_are_refused(tmp_path):
     ("changes", "message"),
     [
         ({"depth": 3}, "lacks"),
-        ({"depth": 1}, "that the model has not"),
+        ({"depth": 1}, "that the model does not have"),
         ({"mlp_ratio": 2}, r"blocks.0.mlp.hidden.weight is \[256, 64\], but the model's is \[128, 64\]"),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_network_to_be_filled_from_a_file_draws_no_weights(tmp_path):
     trained = network()
     save_weights(tmp_path / "file", trained.state_dict())
     before = torch.get_rng_state()
-    with NoFirstWeights():
+    with SkipInitialization():
         empty = Transformer(trained.config)
     assert torch.equal(torch.get_rng_state(), before)
     load_weights(empty, tmp_path / "file")

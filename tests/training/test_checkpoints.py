@@ -74,13 +74,13 @@ def lose_a_shard(checkpoints: Checkpoints) -> str:
 
 def lose_state(checkpoints: Checkpoints) -> str:
     (checkpoints.path(3) / STATE_FILE).unlink()
-    return f"{STATE_FILE} is missing or torn"
+    return f"{STATE_FILE} is missing or truncated"
 
 
 def tear_state(checkpoints: Checkpoints) -> str:
     file = checkpoints.path(3) / STATE_FILE
     file.write_bytes(file.read_bytes()[:40])
-    return f"{STATE_FILE} is missing or torn"
+    return f"{STATE_FILE} is missing or truncated"
 
 
 def forge_state(checkpoints: Checkpoints) -> str:

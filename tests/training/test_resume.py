@@ -174,7 +174,7 @@ def test_when_no_checkpoint_is_whole_the_run_starts_again_and_says_so(config: Ma
     for file in config("damaged").out.rglob("checkpoints/*/state.json"):
         file.unlink()
     said = StringIO()
-    with pytest.raises(ValueError, match="no whole checkpoint to resume from"):
+    with pytest.raises(ValueError, match="no complete checkpoint to resume from"):
         run(config("damaged", {"resume": "must"}), console=Console(file=said))
     run(config("damaged"), console=Console(file=said))
     assert "starting from the first step" in said.getvalue()

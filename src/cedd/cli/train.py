@@ -60,9 +60,9 @@ def run(arguments: Arguments) -> int:
         raise UserError("say where the run goes: --out FOLDER")
     get_method(config.method)
     from cedd.training.loop import train
-    from cedd.training.records import in_json
+    from cedd.training.records import json_safe
 
     result = train(config, Console(stderr=True))
     if arguments.json and os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"out": str(config.out), **in_json(vars(result))}))
+        print(json.dumps({"out": str(config.out), **json_safe(vars(result))}))
     return 0

@@ -2,8 +2,8 @@
 
 The blocks, shuffled anew in each epoch, form one infinite stream; global batch k is the k-th run of B blocks in
 it. Nothing but k needs saving to resume, and ranks share a batch by taking consecutive rows of it, so the set of
-blocks in batch k does not depend on how many ranks there are. If the text is cut anew, each epoch after the first has
-its blocks begin a few tokens later: the same tokens, with other neighbours at the edges.
+blocks in batch k does not depend on how many ranks there are. With `cut_anew` the blocks of each epoch after the first
+begin a few tokens later: the same tokens, cut at other places.
 
 Shapes: B blocks in a global batch, B/W on each of W ranks, L positions.
 """
@@ -26,14 +26,15 @@ from cedd.data.permutation import derive_key, permute, uniform_integers
 _AHEAD = 32
 """Batches whose blocks are drawn in one go."""
 _CUT = -1
-"""In the place of an epoch, the key of where the epochs' blocks begin."""
+"""Takes the place of an epoch in the key of the offsets of all epochs."""
 
 
 class BatchSampler:
     """Infinite iterator over this rank's share [B/W, L] (int64, CPU) of each global batch.
 
-    `position` is the number of batches drawn: the whole state. Set it, or pass it, to resume. cut_anew: an epoch after
-    the first begins its blocks 0..L-1 tokens later, by chance; its last block ends with the tokens before its first.
+    `position` is the number of batches drawn, and the only state: set it, or pass it, to resume.
+    cut_anew: the blocks of an epoch after the first begin 0..L-1 tokens later, at random; its last block ends with the
+        tokens before its first.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class BatchSampler:
         return self._starts(step, 1)
 
     def _starts(self, step: int, steps: int) -> NDArray[np.int64]:
-        """Those of several global batches at once: the permutation costs by the call, not by the number."""
+        """Those of several global batches at once: the cost of a permutation is one of calls, not of numbers."""
         size, length = len(self.dataset), self.dataset.length
         epochs, slots = np.divmod(np.arange(step * self.batch_size, (step + steps) * self.batch_size), size)
         starts = np.empty(steps * self.batch_size, dtype=np.int64)

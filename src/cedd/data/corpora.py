@@ -105,8 +105,8 @@ def stream_documents(stream: TextIO, document_break: str | None, size: int = PIE
         read = stream.read(size)
         buffer += read
         if document_break:
-            *whole, buffer = buffer.split(document_break)
-            for document in whole:
+            *complete, buffer = buffer.split(document_break)
+            for document in complete:
                 if inside or document.strip():
                     yield from cut_document(document, size)
                 inside = False
@@ -154,7 +154,7 @@ def _check_file(path: Path) -> None:
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # nearer the end, the character may just be cut by our reading
+        if error.start < len(head) - 4:  # nearer the end, the character may be cut off by the read
             byte = head[error.start]
             raise ValueError(
                 f"{path} is not UTF-8 text (byte 0x{byte:02x} at offset {error.start}): convert it to UTF-8 first"

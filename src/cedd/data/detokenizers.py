@@ -1,7 +1,7 @@
-"""Undoing the tokenization that old benchmarks were published in, the way the field does.
+"""Detokenizers: the text of old benchmarks before they were tokenized, as the field restores it.
 
 Perplexities on WikiText, Penn Treebank, One Billion Words and LAMBADA are comparable only if the text was first
-put back in the same form. The rules here give, row by row, the text that GPT-2's and SEDD's evaluations give; a
+restored to the same form. The rules here give, row by row, the text that GPT-2's and SEDD's evaluations give; a
 detokenizer is a table of them, applied from top to bottom, and its hash goes into every result.
 """
 
@@ -20,18 +20,18 @@ def _literal(before: str, after: str) -> Rule:
     return re.escape(before), after.replace("\\", r"\\")
 
 
-def _closes_up(marks: str) -> tuple[Rule, ...]:
+def _no_space_before(marks: str) -> tuple[Rule, ...]:
     """' , ' -> ', ' for each mark, one after the other: the order decides what becomes of ' , . '."""
     return tuple(_literal(f" {mark} ", f"{mark} ") for mark in marks)
 
 
-def _hugs(opening: str, closing: str) -> Rule:
-    """'( text )' -> '(text)': nothing but blanks is taken from between a pair."""
+def _tight_pair(opening: str, closing: str) -> Rule:
+    """'( text )' -> '(text)': only white space at the ends is removed."""
     return rf"{re.escape(opening)}\s*([^{re.escape(closing)}]*?)\s*{re.escape(closing)}", rf"{opening}\1{closing}"
 
 
-def _hugs_one_blank(opening: str, closing: str) -> Rule:
-    """'( text )' -> '(text)' with exactly one blank inside each end and no nested pair."""
+def _tight_pair_one_space(opening: str, closing: str) -> Rule:
+    """'( text )' -> '(text)' with exactly one space inside each end and no nested pair."""
     inner = "".join(re.escape(mark) for mark in dict.fromkeys(opening + closing))
     return rf"{re.escape(opening)} ([^{inner}]+) {re.escape(closing)}", rf"{opening}\1{closing}"
 
@@ -67,8 +67,8 @@ WIKITEXT = Detokenizer(
     (
         _literal("s '", "s'"),
         *(_literal(f" @{mark}@ ", mark) for mark in "-,."),
-        *_closes_up(":;.!?,"),
-        *(_hugs(*pair) for pair in ("()", "[]", "{}", '""', "''")),
+        *_no_space_before(":;.!?,"),
+        *(_tight_pair(*pair) for pair in ("()", "[]", "{}", '""', "''")),
         *(_literal(" ".join("=" * depth), "=" * depth) for depth in (4, 3, 2)),
         _literal(" ° ", "°"),
         _literal(" \n", "\n"),
@@ -101,9 +101,9 @@ LM1B = Detokenizer(
         (r" (\w+) \. ", r" \1. "),
         (r" (\w+) \.$", r" \1."),
         *(rule for mark in "?!" for rule in (_literal(f" {mark} ", f"{mark} "), (rf" \{mark}$", mark))),
-        *_closes_up(",:;"),
+        *_no_space_before(",:;"),
         _literal(" / ", "/"),
-        *(_hugs_one_blank(*pair) for pair in ('""', "''", "()", "[]")),
+        *(_tight_pair_one_space(*pair) for pair in ('""', "''", "()", "[]")),
         (r"([$£]) ", r"\1"),
     ),
 )

@@ -45,7 +45,7 @@ class PackingPolicy:
 
     separator: "eos" puts the tokenizer's end token after each document; "text" puts the characters of `text`
         between documents ("" puts nothing); "auto" is "eos" where the tokenizer has such a token, else "text".
-    remainder: the tokens after the last whole block. "drop" leaves them out of the set, "keep" makes them a last,
+    remainder: the tokens after the last full block. "drop" leaves them out of the set, "keep" makes them a last,
         shorter block (`PackedDataset.remainder`); either way they are counted and reported.
     """
 
@@ -63,13 +63,13 @@ class PackingPolicy:
 
     @property
     def name(self) -> str:
-        joints = {
+        separators = {
             "eos": "end token after each document",
             "text": f"{self.text!r} between documents" if self.text else "nothing between documents",
             "auto": f"end token after each document, or else {self.text!r} between them",
         }
         rest = {"drop": "remainder dropped", "keep": "remainder kept"}
-        return f"joined in order, {joints[self.separator]}, {rest[self.remainder]}"
+        return f"joined in order, {separators[self.separator]}, {rest[self.remainder]}"
 
     @property
     def sha256(self) -> str:
@@ -141,7 +141,7 @@ class PackedDataset:
     def report(self) -> dict[str, Any]:
         """What went in and what came out: counts, and the hashes that name text, tokenizer and policy.
 
-        Counts are of the whole packed stream; `blocks` is of this view of it.
+        Counts are of the full packed stream; `blocks` is of this view of it.
         """
         names = ("documents", "characters", "utf8_bytes", "words", "tokens", "length")
         report: dict[str, Any] = {name: self.header[name] for name in names}
@@ -159,7 +159,7 @@ def _check_holdout(holdout: float) -> None:
 
 
 def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset:
-    """Open a packed set; ValueError if it is torn. verify: the checksum too (default: up to 2 GiB)."""
+    """Open a packed set; ValueError if it is incomplete. verify: the checksum too (default: up to 2 GiB)."""
     folder = Path(folder)
     try:
         header = json.loads((folder / HEADER_FILE).read_text(encoding="ascii"))
@@ -172,7 +172,7 @@ def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset
     if header.get("format") != FORMAT:
         raise ValueError(f"the packed set {folder} has the format {header.get('format')!r}, not {FORMAT!r}")
     if size != expected:
-        raise ValueError(f"the packed set {folder} is torn: {TOKENS_FILE} has {size} bytes, not {expected}")
+        raise ValueError(f"the packed set {folder} is truncated: {TOKENS_FILE} has {size} bytes, not {expected}")
     if (verify or (verify is None and size <= _VERIFY_BYTES)) and file_sha256(folder / TOKENS_FILE) != checksum:
         raise ValueError(f"the packed set {folder} is damaged: {TOKENS_FILE} does not match its checksum")
     return PackedDataset(np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r"), header)

@@ -1,4 +1,4 @@
-"""From what a user names on the command line to blocks to train and validate on."""
+"""The blocks to train and validate on, from the data that a user names."""
 
 from __future__ import annotations
 

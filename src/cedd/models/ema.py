@@ -16,8 +16,8 @@ class EMA:
     """shadow <- decay · shadow + (1 - decay) · parameter, in float32, after every step.
 
     With ``warmup`` the decay is min(decay, (1 + updates) / (10 + updates)): a short run is not left with its
-    initial weights. With ``every`` = k only each k-th update moves the average, by the k-th power of its decay: it
-    forgets as fast, and has seen one in k of the parameters' values, which hardly differ from their neighbours.
+    initial weights. With ``every`` = k only each k-th call updates the average, with the k-th power of the decay: its
+    memory is as long, and it uses every k-th value of the parameters, which change little in between.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9999, warmup: bool = False, every: int = 1) -> None:
@@ -38,7 +38,7 @@ class EMA:
         return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     def advance(self) -> float:
-        """Count an update, and say by which share of its way to the parameters the average moves in it; 0: not."""
+        """Count an update; the weight of the parameters in the new average, 0 if it is not updated this time."""
         decay = self.current_decay()
         self.updates += 1
         return 0.0 if self.updates % self.every else 1.0 - decay**self.every
@@ -90,7 +90,7 @@ class EMA:
         self.updates = int(state[UPDATES])
 
     def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """The model's parameters in the shadow's order, looked up once a model: a step has no time for names."""
+        """The model's parameters in the shadow's order, looked up once per model: lookup by name is slow."""
         if self._known is None or self._known[0] is not model:
             self._known = (model, [model.get_parameter(name) for name in self.shadow])
         return self._known[1]

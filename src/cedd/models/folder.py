@@ -1,6 +1,6 @@
 """A model folder: config.json, model.safetensors and the tokenizer's files. Nothing in it is ever unpickled or run.
 
-A run's folder is one too, so that whatever takes a model takes a run.
+A run's folder is one too, so that a run can be given wherever a model is.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.methods import Method, method_from_config
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, locate, pretrained_root
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import NoFirstWeights, get_form, load_weights, save_weights
+from cedd.models.weights import SkipInitialization, get_form, load_weights, save_weights
 from cedd.process import TokenProcess, process_from_config
 from cedd.storage import write_json
 
 FORMAT = 1
 DESCRIPTION_KEYS = ("format", "method", "process", "network", "length", "tokenizer", "weights")
-"""What config.json says of the model itself; whatever else it holds is kept when the model is saved again."""
+"""The keys of config.json that describe the model; all others are kept when the model is saved again."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A trained network with all that gives its output a meaning."""
+    """A trained network with its process, method and tokenizer."""
 
     model: Transformer
     process: TokenProcess
@@ -40,12 +40,12 @@ class ModelFolder:
 
     @property
     def name(self) -> str:
-        """What it is called by: its folder, unless it comes with the package."""
+        """Its folder; of a model that comes with the package, the folder's name."""
         return self.path.name if self.path.parent == pretrained_root() else str(self.path)
 
     @property
     def weights(self) -> str:
-        """The form its weights are stored in; a run's are float32, which it need not say."""
+        """The form its weights are stored in; float32 by default, as in a run."""
         return self.config.get("weights", "float32")
 
 
@@ -134,7 +134,7 @@ def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **
     record = dict(config["process"])
     method = method_from_config(config["method"], record.pop("sigma_floor", None))
     process = process_from_config(record)
-    with NoFirstWeights():
+    with SkipInitialization():
         model = Transformer(TransformerConfig(**config["network"]))
     load_weights(model, weights, form=config.get("weights", "float32"))
     model = model.to(device).eval().requires_grad_(False)

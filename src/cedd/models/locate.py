@@ -1,4 +1,4 @@
-"""Where a model is: in a folder, among those that come with the package, or on the hub.
+"""Finding a model: a folder, one that comes with the package, or one on the hub.
 
 A model that comes with the package is a model folder in `cedd/pretrained`, called by its folder's name.
 """
@@ -30,7 +30,7 @@ def pretrained_names() -> tuple[str, ...]:
 
 
 def locate(path_or_name: str | Path, **download: Any) -> Path:
-    """The folder meant: one that exists, the one of this name in the package, or a copy of the hub's owner/name.
+    """The folder of a model: one that exists, one in the package by its name, or a download of the hub's owner/name.
 
     download: options of huggingface_hub's `snapshot_download` (revision, token, cache_dir, ...).
     """
@@ -58,7 +58,7 @@ def is_model(path_or_name: str | Path) -> bool:
 
 
 def _as_path(path_or_name: str | Path) -> Path | None:
-    """The path meant; None where the system cannot have it: too long, no such home."""
+    """The path; None where it cannot exist: too long, or in the home of an unknown user."""
     try:
         path = Path(path_or_name).expanduser()
         (path / CONFIG_FILE).exists()
@@ -66,7 +66,7 @@ def _as_path(path_or_name: str | Path) -> Path | None:
         if error.errno != errno.ENAMETOOLONG:
             raise
         return None
-    except RuntimeError:  # ~ and a user who is none
+    except RuntimeError:  # ~ and an unknown user
         return None
     return path
 
@@ -77,7 +77,7 @@ def _models_in(folder: Path) -> dict[str, Path]:
 
 
 def _hint(path: Path) -> str:
-    """What was perhaps meant: a model beside that path, or one in the package."""
+    """A suggestion: a model beside that path, or one in the package."""
     beside = {name: str(found) for name, found in _models_in(path.parent).items()}
     known = {name: name for name in pretrained_names()} | beside
     near = nearest(path.name, known, cutoff=0.5)

@@ -5,8 +5,8 @@ quarter). In int8 each matrix W [R, C] is stored row by row in units of its own 
 
     W_rc ≈ q_rc step_r,    q_rc = round(W_rc / step_r) in -127..127,    step_r = max_c |W_rc| / 127,
 
-so that no entry moves by more than step_r / 2. Whatever is no matrix (norms, biases) stays in float32. Whichever the
-form, a model is filled with floating numbers in its own type: the form is one of storage, not of computation.
+so that no entry moves by more than step_r / 2. All other tensors (norms, biases) stay in float32. A model is
+filled with floating-point numbers of its own type: the form is one of storage, not of computation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cedd.storage import atomic_file
 
 Tensors = Mapping[str, Tensor]
 STEP = ".step"
-"""What the name of a matrix's steps [R] adds to the matrix's own."""
+"""The suffix that names a matrix's steps [R]."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: 
     try:
         stored = load_file(path, device=str(device))
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     try:
         return unpack(stored)
     except ValueError as error:
         raise ValueError(f"{path} is not stored as {form}: {error}") from None
 
 
-class NoFirstWeights(TorchFunctionMode):
-    """Modules made inside leave parameters unset that would be drawn: a file overwrites them.
+class SkipInitialization(TorchFunctionMode):
+    """Modules built inside do not initialize their parameters at random: a file overwrites them.
 
-    To draw 22 million takes longer than to read them. (On the meta device too they are not drawn; but torch takes more
-    than a second to get ready for random numbers there.)
+    Drawing 22 million numbers takes longer than reading them. (The meta device skips it too, but torch takes more than
+    a second to prepare its random number generator there.)
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +96,7 @@ def load_weights(model: nn.Module, path: str | Path, *, form: str = "float32") -
     if missing := sorted(state.keys() - tensors.keys()):
         raise ValueError(f"{path} lacks {len(missing)} of the model's tensors, first {missing[0]}")
     if unknown := sorted(tensors.keys() - state.keys()):
-        raise ValueError(f"{path} holds {len(unknown)} tensors that the model has not, first {unknown[0]}")
+        raise ValueError(f"{path} holds {len(unknown)} tensors that the model does not have, first {unknown[0]}")
     for name, tensor in tensors.items():
         if tensor.shape != state[name].shape:
             raise ValueError(f"{path}: {name} is {list(tensor.shape)}, but the model's is {list(state[name].shape)}")
@@ -120,7 +120,7 @@ def _is_matrix(tensor: Tensor) -> bool:
 
 
 def _in_int8(tensors: Tensors) -> dict[str, Tensor]:
-    """Matrices as whole numbers of their rows' steps, the steps beside them."""
+    """Matrices as integer multiples of their rows' steps, with the steps."""
     packed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not _is_matrix(tensor):

@@ -1,1 +1,1 @@
-"""Training: configuration, the loop, checkpoints, and the folder that a trained model lives in."""
+"""Training: configuration, the loop with its hooks, optimizers, checkpoints, several ranks."""

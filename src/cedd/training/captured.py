@@ -1,8 +1,8 @@
 """The gradient of a batch as one CUDA graph: forward pass, loss and backward pass, launched as a whole.
 
-A step of 32 x 128 tokens is about a thousand kernels of a few microseconds each; started one by one, they wait for the
-host. Recorded once, they start with one call. What a graph needs is that nothing of it moves: batches are copied into
-the tensors it was recorded on, and the gradients stay where it leaves them.
+A step of 32 x 128 tokens is about a thousand kernels of a few microseconds each; launched one by one, they wait for the
+host. Recorded once, they are launched by one call. All tensors of a graph must keep their addresses: batches are copied
+into the tensors that it was recorded on, and the gradients stay where it writes them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Gradient = Callable[[NoisyBatch], Tensor]
 
 
 class CapturedGradient:
-    """A gradient, recorded after some batches; one whose shapes are not those of the recording is run as it is."""
+    """A gradient, recorded after some batches; a batch of other shapes is run without the graph."""
 
     WARM_UP = 3
-    """Batches run as they are, while kernels are compiled and chosen."""
+    """Batches run without the graph, while kernels are compiled and chosen."""
 
     def __init__(self, gradient: Gradient, parameters: list[nn.Parameter]) -> None:
         self._gradient, self._parameters = gradient, parameters
@@ -42,7 +42,7 @@ class CapturedGradient:
             place.copy_(tensor, non_blocking=True)
         assert self._graph is not None
         self._graph.replay()
-        if self._parameters[0].grad is not self._gradients[0]:  # the last batch was run as it is
+        if self._parameters[0].grad is not self._gradients[0]:  # the last batch was run without the graph
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
                 parameter.grad = gradient
         return self._loss

@@ -1,13 +1,13 @@
-"""Checkpoints: a step's whole state, written so that a kill at any moment leaves the last whole one.
+"""Checkpoints: the complete state of a step, written so that a kill at any moment leaves the last complete one.
 
     RUN/checkpoints/step-00001000/   *.safetensors (torch.distributed.checkpoint's safetensors storage: a shard a rank)
                                      state.json    (step, the SHA-256 of every other file, and that of itself)
 
 A checkpoint is written under a temporary name, flushed, given its state.json last, and renamed. It holds tensors by
-name (parameters, averages, moments) and JSON, nothing else; it loads on any number of ranks. What has no place in it
-has none because it follows from (seed, step): the data's order, the times, the noise, the dropout.
+name (parameters, averages, moments) and JSON, nothing else; it loads on any number of ranks. The state of the random
+number generators is not saved: the data's order, times, noise and dropout follow from (seed, step).
 
-A damaged checkpoint is renamed to damaged-step-..., so that it is looked at once and never counts as one to keep.
+A damaged checkpoint is renamed to damaged-step-..., so that it is checked once and never counts as one to keep.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Checkpoints:
         self.folder, self.keep, self.ranks, self.say = folder, keep, ranks, say
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, whole or not, in order."""
+        """The steps that have a checkpoint, complete or not, in order."""
         if not self.folder.is_dir():
             return []
         matches = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
@@ -78,11 +78,11 @@ class Checkpoints:
         return target
 
     def load_latest(self, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Any]] | None:
-        """Fill `tensors` from the newest whole checkpoint; (step, values), or None where there is none.
+        """Fill `tensors` from the newest complete checkpoint; (step, values), or None where there is none.
 
-        A torn or damaged checkpoint is named and the one before it is used. The first rank looks, and tells the others.
+        A damaged checkpoint is reported and the one before it is used. The first rank decides for all.
         """
-        step = int(self.ranks.from_first(self._newest_whole() if self.ranks.is_first else 0))
+        step = int(self.ranks.from_first(self._newest_complete() if self.ranks.is_first else 0))
         if step < 0:
             return None
         path = self.path(step)
@@ -92,8 +92,8 @@ class Checkpoints:
             load_sharded(dict(tensors), storage_reader=reader, no_dist=self.ranks.world_size == 1)
         return step, values
 
-    def _newest_whole(self) -> int:
-        """The step of the newest whole checkpoint, -1 where there is none; damaged ones are set aside."""
+    def _newest_complete(self) -> int:
+        """The step of the newest complete checkpoint, -1 where there is none; damaged ones are renamed."""
         for step in reversed(self.steps()):
             path = self.path(step)
             problem = inspect_checkpoint(path)
@@ -108,13 +108,13 @@ class Checkpoints:
     @staticmethod
     @contextmanager
     def _quietly() -> Iterator[None]:
-        """Without torch's remark that a single process is a single process."""
+        """Without torch's warning that it saves in a single process."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process")
             yield
 
     def sweep(self) -> None:
-        """Remove what a killed writer left behind."""
+        """Remove what a killed process left behind."""
         if self.folder.is_dir():
             for left in self.folder.glob(".*.tmp"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -128,12 +128,12 @@ class Checkpoints:
 
 
 def inspect_checkpoint(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if it is whole."""
+    """What is wrong with a checkpoint, or None if it is complete."""
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         expected = state.pop("sha256")
     except (OSError, ValueError, AttributeError, KeyError):
-        return f"{STATE_FILE} is missing or torn"
+        return f"{STATE_FILE} is missing or truncated"
     if json_sha256(state) != expected:
         return f"{STATE_FILE} does not match its checksum"
     if state["format"] != FORMAT:

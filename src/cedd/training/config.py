@@ -26,19 +26,19 @@ class ScheduleConfig:
     """How noise grows with time."""
 
     name: Literal[*SCHEDULES] = "log-linear"  # pyright: ignore[reportInvalidTypeForm]
-    """A row of SCHEDULES, yours too."""
+    """A row of SCHEDULES, also one that you added."""
     eps: float = 1e-3
-    """What is left untouched at t = 1 (all but geometric)."""
+    """The share of tokens that is not noised at t = 1 (all but geometric)."""
     power: float = 2.0
     """The power of polynomial: kappa = t^power for dfm."""
     sigma_min: float = 1e-4
     sigma_max: float = 20.0
     settings: dict[str, float] = field(default_factory=dict)
-    """Numbers by name, of a schedule that was added to SCHEDULES."""
+    """Numbers by name, for a schedule that you added to SCHEDULES."""
 
     def build(self) -> Schedule:
         known = {"eps": self.eps, "power": self.power, "sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
-        return schedule_from_config({"name": self.name, **fitting(SCHEDULES, self.name, known, self.settings)})
+        return schedule_from_config({"name": self.name, **arguments_of(SCHEDULES, self.name, known, self.settings)})
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ProcessConfig:
     """The noise process."""
 
     name: Literal[*PROCESSES] = "absorb"  # pyright: ignore[reportInvalidTypeForm]
-    """A row of PROCESSES, yours too."""
+    """A row of PROCESSES, also one that you added."""
     p_m: float = 0.95
     """Roulette: the share of masking among all events."""
     share_start: float = 0.0
@@ -56,29 +56,29 @@ class ProcessConfig:
     sigma_floor: float = 0.0015
     """Without a mask: the smallest sigma in a denoiser's ratios (0.003 in the paper's spelling experiments)."""
     settings: dict[str, float] = field(default_factory=dict)
-    """Numbers by name, of a process that was added to PROCESSES."""
+    """Numbers by name, for a process that you added to PROCESSES."""
     schedule: ScheduleConfig = ScheduleConfig()
 
     def build(self, vocab_size: int) -> TokenProcess:
         share = {"start": self.share_start, "stop": self.share_stop, "power": self.share_power}
         known = {"p_m": self.p_m, "mask_share": share}
-        chosen = fitting(PROCESSES, self.name, known, self.settings)
-        if "mask_share" in chosen:  # a share of masking that changes takes the place of the constant one
+        chosen = arguments_of(PROCESSES, self.name, known, self.settings)
+        if "mask_share" in chosen:  # a share of masking that depends on time replaces the constant one
             chosen.pop("p_m", None)
         schedule = self.schedule.build().config()
         return process_from_config({"name": self.name, "vocab_size": vocab_size, "schedule": schedule, **chosen})
 
 
-def fitting(
+def arguments_of(
     table: Mapping[str, Callable[..., Any]], name: str, known: Mapping[str, Any], settings: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The arguments of the row `name`: of the settings that are known to all, those that it takes; of its own, all."""
+    """The arguments of the row `name`: those of the `known` settings that it takes, and all of its own `settings`."""
     if name not in table:
         raise ValueError(f"there is no {name!r}{suggestion(name, table)}")
     takes = list(inspect.signature(table[name]).parameters)
     own = [argument for argument in takes if argument not in (*known, "vocab_size", "schedule")]
-    if strange := sorted(set(settings) - set(own)):
-        raise ValueError(f"{name} has no setting {strange[0]!r} of its own; it has {', '.join(own) or 'none'}")
+    if unknown := sorted(set(settings) - set(own)):
+        raise ValueError(f"{name} has no setting {unknown[0]!r} of its own; it has {', '.join(own) or 'none'}")
     return {key: value for key, value in known.items() if key in takes} | dict(settings)
 
 
@@ -114,15 +114,15 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, as in the paper; or Muon for the matrices inside."""
+    """AdamW, as in the paper, or Muon for the matrices of the blocks."""
 
     matrices: Literal["adamw", "muon"] = "adamw"
-    """What steps the matrices of the blocks; all else is always AdamW's. muon may learn more from a step, which takes
-    longer, at the same rate; not with sharding."""
+    """The optimizer of the blocks' matrices; all other parameters are AdamW's. muon may learn more per step at the same
+    rate, its steps take longer, and it cannot be sharded."""
     momentum: float = 0.95
-    """Of muon: the share of its mean gradient that a step keeps."""
+    """Muon's momentum."""
     matrix_rate: float | None = None
-    """Of muon: the highest rate; by default `rate`. It warms up and falls as `rate` does."""
+    """Muon's highest rate, by default `rate`; it warms up and falls as `rate` does."""
     rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.999
@@ -131,31 +131,30 @@ class OptimizerConfig:
     warmup: int = 2500
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     final_share: float = 0.0
-    """Cosine and linear: the share of the rate that is left at the last step."""
+    """Cosine and linear: the rate of the last step, as a share of `rate`."""
     decay_share: float = 1.0
     """Linear: the share of all steps, the last ones, in which the rate falls."""
     clip: float = 1.0
     """The largest norm of the gradient; 0 for no clipping."""
     loss: Literal["mean", "sum"] = "mean"
-    """What clip and eps are meant for: a loss that is the mean over a sequence's positions, or their sum, as in the
-    code that the paper builds on, nearly all of whose gradients are longer than 1 and so are scaled to that length."""
+    """The loss that clip and eps refer to: the mean over a sequence's positions, or their sum. The code that the paper
+    builds on has the sum; nearly all of its gradients have a norm above 1, and so are clipped."""
     ema: float = 0.9999
     ema_warmup: bool = False
-    """Let the average forget faster in the beginning: decay min(ema, (1+step)/(10+step))."""
+    """A smaller decay in the beginning: min(ema, (1+step)/(10+step))."""
     ema_every: int | None = None
-    """Steps from one move of the average to the next; by default 1% of those that it remembers, or of all, but at
+    """Steps between updates of the average; by default 1% of 1/(1-ema), or of all steps if these are fewer, but at
     most 8."""
 
     def steps_of_average(self, steps: int) -> int:
-        """`ema_every`, or its default in a run of so many steps: where they are short, an average that moves in each
-        costs a thirtieth of them."""
+        """`ema_every`, or its default in a run of so many steps: an update of the average costs 3% of a short step."""
         if self.ema_every is not None:
             return self.ema_every
         remembered = round(1 / (1 - self.ema))
         return min(8, max(1, min(remembered, steps) // 100))
 
     def of_mean(self, length: int) -> OptimizerConfig:
-        """The same steps, in terms of the loss that is trained on, a mean over the positions of a sequence."""
+        """The same steps for the loss that is trained on, the mean over the positions of a sequence."""
         parts = length if self.loss == "sum" else 1
         return dataclasses.replace(self, loss="mean", clip=self.clip / parts, eps=self.eps / parts)
 
@@ -174,20 +173,20 @@ class BatchConfig:
     other (exactly so where the two times add up to 1 and the schedule is log-linear)."""
     lowest_time: float = 1e-3
     highest_time: float = 1.0
-    """Below 1, what is trained is a corrector: much noise, which it never saw, it cannot turn into text."""
+    """Below 1 the model is a corrector only: it is never trained on strong noise, so it cannot generate text."""
     last_highest_time: float | None = None
-    """What the highest time becomes, step by step, until the last: many mistakes teach faster, few are the task."""
+    """The highest time of the last step, approached linearly: strong noise trains faster, weak noise is the task."""
     cut: Literal["once", "anew"] = "once"
-    """Where the text is cut into sequences: at the same places in every epoch, or after the first at others, so that
-    what was at an edge has neighbours on both sides."""
+    """Where the text is cut into sequences: at the same places in every epoch, or at others in each epoch after the
+    first, so that tokens at an edge get context on both sides."""
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """What is measured while training; 0 turns a thing off."""
+    """What is measured while training; 0 turns a measurement off."""
 
     every: int = 1000
-    """Steps between bounds on the validation blocks, by the averaged weights."""
+    """Steps between estimates of the bound on the validation blocks, by the averaged weights."""
     sequences: int = 256
     draws: int = 4
     samples: int = 2
@@ -217,8 +216,8 @@ class TrainConfig:
     seed: int = 0
     device: str = "auto"
     precision: Wanted = "auto"
-    """What matrices are multiplied in: bf16 by autocast, on a CPU by its units for that if it has them (AMX). auto:
-    bf16 on CUDA and on such a CPU, float32 elsewhere."""
+    """The precision of matrix products: bf16 by autocast, on a CPU only if it has units for it (AMX). auto: bf16 on
+    CUDA and on such a CPU, float32 elsewhere."""
     compile: Literal["auto", "off", "on", "graphs", "record"] = "auto"
     """torch.compile (on), with the step as a CUDA graph (graphs), or that graph alone, which needs no compiler and
     starts at once (record). auto: graphs on CUDA, off elsewhere."""
@@ -229,13 +228,13 @@ class TrainConfig:
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: go on if the folder holds a run of the same configuration, else start."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What a loss that is not a number does to the run."""
+    """What to do when the loss or the gradient is not finite: stop the run, or skip the step."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """With several ranks: replicate the network (ddp) or shard it (fsdp)."""
     tensorboard: bool = False
 
     def check(self) -> None:
-        """Refuse what could only fail later, in one sentence."""
+        """Refuse settings that would fail later, in one sentence."""
         get_method(self.method)
         values = flat(self)
         for names, words, holds in _LIMITS:
@@ -252,8 +251,8 @@ class TrainConfig:
                 )
         if self.optimizer.steps_of_average(self.steps) > self.steps:
             raise ValueError(
-                f"optimizer.ema_every is {self.optimizer.ema_every}, but the run has {self.steps} steps: its average, "
-                "which is what is kept, would never move"
+                f"optimizer.ema_every is {self.optimizer.ema_every}, but the run has {self.steps} steps: the average, "
+                "which is what is saved, would never be updated"
             )
         if self.batch.complementary and self.batch.size % 2:
             raise ValueError(f"batch.complementary needs pairs: batch.size must be even; got {self.batch.size}")
@@ -297,7 +296,7 @@ _LIMITS: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
     (("optimizer.clip",), "be a norm, or 0 for no clipping", lambda value: value >= 0.0),
     (("optimizer.final_share",), "lie in [0, 1]", lambda value: 0.0 <= value <= 1.0),
 )
-"""What numbers of a run, by their names, must be; said so that nan holds for none."""
+"""Limits of a run's numbers, by their names; NaN is within none of them."""
 
 
 def model_of_size(name: str, **changes: Any) -> ModelConfig:

@@ -29,7 +29,7 @@ Strategy = Literal["single", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among all."""
+    """The rank of this process, the number of ranks, and its device."""
 
     rank: int
     world_size: int
@@ -50,7 +50,7 @@ class Ranks:
         return values
 
     def from_first(self, value: float) -> float:
-        """The first rank's number, on all ranks, so that none decides otherwise."""
+        """The first rank's number, on all ranks, so that all decide alike."""
         if self.world_size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -59,7 +59,7 @@ class Ranks:
 
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """Rank 0 runs the block before the others do: it fills a cache that they then find."""
+        """Rank 0 runs the block before the others: it fills the cache that they then read."""
         if not self.is_first:
             self.barrier()
         try:
@@ -102,7 +102,7 @@ def choose_strategy(config: TrainConfig, ranks: Ranks) -> Strategy:
     if ranks.world_size == 1:
         return "single"
     if config.strategy == "fsdp" and config.optimizer.matrices == "muon":
-        raise ValueError("muon needs whole matrices, which sharding has not; use --strategy ddp, or adamw")
+        raise ValueError("muon needs full matrices, and sharding splits them; use --strategy ddp, or adamw")
     return "fsdp" if config.strategy == "fsdp" else "ddp"
 
 

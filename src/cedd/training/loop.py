@@ -1,4 +1,4 @@
-"""The training loop: one process a device, nothing lost but the steps since the last checkpoint.
+"""The training loop: one process per device; a kill loses only the steps since the last checkpoint.
 
 Everything random follows from (seed, step, rank), so that a resumed run takes the very same steps. `Hooks` is what a
 caller can add to a run or change of it.
@@ -50,7 +50,7 @@ class TrainResult:
 
 
 class Hooks:
-    """What the loop calls at fixed points. Subclass it, override what you need, and give it to the `Trainer`."""
+    """What the loop calls at fixed points. Subclass it, override what you need, and give it to `train`."""
 
     def on_start(self, trainer: Trainer) -> None:
         """Before the first step, once a checkpoint has been loaded."""
@@ -75,13 +75,13 @@ def share_the_interpreter() -> None:
     sys.setswitchinterval(2e-4)
 
 
-def train(config: TrainConfig, console: Console | None = None) -> TrainResult:
+def train(config: TrainConfig, console: Console | None = None, hooks: Hooks | None = None) -> TrainResult:
     """Run, or resume, the training that a configuration describes."""
     config.check()
     console = console or Console(stderr=True)
     share_the_interpreter()
     with joined_ranks(config.device) as ranks:
-        return Trainer(config, ranks, console if ranks.is_first else Console(quiet=True)).run()
+        return Trainer(config, ranks, console if ranks.is_first else Console(quiet=True), hooks).run()
 
 
 def data_of_run(config: TrainConfig, tokenizer: Tokenizer | None = None) -> TrainingData:
@@ -248,9 +248,9 @@ class Trainer:
             self.saved = state.step
             self._say(f"resuming {config.out} at step {state.step}")
         elif config.resume == "must":
-            raise ValueError(f"{config.out} has no whole checkpoint to resume from; use --resume auto to start again")
+            raise ValueError(f"{config.out} has no complete checkpoint to resume from; use --resume auto to restart")
         elif started_before:
-            self._say(f"{config.out} has no whole checkpoint: starting from the first step")
+            self._say(f"{config.out} has no complete checkpoint: starting from the first step")
 
     def _write_description(self) -> None:
         config = self.config

@@ -1,4 +1,4 @@
-"""Muon: a matrix moves by its momentum with all singular values made alike, whatever the gradient's own were.
+"""Muon: a matrix moves along its orthogonalized momentum, whose singular values are all about 1.
 
 Shapes: n matrices of R rows and C columns.
 
@@ -7,11 +7,11 @@ With G the gradient, M ← μM + (1-μ)G and N = μM + (1-μ)G, Nesterov's look 
     W ← (1 - rate·decay) W - rate · 0.2 sqrt(max(R, C)) · U Vᵀ,        N = U S Vᵀ.
 
 The factor gives its entries the size that AdamW's steps have, so that one rate serves both. U Vᵀ comes from five
-Newton-Schulz iterations, x ← (a + b xxᵀ + c (xxᵀ)²) x, whose coefficients lift small singular values fast and leave
-all of them around 1, not at 1, which serves as well. The one that makes queries, keys and values is one matrix.
+Newton-Schulz iterations, x ← (a + b xxᵀ + c (xxᵀ)²) x, whose coefficients raise small singular values fast and leave
+all of them near 1, which is close enough. The projection to queries, keys and values is one matrix.
 
-The steps are those of `torch.optim.Muon`. That takes one matrix after the other, and cannot leave out a step unless the
-host knows that it should; here those of one shape are taken together, and the device decides.
+The steps are those of `torch.optim.Muon`, which takes one matrix after the other and skips a step only if the host
+decides so. Here matrices of one shape are stepped together, and the device decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cedd.training.optimizer import Optimizer, excess_of
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 SIZE = 0.2
-"""The root mean square of the entries of a step of AdamW, in units of its rate."""
+"""The root mean square of the entries of an AdamW step, in units of its rate."""
 
 
 def is_muons(name: str, parameter: nn.Parameter) -> bool:
@@ -41,7 +41,7 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor
     a, b, c = COEFFICIENTS
     x = matrices.to(dtype or (torch.bfloat16 if matrices.is_cuda else torch.float32))
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
-    tall = x.shape[1] > x.shape[2]  # then its columns are the fewer products
+    tall = x.shape[1] > x.shape[2]  # xᵀx is then the smaller product
     for _ in range(ITERATIONS):
         gram = x.mT @ x if tall else x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -79,7 +79,7 @@ class Muon(Optimizer):
         self._directions: list[Tensor] = []
 
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
-        """Nobody waits for the norm or for whether it is finite."""
+        """The host waits for nothing."""
         excess, rate = excess_of(norm, clip), self.relative_rate * rate
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for alike in self._alike:

@@ -1,7 +1,7 @@
-"""A step's batches, noised: a pure function of (seed, step), whatever the number of ranks and micro-batches.
+"""A step's noisy batches: a pure function of (seed, step), whatever the number of ranks and micro-batches.
 
-The times are strata of the global batch and the noise is drawn for all of it; a rank keeps the sequences that are its
-own. Made on the CPU, ahead of time, in the prefetcher's thread.
+The times are stratified over the global batch and the noise is drawn for all of it; a rank keeps its own sequences.
+Made on the CPU, ahead of time, in the prefetcher's thread.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class StepBatch:
 
 
 class NoisingSampler:
-    """The batch sampler with noise on top; `position` is the number of steps drawn. Complementary batches are twice as
+    """The batch sampler, with noise added; `position` is the number of steps drawn. Complementary batches are twice as
     large as the sampler's.
 
-    steps: of the whole run, which a highest time that changes needs.
+    steps: of the run; a highest time that changes depends on it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NoisingSampler:
         self.capacity = self._capacity(share // config.accumulate)
 
     def highest_time(self, step: int) -> float:
-        """Of step 0, 1, ...: on a line from the first one's to the last one's."""
+        """Of step 0, 1, ...: linear from the first step's to the last step's."""
         first, last = self.config.highest_time, self.config.last_highest_time
         return first if last is None else first + (last - first) * min(1.0, step / max(1, self.steps - 1))
 
@@ -96,23 +96,22 @@ class NoisingSampler:
         return x0.repeat_interleave(2, 0), torch.stack([times, others], 1).flatten(), Draws(u, redraw)
 
     def _capacity(self, sequences: int) -> int | None:
-        """How many positions nearly always suffice for the rows of a micro-batch: five standard deviations above
-        their mean number, at the highest times of the run, in whole tiles of 64; None where they are more than three
-        quarters of all.
+        """The number of rows that a micro-batch nearly never exceeds: five standard deviations above their mean number,
+        at the highest times of the run, rounded up to tiles of 64; None where it is over three quarters of all.
 
         With s(t) the chance that a position counts, m sequences of L positions and one stratum of a global batch of n
         for each, their number has variance m L E[s(1-s)], and L² m/(12 n²) s'² for the time's place in its stratum;
         where the m are not all strata, or times are independent, m L² Var s instead of the latter.
         """
-        whole, length = (1 + self.config.complementary) * self.sampler.batch_size, self.sampler.dataset.length
+        total, length = (1 + self.config.complementary) * self.sampler.batch_size, self.sampler.dataset.length
         low, high = self.config.lowest_time, max(self.highest_time(0), self.highest_time(self.steps))
         times = low + (high - low) * (torch.arange(256.0).double() + 0.5) / 256
         share = self._share_that_counts(times)
         if share.mean() > 0.75:
             return None
         variance = sequences * length * (share * (1 - share)).mean()
-        if self.config.times == "stratified" and sequences == whole:
-            variance += length**2 * sequences / (12 * whole**2) * (256 * share.diff()).square().mean()
+        if self.config.times == "stratified" and sequences == total:
+            variance += length**2 * sequences / (12 * total**2) * (256 * share.diff()).square().mean()
         else:
             variance += sequences * length**2 * share.var()
         enough = sequences * length * share.mean() + 5 * variance.sqrt()

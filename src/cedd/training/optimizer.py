@@ -1,7 +1,7 @@
-"""What an optimizer is: it steps some parameters, and owns what it remembers of them. AdamW is the first.
+"""An optimizer steps some parameters and owns its state: moments and a count of steps. AdamW is one, Muon another.
 
-A step has clipped gradients, and is left out where they are not finite. It is taken by torch (`step`), or by kernels
-that sweep over all parameters where Triton can reach them as they lie (`sweep`).
+A step clips the gradients, and is skipped where they are not finite. It is taken by torch (`step`), or by kernels for
+all parameters at once where Triton can address them (`sweep`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Optimizer(ABC):
     """Steps parameters, given by name. Its moments exist from the start, so that a checkpoint can be read into them."""
 
     MOMENTS: ClassVar[tuple[str, ...]]
-    """The names, in a checkpoint, of what it remembers of each parameter: a tensor of the parameter's shape."""
+    """The names of its moments in a checkpoint: tensors of a parameter's shape."""
     table: Any = None
-    """Where a kernel finds all that a step needs; None where it cannot."""
+    """The addresses that the kernels use; None where they cannot be used."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = dict(parameters)
@@ -73,7 +73,7 @@ class Optimizer(ABC):
 
     @property
     def updates(self) -> int:
-        """The steps taken, without those left out."""
+        """The steps taken, without those skipped."""
         return int(self.counts[0])
 
     def restore(self, updates: int) -> None:
@@ -123,7 +123,7 @@ class AdamW(Optimizer):
 
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
         """On CUDA clipping and skipping are left to torch's kernel, which divides by the scale and skips its update: no
-        sweep over the gradients for clipping, and nobody waits for the device."""
+        sweep over the gradients for clipping, and the host does not wait for the device."""
         optimizer, parameters = self._torch, list(self.parameters.values())
         optimizer.param_groups[0]["lr"] = rate
         if finite.is_cuda and not hasattr(parameters[0], "full_tensor"):

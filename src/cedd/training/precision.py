@@ -1,9 +1,8 @@
-"""In which numbers a training step multiplies matrices: float32, or bfloat16 with sums in float32.
+"""The precision of matrix products in a training step: float32, or bfloat16 with sums in float32.
 
 On CUDA and MPS bfloat16 is torch's autocast. On a CPU the tensors stay in float32, and only the factors of a product
-are rounded, as oneDNN reads them: chips with units for that (AMX) multiply four times as fast, and no other operation
-has to work in numbers that a CPU is slow in. A chip without such units multiplies in float32, as if it had not been
-asked.
+are rounded, inside oneDNN: chips with units for that (AMX) multiply four times as fast, and no other operation has to
+use bfloat16, in which a CPU is slow. A chip without such units multiplies in float32.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Wanted = Literal["auto", "bf16", "float32"]
 
 @dataclass(frozen=True)
 class Precision:
-    """What a device multiplies in: bfloat16 if `low`."""
+    """The precision of products on a device: bfloat16 if `low`."""
 
     device_type: str
     low: bool
 
     @classmethod
     def choose(cls, wanted: Wanted, device_type: str, compiled: bool = False) -> Precision:
-        """auto: bfloat16 where the chip has units for it, as far as we can tell: on CUDA, and on a CPU with AMX.
+        """auto: bfloat16 on CUDA, and on a CPU with AMX.
 
         Not in a compiled network on a CPU, where attention could not be kept from it (see `float32_matmul`).
         """

@@ -1,4 +1,4 @@
-"""What a run tells: a live line on the terminal, log.jsonl, TensorBoard on request, and a plot at the end."""
+"""The records of a run: a progress bar, log.jsonl, TensorBoard on request, and a plot at the end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LOG_FILE = "log.jsonl"
 PLOT_FILE = "loss.png"
 
 
-def in_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with null for what JSON has no number for: infinity, which the bound of some networks is, and NaN."""
+def json_safe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with null for infinity, which the bound of some networks is, and NaN: JSON has neither."""
     infinite = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
     return {**values, **dict.fromkeys(infinite)}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log; a line that was cut off by a kill is passed over."""
+    """The records of a log; a line that was truncated by a kill is skipped."""
     records: list[dict[str, Any]] = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -45,7 +45,7 @@ class _Figures(ProgressColumn):
 
 
 class Records:
-    """The records of one run. On a resume, what was logged after the checkpoint's step is taken back.
+    """The records of one run. On a resume, what was logged after the checkpoint's step is removed.
 
     Without a folder nothing is kept: ranks other than the first have none.
     """
@@ -80,7 +80,7 @@ class Records:
     def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """Append a record, flushed to the file, and pass its numbers to TensorBoard."""
         if self._file is not None:
-            self._file.write(json.dumps({"step": step, "kind": kind, **in_json(values)}) + "\n")
+            self._file.write(json.dumps({"step": step, "kind": kind, **json_safe(values)}) + "\n")
             self._file.flush()
         if self._writer is not None:
             for name, value in values.items():
@@ -88,7 +88,7 @@ class Records:
                     self._writer.add_scalar(f"{kind}/{name}", value, step)
 
     def advance(self, step: int, figures: str) -> None:
-        """Move the live line; without a terminal, print a line every few seconds."""
+        """Update the progress bar; without a terminal, print a line every few seconds."""
         self._progress.update(self._task, completed=step, figures=figures)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_print > 5.0:

@@ -1,4 +1,4 @@
-"""What a training run is at one moment: weights, their average, the optimizer's moments, and the step."""
+"""The state of a training run: weights, their average, the optimizers' moments, and the step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingState:
     step: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name; the very tensors, so that loading fills them in place."""
+        """Every tensor by name; not copies, so that loading fills them in place."""
         tensors = {f"model/{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
         tensors |= {f"average/{name}": average for name, average in self.ema.shadow.items()}
         for optimizer in self.optimizers:
@@ -36,11 +36,11 @@ class TrainingState:
         return tensors
 
     def values(self) -> dict[str, Any]:
-        """What is not a tensor."""
+        """The counters, which are no tensors."""
         return {"averaged": self.ema.updates, "updates": self.optimizers[0].updates}
 
     def restore(self, step: int, values: dict[str, Any]) -> None:
-        """Set what is not a tensor, after the tensors were filled."""
+        """Set the counters, after the tensors were filled."""
         self.step = step
         self.ema.updates = values["averaged"]
         for optimizer in self.optimizers:
@@ -63,5 +63,5 @@ class TrainingState:
 
 
 def derived_seed(*parts: int) -> int:
-    """A seed for one purpose at one step: a pure function of its parts, so that it need not be saved."""
+    """A seed for one purpose at one step, a function of its parts: no random number generator has to be saved."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

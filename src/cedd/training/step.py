@@ -1,6 +1,6 @@
 """One training step on one rank: the gradient of each micro-batch, clipping, the optimizer's update, the average.
 
-No step waits for the device: the figures of a step are read when the next one is under way, and a gradient that is
+The host never waits for the device: a step's figures are read when the next step is under way, and a gradient that is
 not finite is skipped on the device itself. Dropout follows from (seed, step, rank).
 """
 
@@ -37,7 +37,7 @@ class StepFigures:
 
     @classmethod
     def copied(cls, step: int, values: Tensor) -> StepFigures:
-        """Figures [4] on their way to the host; nobody waits for them yet."""
+        """Figures [4], copied to the host without waiting."""
         if values.device.type != "cuda":
             return cls(step, values.detach().cpu(), None)
         # Pinned, or the copy would wait for the device.

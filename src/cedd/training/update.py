@@ -92,19 +92,19 @@ class Update:
         self.refresh()
 
     def refresh(self) -> None:
-        """Make the copies anew, after the parameters were changed by another than this."""
+        """Refresh the copies, after the parameters were changed elsewhere."""
         copies = {name: copy for name, copy in self.copies.items() if copy is not None}
         if copies:
             values = [self.parameters[name].detach() for name in copies]
             torch._foreach_copy_(list(copies.values()), values)  # type: ignore[attr-defined]
 
     def forget_gradients(self) -> None:
-        """Before the next step's are made."""
+        """Set all gradients to None, before the next step."""
         for parameter in (*self.parameters.values(), *self.sources.values()):
             parameter.grad = None
 
     def _find_gradients(self) -> bool:
-        """Enter the gradients in the optimizers' tables, if kernels can reach all of them."""
+        """Enter the gradients in the optimizers' tables, if kernels can address all of them."""
         gradients = {name: source.grad for name, source in self.sources.items() if source.grad is not None}
         if any(optimizer.table is None for optimizer in self.optimizers) or len(gradients) != len(self.sources):
             return False

@@ -22,7 +22,7 @@ from cedd.training.state import EVALUATION, derived_seed
 
 @dataclass(frozen=True)
 class Validation:
-    """Measures a network; every evaluation of a run draws the same times and noise."""
+    """Measures a network with the same times and noise in every evaluation of a run."""
 
     config: TrainConfig
     method: Method
