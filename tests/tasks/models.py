@@ -67,13 +67,5 @@ def save_random(
     )
     model = Transformer(config)
     nn.init.normal_(model.head.weight, std=0.3)
-    save_folder(
-        path,
-        model=model,
-        process=made,
-        method=cedd.get_method(method),
-        tokenizer=chosen,
-        length=config.length,
-        extra=extra,
-    )
+    save_folder(path, ModelFolder(model, made, cedd.get_method(method), chosen, config.length), extra=extra)
     return path

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ class ModelFolder:
     method: Method
     tokenizer: Tokenizer
     length: int
-    config: Mapping[str, Any]
-    path: Path
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What config.json says, of one that was loaded."""
+    path: Path = Path()
 
     @property
     def name(self) -> str:
@@ -49,26 +50,17 @@ class ModelFolder:
         return self.config.get("weights", "float32")
 
 
-def save_description(
-    path: str | Path,
-    *,
-    network: TransformerConfig,
-    process: TokenProcess,
-    method: Method,
-    tokenizer: Tokenizer,
-    length: int,
-    extra: Mapping[str, Any] | None = None,
-) -> None:
+def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, Any] | None = None) -> None:
     """Everything of a model folder but its weights."""
-    folder = Path(path)
+    folder, tokenizer = Path(path), model.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     config = {
         "format": FORMAT,
-        "method": method.config(),
-        "process": process.config(),
-        "network": asdict(network),
-        "length": length,
+        "method": model.method.config(),
+        "process": model.process.config(),
+        "network": asdict(model.model.config),
+        "length": model.length,
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
         **(extra or {}),
     }
@@ -76,15 +68,7 @@ def save_description(
 
 
 def save_folder(
-    path: str | Path,
-    *,
-    model: Transformer,
-    process: TokenProcess,
-    method: Method,
-    tokenizer: Tokenizer,
-    length: int,
-    weights: str = "float32",
-    extra: Mapping[str, Any] | None = None,
+    path: str | Path, model: ModelFolder, weights: str = "float32", extra: Mapping[str, Any] | None = None
 ) -> None:
     """Write a model folder, its weights in one of `models.weights.FORMS`.
 
@@ -94,16 +78,8 @@ def save_folder(
     get_form(weights)
     file = Path(path) / WEIGHTS_FILE
     file.unlink(missing_ok=True)
-    save_description(
-        path,
-        network=model.config,
-        process=process,
-        method=method,
-        tokenizer=tokenizer,
-        length=length,
-        extra={**(extra or {}), "weights": weights},
-    )
-    save_weights(file, model.state_dict(), form=weights)
+    save_description(path, model, {**(extra or {}), "weights": weights})
+    save_weights(file, model.model.state_dict(), form=weights)
 
 
 def read_description(path: str | Path) -> dict[str, Any]:

@@ -132,16 +132,7 @@ class LanguageModel(LoadedModel):
             extra: what else config.json shall say, beside what it said (see `cedd.tasks.card`).
         """
         kept = {name: value for name, value in self.folder.config.items() if name not in DESCRIPTION_KEYS}
-        save_folder(
-            folder,
-            model=self.model,
-            process=self.process,
-            method=self.method,
-            tokenizer=self.tokenizer,
-            length=self.length,
-            weights=weights or self.folder.weights,
-            extra={**kept, **(extra or {})},
-        )
+        save_folder(folder, self.folder, weights or self.folder.weights, {**kept, **(extra or {})})
         card = model_card(read_description(folder), self.model.num_parameters())
         atomic_write(Path(folder) / CARD_FILE, card.encode())
 

@@ -17,7 +17,7 @@ from cedd.data.batches import BatchSampler, Prefetcher
 from cedd.data.tokenizers import Tokenizer
 from cedd.data.training_data import TrainingData, prepare_training_data
 from cedd.methods import get_method
-from cedd.models.folder import WEIGHTS_FILE, save_description
+from cedd.models.folder import WEIGHTS_FILE, ModelFolder, save_description
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
 from cedd.storage import write_json
@@ -127,19 +127,20 @@ class Trainer:
 
     def run(self) -> TrainResult:
         """All steps that are left."""
+        config, kept = self.config, self.config.out if self.ranks.is_first else None
         with self._only_writer():
             self._resume()
             with (
                 self.stop.on_signals(),
-                self._open_records() as self.records,
+                Records(kept, config.steps, self.state.step, self.console, config.tensorboard) as self.records,
                 Prefetcher(self.noising(), self.ranks.device) as batches,
             ):
                 self.hooks.on_start(self)
                 result = self._steps(batches)
                 self.hooks.on_end(self, result)
             if self.ranks.is_first:
-                plot_log(self.config.out)
-        self._say(f"step {result.step}: {result.reason}; model in {self.config.out}")
+                plot_log(config.out)
+        self._say(f"step {result.step}: {result.reason}; model in {config.out}")
         return result
 
     def noising(self) -> NoisingSampler:
@@ -238,7 +239,10 @@ class Trainer:
             for left in config.out.glob(".*.tmp"):
                 left.unlink()
             self.checkpoints.sweep()
-            self._write_description()
+            model = ModelFolder(state.model, self.process, self.method, self.data.tokenizer, config.length)
+            reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
+            save_description(config.out, model, {"data": reports})
+            write_json(config.out / TRAIN_FILE, to_json(config), indent=2)
         found = self.checkpoints.load_latest(state.tensors())
         if found is not None:
             step, values = found
@@ -252,19 +256,6 @@ class Trainer:
         elif started_before:
             self._say(f"{config.out} has no complete checkpoint: starting from the first step")
 
-    def _write_description(self) -> None:
-        config = self.config
-        save_description(
-            config.out,
-            network=self.state.model.config,
-            process=self.process,
-            method=self.method,
-            tokenizer=self.data.tokenizer,
-            length=config.length,
-            extra={"data": {"train": self.data.train.report(), "validation": self.data.validation.report()}},
-        )
-        write_json(config.out / TRAIN_FILE, to_json(config), indent=2)
-
     def _save(self) -> None:
         """A checkpoint, then the averaged weights as the run's model."""
         state = self.state
@@ -275,11 +266,6 @@ class Trainer:
         if self.ranks.is_first:
             save_weights(self.config.out / WEIGHTS_FILE, averages)
         self.ranks.barrier()
-
-    def _open_records(self) -> Records:
-        config = self.config
-        folder = config.out if self.ranks.is_first else None
-        return Records(folder, config.steps, self.state.step, self.console, config.tensorboard)
 
     def _say(self, message: str) -> None:
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)
