@@ -80,9 +80,9 @@ class EMA:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what ``state_dict`` gave."""
-        if state.keys() != {*self.shadow, UPDATES}:
-            different = sorted(state.keys() ^ {*self.shadow, UPDATES})
-            raise ValueError(f"these averages are not of this model's parameters: {_few(different)} differ")
+        if different := sorted(state.keys() ^ {*self.shadow, UPDATES}):
+            few = ", ".join(different[:3]) + (f" and {len(different) - 3} more" if len(different) > 3 else "")
+            raise ValueError(f"these averages are not of this model's parameters: {few} differ")
         for name, average in self.shadow.items():
             if state[name].shape != average.shape:
                 raise ValueError(f"the average of {name} is {_shape(state[name])}, not {_shape(average)}")
@@ -98,7 +98,3 @@ class EMA:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a scalar"
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

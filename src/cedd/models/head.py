@@ -71,12 +71,7 @@ class VocabularyHead(nn.Linear):
         return linear_cross_entropy(features, self.weight, self.bias, targets, row_weights, chunk_rows, shift=shift)
 
     def score_entropy(
-        self,
-        features: Tensor,
-        rows: ScoreRows,
-        row_weights: Tensor | None = None,
-        *,
-        chunk_rows: int | None = None,
+        self, features: Tensor, rows: ScoreRows, row_weights: Tensor | None = None, *, chunk_rows: int | None = None
     ) -> RowLosses:
         """Sum of row_weights times the score entropies of the rows of features [N, D], whose numbers are ``rows``."""
         return linear_score_entropy(features, self.weight, self.bias, rows, row_weights, chunk_rows)

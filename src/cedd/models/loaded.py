@@ -122,8 +122,9 @@ class LoadedModel:
 
         start: x_start and t_start of `cedd.sample`.
         """
-        generator = torch.Generator()
-        generator.manual_seed(options.seed) if options.seed is not None else generator.seed()
+        settings = {**vars(options), "steps": default_steps(shape[1]) if options.steps is None else options.steps}
+        seed, generator = settings.pop("seed"), torch.Generator()
+        generator.manual_seed(seed) if seed is not None else generator.seed()
         autocast = self.device.type == "cuda" and not self.method.dynamics.noisy
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             drawn = sample(
@@ -131,18 +132,12 @@ class LoadedModel:
                 self.process,
                 shape,
                 method=method or self.method,
-                sampler=options.sampler,
-                steps=default_steps(shape[1]) if options.steps is None else options.steps,
                 constraint=constraint,
                 generator=generator,
-                temperature=options.temperature,
-                top_p=options.top_p,
                 exclude=never_written(self.tokenizer),
-                grid=options.grid,
-                corrector=options.corrector,
                 callback=callback,
                 device=self.device,
-                batch=options.batch,
+                **settings,
                 **start,
             )
         return drawn.cpu()

@@ -144,17 +144,11 @@ class Attention(nn.Module):
     def _with_cache(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache) -> Tensor:
         """As `attend`, to what the cache holds as well."""
         queries, keys, values = project_and_rotate(x, self.qkv, self.heads, *rotation)  # each [B, H, L, D/H]
-        mask, causal = self._cached_mask(cache.length, queries), cache.length == 0
         keys, values = cache.append(self.layer, keys, values)
-        return attention(queries, keys, values, attn_mask=mask, is_causal=causal).transpose(1, 2)
-
-    @staticmethod
-    def _cached_mask(past: int, queries: Tensor) -> Tensor | None:
-        """New position i sees the ``past`` ones and the new ones up to i; None where that needs no mask."""
-        new = queries.shape[2]
-        if past == 0 or new == 1:
-            return None
-        return torch.ones(new, past + new, dtype=torch.bool, device=queries.device).tril(past)
+        past, new, mask = cache.length, queries.shape[2], None
+        if past > 0 and new > 1:  # new position i sees the past ones and the new ones up to i
+            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
+        return attention(queries, keys, values, attn_mask=mask, is_causal=past == 0).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -218,10 +212,6 @@ class TimeConditioning(nn.Module):
         self.modulation = nn.Linear(config.conditioning_width, self.count * config.width)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
-
-    def exact(self) -> tuple[nn.Linear, ...]:
-        """The maps that autocast does not touch."""
-        return self.hidden, self.output
 
     def forward(self, sigma: Tensor) -> list[Modulation]:
         """One for each branch, and one for the last norm."""
@@ -361,7 +351,8 @@ class Transformer(nn.Module):
 
     def rounded_parameters(self) -> set[str]:
         """Names of those that autocast rounds before each use: all linear maps' but the noise level's embedding's."""
-        exact = () if self.backbone.conditioning is None else self.backbone.conditioning.exact()
+        conditioning = self.backbone.conditioning
+        exact = () if conditioning is None else (conditioning.hidden, conditioning.output)
         return {
             f"{name}.{leaf}"
             for name, module in self.named_modules()

@@ -45,11 +45,7 @@ def get_form(name: str) -> Form:
 
 
 def save_weights(
-    path: str | Path,
-    tensors: Tensors,
-    *,
-    form: str = "float32",
-    metadata: Mapping[str, str] | None = None,
+    path: str | Path, tensors: Tensors, *, form: str = "float32", metadata: Mapping[str, str] | None = None
 ) -> None:
     """Replace ``path`` by named tensors in one of the ``FORMS``; float32 writes them as they are."""
     ready = get_form(form).pack({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
@@ -107,10 +103,6 @@ def load_weights(model: nn.Module, path: str | Path, *, form: str = "float32") -
 # Forms
 
 
-def _unchanged(tensors: Tensors) -> dict[str, Tensor]:
-    return dict(tensors)
-
-
 def _in_bfloat16(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
@@ -151,7 +143,7 @@ def _from_int8(tensors: Tensors) -> dict[str, Tensor]:
 
 
 FORMS: Mapping[str, Form] = {
-    "float32": Form(_unchanged, _unchanged),
-    "bf16": Form(_in_bfloat16, _unchanged),
+    "float32": Form(dict, dict),
+    "bf16": Form(_in_bfloat16, dict),
     "int8": Form(_in_int8, _from_int8),
 }

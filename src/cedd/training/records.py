@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cedd.storage import atomic_file, atomic_write
 
@@ -37,13 +36,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-class _Figures(ProgressColumn):
-    """The figures of the last step."""
-
-    def render(self, task: Task) -> Text:
-        return Text(str(task.fields.get("figures", "")))
-
-
 class Records:
     """The records of one run. On a resume, what was logged after the checkpoint's step is removed.
 
@@ -57,13 +49,13 @@ class Records:
         self._progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(bar_width=20),
-            _Figures(),
+            TextColumn("{task.fields[figures]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             refresh_per_second=4,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("training", total=steps, completed=step)
+        self._task = self._progress.add_task("training", total=steps, completed=step, figures="")
         self._last_print = 0.0
 
     def __enter__(self) -> Records:
