@@ -9,8 +9,9 @@ in order, and the only remainder, that of the whole set, is reported.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,61 +30,43 @@ CONVERTED = "refs/convert/parquet"
 
 
 @dataclass(frozen=True)
-class HubSource:
-    """Where the hub has the set, and which field of a row is its text."""
-
-    dataset: str
-    config: str | None = None
-    field: str = "text"
-    revision: str | None = None
-
-
-@dataclass(frozen=True)
 class EvaluationSet:
     """One row of the table. files: split -> file name under the data root (or its `eval` folder)."""
 
     name: str
     title: str
     files: Mapping[str, str]
-    hub: HubSource
+    hub: Callable[..., HubCorpus]
+    """Where the hub has it, but for the split."""
     rows: Rows
     detokenizer: Detokenizer
     packing: PackingPolicy
 
 
+def _wikitext(name: str, title: str, file: str, config: str) -> EvaluationSet:
+    hub = partial(HubCorpus, "Salesforce/wikitext", config)
+    return EvaluationSet(name, title, {"test": file}, hub, "lines with newline", WIKITEXT, PackingPolicy(text=""))
+
+
 _TABLE = (
-    EvaluationSet(
-        "wikitext2",
-        "WikiText-2, raw",
-        {"test": "wikitext2.test.raw.txt"},
-        HubSource("Salesforce/wikitext", "wikitext-2-raw-v1"),
-        "lines with newline",
-        WIKITEXT,
-        PackingPolicy(text=""),
-    ),
-    EvaluationSet(
+    _wikitext("wikitext2", "WikiText-2, raw", "wikitext2.test.raw.txt", "wikitext-2-raw-v1"),
+    _wikitext(
         "wikitext103",
         "WikiText-103, tokenised form (rare words are <unk>)",
-        {"test": "wikitext103.test.txt"},
-        HubSource("Salesforce/wikitext", "wikitext-103-v1"),
-        "lines with newline",
-        WIKITEXT,
-        PackingPolicy(text=""),
+        "wikitext103.test.txt",
+        "wikitext-103-v1",
     ),
-    EvaluationSet(
+    _wikitext(
         "wikitext103-raw",
         "WikiText-103, raw (its test split is that of WikiText-2)",
-        {"test": "wikitext2.test.raw.txt"},
-        HubSource("Salesforce/wikitext", "wikitext-103-raw-v1"),
-        "lines with newline",
-        WIKITEXT,
-        PackingPolicy(text=""),
+        "wikitext2.test.raw.txt",
+        "wikitext-103-raw-v1",
     ),
     EvaluationSet(
         "ptb",
         "Penn Treebank, Mikolov's form",
         {"test": "ptb.test.txt", "validation": "ptb.valid.txt"},
-        HubSource("ptb-text-only/ptb_text_only", None, "sentence", CONVERTED),
+        partial(HubCorpus, "ptb-text-only/ptb_text_only", field="sentence", revision=CONVERTED),
         "stripped lines",
         PTB,
         PackingPolicy(text="\n"),
@@ -92,7 +75,7 @@ _TABLE = (
         "lambada",
         "LAMBADA, OpenAI's form",
         {"test": "lambada.test.jsonl"},
-        HubSource("EleutherAI/lambada_openai", "default"),
+        partial(HubCorpus, "EleutherAI/lambada_openai", "default"),
         "jsonl text",
         LAMBADA,
         PackingPolicy(text="\n"),
@@ -101,7 +84,7 @@ _TABLE = (
         "lm1b",
         "One Billion Words, held-out (local: shard 0 of 50; hub: all of them)",
         {"test": "lm1b.heldout-00000-of-00050.txt"},
-        HubSource("billion-word-benchmark/lm1b", None, "text", CONVERTED),
+        partial(HubCorpus, "billion-word-benchmark/lm1b", revision=CONVERTED),
         "stripped lines",
         LM1B,
         PackingPolicy(text="\n"),
@@ -148,10 +131,6 @@ class EvaluationCorpus(Corpus):
         if isinstance(source, Path):
             FileCorpus([source])  # refuses an empty or binary file
 
-    @property
-    def source_name(self) -> str:
-        return self.source.name  # the file's name without its folder, or hf:...
-
     def content_sha256(self) -> str:
         source = file_sha256(self.source) if isinstance(self.source, Path) else self.source.content_sha256()
         return json_sha256(
@@ -176,9 +155,7 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
     if root is not None:
         wanted = file_name or f"no file of its {split!r} split is known"
         raise ValueError(f"{entry.name} ({split}) is not under {root} ({wanted}): leave the root out to use the hub")
-    hub = entry.hub
-    source = HubCorpus(hub.dataset, hub.config, split, field=hub.field, revision=hub.revision)
-    return EvaluationCorpus(entry, source)
+    return EvaluationCorpus(entry, entry.hub(split=split))
 
 
 # --- the packed set with its protocol ---------------------------------------------------------------------------
@@ -212,7 +189,7 @@ def load_evaluation_set(
         "set": entry.name,
         "title": entry.title,
         "split": split,
-        "source": corpus.source_name,
+        "source": corpus.source.name,  # the file's name without its folder, or hf:...
         "rows": entry.rows,
         "detokenizer": entry.detokenizer.name,
         "detokenizer_sha256": entry.detokenizer.sha256,
