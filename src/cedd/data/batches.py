@@ -13,6 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ _CUT = -1
 """Takes the place of an epoch in the key of the offsets of all epochs."""
 
 
+@dataclass(eq=False)
 class BatchSampler:
     """Infinite iterator over this rank's share [B/W, L] (int64, CPU) of each global batch.
 
@@ -37,31 +39,23 @@ class BatchSampler:
         tokens before its first.
     """
 
-    def __init__(
-        self,
-        dataset: PackedDataset,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        position: int = 0,
-        cut_anew: bool = False,
-    ) -> None:
-        if len(dataset) == 0:
+    dataset: PackedDataset
+    batch_size: int
+    _: KW_ONLY
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    position: int = 0
+    cut_anew: bool = False
+
+    def __post_init__(self) -> None:
+        size, ranks = self.batch_size, self.world_size
+        if len(self.dataset) == 0:
             raise ValueError("there is no block to draw batches from")
-        if batch_size < 1 or batch_size % world_size:
-            raise ValueError(
-                f"a global batch of {batch_size} cannot be shared by {world_size} ranks: use a multiple of {world_size}"
-            )
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is outside 0..{world_size - 1}")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank, self.world_size = rank, world_size
-        self.position = position
-        self.cut_anew = cut_anew
+        if size < 1 or size % ranks:
+            raise ValueError(f"a global batch of {size} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
+        if not 0 <= self.rank < ranks:
+            raise ValueError(f"rank {self.rank} is outside 0..{ranks - 1}")
         self._drawn: tuple[int, NDArray[np.int64]] | None = None
 
     @property
@@ -188,7 +182,7 @@ class Prefetcher(Generic[B]):
         self._stop.set()
         self._thread.join()
 
-    def __enter__(self) -> Prefetcher[B]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,7 @@ import sysconfig
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO, cast
@@ -131,10 +132,6 @@ def _open_bytes(path: Path) -> IO[bytes]:
     return cast(IO[bytes], _COMPRESSIONS.get(path.suffix, open)(path, "rb"))
 
 
-def _open_text(path: Path) -> TextIO:
-    return io.TextIOWrapper(cast(Any, _open_bytes(path)), encoding="utf-8-sig", newline=None)
-
-
 def _is_jsonl(path: Path) -> bool:
     inner = path.with_suffix("") if path.suffix in _COMPRESSIONS else path
     return inner.suffix in (".jsonl", ".ndjson")
@@ -200,7 +197,7 @@ class FileCorpus(Corpus):
     def pieces(self) -> Iterator[Piece]:
         for path in self.paths:
             try:
-                with _open_text(path) as stream:
+                with io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", newline=None) as stream:
                     if _is_jsonl(path):
                         yield from _read_jsonl(path, stream, self.field)
                     else:
@@ -229,21 +226,19 @@ def _folder_files(folder: Path) -> list[Path]:
 # --- the hub ------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class HubCorpus(Corpus):
     """A Hugging Face dataset, streamed: `hf:NAME[:config][:split]`, one document a row."""
 
-    def __init__(
-        self,
-        dataset: str,
-        config: str | None = None,
-        split: str = "train",
-        *,
-        field: str = "text",
-        revision: str | None = None,
-    ) -> None:
-        self.dataset, self.config, self.split = dataset, config, split
-        self.field, self.revision = field, revision
-        self.name = f"hf:{dataset}:{config or ''}:{split}"
+    dataset: str
+    config: str | None = None
+    split: str = "train"
+    _: KW_ONLY
+    field: str = "text"
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        self.name = f"hf:{self.dataset}:{self.config or ''}:{self.split}"
         self._library()
 
     @staticmethod
@@ -286,9 +281,8 @@ def _hub_corpus(spec: str, field: str) -> HubCorpus:
     dataset, *rest = spec.removeprefix("hf:").split(":")
     if not dataset or len(rest) > 2:
         raise ValueError(f"{spec!r} is not a hub dataset: write hf:NAME, hf:NAME:config or hf:NAME:config:split")
-    config = rest[0] if rest and rest[0] else None
-    split = rest[1] if len(rest) == 2 and rest[1] else "train"
-    return HubCorpus(dataset, config, split, field=field)
+    config, split, *_ = *rest, "", ""
+    return HubCorpus(dataset, config or None, split or "train", field=field)
 
 
 # --- text in memory, and text that every machine has ----------------------------------------------------------

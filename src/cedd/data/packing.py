@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import floor
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, overload
@@ -89,12 +90,9 @@ class PackedDataset:
     def __init__(self, tokens: NDArray[Any], header: dict[str, Any], start: int = 0, stop: int | None = None) -> None:
         self.header = header
         self.length: int = header["length"]
-        self._tokens = tokens
-        self._start = start
-        self._stop = header["blocks"] if stop is None else stop
-        self.blocks: NDArray[Any] = tokens[self._start * self.length : self._stop * self.length].reshape(
-            -1, self.length
-        )
+        self._tokens, self._start, self._stop = tokens, start, header["blocks"] if stop is None else stop
+        part = tokens[self._start * self.length : self._stop * self.length]
+        self.blocks: NDArray[Any] = part.reshape(-1, self.length)
 
     @property
     def vocab_size(self) -> int:
@@ -143,14 +141,12 @@ class PackedDataset:
 
         Counts are of the full packed stream; `blocks` is of this view of it.
         """
-        names = ("documents", "characters", "utf8_bytes", "words", "tokens", "length")
-        report: dict[str, Any] = {name: self.header[name] for name in names}
-        report["blocks"] = len(self)
-        report["remainder_tokens"] = self.header["remainder_tokens"]
-        report["remainder"] = self.header["policy"]["remainder"]
-        report["packing"] = PackingPolicy(**self.header["policy"]).name
-        hashes = ("policy_sha256", "content_sha256", "tokenizer_fingerprint", "tokens_sha256")
-        return report | {"tokenizer": self.header["tokenizer"]} | {name: self.header[name] for name in hashes}
+        header, policy = self.header, PackingPolicy(**self.header["policy"])
+        counts = ("documents", "characters", "utf8_bytes", "words", "tokens", "length", "blocks", "remainder_tokens")
+        hashes = ("tokenizer", "policy_sha256", "content_sha256", "tokenizer_fingerprint", "tokens_sha256")
+        made = {"remainder": policy.remainder, "packing": policy.name}
+        report = {name: header[name] for name in counts} | made | {name: header[name] for name in hashes}
+        return report | {"blocks": len(self)}
 
 
 def _check_holdout(holdout: float) -> None:
@@ -276,18 +272,16 @@ class _TokenWriter:
         self._file = file
         self._digest = hashlib.sha256()
         self._tokenizer, self._policy, self._dtype = tokenizer, policy, dtype
-        self._between: NDArray[Any] | None = None
         self._document_open = False
         self.counts = dict.fromkeys(("documents", "characters", "utf8_bytes", "words", "tokens"), 0)
 
+    @cached_property
     def _separator(self) -> NDArray[Any]:
         """Encoded when the second document begins: a corpus of one document needs no separator."""
-        if self._between is None:
-            try:
-                self._between = self._tokenizer.encode(self._policy.text).astype(self._dtype)
-            except ValueError as error:
-                raise ValueError(f"the separator {self._policy.text!r} cannot be encoded: {error}") from None
-        return self._between
+        try:
+            return self._tokenizer.encode(self._policy.text).astype(self._dtype)
+        except ValueError as error:
+            raise ValueError(f"the separator {self._policy.text!r} cannot be encoded: {error}") from None
 
     def add(self, ends_document: list[bool], encoded: _Encoded) -> None:
         parts: list[NDArray[Any]] = []
@@ -296,7 +290,7 @@ class _TokenWriter:
         end_token = np.array([self._tokenizer.eos_id if with_end_token else 0], dtype=self._dtype)
         for end, ends in zip(encoded.ends.tolist(), ends_document, strict=True):
             if not self._document_open and not with_end_token and self.counts["documents"]:
-                parts.append(self._separator())
+                parts.append(self._separator)
             parts.append(encoded.ids[start:end])
             if ends and with_end_token:
                 parts.append(end_token)

@@ -84,24 +84,19 @@ class Tokenizer(ABC):
         """The JSON value that says what each id means."""
 
     @classmethod
-    @abstractmethod
-    def from_definition(cls, definition: Mapping[str, Any], name: str) -> Tokenizer: ...
+    def from_definition(cls, definition: Mapping[str, Any], name: str) -> Tokenizer:
+        """The tokenizer again: what a definition holds is what the constructor takes."""
+        return cls(**definition, name=name)  # pyright: ignore[reportCallIssue]
 
     @cached_property
     def fingerprint(self) -> str:
         return json_sha256({"kind": self.kind, "definition": self.definition()})
 
     def save(self, folder: str | Path) -> None:
-        header = self._header() | {"definition": self.definition()}
-        write_json(Path(folder) / HEADER_FILE, header)
+        write_json(Path(folder) / HEADER_FILE, self._header() | {"definition": self.definition()})
 
     def _header(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "vocab_size": self.vocab_size,
-            "fingerprint": self.fingerprint,
-        }
+        return {"kind": self.kind, "name": self.name, "vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
 
     def _checked(self, ids: Ids) -> NDArray[np.int64]:
         array = np.asarray(ids)
@@ -209,8 +204,7 @@ class CharTokenizer(_CharacterTable):
             return cls({character for text in texts for character in set(text)}, unknown)
         counts = np.zeros(0x110000, dtype=np.int64)
         for text in texts:
-            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-            seen = np.bincount(codes)
+            seen = np.bincount(_code_points(text))
             counts[: len(seen)] += seen
         stand_in = unknown or "\ufffd"
         counts[ord(stand_in)] = 0
@@ -219,10 +213,6 @@ class CharTokenizer(_CharacterTable):
 
     def definition(self) -> dict[str, Any]:
         return {"alphabet": self.alphabet, "unknown": self.unknown}
-
-    @classmethod
-    def from_definition(cls, definition: Mapping[str, Any], name: str) -> CharTokenizer:
-        return cls(definition["alphabet"], definition["unknown"], name)
 
 
 class CharAsGPT2(_CharacterTable):
@@ -257,10 +247,6 @@ class CharAsGPT2(_CharacterTable):
 
     def definition(self) -> dict[str, Any]:
         return {"characters": self.characters, "vocab_size": self.vocab_size, "unknown": self.unknown}
-
-    @classmethod
-    def from_definition(cls, definition: Mapping[str, Any], name: str) -> CharAsGPT2:
-        return cls(definition["characters"], definition["vocab_size"], definition["unknown"], name)
 
 
 class ByteTokenizer(Tokenizer):
@@ -324,7 +310,7 @@ class _ByteLevelBPE(Tokenizer):
     Text is only text: the end-of-document token is never read out of it, even if its spelling occurs there.
     """
 
-    def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], name: str) -> None:
+    def __init__(self, vocab: Mapping[str, int], merges: Iterable[Iterable[str]], name: str) -> None:
         if sorted(vocab.values()) != list(range(len(vocab))):
             raise ValueError(f"the {name} vocabulary does not number its {len(vocab)} tokens 0..{len(vocab) - 1}")
         self.name = name
@@ -371,10 +357,6 @@ class _ByteLevelBPE(Tokenizer):
     def definition(self) -> dict[str, Any]:
         return {"vocab": self.vocab, "merges": [list(pair) for pair in self.merges]}
 
-    @classmethod
-    def from_definition(cls, definition: Mapping[str, Any], name: str) -> _ByteLevelBPE:
-        return cls(definition["vocab"], definition["merges"], name)
-
     def save(self, folder: str | Path) -> None:
         # `tokenizer.json` is the library's own format, which other programs read too.
         atomic_write(Path(folder) / BPE_FILE, self._tokenizer.to_str().encode("utf-8"))
@@ -385,9 +367,6 @@ class GPT2Tokenizer(_ByteLevelBPE):
     """GPT-2's byte-level BPE, 50,257 tokens; 50256 ends a document."""
 
     kind = "gpt2"
-
-    def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], name: str = "gpt2") -> None:
-        super().__init__(vocab, merges, name)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> GPT2Tokenizer:
@@ -401,7 +380,7 @@ class GPT2Tokenizer(_ByteLevelBPE):
         pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         if any(len(pair) != 2 for pair in pairs):
             raise ValueError(f"{folder / 'merges.txt'} is damaged: a merge is not two tokens")
-        return cls(vocab, [(pair[0], pair[1]) for pair in pairs])
+        return cls(vocab, pairs, "gpt2")
 
     @classmethod
     def from_hub(cls, name: str = GPT2_HUB_NAME) -> GPT2Tokenizer:
@@ -442,17 +421,17 @@ class BPETokenizer(_ByteLevelBPE):
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        vocab, merges = _vocab_and_merges(json.loads(tokenizer.to_str()), "the trained BPE")
-        return cls(vocab, merges, f"bpe:{len(vocab)}")
+        definition = _bpe_definition(json.loads(tokenizer.to_str()), "the trained BPE")
+        return cls(**definition, name=f"bpe:{len(definition['vocab'])}")
 
 
-def _vocab_and_merges(content: Mapping[str, Any], source: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The model inside a `tokenizer.json`; merges are pairs, or strings with a space in older files."""
+def _bpe_definition(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What a `tokenizer.json` defines; merges are pairs, or strings with a space in older files."""
     model = content.get("model", {})
     if model.get("type") != "BPE" or (content.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
         raise ValueError(f"{source} is not a byte-level BPE, the only kind of tokenizer.json that is read here")
-    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    return dict(model["vocab"]), [(merge[0], merge[1]) for merge in merges]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    return {"vocab": model["vocab"], "merges": merges}
 
 
 # --- saving, loading, making --------------------------------------------------------------------------------
@@ -482,18 +461,16 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder} to load a tokenizer from")
-    if not (folder / HEADER_FILE).is_file():
-        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-            return GPT2Tokenizer.from_folder(folder)
-        if (folder / BPE_FILE).is_file():
-            vocab, merges = _vocab_and_merges(_read_json(folder / BPE_FILE), str(folder / BPE_FILE))
-            return BPETokenizer(vocab, merges, f"bpe:{len(vocab)}")
+    header = _read_json(folder / HEADER_FILE) if (folder / HEADER_FILE).is_file() else None
+    if header is None and (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return GPT2Tokenizer.from_folder(folder)
+    if header is None and not (folder / BPE_FILE).is_file():
         raise ValueError(f"{folder} holds no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
-    header = _read_json(folder / HEADER_FILE)
-    definition = header.get("definition")
+    definition = (header or {}).get("definition")
     if definition is None:
-        vocab, merges = _vocab_and_merges(_read_json(folder / BPE_FILE), str(folder / BPE_FILE))
-        definition = {"vocab": vocab, "merges": merges}
+        definition = _bpe_definition(_read_json(folder / BPE_FILE), str(folder / BPE_FILE))
+    if header is None:
+        return BPETokenizer(**definition, name=f"bpe:{len(definition['vocab'])}")
     tokenizer = tokenizer_from_definition(header.get("kind", ""), definition, header["name"])
     if tokenizer.fingerprint != header["fingerprint"]:
         raise ValueError(f"the tokenizer in {folder} is damaged: its content does not match its fingerprint")
@@ -531,8 +508,8 @@ def make_tokenizer(
         return load_gpt2(gpt2_files)
     if name == "gpt2-char":
         return CharAsGPT2.from_gpt2(load_gpt2(gpt2_files), unknown)
-    kind, _, size = name.partition(":")
-    if name == "char" or (kind in ("char", "bpe") and ":" in name):
+    kind, sized, size = name.partition(":")
+    if name == "char" or (kind in ("char", "bpe") and sized):
         if texts is None:
             raise ValueError(f"the tokenizer {name!r} is made from the data: give `texts`")
         if name == "char":
