@@ -63,12 +63,11 @@ class BatchSampler:
         """Passes over the data made so far."""
         return self.position * self.batch_size / len(self.dataset)
 
-    def global_starts(self, step: int) -> NDArray[np.int64]:
-        """Where the blocks [B] of global batch `step` begin, in order: tokens from the data's first."""
-        return self._starts(step, 1)
+    def global_starts(self, step: int, steps: int = 1) -> NDArray[np.int64]:
+        """Where the blocks [steps * B] of global batches from `step` on begin, in order: tokens from the data's first.
 
-    def _starts(self, step: int, steps: int) -> NDArray[np.int64]:
-        """Those of several global batches at once: the cost of a permutation is one of calls, not of numbers."""
+        Several at once, for the cost of a permutation is one of calls, not of numbers.
+        """
         size, length = len(self.dataset), self.dataset.length
         epochs, slots = np.divmod(np.arange(step * self.batch_size, (step + steps) * self.batch_size), size)
         starts = np.empty(steps * self.batch_size, dtype=np.int64)
@@ -84,7 +83,7 @@ class BatchSampler:
         share = self.batch_size // self.world_size
         ahead, offset = divmod(step, _AHEAD)
         if self._drawn is None or self._drawn[0] != ahead:
-            self._drawn = (ahead, self._starts(ahead * _AHEAD, _AHEAD).reshape(_AHEAD, -1))
+            self._drawn = (ahead, self.global_starts(ahead * _AHEAD, _AHEAD).reshape(_AHEAD, -1))
         return self._drawn[1][offset, self.rank * share : (self.rank + 1) * share]
 
     def batch(self, step: int) -> Tensor:

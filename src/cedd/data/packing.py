@@ -182,20 +182,17 @@ class _Encoded(NamedTuple):
 
     ids: NDArray[Any]
     ends: NDArray[np.int64]
-    characters: int
-    utf8_bytes: int
-    words: int
+    counts: dict[str, int]
 
 
 def _encode_chunk(tokenizer: Tokenizer, dtype: str, texts: list[str]) -> _Encoded:
     pieces = tokenizer.encode_batch(texts)
-    return _Encoded(
-        np.concatenate(pieces).astype(dtype),
-        np.cumsum([len(ids) for ids in pieces]),
-        sum(map(len, texts)),
-        sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
-        sum(len(text.split()) for text in texts),
-    )
+    counts = {
+        "characters": sum(map(len, texts)),
+        "utf8_bytes": sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
+        "words": sum(len(text.split()) for text in texts),
+    }
+    return _Encoded(np.concatenate(pieces).astype(dtype), np.cumsum([len(ids) for ids in pieces]), counts)
 
 
 _worker_tokenizer: Tokenizer | None = None
@@ -273,7 +270,7 @@ class _TokenWriter:
         self._digest = hashlib.sha256()
         self._tokenizer, self._policy, self._dtype = tokenizer, policy, dtype
         self._document_open = False
-        self.counts = dict.fromkeys(("documents", "characters", "utf8_bytes", "words", "tokens"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(("documents", "characters", "utf8_bytes", "words", "tokens"), 0)
 
     @cached_property
     def _separator(self) -> NDArray[Any]:
@@ -302,8 +299,8 @@ class _TokenWriter:
         self._file.write(content)
         self._digest.update(content)
         self.counts["tokens"] += len(tokens)
-        for name in ("characters", "utf8_bytes", "words"):
-            self.counts[name] += getattr(encoded, name)
+        for name, count in encoded.counts.items():
+            self.counts[name] += count
 
     def finish(self) -> str:
         """Flush to disk; the sha256 of what was written."""
@@ -312,38 +309,16 @@ class _TokenWriter:
         return self._digest.hexdigest()
 
 
-def _write_packed(
-    folder: Path,
-    pieces: Iterator[Piece],
-    tokenizer: Tokenizer,
-    identity: dict[str, Any],
-    policy: PackingPolicy,
-    length: int,
-    workers: int,
-    source: str,
-) -> None:
+def _write_tokens(
+    path: Path, pieces: Iterator[Piece], tokenizer: Tokenizer, policy: PackingPolicy, workers: int
+) -> dict[str, Any]:
+    """All tokens of the pieces in one file; what its header says of them."""
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
-    with (folder / TOKENS_FILE).open("wb") as file:
+    with path.open("wb") as file:
         writer = _TokenWriter(file, tokenizer, policy, dtype)
         for ends_document, encoded in _encode_in_order(pieces, tokenizer, dtype, workers):
             writer.add(ends_document, encoded)
-        checksum = writer.finish()
-    tokens = writer.counts["tokens"]
-    if tokens < length:
-        raise ValueError(
-            f"{source} has {tokens} tokens, fewer than one block of {length}: give more text or a smaller length"
-        )
-    made = {
-        "format": FORMAT,
-        "dtype": dtype,
-        "blocks": tokens // length,
-        "remainder_tokens": tokens % length,
-        "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size,
-        "policy_sha256": policy.sha256,
-        "tokens_sha256": checksum,
-    }
-    write_durably(folder / HEADER_FILE, canonical_json(identity | writer.counts | made) + b"\n")
+        return {**writer.counts, "dtype": dtype, "tokens_sha256": writer.finish()}
 
 
 def pack(
@@ -388,5 +363,13 @@ def pack(
     pieces = _select_documents(corpus.pieces(), part, holdout)
     source = corpus.name if part == "all" else f"the {part} part of {corpus.name}"
     with atomic_folder(folder) as temporary:
-        _write_packed(temporary, pieces, tokenizer, identity, policy, length, workers, source)
+        written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)
+        blocks, remainder = divmod(tokens := written["tokens"], length)
+        if blocks == 0:
+            raise ValueError(
+                f"{source} has {tokens} tokens, fewer than one block of {length}: give more text or a smaller length"
+            )
+        made = {"format": FORMAT, "blocks": blocks, "remainder_tokens": remainder, "policy_sha256": policy.sha256}
+        made |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+        write_durably(temporary / HEADER_FILE, canonical_json(identity | written | made) + b"\n")
     return open_packed(folder)

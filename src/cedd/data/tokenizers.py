@@ -296,12 +296,14 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
-def _tokenizers_library() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise ValueError("BPE tokenizers need the `tokenizers` package: pip install tokenizers") from None
-    return tokenizers
+def _byte_level(**model: Any) -> Any:
+    """The library's byte-level BPE of a vocabulary and merges, or one to train."""
+    import tokenizers  # slow to import, and few need it
+
+    tokenizer: Any = tokenizers.Tokenizer(tokenizers.models.BPE(**model))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
 
 
 class _ByteLevelBPE(Tokenizer):
@@ -318,14 +320,10 @@ class _ByteLevelBPE(Tokenizer):
         self.merges = [(left, right) for left, right in merges]
         self.vocab_size = len(vocab)
         self.eos_id = self.vocab.get(END_OF_TEXT)
-        library = _tokenizers_library()
         try:
-            model = library.models.BPE(vocab=self.vocab, merges=self.merges)
+            self._tokenizer = _byte_level(vocab=self.vocab, merges=self.merges)
         except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
             raise ValueError(f"the {name} merges do not fit its vocabulary: {error}") from None
-        self._tokenizer = library.Tokenizer(model)
-        self._tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        self._tokenizer.decoder = library.decoders.ByteLevel()
         missing = [byte for character, byte in _byte_alphabet().items() if character not in self.vocab]
         if missing:
             raise ValueError(f"the {name} vocabulary lacks {len(missing)} of the 256 bytes: it is not byte-level")
@@ -384,13 +382,8 @@ class GPT2Tokenizer(_ByteLevelBPE):
 
     @classmethod
     def from_hub(cls, name: str = GPT2_HUB_NAME) -> GPT2Tokenizer:
-        try:
-            from huggingface_hub import hf_hub_download
-        except ImportError:
-            raise ValueError(
-                "the hub needs the huggingface_hub package: pip install 'cedd[hub]', or give a folder with "
-                "GPT-2's vocab.json and merges.txt"
-            ) from None
+        from huggingface_hub import hf_hub_download
+
         try:
             paths = [Path(hf_hub_download(name, file)) for file in ("vocab.json", "merges.txt")]
         except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
@@ -411,10 +404,10 @@ class BPETokenizer(_ByteLevelBPE):
         smallest = 256 + 1  # the bytes, and the end of a document
         if vocab_size < smallest:
             raise ValueError(f"a byte-level BPE has at least {smallest} tokens, not {vocab_size}: use 'byte' instead")
-        library = _tokenizers_library()
-        tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        trainer = library.trainers.BpeTrainer(
+        from tokenizers.trainers import BpeTrainer
+
+        tokenizer = _byte_level()
+        trainer = BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
             initial_alphabet=sorted(_byte_alphabet()),
@@ -504,10 +497,9 @@ def make_tokenizer(
     name = str(spec)
     if name == "byte":
         return ByteTokenizer()
-    if name == "gpt2":
-        return load_gpt2(gpt2_files)
-    if name == "gpt2-char":
-        return CharAsGPT2.from_gpt2(load_gpt2(gpt2_files), unknown)
+    if name in ("gpt2", "gpt2-char"):
+        gpt2 = load_gpt2(gpt2_files)
+        return gpt2 if name == "gpt2" else CharAsGPT2.from_gpt2(gpt2, unknown)
     kind, sized, size = name.partition(":")
     if name == "char" or (kind in ("char", "bpe") and sized):
         if texts is None:
