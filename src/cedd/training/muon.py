@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +48,6 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, *((x, polynomial) if tall else (polynomial, x)), beta=a)
     return x
-
-
-def orthogonalize_(stacks: list[Tensor]) -> None:
-    """U Vᵀ of every matrix in the stacks, in its place."""
-    for stack in stacks:
-        stack.copy_(orthogonalized(stack, torch.bfloat16))
 
 
 def step_size(matrix: Tensor) -> float:
@@ -104,17 +99,14 @@ class Muon(Optimizer):
             torch.zeros((len(alike), *self.values[alike[0]].shape), dtype=torch.bfloat16, device=device)
             for alike in self._alike
         ]
-        places = {
-            i: place
-            for alike, stack in zip(self._alike, self._directions, strict=True)
-            for i, place in zip(alike, stack.unbind(), strict=True)
-        }
+        places = dict(zip(chain(*self._alike), chain(*self._directions), strict=True))
         directions, lengths = [places[i] for i in range(len(places))], [step_size(value) for value in self.values]
         if not any(direction.data_ptr() % 16 for direction in directions):
-            self.table = MatrixTable(self.values, self.momenta, directions, averages, copies, lengths)
+            self.table = MatrixTable(lengths, self.values, self.momenta, directions, averages, copies)
 
     def sweep(self, rate: float, excess: Tensor, finite: Tensor, pace: float) -> None:
         self.table.look_ahead(excess, finite, self.momentum)
-        orthogonalize_(self._directions)
+        for directions in self._directions:
+            directions.copy_(orthogonalized(directions, torch.bfloat16))
         self.table.move(finite, rate=self.relative_rate * rate, decay=self.decay, pace=pace)
         self.count(finite)

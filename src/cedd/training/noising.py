@@ -26,10 +26,6 @@ class StepBatch:
     step: int
     parts: tuple[NoisyBatch, ...]
 
-    @property
-    def rows(self) -> int:
-        return sum(len(part.places) for part in self.parts)
-
     def pin_memory(self) -> StepBatch:
         return StepBatch(self.step, tuple(part.map(torch.Tensor.pin_memory) for part in self.parts))
 

@@ -317,22 +317,14 @@ class TensorTable(_Table):
 class MatrixTable(_Table):
     """Muon's matrices; the two further tensors are their momenta and, in bfloat16, their directions.
 
-    A step is `look_ahead`, which leaves N in the directions; then they are orthogonalized; then `move`.
+    lengths: how far each goes at a rate of 1. A step is `look_ahead`, which leaves N in the directions; then they are
+    orthogonalized; then `move`.
     """
 
-    def __init__(
-        self,
-        values: Sequence[Tensor],
-        momenta: Sequence[Tensor],
-        directions: Sequence[Tensor],
-        averages: Sequence[Tensor],
-        copies: Sequence[Tensor | None],
-        lengths: Sequence[float],
-    ) -> None:
-        super().__init__(values, momenta, directions, averages, copies)
-        device = values[0].device
+    def __init__(self, lengths: Sequence[float], *tensors: Any) -> None:
+        super().__init__(*tensors)
         self._lengths = [
-            torch.tensor([lengths[i] for i in group.members], dtype=torch.float32, device=device)
+            torch.tensor([lengths[i] for i in group.members], dtype=torch.float32, device=self.partial.device)
             for group in self._groups
         ]
 

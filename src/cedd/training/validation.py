@@ -46,12 +46,8 @@ class Validation:
                 generator=torch.Generator().manual_seed(seed),
             )
             texts = self._samples(model, seed) if chosen.samples > 0 else []
-        values: dict[str, Any] = {
-            "nats_per_token": estimate.nats_per_token,
-            "stderr": estimate.stderr,
-            "perplexity": estimate.perplexity,
-        }
-        records.write(step, "bound", values)
+        names = ("nats_per_token", "stderr", "perplexity")
+        records.write(step, "bound", {name: getattr(estimate, name) for name in names})
         for text in texts:
             records.write(step, "sample", {"text": text})
         low, high = (round(x, 4) for x in estimate.ci95)
