@@ -122,12 +122,6 @@ def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
         raise UserError(f"{plain(boxed.getvalue(), words)} (cedd {name} --help tells more)") from None
 
 
-def _check_seed(seed: int | None) -> None:
-    """Every generator of random numbers takes these, and not all of them take others."""
-    if seed is not None and not 0 <= seed < 2**63:
-        raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
-
-
 def _line(error: Exception) -> str | None:
     """The one line about an error that is the input's or the machine's; None for one that is ours."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own, a RuntimeError
@@ -157,7 +151,9 @@ def _run(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"cedd.cli.{name}")
     try:
         arguments = _parse(module, name, _renamed(name, words))
-        _check_seed(getattr(arguments, "seed", None))
+        seed = getattr(arguments, "seed", None)
+        if seed is not None and not 0 <= seed < 2**63:  # every generator of random numbers takes these, not all others
+            raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
         return int(module.run(arguments) or 0)
     except BrokenPipeError:
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cedd.names import suggestion
 
@@ -18,31 +17,23 @@ KINDS = {
 """What an option takes, by how its help writes that."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """What stands between two rules of the parser's box."""
+Part = list[str]
+"""The lines between two rules of the parser's box."""
 
-    lines: Sequence[str]
 
-    @property
-    def text(self) -> str:
-        """All of it, on one line."""
-        return " ".join(line.strip() for line in self.lines)
-
-    @property
-    def named(self) -> list[str]:
-        """The arguments that it explains, each as `--name, --other VALUE`: the lines that stand in by one step."""
-        return [line.strip() for line in self.lines if re.match(r" {4}\S", line)]
+def _named(part: Part) -> list[str]:
+    """The arguments that it explains, each as `--name, --other VALUE`: the lines that stand in by one step."""
+    return [line.strip() for line in part if re.match(r" {4}\S", line)]
 
 
 def plain(message: str, words: Sequence[str]) -> str:
     """What is wrong with the words of a command line, and what was perhaps meant, from the parser's message."""
     complaint, *others = _parts(message)
-    text = complaint.text.rstrip(".")
+    text = " ".join(line.strip() for line in complaint).rstrip(".")
     if text.startswith("Unrecognized options: "):
         return _unknown(text.removeprefix("Unrecognized options: "), words, others)
     if text.startswith("Missing from "):
-        missing = [name.split()[0].strip("{}").replace(",", " or ") for name in complaint.named]
+        missing = [name.split()[0].strip("{}").replace(",", " or ") for name in _named(complaint)]
         return f"{' and '.join(missing)} must be given"
     if value := re.match(r"Missing value for argument '(.*?)'", text):
         return f"{value[1]} needs a value"
@@ -58,14 +49,14 @@ def plain(message: str, words: Sequence[str]) -> str:
 def _parts(message: str) -> list[Part]:
     """The box's parts. Its first line is a title; what is written begins in the third column; where the terminal has
     no lines to draw with, there are spaces and dashes."""
-    parts: list[list[str]] = [[]]
+    parts: list[Part] = [[]]
     for line in message.splitlines()[1:]:
         text = line[2:].rstrip("│╯ ")
         if text.strip("─-"):
             parts[-1].append(text)
         elif text:  # a rule ends a part
             parts.append([])
-    return [Part(lines) for lines in parts if lines]
+    return [part for part in parts if part]
 
 
 def _unknown(listed: str, words: Sequence[str], others: Sequence[Part]) -> str:
@@ -73,7 +64,7 @@ def _unknown(listed: str, words: Sequence[str], others: Sequence[Part]) -> str:
     name = next((word for word in words if listed == word or listed.startswith(f"{word}, ")), listed)
     if not name.startswith("-"):
         return f"there is no place for {name!r}"
-    hints = [part.named for part in others if part.lines[0] in ("Perhaps you meant:", f"Arguments similar to {name}:")]
+    hints = [_named(part) for part in others if part[0] in ("Perhaps you meant:", f"Arguments similar to {name}:")]
     if hints and hints[0]:
         return f"there is no option {name}; did you mean {hints[0][0].split()[0].rstrip(',')}?"
     if re.fullmatch(r"--?[a-z][a-z0-9.-]*(=.*)?", name):
@@ -83,7 +74,7 @@ def _unknown(listed: str, words: Sequence[str], others: Sequence[Part]) -> str:
 
 def _wrong_value(argument: str, text: str, others: Sequence[Part]) -> str | None:
     """What an option takes, and what it got; None for a kind that is not in the table."""
-    helps = [part.lines[1].strip() for part in others if part.lines[0] == "Argument helptext:"]
+    helps = [part[1].strip() for part in others if part[0] == "Argument helptext:"]
     _, _, metavar = helps[0].rpartition(argument.rpartition("/")[2]) if helps else ("", "", "")
     kind = KINDS.get(metavar.strip().removeprefix("{None}|"))
     got = re.search(r"(?:from|arguments|base 10|to float):? \[?('[^]]*')\]?", text)

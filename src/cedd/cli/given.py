@@ -13,7 +13,8 @@ from cedd.cli import UserError
 from cedd.models.locate import is_model, locate, packaged, pretrained_names
 
 DEFAULT_MODEL = "english-char"
-"""The model that is used where a command names none."""
+"""The model that is used where a command names none: the package's (`packaged`), not a folder of this name where the
+user happens to be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,6 @@ class CommonArguments:
     """auto, cpu, cuda or cuda:1."""
     json: bool = False
     """Print one JSON object."""
-
-
-def default_model() -> Path:
-    """Its folder in the package: a folder of this name where the user happens to be is used only if it is named."""
-    return packaged(DEFAULT_MODEL)
 
 
 ModelAndText = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT")]
@@ -43,15 +39,10 @@ def model_and_text(words: Sequence[str]) -> tuple[str | Path, str | None]:
     if len(words) > 2:
         raise UserError(f"put the text in quotes: got {len(words)} words, which are more than a RUN and a text")
     if len(words) == 2:
-        return _model(words[0]), words[1]
+        try:
+            return locate(words[0]), words[1]
+        except ValueError as error:
+            raise UserError(f"{error} (a text of several words is put in quotes)") from None
     if words and words[0] and (words[0] in pretrained_names() or is_model(words[0])):
         return words[0], None
-    return default_model(), (words[0] if words else None)
-
-
-def _model(name: str) -> Path:
-    """The first of two words, which if it is no model may have been the first of a text without quotes."""
-    try:
-        return locate(name)
-    except ValueError as error:
-        raise UserError(f"{error} (a text of several words is put in quotes)") from None
+    return packaged(DEFAULT_MODEL), (words[0] if words else None)

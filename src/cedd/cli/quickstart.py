@@ -50,7 +50,12 @@ def run(arguments: Arguments) -> int:
     console = Console(stderr=True)
     started = time.monotonic()
     config = configuration(arguments)
-    _announce(console, config)
+    console.print(
+        f"training {config.method} on {config.process.name} for {config.steps} steps on the text of Python's manual; "
+        f"the run's folder is {config.out}",
+        highlight=False,
+        soft_wrap=True,
+    )
     result = train(config, console)
     if not result.finished:
         console.print("stopped; the same command goes on from here", highlight=False)
@@ -116,15 +121,6 @@ def gpu_run(base: TrainConfig) -> TrainConfig:
         steps=1500,
         log_every=5,
         compile="record",  # the compiler would take longer than the run
-    )
-
-
-def _announce(console: Console, config: TrainConfig) -> None:
-    console.print(
-        f"training {config.method} on {config.process.name} for {config.steps} steps on the text of Python's manual; "
-        f"the run's folder is {config.out}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 

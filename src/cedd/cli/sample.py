@@ -9,8 +9,9 @@ from typing import Annotated
 import tyro
 
 from cedd.cli.correct import write_output
-from cedd.cli.given import default_model
+from cedd.cli.given import DEFAULT_MODEL
 from cedd.cli.sampling import SamplingArguments
+from cedd.models.locate import packaged
 from cedd.tasks import load
 from cedd.tasks.generate import prompt_template
 
@@ -34,7 +35,7 @@ class Arguments(SamplingArguments):
 def run(arguments: Arguments) -> int:
     """Print the samples, separated by rules, or as JSON."""
     arguments.view.check()
-    model, sampler = load(arguments.model or default_model(), arguments.device), arguments.options.sampler
+    model, sampler = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device), arguments.options.sampler
     template = prompt_template(model, arguments.prompt, arguments.length)
     texts = arguments.texts(model, template, f"{model.name}, {sampler}")
     if arguments.json:

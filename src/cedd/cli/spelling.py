@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +12,6 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cedd.cli import UserError
@@ -67,27 +65,26 @@ def run(arguments: Arguments) -> int:
     started = time.perf_counter()
     model = load(arguments.model, arguments.device)
     book = read_book(model, arguments.data, arguments.blocks)
-    asked = ("paper", "user") if arguments.protocol == "both" else (arguments.protocol,)
-    whys = {"paper": paper.why_not(model, book), "user": user.why_not(model, book, seed)}
-    left_out = {name: whys[name] for name in asked if whys[name]}
+    protocols = {"paper": paper, "user": user}
+    asked = protocols if arguments.protocol == "both" else {arguments.protocol: protocols[arguments.protocol]}
+    whys = {name: protocol.why_not(model, book, seed) for name, protocol in asked.items()}
+    left_out = {name: why for name, why in whys.items() if why}
     if len(left_out) == len(asked):
         raise UserError("; ".join(left_out.values()))
-    restoration, corrected = None, list[CorrectionResult]()
-    if "paper" in asked and "paper" not in left_out:
-        with progress_bar("paper's protocol", not arguments.json) as progress:
-            restoration = paper.measure(model, book, seed, progress)
-    if "user" in asked and "user" not in left_out:
-        with progress_bar("user's protocol", not arguments.json) as progress:
-            corrected = user.measure(model, book, seed, progress)
+    results: dict[str, Any] = {}
+    for name in (name for name in asked if name not in left_out):
+        with progress_bar(f"{name}'s protocol", not arguments.json) as progress:
+            results[name] = asked[name].measure(model, book, seed, progress)
     if arguments.plot is not None:
-        if not corrected:
+        if "user" not in results:
             raise UserError("--plot draws the user's protocol, which was not measured; leave it out")
-        save_plot(arguments.plot.expanduser(), corrected)
+        save_plot(arguments.plot.expanduser(), results["user"])
     note = " ".join(f"The {name}'s protocol was left out: {why}." for name, why in left_out.items()) or None
+    measured = Measured(arguments, model, book, results.get("paper"), results.get("user", []), note)
     if arguments.json:
-        print(json.dumps(_record(arguments, model, book, restoration, corrected, note, time.perf_counter() - started)))
+        print(json.dumps({**measured.record(), "seconds": round(time.perf_counter() - started, 3)}))
     else:
-        _print(Console(), arguments, model, book, restoration, corrected, note)
+        measured.print(Console())
     return 0
 
 
@@ -95,64 +92,56 @@ def run(arguments: Arguments) -> int:
 # What is printed
 
 
-def _record(
-    arguments: Arguments,
-    model: LanguageModel,
-    book: Book,
-    restoration: Restoration | None,
-    corrections: list[CorrectionResult],
-    note: str | None,
-    seconds: float,
-) -> dict[str, Any]:
-    return {
-        "run": arguments.model,
-        "method": model.method.name,
-        "process": model.process.config(),
-        "tokenizer": model.tokenizer.name,
-        "data": {"name": book.name, "characters": len(book.text), "unknown": book.unknown, "length": book.length},
-        "seed": arguments.seed,
-        "device": str(model.device),
-        "paper": None if restoration is None else restoration.record(),
-        "user": _user_record(arguments, corrections) if corrections else None,
-        "note": note,
-        "seconds": round(seconds, 3),
-    }
+@dataclass(frozen=True)
+class Measured:
+    """What was asked for, and what came of it by each protocol."""
 
+    arguments: Arguments
+    model: LanguageModel
+    book: Book
+    restoration: Restoration | None
+    corrections: list[CorrectionResult]
+    note: str | None
 
-def _user_record(arguments: Arguments, corrections: list[CorrectionResult]) -> dict[str, Any]:
-    made = {"mistakes": arguments.user.mistakes, "rate": arguments.user.rate}
-    return made | {"corrections": [correction.record() for correction in corrections]}
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        model, book, user = self.model, self.book, self.arguments.user
+        corrections = [correction.record() for correction in self.corrections]
+        return {
+            "run": self.arguments.model,
+            "method": model.method.name,
+            "process": model.process.config(),
+            "tokenizer": model.tokenizer.name,
+            "data": {"name": book.name, "characters": len(book.text), "unknown": book.unknown, "length": book.length},
+            "seed": self.arguments.seed,
+            "device": str(model.device),
+            "paper": self.restoration and self.restoration.record(),
+            "user": {"mistakes": user.mistakes, "rate": user.rate, "corrections": corrections} if corrections else None,
+            "note": self.note,
+        }
 
+    def print(self, console: Console) -> None:
+        """As tables."""
 
-def _print(
-    console: Console,
-    arguments: Arguments,
-    model: LanguageModel,
-    book: Book,
-    restoration: Restoration | None,
-    corrections: list[CorrectionResult],
-    note: str | None,
-) -> None:
-    strange = f"; {book.unknown:,} that the model does not know, read as similar ones" if book.unknown else ""
-    console.print(
-        escape(f"{book.name}: {len(book.text):,} characters in blocks of {book.length}{strange}"), highlight=False
-    )
-    if restoration is not None:
-        console.print(escape(f"\nPaper's protocol: {model.name}, noise at t = {restoration.t:g}"), highlight=False)
-        console.print(_paper_table(restoration))
-    if corrections:
-        made = MISTAKES[arguments.user.mistakes].counted
-        mistakes = corrections[0].outcomes.fixed.total
-        console.print(escape(f"\nUser's protocol: {model.name}, {mistakes:,} {made}"), highlight=False)
-        console.print(_user_table(corrections))
-        console.print(
-            "%, and 95% intervals. fixed, altered, missed: of the mistakes; broken: of the good letters; others: of "
-            "spaces, digits and punctuation; "
-            f"wrong: of all characters, {100 * corrections[0].outcomes.before.value:.2f} before",
-            highlight=False,
-        )
-    if note is not None:
-        console.print(escape(note), highlight=False)
+        def say(line: str) -> None:
+            console.print(line, highlight=False, markup=False)
+
+        book, name = self.book, self.model.name
+        strange = f"; {book.unknown:,} that the model does not know, read as similar ones" if book.unknown else ""
+        say(f"{book.name}: {len(book.text):,} characters in blocks of {book.length}{strange}")
+        if self.restoration is not None:
+            say(f"\nPaper's protocol: {name}, noise at t = {self.restoration.t:g}")
+            console.print(_paper_table(self.restoration))
+        if self.corrections:
+            seen = self.corrections[0].outcomes
+            say(f"\nUser's protocol: {name}, {seen.fixed.total:,} {MISTAKES[self.arguments.user.mistakes].counted}")
+            console.print(_user_table(self.corrections))
+            say(
+                "%, and 95% intervals. fixed, altered, missed: of the mistakes; broken: of the good letters; others: "
+                f"of spaces, digits and punctuation; wrong: of all characters, {100 * seen.before.value:.2f} before"
+            )
+        if self.note is not None:
+            say(self.note)
 
 
 def _percent(share: Share, digits: int = 1) -> str:
@@ -180,11 +169,7 @@ def _paper_table(restoration: Restoration) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for head in ("corrupted", "places", "restored, %", "95% interval"):
         table.add_column(head, justify="left" if head == "corrupted" else "right")
-    kinds: Mapping[str, Share] = {
-        "all": restoration.all,
-        "  masked": restoration.masked,
-        "  shuffled": restoration.shuffled,
-    }
+    kinds = {"all": restoration.all, "  masked": restoration.masked, "  shuffled": restoration.shuffled}
     for name, share in kinds.items():
         table.add_row(name, f"{share.total:,}", _value(share, 2), _interval(share, 2))
     return table

@@ -48,7 +48,13 @@ def run(arguments: Arguments) -> int:
     seconds = time.perf_counter() - started
     passed = all(finding.holds for found in findings.values() for finding in found)
     if arguments.json:
-        print(json.dumps(_record(arguments, findings, passed, seconds)))
+        claims = [
+            {"claim": name, "statement": CLAIMS[name].statement, **_plain(finding)}
+            for name, found in findings.items()
+            for finding in found
+        ]
+        asked = {"vocab": arguments.vocab, "length": arguments.length, "seed": arguments.seed}
+        print(json.dumps({**asked, "passed": passed, "seconds": round(seconds, 3), "claims": claims}))
     else:
         _print_table(findings, seconds)
     return 0 if passed else 1
@@ -66,18 +72,6 @@ def _check_all(setting: Setting) -> dict[str, list[Finding]]:
             findings[name] = list(claim.check(setting))
             progress.advance(task)
     return findings
-
-
-def _record(
-    arguments: Arguments, findings: dict[str, list[Finding]], passed: bool, seconds: float
-) -> dict[str, object]:
-    claims = [
-        {"claim": name, "statement": CLAIMS[name].statement, **_plain(finding)}
-        for name, found in findings.items()
-        for finding in found
-    ]
-    setting = {"vocab": arguments.vocab, "length": arguments.length, "seed": arguments.seed}
-    return {**setting, "passed": passed, "seconds": round(seconds, 3), "claims": claims}
 
 
 def _plain(finding: Finding) -> dict[str, object]:

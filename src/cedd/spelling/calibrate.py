@@ -40,6 +40,10 @@ class Calibration:
     broken: float
 
 
+Attempt = tuple[Calibration, Ids]
+"""What options did, and the tokens [N] that they left."""
+
+
 @dataclass(frozen=True)
 class Exercise:
     """A text with mistakes, as the model reads it, and which of its tokens [N] are letters that may be changed."""
@@ -54,17 +58,9 @@ class Exercise:
         return self.encoded.ids
 
     def marked(self, now: Ids, options: dict[str, Any]) -> Attempt:
-        """How well these tokens correct it."""
+        """How well these tokens [N], which the options left, correct it."""
         seen = outcomes(self.corruption.original, self.corruption.text, self.encoded.written(now))
-        return Attempt(Calibration(options, seen.fixed.value, seen.broken.value), now)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What options did, and the tokens [N] that they left."""
-
-    result: Calibration
-    now: Ids
+        return Calibration(options, seen.fixed.value, seen.broken.value), now
 
 
 def calibrate(
@@ -107,10 +103,10 @@ def calibrate(
         now, _ = revise(loaded, exercise.given, ~exercise.letters, groups, unlimited(options))
         return exercise.marked(now, options)
 
-    chosen = max((once(t).result for t in times), key=lambda one: one.fixed).options["t"]
-    best = _boldest(map(in_full, LEVELS), broken)
-    limit = _limit(exercise, best.now, unlimited(best.result.options))
-    return replace(best.result, options={**best.result.options, "max_surprise": limit})
+    chosen = max((once(t)[0] for t in times), key=lambda one: one.fixed).options["t"]
+    best, now = _boldest(map(in_full, LEVELS), broken)
+    limit = _limit(exercise, now, unlimited(best.options))
+    return replace(best, options={**best.options, "max_surprise": limit})
 
 
 def level_options(t: float, rate: float, level: float) -> dict[str, Any]:
@@ -128,7 +124,7 @@ def _short(value: float) -> float:
 
 
 def _boldest(falling: Iterable[Attempt], broken: float) -> Attempt:
-    return next(one for one in falling if one.result.broken <= broken)  # the last level, 0, changes nothing
+    return next(one for one in falling if one[0].broken <= broken)  # the last level, 0, changes nothing
 
 
 def _limit(exercise: Exercise, now: Ids, options: CorrectionOptions) -> float:

@@ -61,23 +61,22 @@ class CorrectionOptions:
 
     def check(self) -> None:
         """Refuse what cannot be meant."""
-        if self.t is not None and not LAST_TIME < self.t <= 1:
-            raise ValueError(f"t says how noisy the text is and must lie in ({LAST_TIME:g}, 1]; got {self.t:g}")
-        if not 0 < self.rate < 1:
-            raise ValueError(f"rate is a share of wrong tokens and must lie in (0, 1); got {self.rate:g}")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold is a probability and must lie in [0, 1]; got {self.threshold:g}")
-        if not 0 <= self.swaps < 1:
-            raise ValueError(f"swaps is a share of neighbouring letters and must lie in [0, 1); got {self.swaps:g}")
-        if self.max_surprise is not None and not self.max_surprise >= 0:
-            raise ValueError(f"max_surprise is in nats a letter and must be 0 or more; got {self.max_surprise:g}")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be 0 or more, and finite; got {self.temperature:g}")
-        if self.change not in (None, "letters", "all"):
-            raise ValueError(f"change says what may be changed, letters or all; got {self.change!r}")
-        for name, least in (("passes", 1), ("reach", 0), ("steps", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        t, limit = self.t, self.max_surprise
+        for name, meant, said in (
+            ("t", t is None or LAST_TIME < t <= 1, f"says how noisy the text is and must lie in ({LAST_TIME:g}, 1]"),
+            ("rate", 0 < self.rate < 1, "is a share of wrong tokens and must lie in (0, 1)"),
+            ("threshold", 0 <= self.threshold <= 1, "is a probability and must lie in [0, 1]"),
+            ("swaps", 0 <= self.swaps < 1, "is a share of neighbouring letters and must lie in [0, 1)"),
+            ("max_surprise", limit is None or limit >= 0, "is in nats a letter and must be 0 or more"),
+            ("temperature", 0 <= self.temperature < math.inf, "must be 0 or more, and finite"),
+            ("change", self.change in (None, "letters", "all"), "says what may be changed, letters or all"),
+            ("passes", self.passes >= 1, "must be at least 1"),
+            ("reach", self.reach >= 0, "must be at least 0"),
+            ("steps", self.steps >= 1, "must be at least 1"),
+        ):
+            if not meant:
+                got = getattr(self, name)
+                raise ValueError(f"{name} {said}; got {f'{got:g}' if isinstance(got, float) else repr(got)}")
 
 
 def current_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class PaperProtocol:
     batch: int = 32
     """Paper's: blocks shown to the network at once."""
 
-    def why_not(self, loaded: LoadedModel, book: Book) -> str:
+    def why_not(self, loaded: LoadedModel, book: Book, seed: int) -> str:
         """Why it cannot be measured, or nothing if it can."""
         try:
             loaded.method.require_scores()
@@ -82,7 +82,12 @@ def restore(
     The noise is drawn on the host, so that a seed means the same mistakes on every device and in any batch. On CUDA the
     network runs in bfloat16, its head in float32 and on the corrupted positions only, a chunk [r, V] at a time.
     """
-    _check(process, method, blocks, t)
+    method.require_scores()
+    if blocks.dim() != 2 or not blocks.numel():
+        raise ValueError("the text is too short: it fills no block of the model's length")
+    process.check_tokens(blocks)
+    if not 0 < t <= 1:
+        raise ValueError(f"t is a time of the noise and must lie in (0, 1]; got {t:g}")
     network = Network.of(model, process.vocab_size)
     device = network.device
     noise = process.noise(t)
@@ -102,15 +107,6 @@ def restore(
         return Share((right & kind).sum(1), kind.sum(1))
 
     return Restoration(share(corrupted & masked), share(corrupted & ~masked), t)
-
-
-def _check(process: TokenProcess, method: Method, blocks: Tensor, t: float) -> None:
-    method.require_scores()
-    if blocks.dim() != 2 or not blocks.numel():
-        raise ValueError("the text is too short: it fills no block of the model's length")
-    process.check_tokens(blocks)
-    if not 0 < t <= 1:
-        raise ValueError(f"t is a time of the noise and must lie in (0, 1]; got {t:g}")
 
 
 def likeliest(network: Network, method: Method, x_t: Tensor, noise: Noise, places: Tensor) -> Tensor:
