@@ -39,8 +39,6 @@ COMMANDS: Mapping[str, str] = {
 RENAMED: Mapping[str, Mapping[str, str]] = {"correct": {"--strange": "--max-surprise"}}
 """Options by earlier names, which commands still take."""
 
-EXAMPLE = "cedd quickstart --fast"
-
 
 class UserError(Exception):
     """Bad input: its message is the one line that the user sees."""
@@ -49,15 +47,12 @@ class UserError(Exception):
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
+    return "\n\n".join(
         [
-            f"example: {EXAMPLE}",
-            "",
+            "example: cedd quickstart --fast",
             "usage: cedd COMMAND [OPTIONS]      (cedd COMMAND --help tells more)",
-            "",
             "Discrete diffusion language models: train, bound, sample, infill, correct.",
-            "",
-            *lines,
+            "\n".join(lines),
         ]
     )
 
@@ -74,7 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cedd {version('cedd')}")
         return 0
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # that the hub is tried again is not the user's business
-    _share_the_cores()
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Before torch is imported and its threads are made: threads that wait for others soon sleep. They would spin
+        # for a millisecond or more; where other programs are busy, on the very core that the thread they wait for
+        # needs: a network of 75 ms then took 1.6 s. (GNU's library of threads; others have settings of their own.)
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         print(f"cedd: no command {name!r}{suggestion(name, COMMANDS)}", file=sys.stderr)
@@ -84,16 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-
-
-def _share_the_cores() -> None:
-    """Threads that wait for others soon sleep, before torch is imported and its threads are made.
-
-    They would spin for a millisecond or more; where other programs are busy, on the very core that the thread they wait
-    for needs: a network of 75 ms then took 1.6 s. (GNU's library of threads; others have settings of their own.)
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def parse_arguments(kind: Any, words: Sequence[str], *, prog: str, description: str, **options: Any) -> Any:
@@ -165,7 +154,3 @@ def _run(name: str, words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"cedd {name}: interrupted", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,20 +89,20 @@ def read_usage(command: str) -> Usage:
     text = help_text(command)
     usage = next(line for line in text.splitlines() if line.startswith("usage:"))
     runs = _RUN.search(usage) is not None
-    first: Sequence[str] = pretrained_names() if runs else ()
-    if found := _CHOICES.search(usage):
-        first = found[1].split(",")
+    first = _choices(usage) or (pretrained_names() if runs else ())
     options = read_options(text) or read_options(help_text(command, *first[:1]))
-    values = {
-        name: [word for word in choices[1].split(",") if word != "None"] if choices else ALSO.get(name, ())
-        for name, value in options.items()
-        for choices in [_CHOICES.search(value)]
-    }
+    values = {name: _choices(value) or ALSO.get(name, ()) for name, value in options.items()}
     flags = frozenset(name for name, value in options.items() if not value)
     files = frozenset(
         name for name, value in options.items() if "PATH" in value or ("STR" in value and not values[name])
     )
     return Usage(command, first, runs, values, flags, files | ({"--data"} & options.keys()))
+
+
+def _choices(text: str) -> list[str]:
+    """The words of the first {braces}."""
+    found = _CHOICES.search(text)
+    return [word for word in found[1].split(",") if word != "None"] if found else []
 
 
 def read_options(text: str) -> dict[str, str]:
@@ -186,11 +186,8 @@ complete -c cedd -n __cedd_command -l version"""
 
 def fish_script(usages: Sequence[Usage]) -> str:
     """A line a command and a line an option; file names where there may be any, and only there."""
-    lines = [_FISH]
-    lines += [
-        f"complete -c cedd -n __cedd_command -a {usage.command} -d {shlex.quote(COMMANDS[usage.command])}"
-        for usage in usages
-    ]
+    named = "complete -c cedd -n __cedd_command -a"
+    lines = [_FISH, *(f"{named} {usage.command} -d {shlex.quote(COMMANDS[usage.command])}" for usage in usages)]
     for usage in usages:
         here = f"complete -c cedd -n '__cedd_on {usage.command}'"
         if usage.takes_runs:

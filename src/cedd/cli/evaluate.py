@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cedd.cli.given import CommonArguments
@@ -100,15 +99,8 @@ def run(arguments: Arguments) -> int:
         asked_bounds(folder, arguments.bound)
         check_comparable(folders[0], folder)
     started = time.perf_counter()
-    first = folders[0]
-    loaded = load_data(
-        arguments.data,
-        first.tokenizer,
-        first.length,
-        split=arguments.split,
-        root=arguments.data_root,
-        workers=arguments.workers,
-    )
+    where = {"split": arguments.split, "root": arguments.data_root, "workers": arguments.workers}
+    loaded = load_data(arguments.data, folders[0].tokenizer, folders[0].length, **where)
     data, protocol = choose_sequences(loaded, arguments.max_sequences)
 
     def measured(folder: ModelFolder) -> Measurement:
@@ -139,7 +131,7 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         print(json.dumps(_record(arguments, results, comparison, protocol, seconds)))
     else:
-        _print(Console(), results, comparison, protocol, tolerance)
+        _print(Console(highlight=False, markup=False), results, comparison, protocol, tolerance)
     return 0
 
 
@@ -186,55 +178,47 @@ def _print(
     protocol: dict[str, Any],
     tolerance: float | None,
 ) -> None:
-    console.print(_data_line(protocol), highlight=False)
+    split = f" ({protocol['split']})" if protocol.get("split") else ""
+    console.print(
+        f"{protocol['set']}{split}: {protocol['evaluated_sequences']} of {protocol['blocks']} sequences of "
+        f"{protocol['length']} tokens, {protocol['remainder_tokens']} tokens left over; {protocol['packing']}; "
+        f"detokenizer {protocol['detokenizer']}; tokenizer {protocol['tokenizer']}; "
+        f"protocol {protocol['protocol_sha256'][:12]}"
+    )
     for result in results:
         console.print(_table(result))
         for note in _notes(result, tolerance):
-            console.print(note, highlight=False)
+            console.print(note)
     if comparison is not None:
         low, high = comparison.ci95
         ratio_low, ratio_high = comparison.perplexity_ratio_ci95
         console.print(
             f"{results[1].folder.name} less {results[0].folder.name} ({comparison.bound}, paired by sequence): "
             f"{comparison.difference:+.4f} nats per token [{low:+.4f}, {high:+.4f}], perplexity x "
-            f"{comparison.perplexity_ratio:.4f} [{ratio_low:.4f}, {ratio_high:.4f}]",
-            highlight=False,
+            f"{comparison.perplexity_ratio:.4f} [{ratio_low:.4f}, {ratio_high:.4f}]"
         )
-
-
-def _data_line(protocol: dict[str, Any]) -> str:
-    split = f" ({protocol['split']})" if protocol.get("split") else ""
-    return escape(
-        f"{protocol['set']}{split}: {protocol['evaluated_sequences']} of {protocol['blocks']} sequences of "
-        f"{protocol['length']} tokens, {protocol['remainder_tokens']} tokens left over; {protocol['packing']}; "
-        f"detokenizer {protocol['detokenizer']}; tokenizer {protocol['tokenizer']}; "
-        f"protocol {protocol['protocol_sha256'][:12]}"
-    )
 
 
 def _table(result: Measurement) -> Table:
     name = (result.folder.process.spec or {}).get("name", "")
-    table = Table(title=escape(f"{result.folder.name}: {result.folder.method.name} on {name}"))
+    table = Table(title=f"{result.folder.name}: {result.folder.method.name} on {name}")
     table.add_column("")
     for bound in result.bounds:
         table.add_column(bound, justify="right")
 
-    def row(label: str, cells: list[str]) -> None:
-        table.add_row(label, *cells)
-
     estimates = list(result.bounds.values())
-    row("nats per token", [f"{e.nats_per_token:.4f}" for e in estimates])
-    row("  standard error", [f"{e.stderr:.4f}" for e in estimates])
-    row("  95% interval", [f"[{e.ci95[0]:.4f}, {e.ci95[1]:.4f}]" for e in estimates])
-    row("  Monte Carlo standard error", [f"{e.monte_carlo_stderr:.4f}" for e in estimates])
-    row("  of which terminal", [f"{e.terminal:.4f}" for e in estimates])
-    row("bits per token", [f"{e.bits_per_token:.4f}" for e in estimates])
-    row("perplexity per token", [f"{e.perplexity:.2f}" for e in estimates])
-    row("  95% interval", [f"[{e.perplexity_ci95[0]:.2f}, {e.perplexity_ci95[1]:.2f}]" for e in estimates])
+    table.add_row("nats per token", *[f"{e.nats_per_token:.4f}" for e in estimates])
+    table.add_row("  standard error", *[f"{e.stderr:.4f}" for e in estimates])
+    table.add_row("  95% interval", *[f"[{e.ci95[0]:.4f}, {e.ci95[1]:.4f}]" for e in estimates])
+    table.add_row("  Monte Carlo standard error", *[f"{e.monte_carlo_stderr:.4f}" for e in estimates])
+    table.add_row("  of which terminal", *[f"{e.terminal:.4f}" for e in estimates])
+    table.add_row("bits per token", *[f"{e.bits_per_token:.4f}" for e in estimates])
+    table.add_row("perplexity per token", *[f"{e.perplexity:.2f}" for e in estimates])
+    table.add_row("  95% interval", *[f"[{e.perplexity_ci95[0]:.2f}, {e.perplexity_ci95[1]:.2f}]" for e in estimates])
     units = [result.per_unit(e) for e in estimates]
     for unit in units[0]:
-        row(unit.replace("_", " "), [f"{u[unit]:.4f}" if u[unit] < 1e4 else f"{u[unit]:.4g}" for u in units])
-    row("network evaluations", [f"{e.evaluations:,}" for e in estimates])
+        table.add_row(unit.replace("_", " "), *[f"{u[unit]:.4f}" if u[unit] < 1e4 else f"{u[unit]:.4g}" for u in units])
+    table.add_row("network evaluations", *[f"{e.evaluations:,}" for e in estimates])
     return table
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from cedd.cli import UserError
-from cedd.cli.correct import write_output
 from cedd.cli.given import ModelAndText, model_and_text
 from cedd.cli.sampling import SamplingArguments
 from cedd.tasks import load
@@ -32,9 +30,5 @@ def run(arguments: Arguments) -> int:
     if text is None:
         raise UserError('there is no text: cedd infill "The ____ sat on the ____."')
     model = load(name, arguments.device)
-    texts = arguments.texts(model, blank_template(model, text), f"{model.name}, infilling")
-    if arguments.json:
-        print(json.dumps({"texts": texts, "seed": arguments.seed}))
-    else:
-        write_output("\n".join(texts) + "\n")
+    arguments.show(model, blank_template(model, text), f"{model.name}, infilling", "texts", "\n")
     return 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from cedd.cli.correct import write_output
 from cedd.cli.given import DEFAULT_MODEL
 from cedd.cli.sampling import SamplingArguments
 from cedd.models.locate import packaged
@@ -37,9 +35,6 @@ def run(arguments: Arguments) -> int:
     arguments.view.check()
     model, sampler = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device), arguments.options.sampler
     template = prompt_template(model, arguments.prompt, arguments.length)
-    texts = arguments.texts(model, template, f"{model.name}, {sampler}")
-    if arguments.json:
-        print(json.dumps({"samples": texts, "sampler": sampler, "seed": arguments.seed}))
-    else:
-        write_output(f"\n{'=' * 72}\n".join(texts) + "\n")
+    title = f"{model.name}, {sampler}"
+    arguments.show(model, template, title, "samples", f"\n{'=' * 72}\n", sampler=sampler)
     return 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
+from cedd.cli.correct import write_output
 from cedd.cli.given import CommonArguments
 from cedd.cli.progress import progress_bar
 from cedd.data.tokenizers import MASK_CHARACTER
@@ -109,10 +111,14 @@ class SamplingArguments(CommonArguments):
     seed: int | None = None
     """The same seed gives the same texts on the same device."""
 
-    def texts(self, loaded: LoadedModel, template: Template, title: str) -> list[str]:
-        """The template filled n times, seen as it is asked for."""
+    def show(self, loaded: LoadedModel, template: Template, title: str, named: str, between: str, **facts: Any) -> None:
+        """Fill the template n times, seen as it is asked for, and print the texts, or all as JSON."""
         with self.view.recording(template, self.n, title, quiet=self.json) as callback:
-            return template.fill(loaded, self.n, self.options.sampling(self.seed), callback)
+            texts = template.fill(loaded, self.n, self.options.sampling(self.seed), callback)
+        if self.json:
+            print(json.dumps({named: texts, **facts, "seed": self.seed}))
+        else:
+            write_output(between.join(texts) + "\n")
 
 
 def _moving(progress: Callable[[float, float], None], n: int) -> Callback:

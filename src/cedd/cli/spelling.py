@@ -84,7 +84,7 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         print(json.dumps({**measured.record(), "seconds": round(time.perf_counter() - started, 3)}))
     else:
-        measured.print(Console())
+        measured.print(Console(highlight=False, markup=False))
     return 0
 
 
@@ -122,26 +122,24 @@ class Measured:
 
     def print(self, console: Console) -> None:
         """As tables."""
-
-        def say(line: str) -> None:
-            console.print(line, highlight=False, markup=False)
-
         book, name = self.book, self.model.name
         strange = f"; {book.unknown:,} that the model does not know, read as similar ones" if book.unknown else ""
-        say(f"{book.name}: {len(book.text):,} characters in blocks of {book.length}{strange}")
+        console.print(f"{book.name}: {len(book.text):,} characters in blocks of {book.length}{strange}")
         if self.restoration is not None:
-            say(f"\nPaper's protocol: {name}, noise at t = {self.restoration.t:g}")
+            console.print(f"\nPaper's protocol: {name}, noise at t = {self.restoration.t:g}")
             console.print(_paper_table(self.restoration))
         if self.corrections:
             seen = self.corrections[0].outcomes
-            say(f"\nUser's protocol: {name}, {seen.fixed.total:,} {MISTAKES[self.arguments.user.mistakes].counted}")
+            console.print(
+                f"\nUser's protocol: {name}, {seen.fixed.total:,} {MISTAKES[self.arguments.user.mistakes].counted}"
+            )
             console.print(_user_table(self.corrections))
-            say(
+            console.print(
                 "%, and 95% intervals. fixed, altered, missed: of the mistakes; broken: of the good letters; others: "
                 f"of spaces, digits and punctuation; wrong: of all characters, {100 * seen.before.value:.2f} before"
             )
         if self.note is not None:
-            say(self.note)
+            console.print(self.note)
 
 
 def _percent(share: Share, digits: int = 1) -> str:
