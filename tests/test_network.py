@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import cedd
 from cedd import network as network_module
+from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.network import Network, Places, evaluating
 
 V, L = 5, 4
@@ -182,3 +183,13 @@ def test_a_text_without_a_chance_has_an_infinite_bound(tolerance: float | None, 
     assert found.nats_per_token == float("inf")
     assert found.perplexity == float("inf")
     assert found.evaluations <= 4 * 8 + 4
+
+
+def test_a_causal_network_with_a_cache_is_checked_and_given_its_condition() -> None:
+    shape = {"vocab_size": V, "has_mask": True, "length": L, "width": 16, "depth": 1, "heads": 2}
+    model = Transformer(TransformerConfig(**shape, causal=True, time_conditioning=False)).eval()
+    with pytest.raises(TypeError, match="label"):
+        cedd.sample(model, cedd.absorb(V), (2, L), method="ar", label=torch.zeros(2))
+    torch.nn.init.constant_(model.head.bias, float("nan"))
+    with pytest.raises(ValueError, match="the network returned nan"):
+        cedd.sample(model, cedd.absorb(V), (2, L), method="ar")

@@ -246,9 +246,17 @@ class Network:
     def outputs(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """All outputs [B, L, V] for x_t [B, L] and sigma [B] (or one for all)."""
         assert callable(self.model)
-        outputs = checked_outputs(self._run(self.model, x_t, sigma), (*x_t.shape, self.vocab_size))
-        self.check.look_at(outputs)
+        outputs = self.checked(self._run(self.model, x_t, sigma), (*x_t.shape, self.vocab_size))
         return outputs.double() if self.double else outputs
+
+    def given(self) -> dict[str, Tensor]:
+        """The extras, where the network is."""
+        return {name: value.to(self.home) for name, value in (self.extras or {}).items()}
+
+    def checked(self, outputs: Tensor, expected: tuple[int, ...]) -> Tensor:
+        """Outputs of the shape that was asked for, which are numbers."""
+        self.check.look_at(checked_outputs(outputs, expected))
+        return outputs
 
     def check_outputs(self) -> None:
         """Refuse outputs that were no numbers, if there were any since the last call."""
@@ -262,7 +270,7 @@ class Network:
         model = self.model
         if not has_head(model):
             outputs = self.outputs(x_t, sigma).flatten(0, 1)
-            return OutputRows(outputs.index_select(0, places.rows), None, self.vocab_size, self.check)
+            return OutputRows(self, outputs.index_select(0, places.rows), None)
         network = self
         if places.sequences is not None:
             x_t = x_t.index_select(0, places.sequences)
@@ -270,12 +278,11 @@ class Network:
             network = self.of_sequences(places.sequences)
         hidden = network._run(model.features, x_t, sigma).flatten(0, 1).index_select(0, places.index)
         head = full_precision_head(model.head) if full_precision else model.head
-        return OutputRows(hidden, self._on_host(head), self.vocab_size, self.check)
+        return OutputRows(self, hidden, self._on_host(head))
 
     def _run(self, half: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
-        extras = {name: value.to(self.home) for name, value in (self.extras or {}).items()}
         level = sigma.to(self.sigma_dtype).expand(len(x_t))
-        return half(x_t.to(self.home), level.to(self.home), **extras).to(self.device)
+        return half(x_t.to(self.home), level.to(self.home), **self.given()).to(self.device)
 
     def _on_host(self, head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The head as it is, or called from where the rows are."""
@@ -298,21 +305,17 @@ def full_precision_head(head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], 
 class OutputRows:
     """Outputs of some positions, made a chunk at a time."""
 
-    def __init__(
-        self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None, vocab_size: int, check: OutputCheck
-    ) -> None:
-        self._hidden, self._head, self._vocab_size, self._check = hidden, head, vocab_size, check
+    def __init__(self, network: Network, hidden: Tensor, head: Callable[[Tensor], Tensor] | None) -> None:
+        self._network, self._hidden, self._head = network, hidden, head
 
     def chunks(self) -> Iterator[tuple[Tensor, slice]]:
         """Outputs [r, V], and which rows they are of."""
-        size = max(1, _ENTRIES_AT_ONCE.get(self._hidden.device.type, _MOST_ENTRIES) // self._vocab_size)
+        vocab_size = self._network.vocab_size
+        size = max(1, _ENTRIES_AT_ONCE.get(self._hidden.device.type, _MOST_ENTRIES) // vocab_size)
         for start in range(0, len(self._hidden), size):
             part = slice(start, start + size)
             rows = self._hidden[part]
-            if self._head is not None:
-                rows = checked_outputs(self._head(rows), (len(rows), self._vocab_size))
-                self._check.look_at(rows)
-            yield rows, part
+            yield rows if self._head is None else self._network.checked(self._head(rows), (len(rows), vocab_size)), part
 
     def map(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """function(outputs, which rows) of all chunks, put together; there must be a row."""

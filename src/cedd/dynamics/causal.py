@@ -35,8 +35,9 @@ class HasCache(Protocol):
         """An empty cache."""
         ...
 
-    def features(self, x_t: Tensor, sigma: Tensor | None = None, cache: Any = None) -> Tensor:
-        """[B, n] new tokens -> [B, n, D]."""
+    @property
+    def features(self) -> Callable[..., Tensor]:
+        """(new tokens [B, n], sigma=None, cache=None, **extras) -> [B, n, D]."""
         ...
 
 
@@ -117,9 +118,9 @@ def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor
 
         def continued(inputs: Tensor, i: int) -> Tensor:
             nonlocal seen
-            hidden = model.features(inputs[:, seen : i + 1], cache=cache)[:, -1]
+            hidden = model.features(inputs[:, seen : i + 1], cache=cache, **network.given())[:, -1]
             seen = i + 1
-            return head(hidden)
+            return network.checked(head(hidden), (batch, network.vocab_size))
 
         return continued
 
