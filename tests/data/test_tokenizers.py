@@ -128,7 +128,7 @@ def test_an_alphabet_does_not_depend_on_the_order_of_the_data() -> None:
 
 
 def all_kinds() -> list[Tokenizer]:
-    characters_as_gpt2 = CharAsGPT2({"a": 64, "b": 65}, unknown="a")
+    characters_as_gpt2 = CharAsGPT2({"a": 64, "b": 65}, 50257, unknown="a")
     return [CharTokenizer(ALPHABET), CharTokenizer(ALPHABET, unknown="a"), ByteTokenizer(), BPE, characters_as_gpt2]
 
 

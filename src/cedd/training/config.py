@@ -8,7 +8,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -238,8 +238,8 @@ class TrainConfig:
         get_method(self.method)
         values = flat(self)
         for names, words, holds in _LIMITS:
-            for name in names:
-                if not holds(values[name]):
+            for name in names.split():
+                if values[name] is not None and not holds(values[name]):
                     raise ValueError(f"{name} must {words}; got {values[name]}")
         if self.evaluation.patience > 0 and self.evaluation.every < 1:
             raise ValueError("evaluation.patience needs evaluations: set evaluation.every too")
@@ -263,38 +263,20 @@ class TrainConfig:
             )
 
 
-_LIMITS: tuple[tuple[Sequence[str], str, Callable[[float], bool]], ...] = (
-    (
-        (
-            *("steps", "length", "batch.size", "batch.accumulate", "checkpoint_every", "keep", "log_every"),
-            *("evaluation.sequences", "evaluation.draws", "evaluation.sample_steps"),
-        ),
-        "be at least 1",
-        lambda value: value >= 1,
-    ),
-    (("seed",), "be a whole number from 0 up, below 2^63", lambda value: 0 <= value < 2**63),
-    (
-        ("evaluation.every", "evaluation.samples", "evaluation.patience"),
-        "be at least 0, which turns it off",
-        lambda value: value >= 0,
-    ),
-    (("optimizer.warmup",), "be a number of steps from 0 up", lambda value: value >= 0),
-    (("optimizer.ema_every",), "be at least 1, if given", lambda value: value is None or value >= 1),
-    (("optimizer.rate", "optimizer.eps"), "be positive and finite", lambda value: 0.0 < value < math.inf),
-    (
-        ("optimizer.matrix_rate",),
-        "be positive and finite, if given",
-        lambda value: value is None or 0.0 < value < math.inf,
-    ),
-    (("optimizer.decay_share",), "lie in (0, 1]", lambda value: 0.0 < value <= 1.0),
-    (
-        ("optimizer.beta1", "optimizer.beta2", "optimizer.ema", "optimizer.momentum"),
-        "lie in [0, 1)",
-        lambda value: 0.0 <= value < 1.0,
-    ),
-    (("optimizer.weight_decay",), "be finite, and 0 (none) or more", lambda value: 0.0 <= value < math.inf),
-    (("optimizer.clip",), "be a norm, or 0 for no clipping", lambda value: value >= 0.0),
-    (("optimizer.final_share",), "lie in [0, 1]", lambda value: 0.0 <= value <= 1.0),
+_LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
+    ("steps length checkpoint_every keep log_every batch.size batch.accumulate", "be at least 1", lambda x: x >= 1),
+    ("evaluation.sequences evaluation.draws evaluation.sample_steps", "be at least 1", lambda x: x >= 1),
+    ("evaluation.every evaluation.samples evaluation.patience", "be at least 0, which turns it off", lambda x: x >= 0),
+    ("seed", "be a whole number from 0 up, below 2^63", lambda x: 0 <= x < 2**63),
+    ("optimizer.warmup", "be a number of steps from 0 up", lambda x: x >= 0),
+    ("optimizer.ema_every", "be at least 1, if given", lambda x: x >= 1),
+    ("optimizer.rate optimizer.eps", "be positive and finite", lambda x: 0.0 < x < math.inf),
+    ("optimizer.matrix_rate", "be positive and finite, if given", lambda x: 0.0 < x < math.inf),
+    ("optimizer.beta1 optimizer.beta2 optimizer.ema optimizer.momentum", "lie in [0, 1)", lambda x: 0.0 <= x < 1.0),
+    ("optimizer.weight_decay", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
+    ("optimizer.clip", "be a norm, or 0 for no clipping", lambda x: x >= 0.0),
+    ("optimizer.final_share", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
+    ("optimizer.decay_share", "lie in (0, 1]", lambda x: 0.0 < x <= 1.0),
 )
 """Limits of a run's numbers, by their names; NaN is within none of them."""
 
