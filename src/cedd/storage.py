@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ def canonical_json(value: Any) -> bytes:
 def json_sha256(value: Any) -> str:
     """The hash of a JSON value, whatever the order of its keys."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def finite(value: Any) -> Any:
+    """The value with null where a number is not finite, which JSON cannot write."""
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def file_sha256(path: Path) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, running_mean, student_quantile
+from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, student_quantile
 from cedd.bounds.estimator import Sampling, estimate_bound
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
-from cedd.data.evaluation_sets import EvaluationData, find_evaluation_set, load_evaluation_set
+from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
 from cedd.data.packing import pack
 from cedd.data.tokenizers import Tokenizer
-from cedd.dynamics import BOUNDS, Bound, Corrector
+from cedd.dynamics import BOUNDS, Bound
 from cedd.models.folder import ModelFolder
-from cedd.storage import atomic_file, atomic_write, json_sha256
+from cedd.storage import atomic_file, atomic_write, finite, json_sha256
 
 Asked = Literal["tight", "j1", "j2", "all"]
 UNITS = {"character": "characters", "byte": "utf8_bytes", "word": "words"}
@@ -53,27 +53,14 @@ def load_data(
     workers: int = 1,
 ) -> EvaluationData:
     """An evaluation set by its name, or a file, folder or hub data set, as blocks with the protocol that made them."""
-    if _names_a_set(spec):
+    is_file = Path(spec).expanduser().exists() or spec == PYTHON_MANUAL
+    if not is_file and re.fullmatch(r"[\w-]+", spec):  # a bare word: an evaluation set, or refused by name
         return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)
     corpus = open_corpus(spec)
     packed = pack(corpus, tokenizer, length, cache=cache, workers=workers)
-    protocol: dict[str, Any] = {
-        "set": corpus.name,
-        "split": None,
-        "source": corpus.name,
-        "detokenizer": "none",
-        **packed.report(),
-    }
+    protocol = {"set": corpus.name, "split": None, "source": corpus.name, "detokenizer": "none", **packed.report()}
     named = ("content_sha256", "policy_sha256", "tokenizer_fingerprint", "length")
     return EvaluationData(packed, protocol | {"protocol_sha256": json_sha256({key: protocol[key] for key in named})})
-
-
-def _names_a_set(spec: str) -> bool:
-    """Whether an evaluation set is meant: a bare word that is no file. One that no set has is refused by name."""
-    if Path(spec).expanduser().exists() or spec == PYTHON_MANUAL or not re.fullmatch(r"[\w-]+", spec):
-        return False
-    find_evaluation_set(spec)
-    return True
 
 
 def choose_sequences(data: EvaluationData, most: int | None) -> tuple[Tensor, dict[str, Any]]:
@@ -103,21 +90,15 @@ class Measurement:
         """The first bound that was asked for."""
         return next(iter(self.bounds.values()))
 
-    def tokens_per(self, unit: str) -> float | None:
-        """Tokens of the data per character, byte or word; None where the tokenizer loses characters."""
-        if self.folder.tokenizer.unknown is not None:
-            return None
-        count = self.protocol[UNITS[unit]]
-        return self.protocol["tokens"] / count if count else None
-
     def per_unit(self, estimate: BoundEstimate) -> dict[str, float]:
-        """Bits per character and byte, and perplexity per word."""
+        """Bits per character and byte, and perplexity per word; nothing where the tokenizer loses characters."""
         found: dict[str, float] = {}
-        for unit in UNITS:
-            tokens = self.tokens_per(unit)
-            if tokens is None:
+        if self.folder.tokenizer.unknown is not None:
+            return found
+        for unit, counted in UNITS.items():
+            if not self.protocol[counted]:
                 continue
-            nats = estimate.nats_per_token * tokens
+            nats = estimate.nats_per_token * (self.protocol["tokens"] / self.protocol[counted])
             if unit == "word":
                 found["perplexity_per_word"] = math.exp(nats) if nats < 700 else math.inf
             else:
@@ -130,15 +111,7 @@ def asked_bounds(folder: ModelFolder, asked: Asked) -> tuple[Bound, ...]:
     if asked != "all":
         folder.method.check_bound(asked)
         return (asked,)
-    return tuple(bound for bound in BOUNDS if _has_bound(folder, bound))
-
-
-def _has_bound(folder: ModelFolder, bound: Bound) -> bool:
-    try:
-        folder.method.check_bound(bound)
-    except ValueError:
-        return False
-    return True
+    return tuple(bound for bound in BOUNDS if bound in folder.method.dynamics.bounds)
 
 
 def measure(
@@ -147,19 +120,14 @@ def measure(
     protocol: Mapping[str, Any],
     *,
     bound: Asked = "tight",
-    draws: int = 16,
-    tolerance: float | None = None,
     sampling: Sampling | None = None,
-    time_floor: float | None = None,
-    corrector: Corrector | None = None,
-    fixed_set: bool = False,
-    batch: int = 32,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
 ) -> Measurement:
-    """The bounds of a run on data [N, L]. The same seed shows any run the same times and noise.
+    """The bounds of a run on data [N, L], with the options of `estimate_bound`.
 
-    `all` is one estimate, drawn once: the three bounds differ by constants.
+    The same seed shows any run the same times and noise. `all` is one estimate, drawn once: the three bounds differ by
+    constants.
     """
     if folder.process.vocab_size < folder.tokenizer.vocab_size:
         raise ValueError(
@@ -174,15 +142,9 @@ def measure(
             data,
             method=folder.method,
             bound=one,
-            draws=draws,
-            tolerance=tolerance,
             generator=torch.Generator().manual_seed(seed),
             sampling=way,
-            time_floor=time_floor,
-            corrector=corrector,
-            fixed_set=fixed_set,
-            batch=batch,
-            progress=progress,
+            **options,
         )
 
     wanted = asked_bounds(folder, bound)
@@ -263,24 +225,31 @@ def check_comparable(first: ModelFolder, second: ModelFolder) -> None:
 # Records and files
 
 
-def finite(value: float) -> float | None:
-    """A number that JSON can hold, or null."""
-    return value if math.isfinite(value) else None
-
-
-def estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
-    """An estimate as JSON."""
+def measurement_record(measured: Measurement) -> dict[str, Any]:
+    """A measurement as JSON."""
     return {
-        "nats_per_token": finite(estimate.nats_per_token),
-        "bits_per_token": finite(estimate.bits_per_token),
-        "perplexity": finite(estimate.perplexity),
+        "run": measured.folder.name,
+        "method": measured.folder.method.name,
+        "process": measured.folder.process.config(),
+        "bounds": {
+            name: finite(_estimate_record(estimate) | measured.per_unit(estimate))
+            for name, estimate in measured.bounds.items()
+        },
+    }
+
+
+def _estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
+    return {
+        "nats_per_token": estimate.nats_per_token,
+        "bits_per_token": estimate.bits_per_token,
+        "perplexity": estimate.perplexity,
         "infinite": math.isinf(estimate.nats_per_token),
-        "stderr": finite(estimate.stderr),
-        "ci95": [finite(x) for x in estimate.ci95],
-        "perplexity_ci95": [finite(x) for x in estimate.perplexity_ci95],
+        "stderr": estimate.stderr,
+        "ci95": estimate.ci95,
+        "perplexity_ci95": estimate.perplexity_ci95,
         "clustered_by_sequence": not estimate.fixed_set,
-        "sequence_stderr": finite(estimate.sequence_stderr),
-        "monte_carlo_stderr": finite(estimate.monte_carlo_stderr),
+        "sequence_stderr": estimate.sequence_stderr,
+        "monte_carlo_stderr": estimate.monte_carlo_stderr,
         "terminal": estimate.terminal,
         "evaluations": estimate.evaluations,
         "draws_per_sequence": estimate.draws,
@@ -289,56 +258,35 @@ def estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
     }
 
 
-def measurement_record(measured: Measurement) -> dict[str, Any]:
-    """A measurement as JSON."""
-    return {
-        "run": measured.folder.name,
-        "method": measured.folder.method.name,
-        "process": measured.folder.process.config(),
-        "bounds": {
-            name: estimate_record(estimate)
-            | {unit: finite(value) for unit, value in measured.per_unit(estimate).items()}
-            for name, estimate in measured.bounds.items()
-        },
-    }
-
-
 def comparison_record(compared: Comparison) -> dict[str, Any]:
     """A comparison as JSON."""
-    return {
-        "bound": compared.bound,
-        "difference_nats_per_token": finite(compared.difference),
-        "stderr": finite(compared.stderr),
-        "ci95": [finite(x) for x in compared.ci95],
-        "perplexity_ratio": finite(compared.perplexity_ratio),
-        "perplexity_ratio_ci95": [finite(x) for x in compared.perplexity_ratio_ci95],
-        "correlation": finite(compared.correlation),
-    }
+    return finite(
+        {
+            "bound": compared.bound,
+            "difference_nats_per_token": compared.difference,
+            "stderr": compared.stderr,
+            "ci95": compared.ci95,
+            "perplexity_ratio": compared.perplexity_ratio,
+            "perplexity_ratio_ci95": compared.perplexity_ratio_ci95,
+            "correlation": compared.correlation,
+        }
+    )
 
 
 def save_per_sequence(path: Path, measurements: Sequence[Measurement]) -> None:
     """One value a sequence, for each run and bound, in the order of the data: .npy [runs * bounds, N], or .jsonl."""
     columns = {
-        (measured.folder.path.name if len(measurements) > 1 else "", name, place): estimate.per_sequence.numpy()
-        for place, measured in enumerate(measurements)
+        f"{name}_nats_per_token" + f":{place}:{measured.folder.path.name}" * (len(measurements) > 1): estimate
+        for place, measured in enumerate(measurements, 1)
         for name, estimate in measured.bounds.items()
     }
+    values = np.stack([estimate.per_sequence.numpy() for estimate in columns.values()])
     if path.suffix == ".npy":
         with atomic_file(path) as temporary, temporary.open("wb") as file:
-            np.save(file, np.stack(list(columns.values())), allow_pickle=False)
+            np.save(file, values, allow_pickle=False)
         return
-    count = len(next(iter(columns.values())))
-    lines = [
-        json.dumps(
-            {"sequence": n} | {_column_name(*key): finite(float(values[n])) for key, values in columns.items()},
-        )
-        for n in range(count)
-    ]
-    atomic_write(path, ("\n".join(lines) + "\n").encode())
-
-
-def _column_name(run: str, bound: str, place: int) -> str:
-    return f"{bound}_nats_per_token" + (f":{place + 1}:{run}" if run else "")
+    rows = [{"sequence": n, **dict(zip(columns, row, strict=True))} for n, row in enumerate(values.T.tolist())]
+    atomic_write(path, "".join(f"{json.dumps(finite(row))}\n" for row in rows).encode())
 
 
 def save_plot(path: Path, measurements: Sequence[Measurement]) -> None:
@@ -351,7 +299,7 @@ def save_plot(path: Path, measurements: Sequence[Measurement]) -> None:
         for name, estimate in measured.bounds.items():
             if len(estimate.per_sequence) < 2:
                 continue
-            mean, half = (x.numpy() for x in running_mean(estimate.per_sequence))
+            mean, half = (x.numpy() for x in estimate.running())
             count = np.arange(2, len(estimate.per_sequence) + 1)
             label = name if len(measurements) == 1 else f"{measured.folder.path.name}, {name}"
             (line,) = axes.plot(count, mean, label=label)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cedd.evaluation.baselines import Baseline
+from cedd.storage import finite
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,7 @@ class RunReport:
         values = asdict(self)
         for name in ("animation", "noise"):
             del values[name]
-        return plain(values)
-
-
-def plain(value: Any) -> Any:
-    """The value with null where a number is not finite, which JSON cannot write."""
-    if isinstance(value, Mapping):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return finite(values)
 
 
 @dataclass(frozen=True)
@@ -154,4 +145,4 @@ class RunComparison:
 
     def record(self) -> dict[str, Any]:
         """The figures as JSON values."""
-        return plain(asdict(self))
+        return finite(asdict(self))
