@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import asdict
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 
@@ -40,7 +41,7 @@ def test_both_definitions():
     assert report.judged_tokens == 40
     assert report.token_entropy == 0
     assert report.distinct["1"] == pytest.approx(2 / 42)
-    json.dumps(report.as_dict())
+    json.dumps(asdict(report))
 
 
 def test_the_interval_covers_the_mean():

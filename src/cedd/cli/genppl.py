@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> int:
     samples = draw(arguments) if given is None else given
     report = generative_perplexity(samples, judge, seed=arguments.seed)
     if arguments.json:
-        print(json.dumps(report.as_dict() | {"made_by": dict(samples.made_by)}))
+        print(json.dumps(asdict(report) | {"made_by": dict(samples.made_by)}))
     else:
         Console().print(table(report))
     return 0

@@ -55,15 +55,12 @@ class NGram:
             raise ValueError(f"{order}-grams over {vocab_size} tokens cannot be numbered; use a smaller order")
         text = np.asarray(tokens, dtype=np.int64).ravel()
         self.vocab_size, self.order = vocab_size, order
-        self._counts = [_count(_grams(text[None], length, vocab_size).ravel(), vocab_size) for length in self._lengths]
-
-    @property
-    def _lengths(self) -> range:
-        return range(1, self.order + 1)
+        lengths = range(1, order + 1)
+        self._counts = [_count(_grams(text[None], length, vocab_size).ravel(), vocab_size) for length in lengths]
 
     def probabilities(self, blocks: Ids) -> Floats:
         """p(token | the tokens before it in its own sequence), [N, L]."""
-        return list(self._by_order(blocks))[-1]
+        return self._by_order(blocks)[-1]
 
     def bits(self, blocks: Ids) -> list[Floats]:
         """-log2 of the probabilities [N, L] under the models of order 1, 2, ..., n that this one contains."""
@@ -73,7 +70,7 @@ class NGram:
         texts = np.atleast_2d(np.asarray(blocks, dtype=np.int64))
         p = np.full(texts.shape, 1.0 / self.vocab_size)
         found: list[Floats] = []
-        for length, counts in zip(self._lengths, self._counts, strict=True):
+        for length, counts in enumerate(self._counts, 1):
             p = p.copy()
             if length <= texts.shape[1]:  # positions with too short a past keep the shorter model's answer
                 grams = _grams(texts, length, self.vocab_size)
@@ -164,9 +161,8 @@ def measure_baselines(
     best = min(possible, key=lambda order: float(means[order - 1].mean()), default=1)
     made = [_of_sequences("unigram", means[0], "how often each token occurs")]
     if possible:
-        made.append(
-            _of_sequences(f"{best}-gram", means[best - 1], f"the best of orders {possible[0]} to {possible[-1]}")
-        )
+        orders_tried = f"the best of orders {possible[0]} to {possible[-1]}"
+        made.append(_of_sequences(f"{best}-gram", means[best - 1], orders_tried))
     made += [Baseline(name, compressed_bits(name, text), None, "the held-out text alone") for name in COMPRESSORS]
     made.append(Baseline("primed xz", compressed_bits("xz", text, given), None, "having read the training text"))
     return made

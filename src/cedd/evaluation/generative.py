@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.storage import atomic_write
+
+Floats = NDArray[np.float64]
 
 DEFAULT_JUDGE = "openai-community/gpt2-large"
 
@@ -126,10 +128,8 @@ class HubJudge:
 
     def judge(self, texts: Sequence[str]) -> list[Judged]:
         """Each text is tokenised anew; what exceeds the judge's context is cut off."""
-        results: list[Judged] = []
-        for start in range(0, len(texts), self._batch):
-            results += self._judge_batch(texts[start : start + self._batch])
-        return results
+        parts = (texts[start : start + self._batch] for start in range(0, len(texts), self._batch))
+        return [judged for part in parts for judged in self._judge_batch(part)]
 
     def _judge_batch(self, texts: Sequence[str]) -> list[Judged]:
         torch = self._torch
@@ -140,15 +140,11 @@ class HubJudge:
         for row, tokens in zip(ids, rows, strict=True):
             row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         lengths = torch.tensor([len(tokens) for tokens in rows])
-        mask = torch.arange(longest) < lengths[:, None]
+        ids, mask = (part.to(self._device) for part in (ids, torch.arange(longest) < lengths[:, None]))
         with torch.no_grad():
-            logits = self._model(
-                input_ids=ids.to(self._device), attention_mask=mask.to(self._device, torch.int64)
-            ).logits
-        nats = torch.nn.functional.cross_entropy(
-            logits[:, :-1].transpose(1, 2).float(), ids[:, 1:].to(self._device), reduction="none"
-        )
-        totals = (nats.double() * mask[:, 1:].to(self._device)).sum(1)
+            logits = self._model(input_ids=ids, attention_mask=mask.to(torch.int64)).logits
+        nats = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2).float(), ids[:, 1:], reduction="none")
+        totals = (nats.double() * mask[:, 1:]).sum(1)
         return [
             Judged(float(total), max(0, len(row) - 1), len(tokens) - len(row))
             for total, row, tokens in zip(totals, rows, whole, strict=True)
@@ -185,9 +181,6 @@ class GenerativePerplexity:
     distinct: Mapping[str, float]
     """Distinct n-grams as a share of all n-grams, over all samples."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def generative_perplexity(
     samples: Samples, judge: Judge, *, resamples: int = 1000, seed: int = 0
@@ -212,19 +205,16 @@ def generative_perplexity(
     )
 
 
-Statistic = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
-
-
-def _sample_mean(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
+def _sample_mean(nats: Floats, tokens: Floats) -> float:
     return float(np.exp(nats / tokens).mean())
 
 
-def _corpus(nats: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
+def _corpus(nats: Floats, tokens: Floats) -> float:
     return float(math.exp(nats.sum() / tokens.sum()))
 
 
 def _interval(
-    statistic: Statistic, nats: NDArray[np.float64], tokens: NDArray[np.float64], resamples: int, seed: int
+    statistic: Callable[[Floats, Floats], float], nats: Floats, tokens: Floats, resamples: int, seed: int
 ) -> BootstrapInterval:
     if len(nats) < 2:
         return BootstrapInterval(statistic(nats, tokens), None, None)
@@ -243,11 +233,7 @@ def token_entropy(ids: Sequence[int]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _ngrams(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
-    return zip(*(ids[i:] for i in range(n)), strict=False)
-
-
 def distinct(samples: Sequence[Sequence[int]], n: int) -> float:
     """Distinct n-grams as a share of all n-grams."""
-    counted = Counter(gram for ids in samples for gram in _ngrams(ids, n))
+    counted = Counter(gram for ids in samples for gram in zip(*(ids[i:] for i in range(n)), strict=False))
     return len(counted) / max(1, counted.total())

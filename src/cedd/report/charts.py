@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 132, 14, 42
@@ -25,6 +25,11 @@ class Curve:
     faint: bool = False
     colour: int = 0
     """Which of the page's curve colours, --curve-0 and so on."""
+
+    def triples(self) -> list[tuple[float, float, float]]:
+        """(x, y, half-width), which is 0 where there is no band."""
+        band = self.band or [0.0] * len(self.points)
+        return [(x, y, half) for (x, y), half in zip(self.points, band, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -62,19 +67,21 @@ class _Frame:
     def y(self, value: float) -> float:
         return round(HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM), 2)
 
+    def points(self, path: Sequence[Point]) -> str:
+        return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in path)
+
 
 def line_chart(curves: Sequence[Curve], x_label: str, y_label: str, levels: Sequence[Level] = ()) -> str:
     """One chart. Values that are not finite are left out; with nothing to draw it is a sentence that says so."""
-    shown = [_finite(curve) for curve in curves]
-    shown = [curve for curve in shown if curve.points]
+    shown = [curve for curve in map(_finite, curves) if curve.points]
     levels = [level for level in levels if math.isfinite(level.y)]
     if not shown:
         return '<p class="note">There is nothing to draw.</p>'
     xs = [x for curve in shown for x, _ in curve.points]
-    ys = [y for curve in shown for y in _extent(curve)] + [level.y for level in levels]
-    frame = _Frame(xs, ys)
+    ys = [edge for curve in shown for _, y, half in curve.triples() for edge in (y - half, y + half)]
+    frame = _Frame(xs, ys + [level.y for level in levels])
     parts = [_axes(frame, x_label, y_label)]
-    parts += [_level(frame, level) for level in levels]
+    parts += [_across("level", frame.y(level.y)) for level in levels]
     parts += [_curve(frame, curve) for curve in shown]
     parts.append(_labels(frame, shown, levels))
     title = html.escape(f"{y_label} over {x_label}: {', '.join(curve.label for curve in shown)}")
@@ -82,21 +89,8 @@ def line_chart(curves: Sequence[Curve], x_label: str, y_label: str, levels: Sequ
 
 
 def _finite(curve: Curve) -> Curve:
-    band = curve.band or [0.0] * len(curve.points)
-    kept = [(p, b if math.isfinite(b) else 0.0) for p, b in zip(curve.points, band, strict=True) if math.isfinite(p[1])]
-    return Curve(
-        curve.label,
-        [p for p, _ in kept],
-        [b for _, b in kept] if curve.band else (),
-        curve.dots,
-        curve.faint,
-        curve.colour,
-    )
-
-
-def _extent(curve: Curve) -> list[float]:
-    band = curve.band or [0.0] * len(curve.points)
-    return [y + sign * b for (_, y), b in zip(curve.points, band, strict=True) for sign in (-1, 1)]
+    kept = [(x, y, half if math.isfinite(half) else 0.0) for x, y, half in curve.triples() if math.isfinite(y)]
+    return replace(curve, points=[(x, y) for x, y, _ in kept], band=[half for *_, half in kept] if curve.band else ())
 
 
 def _number(value: float) -> str:
@@ -108,14 +102,14 @@ def _axes(frame: _Frame, x_label: str, y_label: str) -> str:
     parts: list[str] = []
     for value in ticks(frame.y0, frame.y1):
         y = frame.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
+        parts.append(_across("grid", y))
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{_number(value)}</text>')
     parts += [
         f'<text class="tick" x="{frame.x(value)}" y="{bottom + 18}" text-anchor="middle">{_number(value)}</text>'
         for value in ticks(frame.x0, frame.x1, 6)
     ]
     middle = (LEFT + right) / 2
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(_across("axis", bottom))
     parts.append(f'<text class="name" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(x_label)}</text>')
     parts.append(
         f'<text class="name" transform="rotate(-90 14 {HEIGHT / 2 - 14})" x="14" y="{HEIGHT / 2 - 14}" '
@@ -124,51 +118,40 @@ def _axes(frame: _Frame, x_label: str, y_label: str) -> str:
     return "".join(parts)
 
 
-def _level(frame: _Frame, level: Level) -> str:
-    y = frame.y(level.y)
-    return f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
+def _across(kind: str, y: float) -> str:
+    """A horizontal line from edge to edge."""
+    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
 
 
 def _curve(frame: _Frame, curve: Curve) -> str:
-    path = [(frame.x(x), frame.y(y)) for x, y in curve.points]
     parts: list[str] = []
+    triples, colour = curve.triples(), f"curve-{curve.colour}"
     if curve.band:
-        edges = [(p, b) for p, b in zip(curve.points, curve.band, strict=True)]
-        around = [(frame.x(x), frame.y(y + b)) for (x, y), b in edges]
-        around += [(frame.x(x), frame.y(y - b)) for (x, y), b in reversed(edges)]
-        parts.append(f'<polygon class="band curve-{curve.colour}" points="{_points(around)}"/>')
+        around = [(x, y + half) for x, y, half in triples] + [(x, y - half) for x, y, half in reversed(triples)]
+        parts.append(f'<polygon class="band {colour}" points="{frame.points(around)}"/>')
     kind = "line faint" if curve.faint else "line"
-    parts.append(f'<polyline class="{kind} curve-{curve.colour}" points="{_points(path)}"/>')
-    if curve.dots:
-        bands = curve.band or [0.0] * len(path)
-        for (x, y), (at, value), half in zip(path, curve.points, bands, strict=True):
-            note = html.escape(f"{_number(at)}: {value:.4f}" + (f" ± {half:.4f}" if half else ""))
-            parts.append(
-                f'<circle class="dot curve-{curve.colour}" cx="{x}" cy="{y}" r="3.5"><title>{note}</title></circle>'
-            )
+    parts.append(f'<polyline class="{kind} {colour}" points="{frame.points(curve.points)}"/>')
+    for x, y, half in triples if curve.dots else ():
+        note = html.escape(f"{_number(x)}: {y:.4f}" + (f" ± {half:.4f}" if half else ""))
+        place = f'cx="{frame.x(x)}" cy="{frame.y(y)}"'
+        parts.append(f'<circle class="dot {colour}" {place} r="3.5"><title>{note}</title></circle>')
     return "".join(parts)
-
-
-def _points(path: Sequence[Point]) -> str:
-    return " ".join(f"{x},{y}" for x, y in path)
 
 
 def _labels(frame: _Frame, curves: Sequence[Curve], levels: Sequence[Level]) -> str:
     """Names at the right edge, moved apart where they would lie on each other."""
     wanted = [(frame.y(level.y), level.label, "name") for level in levels]
     wanted += [(frame.y(c.points[-1][1]), c.label, f"label curve-{c.colour}") for c in curves if not c.faint]
-    parts: list[str] = []
     last = -math.inf
     placed: list[tuple[float, str, str]] = []
     for y, label, kind in sorted(wanted):
         last = max(y, last + SPACING)
         placed.append((last, label, kind))
-    over = max(0.0, last - (HEIGHT - BOTTOM)) if placed else 0.0
-    for y, label, kind in placed:
-        parts.append(
-            f'<text class="{kind}" x="{WIDTH - RIGHT + 8}" y="{y - over + 4:.1f}">{html.escape(_cut(label))}</text>'
-        )
-    return "".join(parts)
+    over = max(0.0, last - (HEIGHT - BOTTOM))
+    return "".join(
+        f'<text class="{kind}" x="{WIDTH - RIGHT + 8}" y="{y - over + 4:.1f}">{html.escape(_cut(label))}</text>'
+        for y, label, kind in placed
+    )
 
 
 def _cut(label: str, most: int = 19) -> str:

@@ -5,6 +5,7 @@ Shapes: N sequences, L positions.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Generator, Mapping, Sequence
@@ -15,10 +16,9 @@ import numpy as np
 import torch
 
 from cedd.bounds.estimate import BoundEstimate
-from cedd.bounds.estimator import estimate_bound
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.evaluation.baselines import Baseline, measure_baselines
-from cedd.evaluation.perplexity import compare
+from cedd.evaluation.perplexity import compare, measure
 from cedd.models.loaded import SamplingOptions
 from cedd.process import TokenProcess, absorb, roulette, uniform
 from cedd.report.commands import run_commands
@@ -108,7 +108,8 @@ def compare_runs(opened: Sequence[OpenedRun], effort: Effort, seed: int, progres
         progress.begin(f"measuring the bound of {one.path}")
         estimate, figures = measure_bound(one, blocks, effort, seed, progress)
         difference = None
-        if first is not None and is_same_text(opened[0], first[0], one, blocks):
+        same_tokens = one.model.tokenizer.fingerprint == opened[0].model.tokenizer.fingerprint
+        if first is not None and same_tokens and np.array_equal(first[0], blocks):
             paired = compare(first[1], estimate)
             scale = bits_per_character(blocks.size, figures.characters)
             difference = (paired.difference * scale, paired.ci95[0] * scale, paired.ci95[1] * scale)
@@ -130,12 +131,6 @@ def compare_runs(opened: Sequence[OpenedRun], effort: Effort, seed: int, progres
         progress.begin("baselines on the same text")
         baselines = run_baselines(opened[0], opened[0].held_out(effort.sequences))
     return RunComparison(made, baselines)
-
-
-def is_same_text(first: OpenedRun, first_blocks: np.ndarray, other: OpenedRun, blocks: np.ndarray) -> bool:
-    """Whether both runs read the same sequences."""
-    same_tokens = first.model.tokenizer.fingerprint == other.model.tokenizer.fingerprint
-    return same_tokens and np.array_equal(first_blocks, blocks)
 
 
 @contextmanager
@@ -160,24 +155,10 @@ def measure_bound(
     opened: OpenedRun, blocks: np.ndarray, effort: Effort, seed: int, progress: Progress
 ) -> tuple[BoundEstimate, BoundFigures]:
     """The tight bound (an autoregressive model's likelihood) on blocks [N, L], and the same as the page shows it."""
-    model = opened.model
-    with torch.no_grad():
-        estimate = estimate_bound(
-            model.model,
-            model.process,
-            torch.from_numpy(blocks),
-            method=model.method,
-            draws=effort.draws,
-            generator=torch.Generator().manual_seed(seed),
-            device=model.device,
-            progress=progress.move,
-        )
-    return estimate, bound_figures(estimate, len(opened.text(blocks)), exact=not model.method.dynamics.noisy)
-
-
-def bound_figures(estimate: BoundEstimate, characters: int, exact: bool) -> BoundFigures:
-    """An estimate in bits per character of the text it was made on."""
-    scale = bits_per_character(len(estimate.per_sequence) * estimate.length, characters)
+    options = {"seed": seed, "draws": effort.draws, "progress": progress.move}
+    estimate = measure(opened.model.folder, torch.from_numpy(blocks), {}, **options).main
+    characters = len(opened.text(blocks))
+    scale = bits_per_character(blocks.size, characters)
     low, high = estimate.ci95
     running: list[tuple[int, float, float]] = []
     if len(estimate.per_sequence) > 2 and math.isfinite(estimate.nats_per_token):
@@ -186,7 +167,7 @@ def bound_figures(estimate: BoundEstimate, characters: int, exact: bool) -> Boun
             (i + 2, float(means[i]) * scale, float(halves[i]) * scale)
             for i in np.unique(np.linspace(1, len(means) - 1, 160).astype(int)).tolist()
         ]
-    return BoundFigures(
+    figures = BoundFigures(
         bits_per_character=estimate.nats_per_token * scale,
         ci95=(low * scale, high * scale),
         stderr=estimate.stderr * scale,
@@ -195,9 +176,10 @@ def bound_figures(estimate: BoundEstimate, characters: int, exact: bool) -> Boun
         sequences=len(estimate.per_sequence),
         characters=characters,
         draws=estimate.draws,
-        exact=exact,
+        exact=not opened.model.method.dynamics.noisy,
         running=running,
     )
+    return estimate, figures
 
 
 def training_bounds(opened: OpenedRun, figures: BoundFigures) -> list[tuple[int, float, float]]:
@@ -222,10 +204,9 @@ def draw_processes(opened: OpenedRun, line: str, seed: int) -> list[NoiseDrawing
     """The same line under absorb, uniform and roulette, and under the run's own process where it is none of these."""
     tokenizer = opened.model.tokenizer
     ids, size = tokenizer.encode(line), tokenizer.vocab_size
-    own = opened.model.process
     drawn = {"absorb": absorb(size), "uniform": uniform(size), "roulette (p_m = 0.95)": roulette(size)}
     if opened.model.method.dynamics.noisy and opened.process not in drawn:
-        drawn[f"{opened.process}: this run's"] = own
+        drawn[f"{opened.process}: this run's"] = opened.model.process
     return [draw_noise(process, name, tokenizer, ids, _TIMES, seed) for name, process in drawn.items()]
 
 
@@ -234,12 +215,10 @@ def draw_noise(
 ) -> NoiseDrawing:
     """One path of the process from a text [L], looked at at the given times."""
     generator = torch.Generator().manual_seed(seed)
-    clean = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]
-    x, before = clean, 0.0
+    x = clean = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]
     rows: list[tuple[float, list[tuple[str, str]]]] = []
-    for t in times:
+    for before, t in itertools.pairwise([0.0, *times]):
         x = process.kernel(t, before).sample(x, generator=generator)
-        before = t
         pieces = [tokenizer.decode([int(token)], mask=MASK_CHARACTER) for token in x[0]]
         kinds = [
             "masked" if int(now) == process.mask_id else "kept" if now == was else "shuffled"
@@ -262,8 +241,8 @@ def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> I
 
 def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> CorrectionFigures:
     """Put wrong letters right: counted on a stretch of held-out text, shown on some lines of it."""
-    tokenizer, model = opened.model.tokenizer, opened.model
-    if tokenizer.characters is None:
+    model = opened.model
+    if model.tokenizer.characters is None:
         raise ValueError("letters are replaced where tokens are characters; this run's are not: try cedd correct")
 
     def corrected(text: str, thresholds: Sequence[float], seed: int) -> list[CorrectedText]:
@@ -279,9 +258,8 @@ def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> Correcti
     gains = map(gain, corrected(practice, _THRESHOLDS, seed))
     best = max(zip(_THRESHOLDS, gains, strict=True), key=lambda pair: pair[1])[0]
     (held_out,) = corrected(opened.text(opened.data.validation[:128]), [best], seed)
-    counts = count_letters(held_out)
     examples = [text for i, line in enumerate(lines[:6]) for text in corrected(line, [best], seed + i)]
-    return CorrectionFigures(_WRONG, best, *counts, examples)
+    return CorrectionFigures(_WRONG, best, *count_letters(held_out), examples)
 
 
 def count_letters(text: CorrectedText) -> tuple[int, int, int, int, int]:

@@ -7,15 +7,18 @@ is a page of its own inside a frame.
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from cedd.evaluation.baselines import Baseline
 from cedd.report.charts import Curve, Level, line_chart
 from cedd.report.records import ComparedRun, CorrectedText, RunComparison, RunReport
 from cedd.storage import atomic_write, write_json
+from cedd.tasks.infill import BLANK
 
 PAGE_FILE, RECORD_FILE = "report.html", "report.json"
 
@@ -23,11 +26,10 @@ PAGE_FILE, RECORD_FILE = "report.html", "report.json"
 # Pieces of a page
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: float, digits: int = 3) -> str:
     """A number as the page writes it."""
-    if value is None or math.isnan(value):
-        return "–"
-    return ("∞" if value > 0 else "-∞") if math.isinf(value) else f"{value:.{digits}f}"
+    shown = f"{value:.{digits}f}"
+    return {"nan": "–", "inf": "∞", "-inf": "-∞"}.get(shown, shown)
 
 
 def interval(low: float, high: float, digits: int = 3) -> str:
@@ -38,13 +40,20 @@ def interval(low: float, high: float, digits: int = 3) -> str:
 def spans(pieces: Sequence[tuple[str, str]]) -> str:
     """Pieces of text, each in the class of what happened to it; neighbours of one class share an element."""
     made: list[str] = []
-    last, text = "", ""
-    for piece, kind in [*pieces, ("", "end")]:
-        if kind != last and text:
-            made.append(f'<span class="{last}">{html.escape(text)}</span>' if last else html.escape(text))
-            text = ""
-        last, text = kind, text + piece
+    for kind, alike in itertools.groupby(pieces, key=lambda piece: piece[1]):
+        if text := html.escape("".join(piece for piece, _ in alike)):
+            made.append(f'<span class="{kind}">{text}</span>' if kind else text)
     return "".join(made)
+
+
+def _banded(label: str, values: Sequence[tuple[int, float, float]], colour: int, dots: bool = False) -> Curve:
+    """A curve of (x, y, half-width)."""
+    return Curve(label, [(x, y) for x, y, _ in values], [half for *_, half in values], dots=dots, colour=colour)
+
+
+def _levels(baselines: Sequence[Baseline]) -> list[Level]:
+    """Lines for the n-gram models; compressors have no error."""
+    return [Level(b.name, b.bits_per_character) for b in baselines if b.stderr is not None]
 
 
 def command_block(command: str | None) -> str:
@@ -109,21 +118,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _curves(report: RunReport) -> str:
-    levels = [Level(b.name, b.bits_per_character) for b in report.baselines if b.stderr is not None]
-    smooth = smoothed(report.losses)
-    loss = [
-        Curve("each step", report.losses, faint=True, colour=0),
-        Curve("training loss", smooth, colour=0),
-    ]
-    points = [(step, bits) for step, bits, _ in report.bounds]
-    curve = Curve("held-out bound", points, [half for *_, half in report.bounds], dots=True, colour=1)
+    loss = [Curve("each step", report.losses, faint=True), Curve("training loss", smoothed(report.losses))]
+    curve = _banded("held-out bound", report.bounds, 1, dots=True)
+    levels = _levels(report.baselines) if report.bounds else ()
     return (
         "<p>The loss of each step, and its running mean. It is a weighted cross entropy: its size depends on the "
         "method's weights, its slope shows progress.</p>"
         + line_chart(loss, "step", "loss")
         + "<p>The bound on a part of the held-out text while training, with its 95% band, between the simple models "
-        "that the table below explains.</p>"
-        + line_chart([curve], "step", "bits per character", levels if points else ())
+        "that the table below explains.</p>" + line_chart([curve], "step", "bits per character", levels)
     )
 
 
@@ -140,8 +143,6 @@ def smoothed(points: Sequence[tuple[int, float]], share: float = 0.06) -> list[t
 
 def _bound(report: RunReport) -> str:
     bound = report.bound
-    running = [(count, mean) for count, mean, _ in bound.running]
-    curve = Curve("estimate", running, [half for *_, half in bound.running], colour=1)
     what = "The exact likelihood" if bound.exact else "The <i>tight</i> bound, a true upper bound on the code length,"
     noisy = "" if bound.exact else f", each shown to the network at {bound.draws} levels of noise"
     return (
@@ -149,7 +150,7 @@ def _bound(report: RunReport) -> str:
         f"<b>{number(bound.bits_per_character)}</b> bits per character, 95% interval {interval(*bound.ci95)}, "
         f"a perplexity of {number(bound.perplexity, 2)} per token. The band is how far the estimate could still be "
         "from that of endlessly many such sequences, after the first 2, 3, … of them.</p>"
-        + line_chart([curve], "sequences", "bits per character")
+        + line_chart([_banded("estimate", bound.running, 1)], "sequences", "bits per character")
     )
 
 
@@ -202,13 +203,11 @@ def _infilling(report: RunReport) -> str:
     if report.infilling is None:
         return _note(report, "infilling")
     filling = report.infilling
-    given = re.split(r"_{3,}(?:\{\d+\})?", filling.template)
+    given = BLANK.split(filling.template)[::2]
+    names = ["held-out", *(f"{i}." for i in range(1, len(filling.fills) + 1))]
     rows = "".join(
         f'<tr><th>{name}</th><td class="text">{_filled(given, text)}</td></tr>'
-        for name, text in [
-            ("held-out", filling.original),
-            *((f"{i}.", text) for i, text in enumerate(filling.fills, 1)),
-        ]
+        for name, text in zip(names, [filling.original, *filling.fills], strict=True)
     )
     return (
         "<p>Words of a held-out text taken out, and written anew by the model, which sees what comes before and after. "
@@ -281,17 +280,8 @@ def comparison_page(compared: RunComparison, command: str) -> str:
     """The page of several runs."""
     runs, baselines = compared.runs, compared.baselines
     names = short_names([run.run for run in runs])
-    curves = [
-        Curve(
-            names[i],
-            [(step, bits) for step, bits, _ in run.bounds],
-            [half for *_, half in run.bounds],
-            dots=True,
-            colour=i % 6,
-        )
-        for i, run in enumerate(runs)
-    ]
-    levels = [Level(b.name, b.bits_per_character) for b in baselines if b.stderr is not None]
+    curves = [_banded(names[i], run.bounds, i % 6, dots=True) for i, run in enumerate(runs)]
+    levels = _levels(baselines)
     chart = _curve_notes(curves, levels) + line_chart(curves, "step", "bits per character", levels)
     header = f'<header><p class="eyebrow">comparison</p><h1>{len(runs)} runs</h1></header>'
     body = header + section("table", "The bounds", _compared_table(runs))
