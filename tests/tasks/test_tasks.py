@@ -39,6 +39,7 @@ def test_lines_that_end_in_two_characters_come_back_and_are_shown_as_one():
     assert template.width == 9
     assert template.characters == {0: "a", 1: "\n", 2: "b", 7: "\n", 8: "c"}
     assert template.write(tokenizer.encode("a\nbcats\nc")) == "a\r\nbcats\r\nc"
+    assert parse_template("é____", ByteTokenizer()).characters == {}  # a byte is no character
 
 
 @pytest.mark.parametrize("kind", [("roulette", "bayes"), ("absorb", "cedd"), ("uniform", "sedd"), ("absorb", "ar")])

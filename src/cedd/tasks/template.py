@@ -8,7 +8,8 @@ user's own text, not what the model was shown of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,10 +51,8 @@ class Template:
     @classmethod
     def of(cls, parts: Sequence[str | int], tokenizer: Tokenizer) -> Template:
         """Of texts that are given and widths of blanks."""
-        return cls(
-            [Blank(part) if isinstance(part, int) else Given(part, encode_given(tokenizer, part)) for part in parts],
-            tokenizer,
-        )
+        made = [Blank(part) if isinstance(part, int) else Given(part, encode_given(tokenizer, part)) for part in parts]
+        return cls(made, tokenizer)
 
     @property
     def width(self) -> int:
@@ -73,28 +72,28 @@ class Template:
         return Fixed(torch.from_numpy(np.concatenate(ids)), where) if where.any() else None
 
     @property
+    def placed(self) -> Iterator[tuple[Given | Blank, slice]]:
+        """The parts, and where their tokens are."""
+        ends = list(itertools.accumulate((part.width for part in self.parts), initial=0))
+        return zip(self.parts, itertools.starmap(slice, itertools.pairwise(ends)), strict=True)
+
+    @property
     def characters(self) -> dict[int, str]:
         """The given characters, as they can be shown, by the positions of their tokens, where tokens are characters."""
-        if not hasattr(self.tokenizer, "characters"):
+        if self.tokenizer.characters is None:
             return {}
         shown: dict[int, str] = {}
-        start = 0
-        for part in self.parts:
+        for part, place in self.placed:
             if isinstance(part, Given):
                 text = without_returns(self.tokenizer, part.text)
-                shown |= enumerate(text.encode("utf-8", "replace").decode(), start)  # no lone surrogates
-            start += part.width
+                shown |= enumerate(text.encode("utf-8", "replace").decode(), place.start)  # no lone surrogates
         return shown
 
     def write(self, ids: Ids) -> str:
         """What is given as it was given, and in the blanks what the tokens [L] say there."""
-        written: list[str] = []
-        start = 0
-        for part in self.parts:
-            stop = start + part.width
-            written.append(part.text if isinstance(part, Given) else self.tokenizer.decode(ids[start:stop]))
-            start = stop
-        return "".join(written)
+        return "".join(
+            part.text if isinstance(part, Given) else self.tokenizer.decode(ids[place]) for part, place in self.placed
+        )
 
     def draw(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None

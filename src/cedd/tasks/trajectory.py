@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
-from cedd.storage import atomic_write
+from cedd.storage import atomic_file, atomic_write
 
 Ids = NDArray[np.int64]
 
@@ -70,12 +70,10 @@ class Trajectory:
             return [words.setdefault(piece, len(words)) for piece in pieces]
 
         first = number(self.pieces(self.frames[0]))
-        steps: list[list[list[int]]] = []
+        steps: list[list[tuple[int, int]]] = []
         for k in range(1, len(self.frames)):
             places = np.flatnonzero(self.changed(k))
-            steps.append(
-                [[int(i), n] for i, n in zip(places, number(self._texts(self.frames[k][places])), strict=True)]
-            )
+            steps.append(list(zip(places.tolist(), number(self._texts(self.frames[k][places])), strict=True)))
         data = {"words": list(words), "first": first, "steps": steps, "times": self.times, "mask": MASK_CHARACTER}
         # Inside a script element only "<" could end it early.
         text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
@@ -89,8 +87,6 @@ class Trajectory:
 
     def save_gif(self, path: str | Path, most: int = 120, columns: int = 64) -> None:
         """Write a picture that plays the run, in a fixed-width font."""
-        from io import BytesIO
-
         from matplotlib import font_manager
         from PIL import Image, ImageDraw, ImageFont
 
@@ -109,9 +105,8 @@ class Trajectory:
             pen.text((12, 12 + height * lines), f"t = {chosen.times[k]:.3f}", "#6b7280", font)
             images.append(image)
         durations = [80] * (len(images) - 1) + [2500]
-        buffer = BytesIO()
-        images[0].save(buffer, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
-        atomic_write(Path(path), buffer.getvalue())
+        with atomic_file(Path(path)) as file:
+            images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
 
 
 def _lay_out(pieces: list[str], columns: int) -> list[list[tuple[str, int]]]:
