@@ -252,7 +252,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--draws", "0"], "at least one draw"),
         (["ABSORB", "--data", "TEXT", "--batch", "0"], "at least one sequence"),
         (["ABSORB", "--data", "TEXT", "--max-sequences", "0"], "at least one sequence"),
-        (["ABSORB", "--data", "TEXT", "--corrector", "1"], "only dfm has"),
+        (["ABSORB", "--data", "TEXT", "--corrector", "1"], "belongs to flow matching"),
         (["ABSORB", "--data", "TEXT", "--plot", "OUT/x.txt"], "must end in .png"),
         (["ABSORB", "--data", "TEXT", "--plot", "/nowhere/x.png"], "no folder"),
         (["ABSORB", "--data", "TEXT", "--per-sequence", "OUT/x.csv"], "must end in .npy"),
