@@ -116,7 +116,10 @@ def test_a_condition_reaches_first_hitting_and_a_causal_network() -> None:
 
 def test_what_is_no_condition_is_refused() -> None:
     process = cedd.absorb(V)
-    with pytest.raises(TypeError, match="'stepps' is no argument"):
+    for wrong in (torch.zeros(1), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match="one entry a sequence, 2"):
+            cedd.loss("cedd", process, labelled, torch.zeros(2, L, dtype=torch.int64), label=wrong)
+    with pytest.raises(TypeError, match="unknown argument 'stepps'"):
         cedd.sample(labelled, process, (2, L), method="cedd", stepps=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="one entry a sequence, 2"):
         cedd.sample(labelled, process, (2, L), method="cedd", label=torch.zeros(3))

@@ -311,7 +311,7 @@ def test_a_process_survives_json(process: TokenProcess, t: float) -> None:
 
 
 def test_a_function_of_time_cannot_be_saved() -> None:
-    with pytest.raises(ValueError, match="use a PowerShare instead"):
+    with pytest.raises(ValueError, match="use a PowerShare, or give it a `spec`"):
         cedd.eroulette(4, mask_share=lambda t: t).config()
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cedd.device import has_float64
 from cedd.methods import Method, get_method
-from cedd.network import AnyModel, checked_outputs, supports_rows
+from cedd.network import AnyModel, check_extras, checked_outputs, supports_rows
 from cedd.objectives.objective import Rows
 from cedd.process import Noise, TokenProcess, uniform_noise, uniform_tokens
 from cedd.schedules import Time, check_time
@@ -154,6 +154,7 @@ def row_function(method: Method, vocab_size: int, has_mask: bool) -> Callable[..
 
 def batch_loss(method: Method, model: AnyModel, batch: NoisyBatch, **extras: Tensor) -> Tensor:
     """The loss in nats per token of the batch: the sum over its rows, divided by B*L."""
+    check_extras(extras, len(batch.inputs))
     rows, noise, counts = batch.rows, batch.rows.noise, batch.counts
     if not supports_rows(model):
         made = cast(Callable[..., Tensor], model)(batch.inputs, batch.sigma, **extras)

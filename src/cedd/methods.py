@@ -57,7 +57,7 @@ class Method:
         return self.parameterization
 
     def config(self) -> str | dict[str, Any]:
-        """A JSON record from which `method_from_config` makes this method again: its name, unless it was changed."""
+        """A JSON record of a method of the table, for `method_from_config`: its name, and a floor that was changed."""
         floor = getattr(self.parameterization, "sigma_floor", _SIGMA_FLOOR)
         return self.name if floor == _SIGMA_FLOOR else {"name": self.name, "sigma_floor": floor}
 

@@ -168,7 +168,7 @@ class Places:
 
 
 class OutputCheck:
-    """Whether outputs were numbers: row by row and at once on a CPU; on a GPU, which is not waited for, when asked."""
+    """Checks outputs for nan and infinity: at once on a CPU; on a GPU in `settle`, to avoid a synchronization."""
 
     def __init__(self) -> None:
         self._worst: Tensor | None = None
@@ -185,7 +185,7 @@ class OutputCheck:
             self._worst = worst if self._worst is None else torch.maximum(self._worst, worst)
 
     def settle(self) -> None:
-        """Refuse what was seen."""
+        """Raise a ValueError if any output so far was nan or infinite."""
         worst, self._worst = self._worst, None
         if worst is not None and not bool(torch.isfinite(worst)):
             raise ValueError(
@@ -221,11 +221,7 @@ class Network:
     ) -> Network:
         """A model on a device (where its parameters are, if none is given), with extras for so many sequences."""
         home = torch.device(device) if device is not None else model_device(model)
-        for name, value in (extras or {}).items():
-            if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"{name!r} is no argument, and what is handed to the network must be a tensor")
-            if value.dim() == 0 or (sequences is not None and len(value) != sequences):
-                raise ValueError(f"{name!r} needs one entry a sequence, {sequences}; got {list(value.shape)}")
+        check_extras(extras or {}, sequences)
         return Network(model, vocab_size, home, extras=extras or None)
 
     @property
@@ -289,6 +285,15 @@ class Network:
         if self.home == self.device and not self.double:
             return head
         return lambda rows: head(rows.to(self.home)).to(self.device, torch.float64 if self.double else None)
+
+
+def check_extras(extras: Mapping[str, Tensor], sequences: int | None) -> None:
+    """Refuse what cannot be handed to a network: all but tensors with one entry a sequence."""
+    for name, value in extras.items():
+        if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"unknown argument {name!r}; extra arguments for the network must be tensors")
+        if value.dim() == 0 or (sequences is not None and len(value) != sequences):
+            raise ValueError(f"{name!r} needs one entry a sequence, {sequences}; got {list(value.shape)}")
 
 
 def full_precision_head(head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

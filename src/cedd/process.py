@@ -308,7 +308,10 @@ class TokenProcess:
     def config(self) -> dict[str, Any]:
         """A JSON record from which `process_from_config` makes this process again."""
         if self.spec is None:
-            raise ValueError("a process made from a function of time cannot be saved; use a PowerShare instead")
+            raise ValueError(
+                "a process made from functions of time cannot be saved; use a PowerShare, or give it a `spec` and an "
+                "entry of PROCESSES"
+            )
         return {**self.spec} if self.schedule is None else {**self.spec, "schedule": self.schedule.config()}
 
     # Clocks

@@ -5,8 +5,7 @@ Shapes: N sequences.
 Two questions have two errors. How far is this number from the bound of the *population* the sequences are drawn from?
 Its standard error is that of a mean of N independent values, one for each sequence (clustered by sequence: the draws of
 one sequence are never counted as independent data). How far is it from the bound on *these very* sequences, which an
-endless evaluation would give? That is the Monte Carlo error of times and noise alone, smaller, and the one that more
-draws reduce.
+endless evaluation would give? That is the Monte Carlo standard error: smaller, and the one that more draws reduce.
 """
 
 from __future__ import annotations
