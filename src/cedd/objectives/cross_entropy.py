@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.objectives.objective import CrossEntropyRows, Objective, Rows, require_probabilities
-from cedd.parameterization import Parameterization
+from cedd.network import SupportsRowLosses
+from cedd.objectives.objective import ClosedForm, Objective, Rows
+from cedd.parameterization import Affine, Parameterization
 from cedd.process import Noise
 
 Weight = Callable[[Noise, Tensor], Tensor]
@@ -38,6 +39,32 @@ def likelihood(noise: Noise, x_t: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class CrossEntropyRows(ClosedForm):
+    """weight * -log softmax(o + raise_by at raise_at)[target], row by row; all [N].
+
+    `raise_at` is a token id (any token where `raise_by` is 0).
+    """
+
+    way = "cross_entropy"
+
+    target: Tensor
+    weight: Tensor
+    raise_at: Tensor
+    raise_by: Tensor
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """The plain form, [N, V] -> [N], which every fused form must agree with."""
+        logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        logits = logits.scatter_add(-1, self.raise_at[:, None], self.raise_by.to(logits)[:, None])
+        picked = torch.log_softmax(logits, -1).gather(-1, self.target[:, None]).squeeze(-1)
+        return -self.weight.to(picked) * picked
+
+    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+        shift = self.raise_at, self.raise_by
+        return head.cross_entropy(features, self.target, self.weight * shares, shift=shift).total
+
+
+@dataclass(frozen=True)
 class CrossEntropy(Objective):
     """w * -log p(x_0 | x_t)."""
 
@@ -57,3 +84,11 @@ class CrossEntropy(Objective):
             raise_at=rows.x_t.clamp_max(rows.noise.vocab_size - 1),
             raise_by=affine.evidence(rows.x_t, rows.noise),
         )
+
+
+def require_probabilities(parameterization: Parameterization) -> Affine:
+    """Cross entropy needs a parameterization by probabilities."""
+    if not isinstance(parameterization, Affine):
+        name = type(parameterization).__name__
+        raise ValueError(f"cross entropy needs probabilities: {name} gives ratios; use Denoiser or Bayes")
+    return parameterization

@@ -13,11 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from cedd.network import ScoreRows, SupportsRowLosses
-from cedd.parameterization import Affine, Parameterization
+from cedd.network import SupportsRowLosses
+from cedd.parameterization import Parameterization
 from cedd.process import Noise
 
 
@@ -35,7 +34,7 @@ class Rows:
 
 
 class ClosedForm(ABC):
-    """Losses of rows that a head may have a way of its own for."""
+    """Row losses for which a head may offer a fused implementation."""
 
     way: ClassVar[str]
     """The name of the head's method."""
@@ -43,45 +42,6 @@ class ClosedForm(ABC):
     @abstractmethod
     def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
         """The sum over the rows of features [N, D], each times its share [N]."""
-
-
-@dataclass(frozen=True)
-class CrossEntropyRows(ClosedForm):
-    """weight * -log softmax(o + raise_by at raise_at)[target], row by row; all [N].
-
-    `raise_at` is a token id (any token where `raise_by` is 0).
-    """
-
-    way = "cross_entropy"
-
-    target: Tensor
-    weight: Tensor
-    raise_at: Tensor
-    raise_by: Tensor
-
-    def loss(self, outputs: Tensor) -> Tensor:
-        """The plain form, [N, V] -> [N], which every fused form must agree with."""
-        logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-        logits = logits.scatter_add(-1, self.raise_at[:, None], self.raise_by.to(logits)[:, None])
-        picked = torch.log_softmax(logits, -1).gather(-1, self.target[:, None]).squeeze(-1)
-        return -self.weight.to(picked) * picked
-
-    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
-        shift = self.raise_at, self.raise_by
-        return head.cross_entropy(features, self.target, self.weight * shares, shift=shift).total
-
-
-@dataclass(frozen=True)
-class ScoreEntropyRows(ClosedForm):
-    """weight [N] times the score entropy that the numbers of a row make."""
-
-    way = "score_entropy"
-
-    numbers: ScoreRows
-    weight: Tensor
-
-    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
-        return head.score_entropy(features, self.numbers, self.weight * shares).total
 
 
 class Objective(ABC):
@@ -98,11 +58,3 @@ class Objective(ABC):
     def closed_form(self, parameterization: Parameterization, rows: Rows) -> ClosedForm | None:
         """The loss as one that a fused head knows, where it is one."""
         return None
-
-
-def require_probabilities(parameterization: Parameterization) -> Affine:
-    """Cross entropy needs a parameterization by probabilities."""
-    if not isinstance(parameterization, Affine):
-        name = type(parameterization).__name__
-        raise ValueError(f"cross entropy needs probabilities: {name} gives ratios; use Denoiser or Bayes")
-    return parameterization

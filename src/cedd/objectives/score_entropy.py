@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.network import ScoreRows
-from cedd.objectives.objective import Objective, Rows, ScoreEntropyRows
+from cedd.network import ScoreRows, SupportsRowLosses
+from cedd.objectives.objective import ClosedForm, Objective, Rows
 from cedd.parameterization import Parameterization, ScaledScore, Score, at_token, can_jump, put_at_token
 from cedd.process import Noise
 
@@ -64,6 +64,19 @@ def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> 
     at_x0 = at_token(log_s, x0).double()
     loss = ratios.rate * (sum_s - ratios.common * sum_log - ratios.extra * at_x0)
     return torch.where(possible, loss, 0.0)
+
+
+@dataclass(frozen=True)
+class ScoreEntropyRows(ClosedForm):
+    """weight [N] times the score entropy that the numbers of a row make."""
+
+    way = "score_entropy"
+
+    numbers: ScoreRows
+    weight: Tensor
+
+    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+        return head.score_entropy(features, self.numbers, self.weight * shares).total
 
 
 @dataclass(frozen=True)
