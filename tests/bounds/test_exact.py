@@ -32,8 +32,8 @@ def process(request: pytest.FixtureRequest) -> TokenProcess:
     return PROCESSES[request.param]
 
 
-def edges_of(process: TokenProcess, **options: float) -> tuple[float, ...]:
-    return Axis(process, kinks=Denoiser(**options).kinks(process)).edges
+def edges_of(process: TokenProcess, sigma_floor: float = 0.0015) -> tuple[float, ...]:
+    return Axis(process, kinks=Denoiser(sigma_floor=sigma_floor).kinks(process)).edges
 
 
 def kinks(process: TokenProcess) -> list[float]:
