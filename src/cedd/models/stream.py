@@ -13,11 +13,13 @@ single kernel, however (`kernels/residual.py`). So a branch that is added stays 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
 from cedd.models.kernels import at_least_float32
@@ -59,11 +61,13 @@ def prepare_branches(
     return [*others, last_branch._replace(where=where), last_norm]
 
 
+@dataclass(eq=False)
 class ResidualStream:
     """x [B, L, D], plus the branch that was added last, which the next norm takes up."""
 
-    def __init__(self, x: Tensor, branch: Tensor | None = None, gate: Tensor | None = None) -> None:
-        self.x, self.branch, self.gate = x, branch, gate
+    x: Tensor
+    branch: Tensor | None = None
+    gate: Tensor | None = None
 
     def __add__(self, branch: GatedBranch) -> ResidualStream:
         assert self.branch is None, "norm the stream between two branches"
@@ -71,6 +75,15 @@ class ResidualStream:
         if modulation.where is not None:
             output = scatter_rows(output, modulation.where, self.x.shape[:2].numel()).view(self.x.shape)
         return ResidualStream(self.x, output, modulation.gate)
+
+
+# FSDP looks for the tensors of a block's inputs and outputs, to gather its weights again before the backward pass: in
+# dataclasses since torch 2.13, and in registered nodes before.
+register_pytree_node(
+    ResidualStream,
+    lambda stream: ([stream.x, stream.branch, stream.gate], None),
+    lambda parts, _: ResidualStream(*parts),
+)
 
 
 class AdaptiveNorm(nn.Module):
