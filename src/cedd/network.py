@@ -236,8 +236,11 @@ class Network:
         """The same network for some of the sequences that the extras are of."""
         if self.extras is None:
             return self
-        index = which.cpu() if isinstance(which, Tensor) else which
-        return replace(self, extras={name: value.cpu()[index] for name, value in self.extras.items()})
+
+        def chosen(value: Tensor) -> Tensor:
+            return value[which.to(value.device) if isinstance(which, Tensor) else which]
+
+        return replace(self, extras={name: chosen(value) for name, value in self.extras.items()})
 
     def outputs(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """All outputs [B, L, V] for x_t [B, L] and sigma [B] (or one for all)."""
