@@ -172,7 +172,7 @@ def test_the_table_of_methods_is_that_of_the_code():
 def test_the_table_of_processes_is_that_of_the_code():
     for row in rows("process"):
         process = MAKERS[row["process"]]()
-        assert (row["correction"] == "✓") == process.can_shuffle
+        assert (row["spelling correction"] == "✓") == process.can_shuffle
         assert (row["first-hitting sampler"] == "✓") == (not process.can_shuffle)
 
 
