@@ -10,13 +10,15 @@ import select
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from cedd.cli import COMMANDS, main, parse_arguments
+from cedd.cli import COMMANDS, main
 from cedd.cli.completion import fish_script, help_text, read_options, read_usage, zsh_script
+from cedd.cli.parsing import parse_arguments
 from cedd.models.locate import pretrained_names
 from cedd.training.config import PRESETS
 
@@ -290,6 +292,24 @@ def test_bad_input_is_one_line_that_helps(
     assert len(before) <= (1 if words.startswith("quickstart") else 0)  # what it was about to do
 
 
+ON_A_TERMINAL = [
+    (
+        "sample --sampler eulr",
+        "sample: --sampler has no choice 'eulr'; did you mean 'euler'? (cedd sample --help tells more)",
+    ),
+    (
+        "sample --temprature 3",
+        "sample: there is no option --temprature; did you mean --temperature? (cedd sample --help tells more)",
+    ),
+    ("spelling --dta x", "spelling: there is no option --dta; did you mean --data? (cedd spelling --help tells more)"),
+    ("spelling", "spelling: RUN and --data must be given (cedd spelling --help tells more)"),
+    ("correct --passes 1.5 x", "correct: --passes takes a whole number; got '1.5' (cedd correct --help tells more)"),
+    ("sample --device", "sample: --device needs a value (cedd sample --help tells more)"),
+    ("bench", "bench: train or sample must be given (cedd bench --help tells more)"),
+    ("theory 5", "theory: there is no place for '5' (cedd theory --help tells more)"),
+]
+
+
 def test_commands_share_the_cores_unless_told_how_to_wait(monkeypatch):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "to be restored")
@@ -303,3 +323,33 @@ def test_commands_share_the_cores_unless_told_how_to_wait(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     main(["no-such-command"])
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+@pytest.mark.parametrize("columns", [40, 200])
+@pytest.mark.parametrize("colours", [True, False])
+@pytest.mark.parametrize(("words", "said"), ON_A_TERMINAL, ids=[words for words, _ in ON_A_TERMINAL])
+def test_usage_errors_on_a_terminal_are_the_same_line(words: str, said: str, colours: bool, columns: int):
+    """The command's own process would import everything again for each of them: a fork has it already."""
+    child, terminal = pty.fork()
+    if not child:
+        os.environ |= {"COLUMNS": str(columns), "TERM": "xterm-256color", **({} if colours else {"NO_COLOR": "1"})}
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        code = main(shlex.split(words))
+        sys.stderr.flush()
+        os._exit(code)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end, on Linux
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert shown.decode() == f"cedd {said}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "positions"),
+    [("nowhere text", 2), ("nowhere --rate 0.1 text", 2), ("--rate 0.1 nowhere --passes 2 text", 2), ("text", 1)],
+)
+def test_options_may_stand_between_a_run_and_a_text(words: str, positions: int):
+    kind = importlib.import_module("cedd.cli.correct").Arguments
+    assert len(parse_arguments(kind, words.split(), prog="cedd correct", description="").words) == positions

@@ -7,10 +7,7 @@ only when their command is called, so that `cedd --help` is instant.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import inspect
-import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -85,30 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def parse_arguments(kind: Any, words: Sequence[str], *, prog: str, description: str, **options: Any) -> Any:
-    """Tyro's parser for a dataclass; its help begins with the description, and so with an example."""
-    import tyro
-
-    if {"-h", "--help"} & set(words):
-        print(f"{inspect.cleandoc(description)}\n")
-    return tyro.cli(kind, prog=prog, description="", args=words, **options)
-
-
 def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
     """The command's arguments, by its own parser if it has one."""
-    boxed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(boxed):
-            if hasattr(module, "parse"):
-                return module.parse(words)
-            kind = module.Arguments
-            return parse_arguments(kind, words, prog=f"cedd {name}", description=kind.__doc__ or "")
-    except SystemExit as end:
-        if not end.code:  # --help
-            raise
-        from cedd.cli.complaints import plain
+    if hasattr(module, "parse"):
+        return module.parse(words)
+    from cedd.cli.parsing import parse_arguments
 
-        raise UserError(f"{plain(boxed.getvalue(), words)} (cedd {name} --help tells more)") from None
+    kind = module.Arguments
+    return parse_arguments(kind, words, prog=f"cedd {name}", description=kind.__doc__ or "")
 
 
 def _line(error: Exception) -> str | None:

@@ -10,7 +10,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from cedd.cli import UserError, parse_arguments
+from cedd.cli import UserError
+from cedd.cli.parsing import parse_arguments
 from cedd.methods import get_method
 from cedd.names import suggestion
 from cedd.training.config import PRESETS, TrainConfig
