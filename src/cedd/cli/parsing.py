@@ -12,7 +12,6 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import tyro
 from tyro import _errors as events  # private, and so pyproject.toml names the versions; the public form is a drawn box
 
-from cedd.cli import UserError
 from cedd.names import nearest, suggestion
 
 KINDS = {
@@ -32,7 +31,7 @@ def parse_arguments(kind: Any, words: Sequence[str], *, prog: str, description: 
     after options belong to those that stand before them."""
 
     def refuse(line: str) -> NoReturn:
-        raise UserError(f"{line} ({prog} --help tells more)")
+        raise ValueError(f"{line} ({prog} --help tells more)")
 
     def complain(event: events.ParseErrorEvent) -> None:
         if isinstance(event, events.MissingArgs | events.BadValue) and (strange := unknown_options(words, kind)):
