@@ -61,6 +61,12 @@ def test_figures_of_the_page_are_those_of_the_record(out: Path, record: Record):
     low, high = bound["ci95"]
     assert low < bound["bits_per_character"] < high
     assert f"[{low:.3f}, {high:.3f}]" in shown(text, "bound")
+    _, last, half = record["bounds"][-1]
+    curve = shown(text, "curves")  # one story: the curve's last point beside the headline, each with its interval
+    assert f"{last:.3f} [{last - half:.3f}, {last + half:.3f}]" in curve
+    assert f"{bound['bits_per_character']:.3f} [{low:.3f}, {high:.3f}]" in curve
+    assert last - half < high
+    assert low < last + half
     table = shown(text, "baselines")
     assert {"unigram", "gzip", "xz"} < {baseline["name"] for baseline in record["baselines"]}
     assert any(re.fullmatch(r"\d-gram", baseline["name"]) for baseline in record["baselines"])

@@ -245,6 +245,12 @@ def test_the_tail_split_cuts_the_blocks_in_two(blocks: int, holdout: float) -> N
     assert len(validation.remainder) == 1
 
 
+def test_evenly_spaced_blocks_reach_over_the_whole_set() -> None:
+    data = pack(TextCorpus([chr(97 + i) * 4 for i in range(10)]), BYTES, 4, policy=PackingPolicy("text", ""))
+    assert [BYTES.decode(block)[0] for block in data.evenly_spaced(4)] == ["a", "c", "f", "h"]
+    assert len(data.evenly_spaced(99)) == len(data.evenly_spaced(None)) == 10
+
+
 def test_the_document_split_is_exact_and_disjoint() -> None:
     corpus = TextCorpus([f"{i:03}" for i in range(100)])
     policy = PackingPolicy(text="")

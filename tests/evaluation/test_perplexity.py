@@ -11,6 +11,7 @@ import torch
 import cedd
 from cedd.bounds.estimate import BoundEstimate
 from cedd.cli import main
+from cedd.data.tokenizers import CharTokenizer
 from cedd.evaluation.perplexity import (
     asked_bounds,
     check_comparable,
@@ -103,7 +104,7 @@ def test_units_and_protocol(runs: dict[str, Path], text: Path, capsys) -> None:
 
 def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path) -> None:
     folder = load_folder(runs["absorb"])
-    data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 7)
+    data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 7, folder.tokenizer)
     assert data.shape == (7, folder.length)
     found = measure(folder, data, protocol, draws=4, seed=3).main
     generator = torch.Generator().manual_seed(3)
@@ -144,6 +145,36 @@ def test_a_tolerance_runs_until_it_is_kept(runs: dict[str, Path], text: Path, ca
     low, high = fine["ci95"]
     assert (high - low) / 2 <= math.log1p(0.02)
     assert fine["evaluations"] >= rough["evaluations"]
+
+
+@pytest.fixture(scope="module")
+def with_unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer reads what it does not know as U+FFFD."""
+    tokenizer = CharTokenizer(ALPHABET, unknown="\ufffd")
+    return save_random(tmp_path_factory.mktemp("unknown") / "run", tokenizer=tokenizer)
+
+
+def test_text_that_the_tokenizer_cannot_read_has_no_figure(with_unknown: Path, text: Path, capsys) -> None:
+    few = ("--draws", "2", "--max-sequences", "20")
+    assert evaluate(capsys, with_unknown, "--data", text, *few)["data"]["unknown_share"] == 0
+    foreign = text.with_name("foreign.txt")
+    foreign.write_text("\u05e9\u05dc\u05d5\u05dd " * 400, encoding="utf-8")  # four letters of five
+    words = ["evaluate", str(with_unknown), "--data", str(foreign), *few, "--device", "cpu"]
+    assert main(words) == 2
+    assert "80.0% of the text are characters" in capsys.readouterr().err
+    assert main([*words, "--most-unknown", "1"]) == 0
+    assert "80.00% of the tokens stand for characters" in " ".join(capsys.readouterr().out.split())
+    record = evaluate(capsys, *words[1:-2], "--most-unknown", "1")
+    assert record["data"]["unknown_share"] == pytest.approx(0.8, abs=0.01)
+    model = cedd.load(with_unknown, "cpu")
+    with pytest.raises(ValueError, match="does not know"):
+        model.perplexity("\u05e9\u05dc\u05d5\u05dd")
+    assert model.perplexity("\u05e9 cat", draws=2, most_unknown=0.5).unknown_share == 0.2
+
+
+def test_a_rare_unknown_character_is_said_and_no_more(with_unknown: Path, text: Path, capsys) -> None:
+    text.write_text(TEXT + "\u05e9" + TEXT, encoding="utf-8")
+    assert 0 < evaluate(capsys, with_unknown, "--data", text, "--draws", "2")["data"]["unknown_share"] < 0.001
 
 
 # ---- two runs -----------------------------------------------------------------------------------------------
@@ -210,7 +241,7 @@ def test_values_of_sequences_are_written(runs: dict[str, Path], text: Path, tmp_
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_running_estimate_is_drawn(runs: dict[str, Path], text: Path, tmp_path: Path, suffix: str) -> None:
     folder = load_folder(runs["absorb"])
-    data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 10)
+    data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 10, folder.tokenizer)
     path = tmp_path / f"running{suffix}"
     save_plot(path, [measure(folder, data, protocol, draws=2)])
     assert path.stat().st_size > 1000

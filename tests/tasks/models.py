@@ -50,10 +50,14 @@ def mending(process: str = "uniform", length: int = 16, tokenizer: Tokenizer | N
 
 
 def save_random(
-    path: Path, process: str = "roulette", method: str = "bayes", extra: Mapping[str, Any] | None = None
+    path: Path,
+    process: str = "roulette",
+    method: str = "bayes",
+    extra: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Path:
     """A folder with a small transformer whose outputs are random but not uniform."""
-    chosen = CharTokenizer(ALPHABET)
+    chosen = tokenizer or CharTokenizer(ALPHABET)
     causal = method == "ar"
     torch.manual_seed(0)
     made = getattr(cedd, process)(chosen.vocab_size)

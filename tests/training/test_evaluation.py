@@ -68,7 +68,7 @@ def test_the_bound_is_that_of_the_averaged_weights(config: Make):
     settings = config("run", {**SMALL, "optimizer.ema": 0.95})
     result = run(settings)
     folder = load_folder(settings.out)
-    blocks = prepare_training_data(settings.data, length=12, cache=settings.text.cache).validation[:16]
+    blocks = prepare_training_data(settings.data, length=12, cache=settings.text.cache).validation.evenly_spaced(16)
     generator = torch.Generator().manual_seed(derived_seed(settings.seed, EVALUATION))
     again = estimate_bound(
         folder.model, folder.process, torch.from_numpy(blocks), method=folder.method, draws=4, generator=generator

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cedd.training.records import LOG_FILE, Records, json_safe, plot_log, read_log
+from cedd.storage import finite
+from cedd.training.records import LOG_FILE, Records, plot_log, read_log
 
 
 def quiet() -> Console:
@@ -39,8 +40,8 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_json_has_no_number_for_is_null():
-    values = {"a": float("inf"), "b": float("nan"), "c": 1.5, "d": "inf", "e": None, "f": 3}
-    assert json_safe(values) == {"a": None, "b": None, "c": 1.5, "d": "inf", "e": None, "f": 3}
+    values = {"a": float("inf"), "b": [float("nan"), 2.0], "c": 1.5, "d": "inf", "e": None, "f": 3}
+    assert finite(values) == {"a": None, "b": [None, 2.0], "c": 1.5, "d": "inf", "e": None, "f": 3}
 
 
 def test_the_live_line_has_step_figures_and_the_time_left(tmp_path: Path):

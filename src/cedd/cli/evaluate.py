@@ -69,6 +69,8 @@ class Arguments(CommonArguments):
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     max_sequences: int | None = None
     """Evaluate so many, evenly spaced over the set."""
+    most_unknown: float = 0.01
+    """Refuse a text of which a larger share are characters that the tokenizer does not know."""
     split: str = "test"
     """Of an evaluation set."""
     data_root: Path | None = None
@@ -101,7 +103,7 @@ def run(arguments: Arguments) -> int:
     started = time.perf_counter()
     where = {"split": arguments.split, "root": arguments.data_root, "workers": arguments.workers}
     loaded = load_data(arguments.data, folders[0].tokenizer, folders[0].length, **where)
-    data, protocol = choose_sequences(loaded, arguments.max_sequences)
+    data, protocol = choose_sequences(loaded, arguments.max_sequences, folders[0].tokenizer, arguments.most_unknown)
 
     def measured(folder: ModelFolder) -> Measurement:
         with progress_bar(folder.path.name, not arguments.json) as progress:
@@ -185,6 +187,10 @@ def _print(
         f"detokenizer {protocol['detokenizer']}; tokenizer {protocol['tokenizer']}; "
         f"protocol {protocol['protocol_sha256'][:12]}"
     )
+    if protocol["unknown_share"] > 0:
+        console.print(
+            f"{protocol['unknown_share']:.2%} of the tokens stand for characters that the model does not know"
+        )
     for result in results:
         console.print(_table(result))
         for note in _notes(result, tolerance):

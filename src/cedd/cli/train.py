@@ -14,6 +14,7 @@ from cedd.cli import UserError
 from cedd.cli.parsing import parse_arguments
 from cedd.methods import get_method
 from cedd.names import suggestion
+from cedd.storage import finite
 from cedd.training.config import PRESETS, TrainConfig
 
 HELP = """example: cedd train char --data python-manual --out runs/first
@@ -61,9 +62,8 @@ def run(arguments: Arguments) -> int:
         raise UserError("say where the run goes: --out FOLDER")
     get_method(config.method)
     from cedd.training.loop import train
-    from cedd.training.records import json_safe
 
     result = train(config, Console(stderr=True))
     if arguments.json and os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"out": str(config.out), **json_safe(vars(result))}))
+        print(json.dumps({"out": str(config.out), **finite(vars(result))}))
     return 0

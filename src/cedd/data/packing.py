@@ -115,6 +115,14 @@ class PackedDataset:
     def __getitem__(self, index: int | slice | NDArray[np.integer]) -> NDArray[np.int64]:
         return np.asarray(self.blocks[index]).astype(np.int64)
 
+    def evenly_spaced(self, most: int | None) -> NDArray[np.int64]:
+        """At most so many blocks [N, L] (None: all), evenly spaced over the set and in its order.
+
+        A set is often several texts one after another: its first blocks are of the first of them.
+        """
+        count = len(self) if most is None else min(most, len(self))
+        return self[np.arange(count) * len(self) // max(1, count)]
+
     def from_starts(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
         """L tokens from each of these places [B] on, [B, L]; after the last block comes the first."""
         if not (starts % self.length).any():  # a third of the time

@@ -16,6 +16,8 @@ from cedd.data.tokenizers import Tokenizer
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+MOST_UNKNOWN = 0.01
+"""The share of unknown characters above which no figure is given for a text, unless asked."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -96,3 +98,22 @@ def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token that stands for unknown characters, where it is none itself (U+FFFD)."""
     table = tokenizer.characters
     return (table[REPLACEMENT],) if table is not None and tokenizer.unknown == REPLACEMENT else ()
+
+
+def unknown_share(tokenizer: Tokenizer, ids: NDArray[np.integer], most: float = MOST_UNKNOWN) -> float:
+    """The share of tokens that stand for characters outside the alphabet; refused above `most`.
+
+    They are all one token, and a network finds it easy to guess one token: what it says of a text that it cannot read
+    is a good figure that means nothing.
+    """
+    table = tokenizer.characters
+    if table is None or tokenizer.unknown is None or not ids.size:
+        return 0.0
+    share = float(np.mean(ids == table[tokenizer.unknown]))
+    if share > most:
+        raise ValueError(
+            f"{share:.1%} of the text are characters that the tokenizer {tokenizer.name!r} does not know (more than "
+            f"{most:.1%}): a figure would be of {tokenizer.unknown!r}, not of the text. Use a model of such text; "
+            "--most-unknown (most_unknown=) allows more"
+        )
+    return share

@@ -26,6 +26,7 @@ from cedd.bounds.estimator import Sampling, estimate_bound
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
 from cedd.data.packing import pack
+from cedd.data.text import MOST_UNKNOWN, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.dynamics import BOUNDS, Bound
 from cedd.models.folder import ModelFolder
@@ -63,14 +64,18 @@ def load_data(
     return EvaluationData(packed, protocol | {"protocol_sha256": json_sha256({key: protocol[key] for key in named})})
 
 
-def choose_sequences(data: EvaluationData, most: int | None) -> tuple[Tensor, dict[str, Any]]:
-    """At most `most` sequences [N, L], evenly spaced over the set and in its order, and the protocol that says so."""
-    total = len(data.packed)
+def choose_sequences(
+    data: EvaluationData, most: int | None, tokenizer: Tokenizer, most_unknown: float = MOST_UNKNOWN
+) -> tuple[Tensor, dict[str, Any]]:
+    """At most `most` sequences [N, L], evenly spaced over the set and in its order, and the protocol that says so.
+
+    Refused where more than the share `most_unknown` of them are characters that the tokenizer does not know.
+    """
     if most is not None and most < 1:
         raise ValueError(f"an evaluation needs at least one sequence; got {most}")
-    count = total if most is None else min(most, total)
-    index = np.arange(count) * total // count
-    return torch.from_numpy(data.packed[index]), data.protocol | {"evaluated_sequences": count}
+    blocks = data.packed.evenly_spaced(most)
+    unknown = unknown_share(tokenizer, blocks, most_unknown)
+    return torch.from_numpy(blocks), data.protocol | {"evaluated_sequences": len(blocks), "unknown_share": unknown}
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -87,6 +87,7 @@ def describe_run(
         facts={**opened.facts(), **(facts or {})},
         losses=opened.losses(),
         bounds=training_bounds(opened, figures),
+        bound_sequences=min(opened.config.evaluation.sequences, len(opened.data.validation)),
         bound=figures,
         baselines=baselines,
         noise=draw_processes(opened, lines[0], seed),
@@ -186,7 +187,13 @@ def training_bounds(opened: OpenedRun, figures: BoundFigures) -> list[tuple[int,
     """(step, bits per character, half-width of the 95% interval) of the evaluations while training."""
     scale = bits_per_character(figures.sequences * opened.model.length, figures.characters)
     records = [r for r in opened.log if r["kind"] == "bound" and r["nats_per_token"] is not None]
-    return [(r["step"], r["nats_per_token"] * scale, 1.96 * (r["stderr"] or 0.0) * scale) for r in records]
+    return [(r["step"], r["nats_per_token"] * scale, _half_width(r) * scale) for r in records]
+
+
+def _half_width(record: Mapping[str, Any]) -> float:
+    """Of the 95% interval that an evaluation while training wrote down; earlier versions wrote the error alone."""
+    low, high = record.get("ci95") or (None, None)
+    return (high - low) / 2 if low is not None and high is not None else 1.96 * (record["stderr"] or 0.0)
 
 
 def run_baselines(opened: OpenedRun, blocks: np.ndarray) -> list[Baseline]:

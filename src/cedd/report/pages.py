@@ -125,9 +125,25 @@ def _curves(report: RunReport) -> str:
         "<p>The loss of each step, and its running mean. It is a weighted cross entropy: its size depends on the "
         "method's weights, its slope shows progress.</p>"
         + line_chart(loss, "step", "loss")
-        + "<p>The bound on a part of the held-out text while training, with its 95% band, between the simple models "
-        "that the table below explains.</p>" + line_chart([curve], "step", "bits per character", levels)
+        + _curve_of_bounds(report)
+        + line_chart([curve], "step", "bits per character", levels)
     )
+
+
+def _curve_of_bounds(report: RunReport) -> str:
+    """What the curve is, and how its last point and the figure at the head of the page belong together."""
+    said = (
+        f"The bound while training, on {report.bound_sequences:,} held-out sequences evenly spaced over the text, with "
+        "its 95% band, between the simple models that the table below explains."
+    )
+    if report.bounds:
+        _, bits, half = report.bounds[-1]
+        said += (
+            f" The last point is {number(bits)} {interval(bits - half, bits + half)}; the figure above, "
+            f"{number(report.bound.bits_per_character)} {interval(*report.bound.ci95)}, is of "
+            f"{report.bound.sequences:,} sequences of the same text, and the one to quote."
+        )
+    return f"<p>{said}</p>"
 
 
 def smoothed(points: Sequence[tuple[int, float]], share: float = 0.06) -> list[tuple[int, float]]:
@@ -291,7 +307,7 @@ def comparison_page(compared: RunComparison, command: str) -> str:
 
 def _curve_notes(curves: Sequence[Curve], levels: Sequence[Level]) -> str:
     """What the curves of a comparison are, and what is not among them."""
-    notes = ["On a part of the held-out text while training, with 95% bands."]
+    notes = ["On held-out sequences evenly spaced over the text, while training, with 95% bands."]
     if levels:
         notes.append("The level lines are simple models of the same text.")
     else:

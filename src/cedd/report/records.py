@@ -99,7 +99,9 @@ class RunReport:
     facts: Mapping[str, str]
     losses: Sequence[tuple[int, float]]
     bounds: Sequence[tuple[int, float, float]]
-    """(step, bits per character, half-width) while training, on a part of the held-out text."""
+    """(step, bits per character, half-width) while training."""
+    bound_sequences: int
+    """How many held-out sequences that was measured on, evenly spaced."""
     bound: BoundFigures
     baselines: Sequence[Baseline]
     noise: Sequence[NoiseDrawing]

@@ -66,8 +66,7 @@ class OpenedRun:
 
     def held_out(self, most: int) -> np.ndarray:
         """At most so many held-out blocks [N, L], evenly spaced."""
-        count = len(self.data.validation)
-        return self.data.validation[np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))]
+        return self.data.validation.evenly_spaced(most)
 
     def text(self, blocks: np.ndarray) -> str:
         return "".join(self.model.tokenizer.decode(block) for block in blocks)

@@ -11,6 +11,7 @@ import torch
 
 from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
+from cedd.data.text import MOST_UNKNOWN, unknown_share
 from cedd.device import pick_device
 from cedd.models.folder import DESCRIPTION_KEYS, load_folder, read_description, save_folder
 from cedd.models.loaded import LoadedModel, SamplingOptions
@@ -31,10 +32,15 @@ class Perplexity(float):
     stderr: float
     ci95: tuple[float, float]
     tokens: int
+    unknown_share: float
+    """Of the tokens, those that stand for characters which the tokenizer does not know."""
 
-    def __new__(cls, nats: float, stderr: float, ci95: tuple[float, float], tokens: int) -> Perplexity:
+    def __new__(
+        cls, nats: float, stderr: float, ci95: tuple[float, float], tokens: int, unknown_share: float = 0.0
+    ) -> Perplexity:
         made = super().__new__(cls, math.exp(nats))
-        made.nats_per_token, made.stderr, made.ci95, made.tokens = nats, stderr, ci95, tokens
+        made.nats_per_token, made.stderr, made.ci95 = nats, stderr, ci95
+        made.tokens, made.unknown_share = tokens, unknown_share
         return made
 
 
@@ -90,7 +96,9 @@ class LanguageModel(LoadedModel):
         """
         return correct(self, text, **options)
 
-    def perplexity(self, text: str, *, draws: int = 64, seed: int = 0) -> Perplexity:
+    def perplexity(
+        self, text: str, *, draws: int = 64, seed: int = 0, most_unknown: float = MOST_UNKNOWN
+    ) -> Perplexity:
         """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error: how far it may be
         from what endlessly many draws would give for this very text (an autoregressive model's is exact).
 
@@ -98,10 +106,13 @@ class LanguageModel(LoadedModel):
             text: what to measure.
             draws: noisy versions of each block of the text that the network is shown.
             seed: of times and noise.
+            most_unknown: refuse a text of which a larger share are characters that the tokenizer does not know.
         """
-        ids = torch.from_numpy(self.tokenizer.encode(text))
-        if not len(ids):
+        encoded = self.tokenizer.encode(text)
+        if not len(encoded):
             raise ValueError("an empty text has no perplexity")
+        unknown = unknown_share(self.tokenizer, encoded, most_unknown)
+        ids = torch.from_numpy(encoded)
         whole = len(ids) // self.length * self.length
         pieces = [part for part in (ids[:whole].view(-1, self.length), ids[whole:][None]) if part.numel()]
         generator = torch.Generator().manual_seed(seed)  # one for all pieces, so that their errors are independent
@@ -119,7 +130,7 @@ class LanguageModel(LoadedModel):
         ]
         nats, error, freedom = weighted_mean(estimates, [piece.numel() / len(ids) for piece in pieces])
         half = student_quantile(freedom) * error if freedom else math.nan
-        return Perplexity(nats, error, (math.exp(nats - half), math.exp(nats + half)), len(ids))
+        return Perplexity(nats, error, (math.exp(nats - half), math.exp(nats + half)), len(ids), unknown)
 
     def save_pretrained(
         self, folder: str | Path, *, weights: str | None = None, extra: Mapping[str, Any] | None = None

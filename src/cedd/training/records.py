@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,16 +11,10 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cedd.storage import atomic_file, atomic_write
+from cedd.storage import atomic_file, atomic_write, finite
 
 LOG_FILE = "log.jsonl"
 PLOT_FILE = "loss.png"
-
-
-def json_safe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with null for infinity, which the bound of some networks is, and NaN: JSON has neither."""
-    infinite = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
-    return {**values, **dict.fromkeys(infinite)}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -72,7 +65,7 @@ class Records:
     def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """Append a record, flushed to the file, and pass its numbers to TensorBoard."""
         if self._file is not None:
-            self._file.write(json.dumps({"step": step, "kind": kind, **json_safe(values)}) + "\n")
+            self._file.write(json.dumps({"step": step, "kind": kind, **finite(values)}) + "\n")
             self._file.flush()
         if self._writer is not None:
             for name, value in values.items():

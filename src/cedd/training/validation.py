@@ -34,8 +34,7 @@ class Validation:
     def measure(self, model: Transformer, step: int, records: Records) -> float:
         """The bound on validation blocks in nats per token; it and some samples are written to the records."""
         chosen, seed = self.config.evaluation, derived_seed(self.config.seed, EVALUATION)
-        count = min(chosen.sequences, len(self.data.validation))
-        blocks = torch.from_numpy(self.data.validation[:count]).to(self.device)
+        blocks = torch.from_numpy(self.data.validation.evenly_spaced(chosen.sequences)).to(self.device)
         with torch.no_grad(), self.precision.autocast():
             estimate = estimate_bound(
                 model,
@@ -46,8 +45,9 @@ class Validation:
                 generator=torch.Generator().manual_seed(seed),
             )
             texts = self._samples(model, seed) if chosen.samples > 0 else []
-        names = ("nats_per_token", "stderr", "perplexity")
-        records.write(step, "bound", {name: getattr(estimate, name) for name in names})
+        names = ("nats_per_token", "stderr", "perplexity", "ci95")
+        figures = {name: getattr(estimate, name) for name in names}
+        records.write(step, "bound", {**figures, "sequences": len(blocks)})
         for text in texts:
             records.write(step, "sample", {"text": text})
         low, high = (round(x, 4) for x in estimate.ci95)
