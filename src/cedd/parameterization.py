@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from torch import Tensor
 from cedd.process import Kernel, Noise, TokenProcess
 from cedd.schedules import double
 
-_TINY = torch.finfo(torch.float64).tiny
+TINY = torch.finfo(torch.float64).tiny  # what a denominator is at least
 _LIFTED_BELOW, _LIFT = 0.5, 1.1  # the paper's rescaling of sigma where there is a mask
 _MAX_LOG_RATE = 80.0  # an untrained score may say anything; exp of this is still far inside float32
 
@@ -48,14 +47,14 @@ def put_at_token(values: Tensor, x_t: Tensor, replacement: Tensor | float, is_ma
     return values.scatter(-1, index, torch.where(is_mask[..., None], old, new))
 
 
-def _full_precision(outputs: Tensor) -> Tensor:
+def full_precision(outputs: Tensor) -> Tensor:
     """Half-precision outputs in float32; float32 and float64 as they are."""
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
 def _log_expm1(x: Tensor) -> Tensor:
     """log(exp(x) - 1) for x >= 0: finite at 0 (a number of about -708), and where exp(x) is not."""
-    return torch.where(x > 40.0, x, torch.log(torch.expm1(x.clamp_max(40.0)).clamp_min(_TINY)))
+    return torch.where(x > 40.0, x, torch.log(torch.expm1(x.clamp_max(40.0)).clamp_min(TINY)))
 
 
 def _log_redrawn(beta: Tensor) -> Tensor:
@@ -171,7 +170,7 @@ class Score(Parameterization):
     """log s_y = o_y: the network gives the ratios themselves (SEDD)."""
 
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        return _full_precision(outputs)
+        return full_precision(outputs)
 
     def shift(self, x_t: Tensor, noise: Noise) -> Tensor:
         """log s_y - o_y, the same for all y. [*S]."""
@@ -196,7 +195,7 @@ class ScaledScore(Score):
     """log s_y = o_y + log mean_h p(y|h)/p(x|h): the network only corrects the ratio of ignorance (SEDDs)."""
 
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        outputs = _full_precision(outputs)
+        outputs = full_precision(outputs)
         return outputs + self.shift(x_t, noise).to(outputs)[..., None]
 
     def shift(self, x_t: Tensor, noise: Noise) -> Tensor:
@@ -236,14 +235,6 @@ class Leap:
         return step_law(self.stay, self.remask, slope * probs + floor, x_t, noise)
 
 
-class _Parts(NamedTuple):
-    """stay, floor and slope of a leap."""
-
-    stay: Tensor
-    floor: Tensor
-    slope: Tensor
-
-
 @dataclass(frozen=True)
 class AffineScore:
     """s_y = base + gain f_y for y != x_t, with `log_prob_x` = log f at x_t (no meaning at a mask); all [*S].
@@ -275,30 +266,26 @@ class AffineScore:
         small there, and so is the step.
         """
         step = self.noise.since(earlier)
-        by_belief, by_ratios = self._by_belief(step, earlier), self._by_ratios(step)
         possible = self.masked | (self.noise.beta > 0)
-
-        def pick(belief: Tensor, ratios: Tensor, otherwise: float) -> Tensor:
-            return torch.where(possible, torch.where(self.exact, belief, ratios), otherwise)
-
-        return Leap(
-            stay=pick(by_belief.stay, by_ratios.stay, 1.0),
-            remask=torch.zeros_like(self.noise.beta),
-            floor=pick(by_belief.floor, by_ratios.floor, 0.0),
-            slope=pick(by_belief.slope, by_ratios.slope, 0.0),
+        ways = zip(self._by_belief(step, earlier), self._by_ratios(step), (1.0, 0.0, 0.0), strict=True)
+        stay, floor, slope = (
+            torch.where(possible, torch.where(self.exact, belief, ratios), otherwise)
+            for belief, ratios, otherwise in ways
         )
+        return Leap(stay, torch.zeros_like(self.noise.beta), floor, slope)
 
-    def _by_belief(self, step: Kernel, earlier: Kernel) -> _Parts:
+    def _by_belief(self, step: Kernel, earlier: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+        """stay, floor and slope of the leap."""
         likelihood = torch.where(self.masked, step.a, step.b)
         shrunk = torch.where(
             self.noise.beta > 0, step.alpha + _log_redrawn(earlier.beta) - _log_redrawn(self.noise.beta), 0.0
         )
         grown = step.alpha + step.beta
         floor, own = torch.exp(self.log_base + shrunk), torch.exp(self.log_own + grown)
-        stay = torch.where(self.masked, earlier.a / self.noise.a.clamp_min(_TINY), step.c * (floor + own))
-        return _Parts(stay.clamp(0.0, 1.0), likelihood * floor, likelihood * torch.exp(self.log_gain + grown))
+        stay = torch.where(self.masked, earlier.a / self.noise.a.clamp_min(TINY), step.c * (floor + own))
+        return stay.clamp(0.0, 1.0), likelihood * floor, likelihood * torch.exp(self.log_gain + grown)
 
-    def _by_ratios(self, step: Kernel) -> _Parts:
+    def _by_ratios(self, step: Kernel) -> tuple[Tensor, Tensor, Tensor]:
         back, masked = step.inverse(), self.masked
         total = self.others() + (~masked).to(torch.float64)
         stay = torch.where(masked, 1 + back.a * total, step.c * (back.keep + back.b * total)).clamp(0.0, 1.0)
@@ -307,7 +294,7 @@ class AffineScore:
         # (keep⁻ + V b⁻) base = alive⁻ base.
         beyond = total - self.noise.vocab_size * torch.exp(self.log_base)
         floor = likelihood * (back.alive * torch.exp(self.log_base) + back.b * beyond)
-        return _Parts(stay, floor, likelihood * back.keep * torch.exp(self.log_gain))
+        return stay, floor, likelihood * back.keep * torch.exp(self.log_gain)
 
 
 class Affine(Parameterization):
@@ -323,7 +310,7 @@ class Affine(Parameterization):
 
     def posterior_logits(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """Logits of p(x_0 | x_t): the outputs with the current token's raised by its own evidence."""
-        outputs = _full_precision(outputs)
+        outputs = full_precision(outputs)
         raised = at_token(outputs, x_t) + self.evidence(x_t, noise).to(outputs)
         return put_at_token(outputs, x_t, raised, noise.is_mask(x_t))
 
@@ -335,7 +322,7 @@ class Affine(Parameterization):
         return self.coefficients(double(at_token(log_probs, x_t)).to(noise.alpha.device), x_t, noise)
 
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        log_probs = torch.log_softmax(_full_precision(outputs), -1)
+        log_probs = torch.log_softmax(full_precision(outputs), -1)
         score = self.score(log_probs, x_t, noise)
         return torch.logaddexp(
             score.log_base.to(log_probs)[..., None], log_probs + score.log_gain.to(log_probs)[..., None]
@@ -343,7 +330,7 @@ class Affine(Parameterization):
 
     def reverse_step(self, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
         """The same law as the ratios give, but with its coefficients formed in float64."""
-        log_probs = torch.log_softmax(_full_precision(outputs), -1)
+        log_probs = torch.log_softmax(full_precision(outputs), -1)
         return self.score(log_probs, x_t, noise).reverse(earlier).law(torch.exp(log_probs), x_t, noise)
 
 
@@ -393,7 +380,7 @@ class Denoiser(Affine):
         if not self.rescale:
             return noise.beta
         sigma = noise.sigma
-        share = torch.where(sigma > 0, noise.beta / sigma.clamp_min(_TINY), 0.0)
+        share = torch.where(sigma > 0, noise.beta / sigma.clamp_min(TINY), 0.0)
         return share * self.rescaled_sigma(sigma, noise.has_mask)
 
     def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
@@ -408,7 +395,7 @@ class Denoiser(Affine):
             noise,
             masked,
             log_prob_x,
-            log_base=torch.where(masked, masked_base, torch.log(base.clamp_min(_TINY))),
+            log_base=torch.where(masked, masked_base, torch.log(base.clamp_min(TINY))),
             log_gain=torch.where(masked, masked_gain, log_v - log_e),
             log_own=log_prob_x + log_v - log_sum,
             exact=masked | (beta == noise.beta),

@@ -2,7 +2,7 @@
 
 Shapes: V vocabulary, L positions; N noisy and M clean sequences; K times.
 
-A claim is a function from a Setting (small enough to enumerate) to findings; CLAIMS is the table of them. What is
+A claim is a function from a ToyProblem (small enough to enumerate) to findings; CLAIMS is the table of them. What is
 claimed is computed here from dense matrices, sums over all sequences and explicit ratios; what it is held against is
 the package's closed form, or the other side of the inequality. Networks are random functions of (x_t, sigma) in
 float64, different at every sequence, so that nothing holds by accident.
@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -43,10 +43,10 @@ class Finding:
     the corrected formula."""
 
     case: str
-    relation: Relation
     left: float
     right: float
     tolerance: float = _EXACT
+    relation: Relation = "equals"
 
     @property
     def slack(self) -> float:
@@ -66,16 +66,8 @@ class Finding:
         return self.left >= max(_VISIBLE, 2 * self.right) and self.right <= self.tolerance
 
 
-def _at_most(case: str, left: float, right: float, tolerance: float = _EXACT) -> Finding:
-    return Finding(case, "at most", left, right, tolerance)
-
-
-def _equals(case: str, left: float, right: float, tolerance: float = _EXACT) -> Finding:
-    return Finding(case, "equals", left, right, tolerance)
-
-
-def _erratum(case: str, printed: float, corrected: float, tolerance: float = _EXACT) -> Finding:
-    return Finding(case, "erratum", printed, corrected, tolerance)
+_equals, _at_most = Finding, partial(Finding, relation="at most")
+_erratum = partial(Finding, relation="erratum")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -83,7 +75,7 @@ def _erratum(case: str, printed: float, corrected: float, tolerance: float = _EX
 
 
 @dataclass(frozen=True)
-class Setting:
+class ToyProblem:
     """A small space: random data, random networks, and one process of each kind."""
 
     vocab_size: int = 3
@@ -116,15 +108,13 @@ class Setting:
         count = self.vocab_size**self.length
         return torch.softmax(torch.randn(count, generator=self.generator(salt), dtype=torch.float64), 0)
 
-    def network(self, process: TokenProcess) -> AnyModel:
+    def network(self, space: Space) -> AnyModel:
         """A smooth random function of (x_t, sigma) -> [B, L, V]."""
-        n, length = process.num_states, self.length
-        shape = (3, n**length, length, self.vocab_size)
+        shape = (3, *space.states.shape, self.vocab_size)
         level, slope, phase = 0.7 * torch.randn(shape, generator=self.generator(2), dtype=torch.float64)
-        place = n ** torch.arange(length - 1, -1, -1)
 
         def model(x: Tensor, sigma: Tensor) -> Tensor:
-            index = (x * place).sum(-1)
+            index = space.index(x)
             return level[index] + slope[index] * torch.sin(sigma.double()[:, None, None] + phase[index])
 
         return model
@@ -132,9 +122,8 @@ class Setting:
     def chain(self, process: str, method: str) -> Chain:
         """A random network on a process; made once."""
         if (process, method) not in self._chains:
-            made = self.processes()[process]
-            space = Space(made, self.length)
-            network = enumerated(self.network(made), space, get_method(method), sigma_dtype=torch.float64)
+            space = Space(self.processes()[process], self.length)
+            network = enumerated(self.network(space), space, get_method(method), sigma_dtype=torch.float64)
             self._chains[process, method] = Chain(network, self.data())
         return self._chains[process, method]
 
@@ -248,11 +237,15 @@ class Chain:
         marginal = self.space.marginal(p0, self.grid.t)
         return marginal[:, self.space.neighbours] / marginal[..., None, None]
 
-    def expected(self, values: Tensor) -> float:
-        """int E_{x ~ p_t} sum over positions and tokens of values [K, N, L, V] weighted by the forward rates."""
+    def density(self, values: Tensor) -> Tensor:
+        """E_{x ~ p_t} sum over positions and tokens of values [K, N, L, V] weighted by the forward rates: [K]."""
         rates = self.forward_rates
         per_state = torch.where(rates > 0, rates * values, 0.0).sum((2, 3))
-        return float(self.grid.integral((self.marginals * per_state).sum(-1)))
+        return (self.marginals * per_state).sum(-1)
+
+    def expected(self, values: Tensor) -> float:
+        """The integral of the density over time."""
+        return float(self.grid.integral(self.density(values)))
 
     def expected_out_rate(self) -> float:
         """int E_{x ~ p_t} sum_y Q_t(y, x)."""
@@ -289,21 +282,21 @@ class Chain:
 # Theorems, by the numbers that the paper prints
 
 
-def kl_bound(setting: Setting) -> Iterator[Finding]:
+def kl_bound(problem: ToyProblem) -> Iterator[Finding]:
     """KL(p0 || p0_theta) <= int E_{p_t} sum Q l(p_t(y)/p_t(x), s_y) dt + KL(p_1 || p_r)."""
-    for name, chain in setting.chains():
+    for name, chain in problem.chains():
         path = chain.expected(_bregman(chain.ratios(chain.p0), chain.log_s))
         final = chain.final(chain.p0)
         left = cross_entropy(chain.p0, chain.learned) - entropy(chain.p0)
         yield _at_most(name, left, path + cross_entropy(final, chain.prior) - entropy(final))
 
 
-def entropy_identity(setting: Setting) -> Iterator[Finding]:
+def entropy_identity(problem: ToyProblem) -> Iterator[Finding]:
     """H(p0) = H(p_1) - int E sum_y Q K(p_t(y)/p_t(x)), y = x included; and Theorem 1 is an equality where the
     learned ratios are those of a process of its own, begun in its own p_1."""
-    other = setting.data(salt=5)
-    for name in setting.processes():
-        chain = setting.chain(name, "bayes")
+    other = problem.data(salt=5)
+    for name in problem.processes():
+        chain = problem.chain(name, "bayes")
         ratios = chain.ratios(chain.p0)
         right = entropy(chain.final(chain.p0)) - chain.expected(_k(ratios)) - chain.expected_out_rate()
         yield _equals(f"{name}, entropy", entropy(chain.p0), right, _INTEGRAL)
@@ -317,25 +310,25 @@ def entropy_identity(setting: Setting) -> Iterator[Finding]:
         )
 
 
-def pointwise_bound(setting: Setting) -> Iterator[Finding]:
+def pointwise_bound(problem: ToyProblem) -> Iterator[Finding]:
     """-log p0_theta(x0) <= int E_{x_t|x0} sum Q l(p(y|x0)/p(x|x0), s_y) dt + KL(p_{1|0} || p_r), for each x0."""
-    for name, chain in setting.chains():
+    for name, chain in problem.chains():
         right = chain.conditional(_bregman) + chain.conditional_kl()
         left = -chain.learned.log()
         tightest = int((right - left).argmin())
         yield _at_most(f"{name}, tightest x0", float(left[tightest]), float(right[tightest]))
 
 
-def cross_entropy_bound(setting: Setting) -> Iterator[Finding]:
+def cross_entropy_bound(problem: ToyProblem) -> Iterator[Finding]:
     """H(p0, p0_theta) <= int E_{p_t} sum Q lbar dt - int E out-rate dt + H(p_1, p_r); and the same number with the
     conditional ratios, which is what one can compute."""
-    for name, chain in setting.chains():
+    for name, chain in problem.chains():
         known = cross_entropy(chain.final(chain.p0), chain.prior) - chain.expected_out_rate()
         by_marginal = chain.expected(_lbar(chain.ratios(chain.p0), chain.log_s)) + known
         yield _at_most(name, cross_entropy(chain.p0, chain.learned), by_marginal)
         by_conditional = float(chain.p0 @ chain.conditional(_lbar)) + known
         yield _equals(f"{name}, denoising form", by_marginal, by_conditional, _INTEGRAL)
-        yield _equals(f"{name}, exact_bound", by_marginal / setting.length, chain.bound("tight"), _INTEGRAL)
+        yield _equals(f"{name}, exact_bound", by_marginal / problem.length, chain.bound("tight"), _INTEGRAL)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -367,28 +360,28 @@ def _distance(left: Tensor, right: Tensor) -> float:
     return float((left - right).abs().max())
 
 
-def proposition_5(setting: Setting) -> Iterator[Finding]:
+def proposition_5(problem: ToyProblem) -> Iterator[Finding]:
     """The exponential of the roulette matrix, in closed form."""
-    for p_m in (0.05, setting.p_m, 1.0):
-        process = roulette(setting.vocab_size, p_m)
+    for p_m in (0.05, problem.p_m, 1.0):
+        process = roulette(problem.vocab_size, p_m)
         for t in (0.01, 1.0):
             sigma = float(process.sigma(t))
-            exact = torch.matrix_exp(sigma * _roulette_rates(setting.vocab_size, p_m))
-            printed = _printed_exponential(setting.vocab_size, p_m, sigma)
+            exact = torch.matrix_exp(sigma * _roulette_rates(problem.vocab_size, p_m))
+            printed = _printed_exponential(problem.vocab_size, p_m, sigma)
             yield _equals(f"p_m={p_m:g}, t={t:g}, printed", _distance(printed, exact), 0.0)
             yield _equals(f"p_m={p_m:g}, t={t:g}, package", _distance(process.transition_matrix(t), exact), 0.0)
 
 
-def proposition_6(setting: Setting) -> Iterator[Finding]:
+def proposition_6(problem: ToyProblem) -> Iterator[Finding]:
     """-int E sum_{y != x} Q(y, x) dt per token, in closed form (printed for all but eroulette), and H(p_r)."""
-    V, p_m = setting.vocab_size, setting.p_m
+    V, p_m = problem.vocab_size, problem.p_m
     printed = {
         "absorb": _EPS - 1,
         "uniform": -(1 - 1 / V) * LogLinear(_EPS).end,
         "roulette": (1 - (1 - p_m) / V) / p_m * (_EPS - 1),
     }
-    for name, process in setting.processes().items():
-        counted = -setting.chain(name, "bayes").expected_out_rate() / setting.length
+    for name, process in problem.processes().items():
+        counted = -problem.chain(name, "bayes").expected_out_rate() / problem.length
         if name in printed:
             yield _equals(f"{name}, printed", printed[name], counted, _INTEGRAL)
         yield _equals(f"{name}, package", -process.integrated_out_rate(), counted, _INTEGRAL)
@@ -399,9 +392,9 @@ def proposition_6(setting: Setting) -> Iterator[Finding]:
         yield _equals(f"{name}, H(p_1, p_r)", process.terminal().cross_entropy, cross_entropy(final, process.prior()))
 
 
-def proposition_7(setting: Setting) -> Iterator[Finding]:
+def proposition_7(problem: ToyProblem) -> Iterator[Finding]:
     """The same closed form for eroulette, with p_m(t): the exponential of the integrated rates."""
-    V, share = setting.vocab_size, PowerShare(0.3, 0.7)
+    V, share = problem.vocab_size, PowerShare(0.3, 0.7)
     process = eroulette(V, p_m=share)
     for t in (0.1, 0.6, 1.0):
         x, w = gauss_legendre(400)
@@ -417,46 +410,45 @@ def proposition_7(setting: Setting) -> Iterator[Finding]:
 # The two bounds
 
 
-def same_bound(setting: Setting) -> Iterator[Finding]:
+def same_bound(problem: ToyProblem) -> Iterator[Finding]:
     """With the terminal terms kept J1 = J2: J1 + KL(p_{1|0} || p_r) = J2 - H(p_r) + H(p_1, p_r), per token."""
-    for name, chain in setting.chains():
+    for name, chain in problem.chains():
         yield _equals(name, chain.bound("j1") + chain.process.terminal().kl, chain.bound("tight"), _INTEGRAL)
 
 
-def paper_difference(setting: Setting) -> Iterator[Finding]:
+def paper_difference(problem: ToyProblem) -> Iterator[Finding]:
     """The paper's J1 - J2 is H(p_{1|0}) - H(p_r) per token, whatever the network."""
-    for name, chain in setting.chains():
+    for name, chain in problem.chains():
         final = chain.process.transition_matrix(1.0)[:, 0]
-        constant = entropy(final) - (0.0 if chain.process.has_mask else math.log(setting.vocab_size))
+        constant = entropy(final) - (0.0 if chain.process.has_mask else math.log(problem.vocab_size))
         yield _equals(name, chain.bound("j1") - chain.bound("j2"), constant, _INTEGRAL)
 
 
-def perfect_absorb(setting: Setting) -> Iterator[Finding]:
+def perfect_absorb(problem: ToyProblem) -> Iterator[Finding]:
     """With a perfect absorb network the paper's J1 and J2 lie below the entropy of the data; `tight` does not."""
-    chain = setting.chain("absorb", "cedd")
+    chain = problem.chain("absorb", "cedd")
     perfect = enumerated(_perfect(chain.space, chain.p0), chain.space, chain.network.method, sigma_dtype=torch.float64)
     chain = Chain(perfect, chain.p0)
-    data_entropy = entropy(chain.p0) / setting.length
+    data_entropy = entropy(chain.p0) / problem.length
     for bound in ("j1", "j2"):
         yield _at_most(f"{bound} below the entropy", chain.bound(bound), data_entropy, tolerance=-1e-4)
     yield _at_most("the entropy at most tight", data_entropy, chain.bound("tight"))
     yield _at_most(
-        "the learned law at most tight", cross_entropy(chain.p0, chain.learned) / setting.length, chain.bound("tight")
+        "the learned law at most tight", cross_entropy(chain.p0, chain.learned) / problem.length, chain.bound("tight")
     )
 
 
 def _perfect(space: Space, p0: Tensor) -> AnyModel:
     """The network that knows absorb's p(x_0 | x_t), which does not change with time."""
-    place = space.process.num_states ** torch.arange(space.length - 1, -1, -1)
     posterior = torch.log(space.belief(p0, torch.full((1,), 0.5, dtype=torch.float64))[0].clamp_min(1e-300))
-    return lambda x, sigma: posterior[(x * place).sum(-1)]
+    return lambda x, sigma: posterior[space.index(x)]
 
 
-def ratio_identity(setting: Setting) -> Iterator[Finding]:
+def ratio_identity(problem: ToyProblem) -> Iterator[Finding]:
     """p_t(y)/p_t(x) = sum_h p(y|h)/p(x|h) p(x_0^i = h | x_t): the denoiser's ratios, at the true posterior."""
     t = torch.tensor([1e-6, 0.01, 0.3, 0.9, 1.0], dtype=torch.float64)
-    for name, process in setting.processes().items():
-        space, p0 = Space(process, setting.length), setting.data()
+    for name, process in problem.processes().items():
+        space, p0 = Space(process, problem.length), problem.data()
         marginal = space.marginal(p0, t)
         true = marginal[:, space.neighbours] / marginal[..., None, None]
         x_t = space.states.expand(len(t), *space.states.shape)
@@ -470,10 +462,10 @@ def ratio_identity(setting: Setting) -> Iterator[Finding]:
 # Errata: what is printed is wrong by the left number, what the package has by the right one
 
 
-def erratum_masked_score(setting: Setting) -> Iterator[Finding]:
+def erratum_masked_score(problem: ToyProblem) -> Iterator[Finding]:
     """Roulette's ratios at a mask: printed b/a + f (c/b - b/a), right is b/a + f (c/a - b/a)."""
-    V, process = setting.vocab_size, roulette(setting.vocab_size, setting.p_m)
-    f = torch.softmax(torch.randn(V, generator=setting.generator(3), dtype=torch.float64), 0)
+    V, process = problem.vocab_size, roulette(problem.vocab_size, problem.p_m)
+    f = torch.softmax(torch.randn(V, generator=problem.generator(3), dtype=torch.float64), 0)
     for t in (0.1, 0.5, 0.9):
         matrix, noise = process.transition_matrix(t), process.noise(torch.tensor([t], dtype=torch.float64))
         a, b, c = matrix[V, 0], matrix[1, 0], matrix[0, 0]
@@ -482,9 +474,9 @@ def erratum_masked_score(setting: Setting) -> Iterator[Finding]:
         yield _erratum(f"t={t:g}", _distance(b / a + f * (c / b - b / a), true), _distance(package, true))
 
 
-def erratum_sampler(setting: Setting) -> Iterator[Finding]:
+def erratum_sampler(problem: ToyProblem) -> Iterator[Finding]:
     """The analytic sampler's inverse matrix: printed b-bar has 1 - e^sigma, right is 1 - e^((1-p_m) sigma)."""
-    V, p_m = setting.vocab_size, setting.p_m
+    V, p_m = problem.vocab_size, problem.p_m
     process = roulette(V, p_m)
     kernel, delta = process.kernel(0.5, 0.4), float(process.sigma(0.5) - process.sigma(0.4))
     printed = _printed_exponential(V, p_m, -delta)
@@ -499,20 +491,20 @@ def erratum_sampler(setting: Setting) -> Iterator[Finding]:
     )
 
 
-def erratum_exponential(setting: Setting) -> Iterator[Finding]:
+def erratum_exponential(problem: ToyProblem) -> Iterator[Finding]:
     """The appendix's roulette exponential lacks the minus of e^(-(1-p_m) tau); its Proposition 5 has I - P."""
-    V, process = setting.vocab_size, roulette(setting.vocab_size, setting.p_m)
+    V, process = problem.vocab_size, roulette(problem.vocab_size, problem.p_m)
     sigma = float(process.sigma(0.5))
-    exact = torch.matrix_exp(sigma * _roulette_rates(V, setting.p_m))
+    exact = torch.matrix_exp(sigma * _roulette_rates(V, problem.p_m))
     package = _distance(process.transition_matrix(0.5), exact)
-    yield _erratum("lost minus", _distance(_printed_exponential(V, setting.p_m, sigma, sign=1.0), exact), package)
-    of_negative = torch.matrix_exp(-sigma * _roulette_rates(V, setting.p_m))
+    yield _erratum("lost minus", _distance(_printed_exponential(V, problem.p_m, sigma, sign=1.0), exact), package)
+    of_negative = torch.matrix_exp(-sigma * _roulette_rates(V, problem.p_m))
     yield _erratum("I - P for P - I", _distance(of_negative, process.transition_matrix(0.5)), package)
 
 
-def erratum_scale_factor(setting: Setting) -> Iterator[Finding]:
+def erratum_scale_factor(problem: ToyProblem) -> Iterator[Finding]:
     """In the uniform scale factor, 1 - V/(e^sigma - 1 + V) is p(y|x)/p(x|x), not a V-th of it."""
-    V, process = setting.vocab_size, uniform(setting.vocab_size)
+    V, process = problem.vocab_size, uniform(problem.vocab_size)
     for t in (0.05, 0.5):
         matrix, noise = process.transition_matrix(t), process.noise(torch.tensor([t], dtype=torch.float64))
         claimed = 1 - V / (math.expm1(float(process.sigma(t))) + V)
@@ -524,25 +516,22 @@ def erratum_scale_factor(setting: Setting) -> Iterator[Finding]:
         yield _erratum(f"t={t:g}, the factor", float((with_stray - mean).abs()), float((shift - mean).abs()))
 
 
-def erratum_cross_entropy_sign(setting: Setting) -> Iterator[Finding]:
+def erratum_cross_entropy_sign(problem: ToyProblem) -> Iterator[Finding]:
     """KL(p || f) = -E_p log f - H(p); the derivation of the cross entropy prints +E_p log f."""
-    p, f = setting.data(salt=6), setting.data(salt=7)
+    p, f = problem.data(salt=6), problem.data(salt=7)
     divergence = float((p * (p / f).log()).sum())
     expected_log = float((p * f.log()).sum())
     yield _erratum("KL", abs(expected_log - entropy(p) - divergence), abs(-expected_log - entropy(p) - divergence))
 
 
-def erratum_constants(setting: Setting) -> Iterator[Finding]:
+def erratum_constants(problem: ToyProblem) -> Iterator[Finding]:
     """J2's procedure adds eps = 1e-4 where the schedule has 1e-3, and cuts time at "e^-4" where 1e-4 is meant."""
-    counted = -setting.chain("absorb", "bayes").expected_out_rate() / setting.length
+    counted = -problem.chain("absorb", "bayes").expected_out_rate() / problem.length
     yield _erratum(
         "analytic term", abs(-1 + 1e-4 - counted), abs(-absorb(2).integrated_out_rate() - counted), _INTEGRAL
     )
-    chain = setting.chain("uniform", "bayes")
-    ratios = chain.ratios(chain.p0)
-    rates = chain.forward_rates
-    per_state = torch.where(rates > 0, rates * _bregman(ratios, chain.log_s), 0.0).sum((2, 3))
-    density = (chain.marginals * per_state).sum(-1)
+    chain = problem.chain("uniform", "bayes")
+    density = chain.density(_bregman(chain.ratios(chain.p0), chain.log_s))
     whole = float(chain.grid.integral(density))
 
     def cut(edge: float) -> float:
@@ -552,12 +541,12 @@ def erratum_constants(setting: Setting) -> Iterator[Finding]:
     yield _erratum("time cut, relative", abs(cut(math.exp(-4)) / whole - 1), abs(cut(1e-4) / whole - 1), 0.02)
 
 
-def erratum_eroulette(setting: Setting) -> Iterator[Finding]:
+def erratum_eroulette(problem: ToyProblem) -> Iterator[Finding]:
     """p_m(0) = 0, p_m(1) = 1 needs a negative rate; t^(1/(at)) is never valid; the share q(t) always is.
 
     Left: the lowest shuffle rate that the printed choice asks for. The first bad t stands in the name.
     """
-    V, schedule = setting.vocab_size, LogLinear(_EPS)
+    V, schedule = problem.vocab_size, LogLinear(_EPS)
 
     def shuffle_rate(share: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def rate(t: Tensor) -> Tensor:
@@ -595,7 +584,7 @@ def _refused_at(V: int, share: Callable[[Tensor], Tensor]) -> float | None:
     return None
 
 
-def erratum_rescaling(setting: Setting) -> Iterator[Finding]:
+def erratum_rescaling(problem: ToyProblem) -> Iterator[Finding]:
     """The values of the rescaled sigma, which acts on unmasked ratios only; roulette's nearly joins at 0.5."""
     sigma = torch.tensor([0.0, 1e-4, 0.0015, 0.1, 0.5 - 1e-12, 0.5, 2.0], dtype=torch.float64)
     lifted = [math.log(1.1 * float(s) + 1.1) if s < 0.5 else float(s) for s in sigma]
@@ -605,17 +594,17 @@ def erratum_rescaling(setting: Setting) -> Iterator[Finding]:
         yield _equals(f"{name}'s values", _distance(rescaled, torch.tensor(values, dtype=torch.float64)), 0.0)
     jump = -Denoiser().rescaled_sigma(sigma, True).diff()[4]
     yield _equals("roulette's jump at 0.5", float(jump), math.log(1.65) - 0.5)
-    V, process = setting.vocab_size, roulette(setting.vocab_size, setting.p_m)
+    V, process = problem.vocab_size, roulette(problem.vocab_size, problem.p_m)
     noise = process.noise(torch.full((V + 1,), 0.1, dtype=torch.float64))
-    outputs = torch.randn(V + 1, V, generator=setting.generator(4), dtype=torch.float64)
+    outputs = torch.randn(V + 1, V, generator=problem.generator(4), dtype=torch.float64)
     on, off = (Denoiser(rescale).log_scores(outputs, torch.arange(V + 1), noise) for rescale in (True, False))
     yield _equals("masked ratios untouched", _distance(on[V], off[V]), 0.0)
     yield _at_most("unmasked ratios changed", 0.01, _distance(on[:V], off[:V]))
 
 
-def erratum_corrected(setting: Setting) -> Iterator[Finding]:
+def erratum_corrected(problem: ToyProblem) -> Iterator[Finding]:
     """The "probability of moving at least once before being masked" is that of being another token when masked."""
-    V, p_m = setting.vocab_size, setting.p_m
+    V, p_m = problem.vocab_size, problem.p_m
     process = roulette(V, p_m)
     end = process.axis.end / p_m
     printed = (V - 1) / V * (p_m * math.exp(-end) - math.exp(-end * p_m) + 1 - p_m)
@@ -655,7 +644,7 @@ class Claim:
     """A claim with the function that computes it."""
 
     name: str
-    check: Callable[[Setting], Iterator[Finding]]
+    check: Callable[[ToyProblem], Iterator[Finding]]
 
     @property
     def statement(self) -> str:

@@ -17,11 +17,12 @@ from cedd.bounds.proposal import directed_draw, number_of_uniforms, plain_draw
 from cedd.bounds.times import PathTimes, stratified_levels
 from cedd.dynamics import Reversal
 from cedd.dynamics.path import Cases, case_probabilities
-from cedd.dynamics.reverse import ScorePath, affine_score_entropy, known_terms, mean_known_terms
+from cedd.dynamics.reverse import ScorePath, affine_score_entropy
 from cedd.network import Network
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy
 from cedd.parameterization import Affine, Bayes, Denoiser
+from tests.known_terms import known_terms, mean_known_terms
 from tests.networks import four_processes, random_data, random_network
 
 V, L = 3, 2

@@ -11,7 +11,7 @@ from cedd.cli import main
 from cedd.cli.theory import _plain
 from cedd.parameterization import AffineScore
 from cedd.process import Kernel, TokenProcess
-from cedd.theory import CLAIMS, Finding, Setting
+from cedd.theory import CLAIMS, Finding, ToyProblem
 
 SMALL = ["theory", "--vocab", "2", "--length", "1"]
 
@@ -42,8 +42,8 @@ def test_the_table_names_every_claim(capsys: pytest.CaptureFixture[str]) -> None
 
 def failing(*names: str) -> list[str]:
     """The claims among `names` that do not hold now."""
-    setting = Setting(vocab_size=2, length=1)
-    return [name for name in names if not all(f.holds for f in CLAIMS[name].check(setting))]
+    problem = ToyProblem(vocab_size=2, length=1)
+    return [name for name in names if not all(f.holds for f in CLAIMS[name].check(problem))]
 
 
 def test_a_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_an_eroulette_that_accepts_anything_is_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(clocks, "first_negative", lambda rate: None)
     monkeypatch.setattr(clocks, "first_decrease", lambda clock: None)
     assert failing("erratum 6") == ["erratum 6"]
-    finding = next(f for f in CLAIMS["erratum 6"].check(Setting(2, 1)) if not f.holds)
+    finding = next(f for f in CLAIMS["erratum 6"].check(ToyProblem(2, 1)) if not f.holds)
     assert '"left": null' in json.dumps(_plain(finding), allow_nan=False)
 
 
@@ -115,21 +115,21 @@ def test_a_broken_corrected_probability_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_a_network_better_than_its_bound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learned law that were too good would break the inequalities."""
-    setting = Setting(vocab_size=2, length=1)
-    monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e6 * setting.data())
+    problem = ToyProblem(vocab_size=2, length=1)
+    monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e6 * problem.data())
     assert failing("Theorem 1", "Theorem 3", "Theorem 4") == []
-    monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e-30 * setting.data())
+    monkeypatch.setattr(claims, "learned_distribution", lambda *_, **__: 1e-30 * problem.data())
     assert failing("Theorem 1", "Theorem 3", "Theorem 4") == ["Theorem 1", "Theorem 3", "Theorem 4"]
 
 
 def test_verdicts() -> None:
-    assert Finding("", "at most", 1.0, 2.0).holds
-    assert not Finding("", "at most", 2.0, 1.0).holds
-    assert not Finding("", "equals", 1.0, 1.0 + 1e-6).holds
-    assert not Finding("", "equals", float("nan"), 1.0).holds
-    assert Finding("", "erratum", 0.1, 0.0).holds
-    assert not Finding("", "erratum", 0.0, 0.0).holds
-    assert not Finding("", "erratum", 0.1, 0.01).holds
+    assert Finding("", 1.0, 2.0, relation="at most").holds
+    assert not Finding("", 2.0, 1.0, relation="at most").holds
+    assert not Finding("", 1.0, 1.0 + 1e-6, relation="equals").holds
+    assert not Finding("", float("nan"), 1.0, relation="equals").holds
+    assert Finding("", 0.1, 0.0, relation="erratum").holds
+    assert not Finding("", 0.0, 0.0, relation="erratum").holds
+    assert not Finding("", 0.1, 0.01, relation="erratum").holds
 
 
 @pytest.mark.parametrize("words", [["--vocab", "1"], ["--length", "0"], ["--vocab", "40", "--length", "3"]])

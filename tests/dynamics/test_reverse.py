@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import cedd
 from cedd import Denoiser, PowerShare
-from cedd.dynamics.reverse import known_terms, mean_known_terms
 from cedd.objectives.score_entropy import score_entropy, true_ratios
 from cedd.parameterization import can_jump
 from cedd.quadrature import integrate
 from tests import reference
+from tests.known_terms import known_terms, mean_known_terms
 from tests.networks import matching_chain
 
 PROCESSES = {

@@ -121,12 +121,19 @@ class Space:
         return _sequences(self.process.vocab_size, self.length)
 
     @cached_property
+    def _places(self) -> Tensor:
+        """What a step of each position's token is in the index of a sequence: [L]."""
+        return self.process.num_states ** torch.arange(self.length - 1, -1, -1)
+
+    def index(self, x: Tensor) -> Tensor:
+        """Where noisy sequences [..., L] stand in `states`."""
+        return (x * self._places).sum(-1)
+
+    @cached_property
     def neighbours(self) -> Tensor:
         """The place in `states` of each sequence with token y put at position i: [N, L, V]."""
-        place = self.process.num_states ** torch.arange(self.length - 1, -1, -1)
-        here = (self.states * place).sum(-1)
         change = torch.arange(self.process.vocab_size) - self.states[..., None]
-        return here[:, None, None] + change * place[:, None]
+        return self.index(self.states)[:, None, None] + change * self._places[:, None]
 
     @cached_property
     def one_hot(self) -> Tensor:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cedd.theory import CLAIMS, Finding, Setting
+from cedd.theory import CLAIMS, Finding, ToyProblem
 
 SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
 
@@ -38,11 +38,11 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Check all claims and print them; 1 if one fails."""
-    setting = Setting(vocab_size=arguments.vocab, length=arguments.length, seed=arguments.seed)
+    problem = ToyProblem(vocab_size=arguments.vocab, length=arguments.length, seed=arguments.seed)
     started, threads = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(1)  # thousands of tiny tensors: more threads only wait for one another
     try:
-        findings = _check_all(setting)
+        findings = _check_all(problem)
     finally:
         torch.set_num_threads(threads)
     seconds = time.perf_counter() - started
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> int:
     return 0 if passed else 1
 
 
-def _check_all(setting: Setting) -> dict[str, list[Finding]]:
+def _check_all(problem: ToyProblem) -> dict[str, list[Finding]]:
     """The findings of every claim, with a line on stderr that says which one is being computed."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed}/{task.total}"))
@@ -69,7 +69,7 @@ def _check_all(setting: Setting) -> dict[str, list[Finding]]:
         task = progress.add_task("claims", total=len(CLAIMS))
         for name, claim in CLAIMS.items():
             progress.update(task, description=name)
-            findings[name] = list(claim.check(setting))
+            findings[name] = list(claim.check(problem))
             progress.advance(task)
     return findings
 

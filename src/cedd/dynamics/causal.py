@@ -21,7 +21,7 @@ from cedd.dynamics.rules import StepRule
 from cedd.network import Network, Places, full_precision_head, has_head
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective
-from cedd.parameterization import Denoiser, Parameterization, at_token
+from cedd.parameterization import Denoiser, Parameterization, at_token, full_precision
 from cedd.process import Noise, TokenProcess, uniform_noise
 
 
@@ -86,7 +86,7 @@ class Causal(Dynamics):
         inputs, targets = self.network_input(x0, x0, process), x0.reshape(-1)
 
         def nats(outputs: Tensor, part: slice) -> Tensor:
-            logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+            logits = full_precision(outputs)
             return torch.logsumexp(logits, -1).double() - at_token(logits, targets[part]).double()
 
         places = Places(torch.arange(x0.numel(), device=x0.device))

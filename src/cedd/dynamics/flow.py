@@ -34,10 +34,17 @@ from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
 from cedd.dynamics.rules import StepRule
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective, Rows
-from cedd.parameterization import AffineScore, Denoiser, Leap, Parameterization, at_token, put_at_token
+from cedd.parameterization import (
+    TINY,
+    AffineScore,
+    Denoiser,
+    Leap,
+    Parameterization,
+    at_token,
+    full_precision,
+    put_at_token,
+)
 from cedd.process import Noise, TokenProcess
-
-_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ NO_CORRECTOR = Corrector(strength=0.0)
 class Flow(Dynamics):
     """The velocity of the module's head, with a corrector or without."""
 
-    corrector: Corrector | None = None
+    corrector: Corrector = NO_CORRECTOR
 
     bounds: ClassVar[tuple[Bound, ...]] = ("tight",)
     stop: ClassVar[float] = 1e-4
@@ -90,7 +97,7 @@ class Flow(Dynamics):
         self, parameterization: Parameterization, process: TokenProcess, bound: Bound, *, with_entropy: bool, low: float
     ) -> Target:
         reconstruction = Reconstruction(parameterization) if low > 0 or process.jumps_at_zero else None
-        return Target(FlowPath(self.corrector or NO_CORRECTOR), low, 1.0, reconstruction, process.terminal().kl)
+        return Target(FlowPath(self.corrector), low, 1.0, reconstruction, process.terminal().kl)
 
     def rules(self) -> Mapping[str, StepRule]:
         return flow_rules(self.corrector)
@@ -122,7 +129,7 @@ class FlowPath(PathCost):
 
     def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
         noise, masked = rows.noise, rows.noise.is_mask(rows.x_t)
-        logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        logits = full_precision(outputs)
         normaliser = torch.logsumexp(logits, -1).double()
         log_p = at_token(logits, rows.x0).double() - normaliser
         # 1 - p(x_t) as the sum over the other tokens: 1 minus a float32 number near 1 has no digits left
@@ -154,12 +161,12 @@ def _integrated_hazards(noise: Noise, earlier: Noise) -> tuple[Tensor, Tensor]:
 def _euler_hazards(noise: Noise, earlier: Noise) -> tuple[Tensor, Tensor]:
     """The same at the rates of t: h kappa'/(1-kappa) and h kappa'/kappa."""
     rate = (noise.t - earlier.t) * noise.alpha_rate
-    return rate / noise.expm1_alpha.clamp_min(_TINY), rate
+    return rate / noise.expm1_alpha.clamp_min(TINY), rate
 
 
 def _flow_rule(
     name: str,
-    corrector: Corrector | None,
+    corrector: Corrector,
     hazards: Callable[[Noise, Noise], tuple[Tensor, Tensor]],
     happens: Callable[[Tensor], Tensor],
 ) -> StepRule:
@@ -168,10 +175,10 @@ def _flow_rule(
     def leap(score: AffineScore, earlier: Noise) -> Leap:
         noise = score.noise
         towards, away = hazards(noise, earlier)
-        excess = corrector.excess(noise.t) if corrector is not None else torch.zeros_like(noise.t)
+        excess = corrector.excess(noise.t)
         redraw, mask = (1 + excess) * towards, torch.where(score.masked, 0.0, excess * away)
         event = happens(redraw + mask)
-        share = torch.where(torch.isinf(redraw), 0.0, mask / (redraw + mask).clamp_min(_TINY))
+        share = torch.where(torch.isinf(redraw), 0.0, mask / (redraw + mask).clamp_min(TINY))
         q, r = event * (1 - share), event * share
         elsewhere = torch.where(score.masked, 1.0, -torch.expm1(score.log_prob_x))
         return Leap((1 - r - q * elsewhere).clamp(0.0, 1.0), r, torch.zeros_like(q), q)
@@ -179,7 +186,7 @@ def _flow_rule(
     return StepRule.from_leap(name, leap)
 
 
-def flow_rules(corrector: Corrector | None = None) -> Mapping[str, StepRule]:
+def flow_rules(corrector: Corrector = NO_CORRECTOR) -> Mapping[str, StepRule]:
     """The rules of discrete flow matching from a mask source, with or without its corrector.
 
     The velocity kappa'/(1-kappa) (f - [x]) redraws every position from f, masked or not; a corrector multiplies it by
@@ -190,14 +197,12 @@ def flow_rules(corrector: Corrector | None = None) -> Mapping[str, StepRule]:
     def at_least_one(total: Tensor) -> Tensor:
         return -torch.expm1(-total)
 
-    def cut_off(total: Tensor) -> Tensor:
-        return total.clamp_max(1.0)
-
-    return {
-        "analytic": _flow_rule("analytic", corrector, _integrated_hazards, at_least_one),
-        "euler": _flow_rule("euler", corrector, _euler_hazards, cut_off),
-        "tau-leaping": _flow_rule("tau-leaping", corrector, _euler_hazards, at_least_one),
-    }
+    rules = (
+        _flow_rule("analytic", corrector, _integrated_hazards, at_least_one),
+        _flow_rule("euler", corrector, _euler_hazards, lambda total: total.clamp_max(1.0)),
+        _flow_rule("tau-leaping", corrector, _euler_hazards, at_least_one),
+    )
+    return {rule.name: rule for rule in rules}
 
 
 def _fill_masks(score: AffineScore, earlier: Noise) -> Leap:

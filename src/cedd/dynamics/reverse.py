@@ -41,11 +41,20 @@ from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
 from cedd.dynamics.rules import StepRule
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy, true_ratios
-from cedd.parameterization import Affine, AffineScore, Leap, Parameterization, at_token, can_jump, step_law
+from cedd.parameterization import (
+    TINY,
+    Affine,
+    AffineScore,
+    Leap,
+    Parameterization,
+    at_token,
+    can_jump,
+    full_precision,
+    step_law,
+)
 from cedd.process import Noise, TokenProcess
 
 JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
-_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class ScorePath(PathCost):
         return self._with_known(score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise), rows)
 
     def _with_known(self, cost: Tensor, rows: Rows) -> Tensor:
-        return cost + known_terms(rows.x_t, rows.x0, rows.noise).entropy if self.with_entropy else cost
+        return cost + known_entropy(rows.noise).pick(rows.x_t, rows.x0, rows.noise) if self.with_entropy else cost
 
     def magnitude(self, noise: Noise) -> Cases:
         """Masks are set at rate alpha' alive and cost -log f each. Moved tokens are as many, at beta' keep; and a token
@@ -115,7 +124,7 @@ def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) 
     Where r_y is 0 for all y but x0 (absorb) that sum is not needed, and log f at x0 is all that is read.
     """
     x0, x_t, noise = rows.x0, rows.x_t, rows.noise
-    logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    logits = full_precision(outputs)
     normaliser = torch.logsumexp(logits, -1).double()
     score = parameterization.coefficients(at_token(logits, x_t).double() - normaliser, x_t, noise)
     at_x0 = torch.logaddexp(score.log_base, at_token(logits, x0).double() - normaliser + score.log_gain)
@@ -138,108 +147,51 @@ def _k(ratio: Tensor) -> Tensor:
     return torch.xlogy(ratio, ratio) - ratio
 
 
-@dataclass(frozen=True)
-class KnownTerms:
-    """K and the out-rate at each position; both [*S] float64."""
-
-    entropy: Tensor
-    out_rate: Tensor
-
-
-def _entropy_by_case(noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of Q_t(x_t, y) K(r_y) over y != x_t at a mask, at the clean token, and at another token."""
+def known_entropy(noise: Noise) -> Cases:
+    """The sum of Q_t(x_t, y) K(r_y) over y != x_t, in each case."""
     V, e = noise.vocab_size, noise.expm1_beta
-    expm1_alpha = noise.expm1_alpha.clamp_min(_TINY)
+    expm1_alpha = noise.expm1_alpha.clamp_min(TINY)
     b_over_a = -torch.expm1(-noise.beta) / (V * expm1_alpha)
     c_over_a = b_over_a + torch.exp(-noise.beta) / expm1_alpha
     shuffle = noise.beta_rate / V
     masked = noise.alpha_rate * ((V - 1) * _k(b_over_a) + _k(c_over_a))
     same = shuffle * (V - 1) * _k(e / (e + V))
-    moved = shuffle * (_k(1 + V / e.clamp_min(_TINY)) - (V - 2))
+    moved = shuffle * (_k(1 + V / e.clamp_min(TINY)) - (V - 2))
     no_shuffle = noise.beta <= 0
-    return masked, torch.where(no_shuffle, 0.0, same), torch.where(no_shuffle, 0.0, moved)
-
-
-def known_terms(x_t: Tensor, x0: Tensor, noise: Noise) -> KnownTerms:
-    """K and the out-rate at each position, for x_t, x0 [*S] and a noise of shape [*S]."""
-    is_mask = noise.is_mask(x_t)
-    masked, same, moved = _entropy_by_case(noise)
-    leave = noise.alpha_rate + noise.beta_rate * (1 - 1 / noise.vocab_size)
-    return KnownTerms(
-        entropy=torch.where(is_mask, masked, torch.where(x_t == x0, same, moved)),
-        out_rate=torch.where(is_mask, 0.0, leave),
-    )
-
-
-def mean_known_terms(noise: Noise) -> KnownTerms:
-    """Their means over x_t given t, the same for every x0: weights a (masked), c (same), (V-1) b (moved)."""
-    masked, same, moved = _entropy_by_case(noise)
-    others = (noise.vocab_size - 1) * noise.b
-    leave = noise.alpha_rate + noise.beta_rate * (1 - 1 / noise.vocab_size)
-    is_possible = noise.alpha > 0
-    return KnownTerms(
-        entropy=torch.where(is_possible, noise.a * masked, 0.0) + noise.c * same + others * moved,
-        out_rate=noise.alive * leave,
-    )
+    return Cases(torch.where(no_shuffle, 0.0, same), torch.where(no_shuffle, 0.0, moved), masked)
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # The step rules
 
 
-def _leap_by_rates(score: AffineScore, earlier: Noise, stay: Callable[[Tensor], Tensor]) -> Leap:
-    noise, masked = score.noise, score.masked
-    forward = torch.where(masked, noise.alpha_rate, noise.beta_rate / noise.vocab_size) * (noise.t - earlier.t)
-    possible = masked | (noise.beta > 0)
-    nothing = torch.zeros_like(forward)
-    total = torch.where(possible, forward * score.others(), nothing)
-    floor = torch.where(possible, forward * torch.exp(score.log_base), nothing)
-    slope = torch.where(possible, forward * torch.exp(score.log_gain), nothing)
-    return Leap(stay(total), nothing, floor, slope)
-
-
-def _law_by_rates(
-    parameterization: Parameterization,
-    outputs: Tensor,
-    x_t: Tensor,
-    noise: Noise,
-    earlier: Noise,
-    stay: Callable[[Tensor], Tensor],
-) -> Tensor:
-    rates = parameterization.jump_rates(outputs, x_t, noise)
-    jumps = (noise.t - earlier.t).to(rates)[..., None] * rates
-    staying = stay(jumps.sum(-1))
-    return step_law(staying, torch.zeros_like(staying), jumps, x_t, noise)
-
-
-def _at_most_one(total: Tensor) -> Tensor:
-    """Euler: p(stays) = 1 - h sum of rates, cut off at 0."""
-    return (1 - total).clamp_min(0.0)
-
-
-def _frozen(total: Tensor) -> Tensor:
-    """Rates frozen over the step: p(stays) = exp(-h sum of rates)."""
-    return torch.exp(-total)
-
-
 def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
-    return StepRule(
-        name,
-        lambda score, earlier: _leap_by_rates(score, earlier, stay),
-        lambda parameterization, outputs, x_t, noise, earlier: _law_by_rates(
-            parameterization, outputs, x_t, noise, earlier, stay
-        ),
-    )
+    """By the rates at t; `stay` turns h sum_y Q_t(x, y) s_y into the probability of staying."""
+
+    def leap(score: AffineScore, earlier: Noise) -> Leap:
+        noise, masked = score.noise, score.masked
+        forward = torch.where(masked, noise.alpha_rate, noise.beta_rate / noise.vocab_size) * (noise.t - earlier.t)
+        possible = masked | (noise.beta > 0)
+        nothing = torch.zeros_like(forward)
+        total = torch.where(possible, forward * score.others(), nothing)
+        floor = torch.where(possible, forward * torch.exp(score.log_base), nothing)
+        slope = torch.where(possible, forward * torch.exp(score.log_gain), nothing)
+        return Leap(stay(total), nothing, floor, slope)
+
+    def law(parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
+        rates = parameterization.jump_rates(outputs, x_t, noise)
+        jumps = (noise.t - earlier.t).to(rates)[..., None] * rates
+        staying = stay(jumps.sum(-1))
+        return step_law(staying, torch.zeros_like(staying), jumps, x_t, noise)
+
+    return StepRule(name, leap, law)
 
 
 RULES: Mapping[str, StepRule] = {
-    "analytic": StepRule(
-        "analytic",
-        lambda score, earlier: score.reverse(earlier),
-        lambda parameterization, outputs, x_t, noise, earlier: parameterization.reverse_step(
-            outputs, x_t, noise, earlier
-        ),
-    ),
-    "euler": _rule_by_rates("euler", _at_most_one),
-    "tau-leaping": _rule_by_rates("tau-leaping", _frozen),
+    rule.name: rule
+    for rule in (
+        StepRule("analytic", AffineScore.reverse, lambda meaning, *step: meaning.reverse_step(*step)),
+        _rule_by_rates("euler", lambda total: (1 - total).clamp_min(0.0)),
+        _rule_by_rates("tau-leaping", lambda total: torch.exp(-total)),
+    )
 }

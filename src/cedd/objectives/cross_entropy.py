@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cedd.network import SupportsRowLosses
 from cedd.objectives.objective import ClosedForm, Objective, Rows
-from cedd.parameterization import Affine, Parameterization
+from cedd.parameterization import Affine, Parameterization, full_precision
 from cedd.process import Noise
 
 Weight = Callable[[Noise, Tensor], Tensor]
@@ -54,7 +54,7 @@ class CrossEntropyRows(ClosedForm):
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The plain form, [N, V] -> [N], which every fused form must agree with."""
-        logits = outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+        logits = full_precision(outputs)
         logits = logits.scatter_add(-1, self.raise_at[:, None], self.raise_by.to(logits)[:, None])
         picked = torch.log_softmax(logits, -1).gather(-1, self.target[:, None]).squeeze(-1)
         return -self.weight.to(picked) * picked

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from cedd.network import ScoreRows, SupportsRowLosses
 from cedd.objectives.objective import ClosedForm, Objective, Rows
-from cedd.parameterization import Parameterization, ScaledScore, Score, at_token, can_jump, put_at_token
+from cedd.parameterization import TINY, Parameterization, ScaledScore, Score, at_token, can_jump, put_at_token
 from cedd.process import Noise
-
-_TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,13 @@ def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
     """rate, common and extra of the module's head."""
     V, masked, same = noise.vocab_size, noise.is_mask(x_t), x_t == x0
     e = noise.expm1_beta
-    expm1_alpha = noise.expm1_alpha.clamp_min(_TINY)
+    expm1_alpha = noise.expm1_alpha.clamp_min(TINY)
     b_over_a = -torch.expm1(-noise.beta) / (V * expm1_alpha)
     keep_over_a = torch.exp(-noise.beta) / expm1_alpha
     return TrueRatios(
         rate=torch.where(masked, noise.alpha_rate, noise.beta_rate / V),
         common=torch.where(masked, b_over_a, torch.where(same, e / (e + V), 1.0)),
-        extra=torch.where(masked, keep_over_a, torch.where(same, 0.0, V / e.clamp_min(_TINY))),
+        extra=torch.where(masked, keep_over_a, torch.where(same, 0.0, V / e.clamp_min(TINY))),
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +28,7 @@ from cedd.parameterization import Affine, Leap
 from cedd.process import Noise, uniform_noise
 
 
-@dataclass(frozen=True)
-class Chances:
+class Chances(NamedTuple):
     """Probabilities of each of K steps that need no network, float64 [K].
 
     reveal: that a mask becomes a token.    remask: that a token is masked again.
@@ -39,17 +39,9 @@ class Chances:
     remask: Tensor
     change: Tensor
 
-    def at(self, k: int) -> tuple[float, float, float]:
-        """reveal, remask and change of step k."""
-        return float(self.reveal[k]), float(self.remask[k]), float(self.change[k])
-
     def where(self, condition: Tensor, other: Chances) -> Chances:
         """These chances in the steps where `condition` [K] holds, the others' elsewhere."""
-        return Chances(
-            torch.where(condition, self.reveal, other.reveal),
-            torch.where(condition, self.remask, other.remask),
-            torch.where(condition, self.change, other.change),
-        )
+        return Chances(*(torch.where(condition, mine, its) for mine, its in zip(self, other, strict=True)))
 
 
 def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> Chances:
@@ -92,12 +84,7 @@ class Plan:
     """Follows which positions are masked, step by step."""
 
     def __init__(
-        self,
-        chances: Chances,
-        masked: Tensor,
-        held: Tensor,
-        generator: torch.Generator | None,
-        by_sequence: bool,
+        self, chances: Chances, masked: Tensor, held: Tensor, generator: torch.Generator | None, by_sequence: bool
     ) -> None:
         self._chances = chances
         self._shape = masked.shape
@@ -111,7 +98,7 @@ class Plan:
 
     def step(self, k: int) -> Candidates:
         """Draw the candidates of step k and move the masks."""
-        reveal, remask, change = self._chances.at(k)
+        reveal, remask, change = (float(chance[k]) for chance in self._chances)
         u = uniform_noise(self.masked.shape, self.masked.device, self._generator)
         limit = torch.full_like(u, change).masked_fill_(self.masked, reveal)
         candidates = ((u < limit) & self._free).nonzero().squeeze(1)
@@ -149,18 +136,7 @@ class Plan:
             [c.u for c in steps],
             [c.v for c in steps],
         )
-        sent = [_send(kind, device) for kind in kinds]
+        sent = (torch.cat(kind).to(device, non_blocking=True).split([len(part) for part in kind]) for kind in kinds)
         for step, rows, local, sequences, masked_again, u, v in zip(steps, *sent, strict=True):
             places = Places(rows, None if step.places.sequences is None else sequences, local)
             yield Candidates(places, u, v, masked_again)
-
-
-def _send(parts: list[Tensor], device: torch.device) -> list[Tensor]:
-    """The parts on the device, in one transfer."""
-    whole = torch.cat(parts).to(device, non_blocking=True)
-    sent: list[Tensor] = []
-    start = 0
-    for part in parts:
-        sent.append(whole[start : start + len(part)])
-        start += len(part)
-    return sent
