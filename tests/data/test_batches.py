@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cedd.data.batches import BatchSampler, Prefetcher, batches_in_order
+from cedd.data.batches import BatchSampler, Prefetcher
 from cedd.data.packing import PackedDataset
 from cedd.data.permutation import derive_key, permute, uniform_integers
 
@@ -181,13 +181,3 @@ def test_prefetched_batches_arrive_on_the_gpu() -> None:
             batch = next(ahead)
             assert batch.device.type == "cuda"
             assert torch.equal(batch.cpu(), next(plain))
-
-
-def test_in_order_gives_every_block_once() -> None:
-    data = numbered_blocks(10)
-    assert [batch[:, 0].tolist() for batch in batches_in_order(data, 4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert [batch[:, 0].tolist() for batch in batches_in_order(data, 4, limit=5)] == [[0, 1, 2, 3], [4]]
-    shares = [list(batches_in_order(data, 3, rank=rank, world_size=2)) for rank in range(2)]
-    assert sorted(torch.cat([*shares[0], *shares[1]])[:, 0].tolist()) == list(range(10))
-    with pytest.raises(ValueError, match="at least one block"):
-        list(batches_in_order(data, 0))

@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels import head_loss
 from cedd.models.kernels.head_loss import (
-    chunked_head_loss,
+    any_pass,
+    chunked_loss,
     cross_entropy_in_place_torch,
+    cross_entropy_pass,
     default_chunk_rows,
-    linear_cross_entropy,
     score_entropy_in_place_torch,
 )
 from cedd.models.kernels.rows import gather_rows
@@ -88,13 +89,13 @@ def test_equals_the_dense_formula(name, bias):
         amounts, tokens = torch.linspace(0.0, 3.0, rows), targets.flip(0)
         if name == "any loss":
             args = (targets, amounts)
-            result = chunked_head_loss(*leaves, score_like, args, row_weights, chunk)
+            result = chunked_loss(*leaves, any_pass(score_like), args, row_weights, chunk)
             expected, losses = dense(leaves, score_like, args, row_weights)
         elif name == "cross entropy":
-            result = linear_cross_entropy(*leaves, targets, row_weights, chunk)
+            result = chunked_loss(*leaves, cross_entropy_pass, (targets,), row_weights, chunk)
             expected, losses = dense(leaves, nll, (targets,), row_weights)
         else:
-            result = linear_cross_entropy(*leaves, targets, row_weights, chunk, shift=(tokens, amounts))
+            result = chunked_loss(*leaves, cross_entropy_pass, (targets, tokens, amounts), row_weights, chunk)
             raised = amounts.to(dtype)[:, None] * F.one_hot(tokens, vocabulary)
             expected, losses = dense(leaves, lambda o, t, r: nll(o + r, t), (targets, raised), row_weights)
         counts = torch.ones(rows, dtype=torch.bool) if row_weights is None else row_weights != 0
@@ -113,11 +114,11 @@ def test_gradcheck(vocabulary):
     assert bias is not None
 
     def cross_entropy(*leaves: Any):
-        return linear_cross_entropy(leaves[0], leaves[1], leaves[2], targets, row_weights, 2).total
+        return chunked_loss(leaves[0], leaves[1], leaves[2], cross_entropy_pass, (targets,), row_weights, 2).total
 
     def any_loss(*leaves: Any):
-        return chunked_head_loss(
-            leaves[0], leaves[1], leaves[2], score_like, (targets, row_weights), row_weights, 2
+        return chunked_loss(
+            leaves[0], leaves[1], leaves[2], any_pass(score_like), (targets, row_weights), row_weights, 2
         ).total
 
     assert torch.autograd.gradcheck(cross_entropy, (features, weight, bias))
@@ -126,7 +127,7 @@ def test_gradcheck(vocabulary):
 
 def test_extreme_outputs_stay_finite():
     (features, weight, bias), targets, _ = problem(6, 9, torch.float32)
-    result = linear_cross_entropy(1e5 * features, weight, bias, targets)
+    result = chunked_loss(1e5 * features, weight, bias, cross_entropy_pass, (targets,))
     assert torch.isfinite(result.rows).all()
     assert all(torch.isfinite(gradient).all() for gradient in gradients(result.total, [features, weight, bias]))
 
@@ -139,7 +140,7 @@ def test_a_row_of_weight_zero_may_hold_anything():
 
     leaves, _, _ = problem(4, 9, torch.float64)
     targets, row_weights = torch.tensor([0, 1, 1, 0]), torch.tensor([0.0, 1.0, 2.0, 0.0])
-    result = chunked_head_loss(*leaves, explosive, (targets,), row_weights, 3)
+    result = chunked_loss(*leaves, any_pass(explosive), (targets,), row_weights, 3)
     assert torch.isfinite(result.total)
     assert result.rows[[0, 3]].tolist() == [0.0, 0.0]
     assert all(torch.isfinite(gradient).all() for gradient in gradients(result.total, leaves))
@@ -154,7 +155,7 @@ def test_bfloat16_autocast_is_near_and_accumulates_in_float32(operands):
     read = features if operands == "float32 features" else features.bfloat16()
     for chunk in (1, 16, 64):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            result = linear_cross_entropy(read, weight, bias, targets, row_weights, chunk)
+            result = chunked_loss(read, weight, bias, cross_entropy_pass, (targets,), row_weights, chunk)
         assert result.total.dtype == torch.float32
         torch.testing.assert_close(result.total, expected, rtol=1e-2, atol=0.0)
         for got, exact in zip(gradients(result.total, leaves), wanted, strict=True):
@@ -165,13 +166,13 @@ def test_bfloat16_autocast_is_near_and_accumulates_in_float32(operands):
 def test_gradients_accumulate_over_batches_and_backward_may_run_twice():
     leaves, targets, _ = problem(10, 7, torch.float64)
     features, weight, bias = leaves
-    whole = gradients(linear_cross_entropy(*leaves, targets).total, leaves)
+    whole = gradients(chunked_loss(*leaves, cross_entropy_pass, (targets,)).total, leaves)
     for half in (slice(0, 4), slice(4, 10)):
-        linear_cross_entropy(features[half], weight, bias, targets[half]).total.backward()
+        chunked_loss(features[half], weight, bias, cross_entropy_pass, (targets[half],)).total.backward()
     for leaf, wanted in zip(leaves, whole, strict=True):
         assert leaf is not None
         torch.testing.assert_close(leaf.grad, wanted)
-    total = linear_cross_entropy(*leaves, targets).total
+    total = chunked_loss(*leaves, cross_entropy_pass, (targets,)).total
     first = torch.autograd.grad(total, weight, retain_graph=True)[0]
     assert torch.equal(first, torch.autograd.grad(total, weight)[0])
 
@@ -198,7 +199,7 @@ def test_cross_entropy_allocates_one_chunk_of_outputs(gradient):
     rows, vocabulary, chunk = 96, 4000, 8
     leaves, targets, row_weights = problem(rows, vocabulary, torch.float32)
     with torch.set_grad_enabled(gradient), Allocations() as allocations:
-        result = linear_cross_entropy(*leaves, targets, row_weights, chunk)
+        result = chunked_loss(*leaves, cross_entropy_pass, (targets,), row_weights, chunk)
         if gradient:
             result.total.backward()
     buffer = chunk * vocabulary * 4
@@ -210,7 +211,7 @@ def test_any_loss_allocates_nothing_larger_than_a_chunk():
     rows, vocabulary, chunk = 96, 4000, 8
     leaves, targets, row_weights = problem(rows, vocabulary, torch.float32)
     with Allocations() as allocations:
-        chunked_head_loss(*leaves, score_like, (targets, row_weights), row_weights, chunk).total.backward()
+        chunked_loss(*leaves, any_pass(score_like), (targets, row_weights), row_weights, chunk).total.backward()
     assert max(allocations.sizes) == chunk * vocabulary * 4
 
 
@@ -223,8 +224,8 @@ def test_padding_changes_nothing(monkeypatch):
 
     leaves, targets, row_weights = problem(9, 50, torch.float64, "some zero")
     for loss in (
-        lambda: linear_cross_entropy(*leaves, targets, row_weights, 4).total,
-        lambda: chunked_head_loss(*leaves, score_like, (targets, row_weights), row_weights, 4).total,
+        lambda: chunked_loss(*leaves, cross_entropy_pass, (targets,), row_weights, 4).total,
+        lambda: chunked_loss(*leaves, any_pass(score_like), (targets, row_weights), row_weights, 4).total,
     ):
         plain = loss()
         with monkeypatch.context() as patch:
@@ -436,9 +437,9 @@ def test_head_on_the_device(vocabulary, fused):
         expected, _ = dense(exact, row_loss, args, rate)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             if name == "cross entropy":
-                result = linear_cross_entropy(*low, targets, rate, 128)
+                result = chunked_loss(*low, cross_entropy_pass, (targets,), rate, 128)
             else:
-                result = chunked_head_loss(*low, score_like, args, rate, 128, fused=fused)
+                result = chunked_loss(*low, any_pass(score_like, fused=fused), args, rate, 128)
         torch.testing.assert_close(result.total.double(), expected, rtol=1e-2, atol=0.0)
         for got, wanted in zip(gradients(result.total, low), gradients(expected, exact), strict=True):
             assert (got - wanted).norm() / wanted.norm() < 2e-2

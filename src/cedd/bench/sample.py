@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.process import PROCESSES, TokenProcess
 from cedd.samplers import GraphedNetwork, sample, time_grid
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -62,23 +64,17 @@ def _network(preset: str, process: TokenProcess, length: int, device: torch.devi
     return model.to(device)
 
 
-class _Clock:
-    """Seconds of device work."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._wait()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        self._start = time.perf_counter()
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def seconds(self) -> float:
-        self._wait()
-        return time.perf_counter() - self._start
+def _timed(work: Callable[[], Result], device: torch.device) -> tuple[Result, float]:
+    """What the work gives, and the seconds that it takes on the device."""
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    result = work()
+    if on_cuda:
+        torch.cuda.synchronize(device)
+    return result, time.perf_counter() - start
 
 
 def _time_textbook(model: Transformer, process: str, shape: tuple[int, int], steps: int, timed: int) -> SampleRow:
@@ -86,19 +82,10 @@ def _time_textbook(model: Transformer, process: str, shape: tuple[int, int], ste
     times = torch.linspace(1, 1e-5, steps + 1, dtype=torch.float64)
     vocab_size = model.config.vocab_size
     textbook_sample(model, process, vocab_size, shape, times[:3], device)
-    clock = _Clock(device)
-    textbook_sample(model, process, vocab_size, shape, times[: timed + 1], device)
-    each = clock.seconds() / timed
+    _, seconds = _timed(lambda: textbook_sample(model, process, vocab_size, shape, times[: timed + 1], device), device)
+    counts, each = (steps, timed, timed), seconds / timed
     return SampleRow(
-        f"textbook {process}",
-        "analytic",
-        *shape,
-        steps,
-        timed,
-        timed,
-        1000 * each,
-        each * steps,
-        peak_gibibytes(device),
+        f"textbook {process}", "analytic", *shape, *counts, 1000 * each, each * steps, peak_gibibytes(device)
     )
 
 
@@ -121,9 +108,7 @@ def _time_ours(
 
     if device.type == "cuda":
         draw()  # records the graphs
-    clock = _Clock(device)
-    calls = draw()
-    whole = clock.seconds()
+    calls, whole = _timed(draw, device)
     count = calls if sampler == "first-hitting" else len(time_grid(process, steps)) - 1
     return SampleRow(pair, sampler, *shape, count, count, calls, 1000 * whole / count, whole, peak_gibibytes(device))
 

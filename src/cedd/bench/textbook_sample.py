@@ -60,11 +60,9 @@ def textbook_sample(
     shape: tuple[int, int],
     times: Tensor,
     device: torch.device,
-    dtype: torch.dtype = torch.float64,
-    after_step: Callable[[], object] | None = None,
 ) -> Tensor:
-    """Samples [B, L] by the steps between `times` (falling); probabilities and noise in `dtype`."""
-    times = times.to(device, dtype)
+    """Samples [B, L] by the steps between `times` (falling); probabilities and noise in float64."""
+    times = times.to(device, torch.float64)
     if process == "absorb":
         x = torch.full(shape, vocab_size, device=device)
     else:
@@ -73,7 +71,5 @@ def textbook_sample(
         sigma = sigma_of(times[k]).float().expand(shape[0])
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             outputs = model(x, sigma)
-        x = STEPS[process](torch.softmax(outputs.to(dtype), -1), x, times[k], times[k + 1])
-        if after_step is not None:
-            after_step()
+        x = STEPS[process](torch.softmax(outputs.double(), -1), x, times[k], times[k + 1])
     return x

@@ -85,8 +85,7 @@ def absorb_cedd_star(model: nn.Module, x0: Tensor, vocab_size: int) -> Tensor:
     sigma = -torch.log1p(-(1 - 1e-3) * t)
     masked = torch.rand(x0.shape, device=x0.device) < -torch.expm1(-sigma)[:, None]
     outputs = model(torch.where(masked, vocab_size, x0), sigma).float()
-    log_f = torch.log_softmax(outputs, -1)
-    picked = log_f.gather(-1, x0[..., None]).squeeze(-1)
+    picked = torch.log_softmax(outputs, -1).gather(-1, x0[..., None]).squeeze(-1)
     weight = torch.log(math.e + 0.3 / t)[:, None]
     return -(weight * picked * masked).sum() / x0.numel()
 
@@ -94,26 +93,15 @@ def absorb_cedd_star(model: nn.Module, x0: Tensor, vocab_size: int) -> Tensor:
 class TextbookStep:
     """One call is one training step on fresh tokens."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        batch: int,
-        length: int,
-        width: int,
-        depth: int,
-        heads: int,
-        device: str,
-        dropout: float = 0.1,
-    ) -> None:
-        self.vocab_size, self.shape, self.device = vocab_size, (batch, length), device
-        self.model = TextbookNetwork(vocab_size, length, width, depth, heads, dropout).to(device).train()
+    def __init__(self, model: TextbookNetwork, vocab_size: int, shape: tuple[int, int], device: torch.device) -> None:
+        self.vocab_size, self.shape, self.device = vocab_size, shape, device
+        self.model = model.to(device).train()
         self.average = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.0)
 
     def __call__(self) -> Tensor:
         x0 = torch.randint(self.vocab_size, self.shape, device=self.device)
-        device = torch.device(self.device).type
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = absorb_cedd_star(self.model, x0, self.vocab_size)
         self.optimizer.zero_grad()
         loss.backward()

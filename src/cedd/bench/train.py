@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from cedd.bench.options import BenchOptions, Say, peak_gibibytes
-from cedd.bench.textbook_train import TextbookStep
+from cedd.bench.textbook_train import TextbookNetwork, TextbookStep
 from cedd.data.batches import Prefetcher
 from cedd.data.packing import PackedDataset
 from cedd.data.tokenizers import ByteTokenizer
@@ -126,8 +126,8 @@ def our_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
 def textbook_step(config: TrainConfig, vocab_size: int) -> Iterator[Step]:
     """The textbook's step."""
     model = config.model
-    sizes = (vocab_size, config.batch.size, config.length, model.width, model.depth, model.heads)
-    yield TextbookStep(*sizes, str(pick_device(config.device)), model.dropout)
+    network = TextbookNetwork(vocab_size, config.length, model.width, model.depth, model.heads, model.dropout)
+    yield TextbookStep(network, vocab_size, (config.batch.size, config.length), pick_device(config.device))
 
 
 TEXTBOOK = "textbook cedd-star/absorb"

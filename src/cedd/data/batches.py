@@ -186,17 +186,3 @@ class Prefetcher(Generic[B]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def batches_in_order(
-    dataset: PackedDataset, batch_size: int, *, rank: int = 0, world_size: int = 1, limit: int | None = None
-) -> Iterator[Tensor]:
-    """The blocks once, unshuffled, in batches [<=B, L] (the last may be smaller): for evaluation.
-
-    With several ranks each takes every W-th batch; `limit` stops after that many blocks in all.
-    """
-    if batch_size < 1:
-        raise ValueError(f"a batch has at least one block, not {batch_size}")
-    stop = len(dataset) if limit is None else min(limit, len(dataset))
-    for start in range(rank * batch_size, stop, world_size * batch_size):
-        yield torch.from_numpy(dataset[start : min(start + batch_size, stop)])

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from cedd.models.kernels.head_loss import (
     RowLoss,
     RowLosses,
-    chunked_head_loss,
-    linear_cross_entropy,
-    linear_score_entropy,
+    any_pass,
+    chunked_loss,
+    cross_entropy_pass,
+    score_entropy_pass,
 )
 from cedd.network import ScoreRows
 
@@ -50,9 +51,8 @@ class VocabularyHead(nn.Linear):
         row_args and row_weights [N]. ``row_loss`` gets float32 outputs [R, V] and [R] slices of ``row_args``, and
         returns [R]; gradients flow to the features and the head alone. A row of weight 0 counts for nothing.
         """
-        return chunked_head_loss(
-            features, self.weight, self.bias, row_loss, row_args, row_weights, chunk_rows, fused=self.fused
-        )
+        row_pass = any_pass(row_loss, fused=self.fused)
+        return chunked_loss(features, self.weight, self.bias, row_pass, row_args, row_weights, chunk_rows)
 
     def cross_entropy(
         self,
@@ -68,10 +68,11 @@ class VocabularyHead(nn.Linear):
         ``shift`` = (tokens [N], amounts [N]) adds each row's amount to its token's output before the softmax: the
         likelihood of the noisy token, in the bayes parameterization.
         """
-        return linear_cross_entropy(features, self.weight, self.bias, targets, row_weights, chunk_rows, shift=shift)
+        row_args = (targets, *(shift or ()))
+        return chunked_loss(features, self.weight, self.bias, cross_entropy_pass, row_args, row_weights, chunk_rows)
 
     def score_entropy(
         self, features: Tensor, rows: ScoreRows, row_weights: Tensor | None = None, *, chunk_rows: int | None = None
     ) -> RowLosses:
         """Sum of row_weights times the score entropies of the rows of features [N, D], whose numbers are ``rows``."""
-        return linear_score_entropy(features, self.weight, self.bias, rows, row_weights, chunk_rows)
+        return chunked_loss(features, self.weight, self.bias, score_entropy_pass, rows, row_weights, chunk_rows)

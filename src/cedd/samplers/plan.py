@@ -136,7 +136,7 @@ class Plan:
             [c.u for c in steps],
             [c.v for c in steps],
         )
-        sent = (torch.cat(kind).to(device, non_blocking=True).split([len(part) for part in kind]) for kind in kinds)
+        sent = (torch.split(torch.cat(kind).to(device, non_blocking=True), [*map(len, kind)]) for kind in kinds)
         for step, rows, local, sequences, masked_again, u, v in zip(steps, *sent, strict=True):
             places = Places(rows, None if step.places.sequences is None else sequences, local)
             yield Candidates(places, u, v, masked_again)

@@ -22,7 +22,9 @@ from cedd.data.text import Flags, Ids
 from cedd.models.loaded import LoadedModel
 from cedd.network import Network, Places
 from cedd.process import TokenProcess
+from cedd.quadrature import bisect
 from cedd.samplers.grids import LAST_TIME
+from cedd.schedules import double
 
 BATCH = 16
 """Windows that are read at once."""
@@ -132,11 +134,8 @@ def time_of_rate(process: TokenProcess, rate: float) -> float:
         raise ValueError(
             f"a rate of wrong tokens must lie in (0, {most:.3g}) for this model's process; got {rate:g}, without t"
         )
-    low, high = 0.0, 1.0
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        low, high = (middle, high) if rate_of_time(process, middle) < rate else (low, middle)
-    return max(high, 2 * LAST_TIME)
+    beta = double(-math.log1p(-rate * process.vocab_size / (process.vocab_size - 1)))
+    return max(float(bisect(process.beta, beta, 0.0, 1.0, halvings=40)), 2 * LAST_TIME)
 
 
 # ----------------------------------------------------------------------------------------------------------------

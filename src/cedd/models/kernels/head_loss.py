@@ -55,70 +55,23 @@ class RowLosses(NamedTuple):
     """The losses of the rows, not weighted; 0 where the weight is 0."""
 
 
-def chunked_head_loss(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    row_loss: RowLoss,
-    row_args: tuple[Tensor, ...] = (),
-    row_weights: Tensor | None = None,
-    chunk_rows: int | None = None,
-    *,
-    fused: bool = False,
-) -> RowLosses:
-    """Σ_i row_weights_i · row_loss(features_i · weightᵀ + bias, *row_args_i).
-
-    features [N, D], weight [V, D], bias [V]; row_args and row_weights [N], no gradient flows to them.
-    ``fused`` compiles the row loss together with its gradient: ``row_loss`` should then be the same function at
-    every call, for each new one is compiled anew.
-    """
-    row_pass = functools.partial(_fused_pass if fused else _autograd_pass, row_loss)
-    return _run(features, weight, bias, row_pass, row_args, row_weights, chunk_rows)
-
-
-def linear_cross_entropy(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    row_weights: Tensor | None = None,
-    chunk_rows: int | None = None,
-    *,
-    shift: tuple[Tensor, Tensor] | None = None,
-) -> RowLosses:
-    """Σ_i row_weights_i · -log softmax(features_i · weightᵀ + bias)[targets_i].
-
-    With ``shift`` = (tokens [N], amounts [N]), amounts_i is added to output tokens_i before the softmax.
-    """
-    row_args = (targets,) if shift is None else (targets, *shift)
-    return _run(features, weight, bias, _cross_entropy_pass, row_args, row_weights, chunk_rows)
-
-
-def linear_score_entropy(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    rows: ScoreRows,
-    row_weights: Tensor | None = None,
-    chunk_rows: int | None = None,
-) -> RowLosses:
-    """Σ_i row_weights_i · the score entropy that row i's numbers make of the outputs features_i · weightᵀ + bias."""
-    return _run(features, weight, bias, _score_entropy_pass, tuple(rows), row_weights, chunk_rows)
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # The loop over chunks
 
 
-def _run(
+def chunked_loss(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     row_pass: RowPass,
-    row_args: tuple[Tensor, ...],
-    row_weights: Tensor | None,
-    chunk_rows: int | None,
+    row_args: tuple[Tensor, ...] = (),
+    row_weights: Tensor | None = None,
+    chunk_rows: int | None = None,
 ) -> RowLosses:
+    """Σ_i row_weights_i · ℓ(features_i · weightᵀ + bias, *row_args_i), with the ℓ of a row pass.
+
+    features [N, D], weight [V, D], bias [V]; row_args and row_weights [N], no gradient flows to them.
+    """
     device_type = features.device.type
     dtype = matmul_dtype(device_type, features.dtype)
     if row_weights is None:
@@ -280,6 +233,15 @@ def _can_accumulate(device_type: str, dtype: torch.dtype) -> bool:
 # Row passes
 
 
+def any_pass(row_loss: RowLoss, *, fused: bool = False) -> RowPass:
+    """The pass of any row loss.
+
+    ``fused`` compiles it together with its gradient: ``row_loss`` should then be the same function at every call,
+    for each new one is compiled anew.
+    """
+    return functools.partial(_fused_pass if fused else _autograd_pass, row_loss)
+
+
 def _autograd_pass(
     row_loss: RowLoss, outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor
 ) -> Tensor:
@@ -325,7 +287,7 @@ def _fused_pass(row_loss: RowLoss, *arguments: Any) -> Tensor:
     return _compiled_differentiated()(row_loss, *arguments)
 
 
-def _cross_entropy_pass(
+def cross_entropy_pass(
     outputs: Tensor,
     weights: Tensor,
     want_gradient: bool,
@@ -333,7 +295,10 @@ def _cross_entropy_pass(
     shift_tokens: Tensor | None = None,
     shifts: Tensor | None = None,
 ) -> Tensor:
-    """-log softmax(outputs)[targets]; the gradient is weights · (softmax - onehot)."""
+    """-log softmax(outputs)[targets]; the gradient is weights · (softmax - onehot).
+
+    Each of ``shifts`` [R] is first added to the output of its token, ``shift_tokens`` [R].
+    """
     if takes_kernels(outputs):
         from cedd.models.kernels.cross_entropy_triton import cross_entropy_in_place
 
@@ -365,7 +330,7 @@ def cross_entropy_in_place_torch(
     return torch.where(counts, normalizer.log() - target, 0.0)
 
 
-def _score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor) -> Tensor:
+def score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *row_args: Tensor) -> Tensor:
     """The score entropy; the gradient is weights · (s - common), less extra at the target, and 0 at what is skipped."""
     if takes_kernels(outputs):
         from cedd.models.kernels.score_entropy_triton import score_entropy_in_place
