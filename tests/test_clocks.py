@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -332,3 +333,49 @@ def test_two_formulas_are_trained_bounded_and_sampled() -> None:
 def _gap() -> float:
     end = HYBRID.terminal()
     return end.cross_entropy - end.paper_prior_entropy
+
+
+# ---- clocks of one's own are checked ----------------------------------------------------------------------------
+
+
+class Formula(Clocks):
+    """A mask clock by a formula, with the rate that is given or its derivative; tokens are never shuffled."""
+
+    def __init__(self, alpha: Callable[[Tensor], Tensor], rate: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._alpha, self._rate = alpha, rate
+
+    def alpha(self, t: Tensor | float) -> Tensor:
+        return self._alpha(check_time(t))
+
+    def alpha_rate(self, t: Tensor | float) -> Tensor:
+        time = check_time(t)
+        return self._rate(time) if self._rate is not None else value_and_slope(self._alpha, time)[1]
+
+    def beta(self, t: Tensor | float) -> Tensor:
+        return torch.zeros_like(check_time(t))
+
+    beta_rate = beta
+
+
+@pytest.mark.parametrize(
+    ("clocks", "message"),
+    [
+        (Formula(lambda t: 4 * t * (1.2 - t)), r"alpha\(t\) falls at t = 0\.6"),
+        (
+            Formula(lambda t: 2 * t, lambda t: 3 + 0 * t),
+            "alpha_rate must be the derivative of alpha: between t = 0.001",
+        ),
+        (Formula(lambda t: t + (t > 0.5)), "alpha_rate must be the derivative of alpha: between t = 0.5"),
+        (Formula(lambda t: 1 + t), r"alpha\(0\) must be 0"),
+        (Formula(lambda t: t.clamp_max(0.3) + (t - 0.6).clamp_min(0.0)), "both clocks stand still at t = 0.3"),
+    ],
+)
+def test_clocks_that_are_none_are_refused(clocks: Clocks, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cedd.TokenProcess(4, True, clocks)
+
+
+def test_clocks_with_kinks_and_slow_starts_are_accepted() -> None:
+    for alpha in (lambda t: t**8, lambda t: t.clamp_max(0.3) + 9 * (t - 0.3).clamp_min(0.0)):
+        process = cedd.TokenProcess(4, True, Formula(alpha))
+        assert float(process.alpha(1.0)) == pytest.approx(float(alpha(torch.tensor(1.0, dtype=torch.float64))))

@@ -31,16 +31,7 @@ if TYPE_CHECKING:
     from cedd.losses import loss
     from cedd.methods import METHODS, Method, get_method, log_scores
     from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
-    from cedd.process import (
-        Kernel,
-        Noise,
-        TokenProcess,
-        absorb,
-        eroulette,
-        process_from_config,
-        roulette,
-        uniform,
-    )
+    from cedd.process import Kernel, Noise, TokenProcess, absorb, eroulette, process_from_config, roulette, uniform
     from cedd.samplers import Corrector, Fixed, sample
     from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
     from cedd.tasks import LanguageModel, load

@@ -18,11 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from cedd.quadrature import Panels, adaptive_panels, bisect, integrate
+from cedd.quadrature import Panels, adaptive_panels, bisect, integrate, integrate_panels
 from cedd.schedules import Schedule, Time, check_time, double
 
 TimeFunction = Callable[[Tensor], Tensor | float]
@@ -30,6 +31,9 @@ TimeFunction = Callable[[Tensor], Tensor | float]
 
 class Clocks(ABC):
     """alpha and beta with their rates: four functions of t are enough. A field `schedule` is what they run on."""
+
+    valid: ClassVar[bool] = False
+    """Whether all clocks of the class are known to be clocks; those of other classes are checked (`check_clocks`)."""
 
     @property
     def axis(self) -> Schedule:
@@ -105,6 +109,7 @@ class Proportional(Clocks):
     schedule: Schedule
     mask_scale: float
     shuffle_scale: float
+    valid: ClassVar[bool] = True
 
     def _elapsed(self, t: Time) -> Tensor:
         time = check_time(t)
@@ -133,6 +138,8 @@ class Proportional(Clocks):
 
 class _SharedSchedule(Clocks):
     """Two clocks that share a schedule by a share of masking, which is refused where a clock would run backwards."""
+
+    valid: ClassVar[bool] = True
 
     def _require_clean_start(self, schedule: Schedule) -> None:
         if schedule.start != 0.0:
@@ -199,6 +206,34 @@ def _pin_down(grid: Tensor, bad: Tensor, is_bad: Callable[[Tensor, int], bool]) 
         else:
             low = middle
     return high
+
+
+def check_clocks(clocks: Clocks) -> None:
+    """Refuse clocks that do not start at 0, run backwards, both stand still, or whose rates are not their slopes."""
+    if clocks.valid:
+        return
+    named = {"alpha": (clocks.alpha, clocks.alpha_rate), "beta": (clocks.beta, clocks.beta_rate)}
+    edges = torch.linspace(1e-3, 1 - 1e-3, 257, dtype=torch.float64)
+    for name, (clock, rate) in named.items():
+        if abs(float(clock(0.0))) > 1e-12:
+            raise ValueError(f"{name}(0) must be 0, since data are clean at t = 0; got {float(clock(0.0)):.6g}")
+        if (bad := first_decrease(clock)) is not None:
+            raise ValueError(f"a clock never runs backwards, but {name}(t) falls at t = {bad:.6g}")
+        grown, summed = clock(edges).diff(), integrate_panels(rate, edges[:-1], edges[1:])
+        wrong = ~((grown - summed).abs() <= 1e-3 * clock(edges[-1]))
+        if bool(wrong.any()):
+            k = int(wrong.int().argmax())
+            raise ValueError(
+                f"{name}_rate must be the derivative of {name}: between t = {edges[k]:.4g} and {edges[k + 1]:.4g} "
+                f"{name} grows by {grown[k]:.6g}, its rate times the time is {summed[k]:.6g}"
+            )
+    fine = torch.linspace(1e-3, 1 - 1e-3, 20_000, dtype=torch.float64)
+    still = clocks.alpha_rate(fine) + clocks.beta_rate(fine) <= 0
+    if bool((pause := still[1:] & still[:-1]).any()):
+        raise ValueError(
+            f"both clocks stand still at t = {float(fine[int(pause.int().argmax())]):.4g}, but times are told apart by "
+            "their noise; leave the pause out"
+        )
 
 
 _NOT_TORCH = "a share of masking must be a function of a tensor of times, written with torch operations"

@@ -58,8 +58,7 @@ class NoisyBatch:
     places: Tensor
     rows: Rows
     counts: Tensor | None = None
-    """[N] float32: 1 for a row that counts, 0 for one that only fills up, so that all batches have as many. None: all
-    count."""
+    """[N] float32: 1 for a row that counts, 0 for padding, which gives all batches one shape. None: all rows count."""
 
     @property
     def tokens(self) -> int:
@@ -100,13 +99,13 @@ class Draws:
 def noisy_batch(
     method: Method, process: TokenProcess, x0: Tensor, t: Tensor, draws: Draws, capacity: int | None = None
 ) -> NoisyBatch:
-    """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count, filled up to `capacity` if given."""
+    """x_t for clean tokens x0 [B, L] at times t [B], and the rows that count, padded to `capacity` if given."""
     noise = process.noise(t).to(x0.device)
     x_t = noise.move(x0, draws.u, draws.redraw)
     chosen = method.dynamics.positions(x_t, noise.like(x_t)).reshape(-1)
     filled = filled_up(chosen, capacity)
     places = filled.places
-    # A row that fills up is a copy of the first: whatever the loss makes of it is finite, and counts for nothing.
+    # A row of padding is a copy of the first row: its loss is finite, and has weight 0.
     origins = places if filled.counts is None else torch.where(filled.counts > 0, places, places[0])
     sequences = origins // x0.shape[1]
     rows = Rows(x0.reshape(-1)[origins], x_t.reshape(-1)[origins], noise.map(lambda v: v[sequences]))
@@ -123,8 +122,10 @@ class FilledUp(NamedTuple):
 
 
 def filled_up(chosen: Tensor, capacity: int | None) -> FilledUp:
-    """The places where chosen [B*L] holds, then others, `capacity` of them in all; only the former, if they are more or
-    none, or if nothing would be saved."""
+    """The chosen places of a flattened batch [B*L], padded with others to `capacity`: all batches get one shape.
+
+    No padding is added where none or more than `capacity` are chosen, or where it would reach the whole batch.
+    """
     places = chosen.nonzero().squeeze(-1)
     number = len(places)
     if capacity is None or not 0 < number <= capacity < len(chosen):

@@ -35,6 +35,12 @@ class Method:
     dynamics: Dynamics = field(default_factory=Reversal)
 
     def __post_init__(self) -> None:
+        kinds = {"parameterization": Parameterization, "objective": Objective, "dynamics": Dynamics}
+        for part, kind in kinds.items():
+            if not isinstance(getattr(self, part), kind):
+                raise TypeError(
+                    f"the {part} of a method must be an instance of {kind.__name__}; got {getattr(self, part)!r}"
+                )
         self.objective.check(self.parameterization)
         self.dynamics.check_parts(self.parameterization, self.objective)
 
@@ -58,6 +64,11 @@ class Method:
 
     def config(self) -> str | dict[str, Any]:
         """A JSON record of a method of the table, for `method_from_config`: its name, and a floor that was changed."""
+        if self.with_sigma_floor(_SIGMA_FLOOR) != METHODS.get(self.name):
+            raise ValueError(
+                f"{self.name} cannot be saved: METHODS has no such method, or another one of this name; give it a name "
+                "of its own there"
+            )
         floor = getattr(self.parameterization, "sigma_floor", _SIGMA_FLOOR)
         return self.name if floor == _SIGMA_FLOOR else {"name": self.name, "sigma_floor": floor}
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from cedd.clocks import Clocks, EvolvingShare, PowerShare, Proportional, RunningShare, TimeFunction
+from cedd.clocks import Clocks, EvolvingShare, PowerShare, Proportional, RunningShare, TimeFunction, check_clocks
 from cedd.device import has_float64
 from cedd.names import suggestion
 from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedule_from_config
@@ -43,10 +43,7 @@ def uniform_noise(
 
 
 def uniform_tokens(
-    shape: torch.Size | tuple[int, ...],
-    vocab_size: int,
-    device: torch.device,
-    generator: torch.Generator | None,
+    shape: torch.Size | tuple[int, ...], vocab_size: int, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
     """Token ids drawn uniformly from 0..V-1."""
     source = generator.device if generator is not None else device
@@ -274,6 +271,7 @@ class TokenProcess:
             raise ValueError(f"the size of a vocabulary is a whole number; got {self.vocab_size!r}")
         if self.vocab_size < 2:
             raise ValueError(f"a vocabulary needs at least 2 tokens; got V = {self.vocab_size}")
+        check_clocks(self.clocks)
 
     # Names of things
 
@@ -395,10 +393,7 @@ class TokenProcess:
         return torch.cat([tokens, (1 - alive).reshape(1)]) if self.has_mask else tokens.clone()
 
     def sample_prior(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
+        self, shape: tuple[int, ...], generator: torch.Generator | None = None, device: torch.device | str | None = None
     ) -> Tensor:
         """Draw from p_r at every position: uniform tokens, then run through the masking of the whole time."""
         target = torch.device(device) if device is not None else torch.device("cpu")

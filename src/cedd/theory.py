@@ -156,7 +156,7 @@ class Grid:
         return cls(t, (width * w).reshape(-1) * 4 * end * u**3 * slope)
 
     def integral(self, values: Tensor) -> Tensor:
-        """Of values [K, ...] over time."""
+        """The integral over time of values [K, ...]."""
         return torch.einsum("k,k...->...", self.weight, values)
 
 

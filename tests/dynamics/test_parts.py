@@ -1,12 +1,15 @@
 """Dynamics as a part of a method: what cannot be combined is refused when it is made, and nobody asks what it has."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import cedd
-from cedd.dynamics import Causal, Corrector, Dynamics, Flow, Reversal
+from cedd.dynamics import Causal, Corrector, Dynamics, Flow, Reversal, StepRule
+from cedd.dynamics.reverse import RULES
+from cedd.methods import method_from_config
 from cedd.objectives import CrossEntropy, ScoreEntropy
 
 V = 4
@@ -82,3 +85,64 @@ def test_every_dynamics_answers_or_says_why_not() -> None:
         with pytest.raises(ValueError, match="no noise process"):
             call()
     assert all(isinstance(method.dynamics, Dynamics) for method in cedd.METHODS.values())
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            (cedd.Denoiser, CrossEntropy()),
+            "the parameterization of a method must be an instance of Parameterization; got <class",
+        ),
+        (
+            (cedd.Denoiser(), "cross entropy"),
+            "the objective of a method must be an instance of Objective; got 'cross entropy'",
+        ),
+        ((cedd.Denoiser(), CrossEntropy(), None), "the dynamics of a method must be an instance of Dynamics; got None"),
+    ],
+)
+def test_a_part_of_a_wrong_type_is_named(parts, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        cedd.Method("wrong", *parts)
+
+
+def test_a_record_is_read_back_as_the_same_method_or_not_written() -> None:
+    for method in cedd.METHODS.values():
+        for changed in (method, method.with_sigma_floor(0.003)):
+            assert method_from_config(changed.config()) == changed
+    bayes, dfm = cedd.METHODS["bayes"], cedd.METHODS["dfm"]
+    others = (
+        cedd.Method("mine", bayes.parameterization, bayes.objective),
+        replace(bayes, name="cedd"),
+        replace(dfm, dynamics=Flow(Corrector())),
+    )
+    for method in others:
+        with pytest.raises(ValueError, match=f"{method.name} cannot be saved"):
+            method.config()
+
+
+@dataclass(frozen=True)
+class WithStay(Reversal):
+    """Time reversal with one more rule, by which nothing moves."""
+
+    def rules(self) -> Mapping[str, StepRule]:
+        euler = RULES["euler"]
+
+        def stays(score, earlier):
+            leap = euler.leap(score, earlier)
+            return replace(leap, stay=torch.ones_like(leap.stay))
+
+        return {**RULES, "stay": StepRule.from_leap("stay", stays)}
+
+
+def test_a_rule_that_only_your_dynamics_have_is_called_by_its_name() -> None:
+    bayes = cedd.METHODS["bayes"]
+    method = cedd.Method("staying", bayes.parameterization, bayes.objective, WithStay())
+
+    def draw(method: str | cedd.Method) -> torch.Tensor:
+        options = {"sampler": "stay", "steps": 4, "final_denoise": False}
+        return cedd.sample(lambda x, _: torch.zeros(*x.shape, V), cedd.absorb(V), (3, 5), method=method, **options)
+
+    assert bool((draw(method) == V).float().mean() > 0.9)  # alive(1) = 0.001 of the prior are tokens
+    with pytest.raises(ValueError, match="unknown sampler 'stay'; use one of analytic, euler, tau-leaping, first-hit"):
+        draw("bayes")

@@ -50,7 +50,7 @@ class Arguments(CommonArguments):
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """What our training step multiplies in (auto: bf16 where the chip has units for it; the textbook's: on CUDA)."""
     seed: int = 0
-    """Of tokens and weights."""
+    """Seed of the random tokens and weights."""
 
 
 USUAL = {

@@ -60,7 +60,7 @@ class Arguments(CommonArguments):
     judge_batch: int = 8
     """Samples judged at once."""
     seed: int = 0
-    """Of the samples and of the intervals."""
+    """Seed of the samples and of the resampling for intervals."""
 
 
 def run(arguments: Arguments) -> int:

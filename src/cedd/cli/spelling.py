@@ -51,7 +51,7 @@ class Arguments(CommonArguments):
     plot: Path | None = None
     """User's: draw fixed over broken to this .png, .pdf or .svg."""
     seed: int = 0
-    """Of the mistakes, and of sampling."""
+    """Seed of the random mistakes and of sampling."""
 
 
 def run(arguments: Arguments) -> int:

@@ -31,7 +31,7 @@ class Arguments:
     length: int = 2
     """positions L"""
     seed: int = 0
-    """of the random data and networks"""
+    """seed of the random data and networks"""
     json: bool = False
     """print one JSON object instead of the table"""
 

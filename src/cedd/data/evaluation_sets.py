@@ -51,10 +51,7 @@ def _wikitext(name: str, title: str, file: str, config: str) -> EvaluationSet:
 _TABLE = (
     _wikitext("wikitext2", "WikiText-2, raw", "wikitext2.test.raw.txt", "wikitext-2-raw-v1"),
     _wikitext(
-        "wikitext103",
-        "WikiText-103, tokenised form (rare words are <unk>)",
-        "wikitext103.test.txt",
-        "wikitext-103-v1",
+        "wikitext103", "WikiText-103, tokenised form (rare words are <unk>)", "wikitext103.test.txt", "wikitext-103-v1"
     ),
     _wikitext(
         "wikitext103-raw",

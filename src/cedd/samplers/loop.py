@@ -195,12 +195,8 @@ def _draw_dense(
 
 def _rule_of(sampler: str | StepRule, dynamics: Dynamics) -> StepRule:
     """The step rule by its name; a sampler that is no rule (first-hitting) ends with a step of the analytic one."""
-    if isinstance(sampler, StepRule):
-        return sampler
     rules = dynamics.rules()
-    if sampler in RULES and sampler not in rules:
-        raise ValueError(f"these dynamics have no rule {sampler!r}; use one of {', '.join(rules)}")
-    return rules.get(sampler, rules["analytic"])
+    return sampler if isinstance(sampler, StepRule) else rules.get(sampler, rules["analytic"])
 
 
 def sample(
@@ -235,9 +231,9 @@ def sample(
         process: the process that the network was trained to undo.
         shape: how many sequences of how many tokens.
         method: what its outputs mean, a name of `METHODS` or a row of your own.
-        sampler: "analytic", "euler", "tau-leaping", or "first-hitting" (absorb, and flow matching's masks: at most L
-            network calls and no discretization; `steps` and `grid` then say nothing); or a `StepRule` of your own.
-            Autoregressive methods are sampled token by token, whatever it says.
+        sampler: a rule of the method's dynamics ("analytic", "euler", "tau-leaping") or a `StepRule` of your own; or
+            "first-hitting" (absorb, and flow matching's masks: at most L network calls and no discretization; `steps`
+            and `grid` then say nothing). Autoregressive methods are sampled token by token, whatever it says.
         steps: steps from noise to data.
         constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
         generator: the random number generator.
@@ -310,8 +306,9 @@ def _check(
 ) -> None:
     if len(shape) != 2 or min(shape) < 1:
         raise ValueError(f"samples need a shape (number, length) of at least (1, 1); got {tuple(shape)}")
-    if isinstance(sampler, str) and sampler not in SAMPLERS:
-        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(SAMPLERS)}, or a StepRule")
+    known = (*(method.dynamics.rules() if method.dynamics.noisy else RULES), "first-hitting")
+    if isinstance(sampler, str) and sampler not in known:
+        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(known)}, or a StepRule")
     if sampler == "first-hitting":
         check_first_hitting(method, process, constraint)
     if corrector is not None and sampler == "first-hitting":

@@ -125,7 +125,7 @@ class UserProtocol:
     steps: tuple[int, ...] = ()
     """User's: also by so many steps of the reverse process, sampled for each threshold (8 take as long as 9 passes)."""
     times: tuple[float, ...] = ()
-    """User's: the times that the text is taken to be at, in place of the model's own."""
+    """User's: diffusion times t at which the network reads the text; by default the time of its error rate."""
     change: Literal["letters", "all"] | None = None
     """User's: what may be changed, as in cedd correct."""
     swaps: float | None = None

@@ -26,7 +26,7 @@ class ScheduleConfig:
     """How noise grows with time."""
 
     name: Literal[*SCHEDULES] = "log-linear"  # pyright: ignore[reportInvalidTypeForm]
-    """A row of SCHEDULES, also one that you added."""
+    """A name in SCHEDULES, which may be one that you added."""
     eps: float = 1e-3
     """The share of tokens that is not noised at t = 1 (all but geometric)."""
     power: float = 2.0
@@ -46,7 +46,7 @@ class ProcessConfig:
     """The noise process."""
 
     name: Literal[*PROCESSES] = "absorb"  # pyright: ignore[reportInvalidTypeForm]
-    """A row of PROCESSES, also one that you added."""
+    """A name in PROCESSES, which may be one that you added."""
     p_m: float = 0.95
     """Roulette: the share of masking among all events."""
     share_start: float = 0.0
@@ -72,7 +72,7 @@ class ProcessConfig:
 def arguments_of(
     table: Mapping[str, Callable[..., Any]], name: str, known: Mapping[str, Any], settings: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The arguments of the row `name`: those of the `known` settings that it takes, and all of its own `settings`."""
+    """The arguments of the table's entry `name`: the `known` settings that it takes, and its own `settings`."""
     if name not in table:
         raise ValueError(f"there is no {name!r}{suggestion(name, table)}")
     takes = list(inspect.signature(table[name]).parameters)
@@ -147,14 +147,14 @@ class OptimizerConfig:
     most 8."""
 
     def steps_of_average(self, steps: int) -> int:
-        """`ema_every`, or its default in a run of so many steps: an update of the average costs 3% of a short step."""
+        """`ema_every`, or its default in a run of so many steps; an update of the average costs 3% of a short step."""
         if self.ema_every is not None:
             return self.ema_every
         remembered = round(1 / (1 - self.ema))
         return min(8, max(1, min(remembered, steps) // 100))
 
     def of_mean(self, length: int) -> OptimizerConfig:
-        """The same steps for the loss that is trained on, the mean over the positions of a sequence."""
+        """The same for the mean loss over a sequence, which is trained on: clip and eps of a sum are divided."""
         parts = length if self.loss == "sum" else 1
         return dataclasses.replace(self, loss="mean", clip=self.clip / parts, eps=self.eps / parts)
 
@@ -175,7 +175,8 @@ class BatchConfig:
     highest_time: float = 1.0
     """Below 1 the model is a corrector only: it is never trained on strong noise, so it cannot generate text."""
     last_highest_time: float | None = None
-    """The highest time of the last step, approached linearly: strong noise trains faster, weak noise is the task."""
+    """The highest time of the last step, approached linearly: training starts with strong noise, from which a network
+    learns faster, and ends with the weak noise of the task."""
     cut: Literal["once", "anew"] = "once"
     """Where the text is cut into sequences: at the same places in every epoch, or at others in each epoch after the
     first, so that tokens at an edge get context on both sides."""

@@ -55,7 +55,7 @@ class NoisingSampler:
         self.capacity = self._capacity(share // config.accumulate)
 
     def highest_time(self, step: int) -> float:
-        """Of step 0, 1, ...: linear from the first step's to the last step's."""
+        """The highest time of step 0, 1, ...: it changes linearly from the first step to the last."""
         first, last = self.config.highest_time, self.config.last_highest_time
         return first if last is None else first + (last - first) * min(1.0, step / max(1, self.steps - 1))
 
