@@ -15,7 +15,7 @@ def shuffle_first(vocab_size: int, until: float = 0.5, schedule: cedd.Schedule |
     """Tokens are shuffled until about this time, and masked from then on."""
     made = cedd.eroulette(vocab_size, schedule=schedule, mask_share=lambda t: torch.sigmoid(20 * (t - until)))
     # The record that is saved with a model: the name, and the arguments with which it is made again.
-    return replace(made, spec={"name": "shuffle-first", "vocab_size": vocab_size, "until": until})
+    return replace(made, spec={"name": "shuffle-first", "until": until})
 
 
 PROCESSES["shuffle-first"] = shuffle_first

@@ -300,9 +300,27 @@ class AffineScore:
 class Affine(Parameterization):
     """A parameterization whose scores are affine in f = softmax(o)."""
 
-    @abstractmethod
     def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
-        """base and gain, from the network's log-probability of the token that is there. All [*S]."""
+        """base and gain, from the network's log-probability of the token that is there. All [*S].
+
+        At a mask they are b/a and keep/a, whatever the probabilities mean.
+        """
+        masked, log_expm1_alpha = noise.is_mask(x_t), _log_expm1(noise.alpha)
+        masked_base = _log_redrawn(noise.beta) - math.log(noise.vocab_size) - log_expm1_alpha
+        log_base, log_gain, log_own, exact = self.unmasked(log_prob_x, noise)
+        return AffineScore(
+            noise,
+            masked,
+            log_prob_x,
+            log_base=torch.where(masked, masked_base, log_base),
+            log_gain=torch.where(masked, -noise.beta - log_expm1_alpha, log_gain),
+            log_own=log_own,
+            exact=masked | exact,
+        )
+
+    @abstractmethod
+    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log_base, log_gain, log_own and exact of the `AffineScore` at a token. All [*S]."""
 
     @abstractmethod
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
@@ -332,13 +350,6 @@ class Affine(Parameterization):
         """The same law as the ratios give, but with its coefficients formed in float64."""
         log_probs = torch.log_softmax(full_precision(outputs), -1)
         return self.score(log_probs, x_t, noise).reverse(earlier).law(torch.exp(log_probs), x_t, noise)
-
-
-def _masked_coefficients(noise: Noise) -> tuple[Tensor, Tensor]:
-    """log(b/a) and log(keep/a): at a mask every parameterization by probabilities says the same."""
-    log_expm1_alpha = _log_expm1(noise.alpha)
-    log_base = _log_redrawn(noise.beta) - math.log(noise.vocab_size) - log_expm1_alpha
-    return log_base, -noise.beta - log_expm1_alpha
 
 
 @dataclass(frozen=True)
@@ -383,23 +394,13 @@ class Denoiser(Affine):
         share = torch.where(sigma > 0, noise.beta / sigma.clamp_min(TINY), 0.0)
         return share * self.rescaled_sigma(sigma, noise.has_mask)
 
-    def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
-        V, masked = noise.vocab_size, noise.is_mask(x_t)
-        masked_base, masked_gain = _masked_coefficients(noise)
+    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         beta = self.ratio_beta(noise)
-        log_v, log_e = math.log(V), _log_expm1(beta)
+        log_v, log_e = math.log(noise.vocab_size), _log_expm1(beta)
         log_sum = torch.logaddexp(log_e, torch.full_like(log_e, log_v))  # log(E + V)
         # 1 - f_x V/(E+V) = (1 - f_x) + f_x E/(E+V), which keeps its digits when f_x is near 1 and E near 0
         base = -torch.expm1(log_prob_x) + torch.exp(log_prob_x + log_e - log_sum)
-        return AffineScore(
-            noise,
-            masked,
-            log_prob_x,
-            log_base=torch.where(masked, masked_base, torch.log(base.clamp_min(TINY))),
-            log_gain=torch.where(masked, masked_gain, log_v - log_e),
-            log_own=log_prob_x + log_v - log_sum,
-            exact=masked | (beta == noise.beta),
-        )
+        return torch.log(base.clamp_min(TINY)), log_v - log_e, log_prob_x + log_v - log_sum, beta == noise.beta
 
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
         return torch.zeros_like(noise.beta)  # f is the posterior already
@@ -415,20 +416,11 @@ class Bayes(Affine):
     Confidence as t -> 0 comes from the likelihood, so nothing needs rescaling.
     """
 
-    def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
-        V, masked = noise.vocab_size, noise.is_mask(x_t)
-        masked_base, masked_gain = _masked_coefficients(noise)
-        log_e, log_v = _log_expm1(noise.beta), math.log(V)
+    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        log_e, log_v = _log_expm1(noise.beta), math.log(noise.vocab_size)
         log_m = torch.logaddexp(log_e, log_v + log_prob_x)  # log of E + V g_x, which is m(x) up to b/E
-        return AffineScore(
-            noise,
-            masked,
-            log_prob_x,
-            log_base=torch.where(masked, masked_base, log_e - log_m),
-            log_gain=torch.where(masked, masked_gain, log_v - log_m),
-            log_own=log_v + log_prob_x - log_m,
-            exact=torch.ones_like(masked),
-        )
+        exact = torch.ones_like(log_e, dtype=torch.bool)
+        return log_e - log_m, log_v - log_m, log_v + log_prob_x - log_m, exact
 
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
         """log(c/b) = log(1 + V/E): how much the token that is there speaks for itself."""

@@ -258,7 +258,7 @@ class TokenProcess:
         vocab_size: V.
         has_mask: whether there is a mask state, V.
         clocks: alpha(t) and beta(t).
-        spec: the record from which `process_from_config` makes it again, if it can be saved.
+        spec: its name in PROCESSES and the arguments there (but V and the schedule), if it can be saved.
     """
 
     vocab_size: int
@@ -267,8 +267,10 @@ class TokenProcess:
     spec: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.vocab_size, bool) or not isinstance(self.vocab_size, int):  # pyright: ignore
-            raise ValueError(f"the size of a vocabulary is a whole number; got {self.vocab_size!r}")
+        try:  # a plain int, from anything that is one
+            object.__setattr__(self, "vocab_size", operator.index(self.vocab_size))
+        except TypeError:
+            raise ValueError(f"the size of a vocabulary is a whole number; got {self.vocab_size!r}") from None
         if self.vocab_size < 2:
             raise ValueError(f"a vocabulary needs at least 2 tokens; got V = {self.vocab_size}")
         check_clocks(self.clocks)
@@ -310,7 +312,8 @@ class TokenProcess:
                 "a process made from functions of time cannot be saved; use a PowerShare, or give it a `spec` and an "
                 "entry of PROCESSES"
             )
-        return {**self.spec} if self.schedule is None else {**self.spec, "schedule": self.schedule.config()}
+        record = {"vocab_size": self.vocab_size, **self.spec}
+        return record if self.schedule is None else {**record, "schedule": self.schedule.config()}
 
     # Clocks
 
@@ -456,14 +459,6 @@ def _share(value: float, name: str = "p_m") -> float:
     return share
 
 
-def _size(vocab_size: int) -> int:
-    """A vocabulary's size as a plain int, from anything that is one."""
-    try:
-        return operator.index(vocab_size)
-    except TypeError:
-        raise ValueError(f"the size of a vocabulary is a whole number; got {vocab_size!r}") from None
-
-
 def _or_log_linear(schedule: Schedule | None) -> Schedule:
     if schedule is None:
         return LogLinear()
@@ -479,9 +474,8 @@ def absorb(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
         vocab_size: V.
         schedule: sigma(t), log-linear unless given.
     """
-    size = _size(vocab_size)
     clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=0.0)
-    return TokenProcess(size, True, clocks, spec={"name": "absorb", "vocab_size": size})
+    return TokenProcess(vocab_size, True, clocks, {"name": "absorb"})
 
 
 def uniform(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
@@ -491,9 +485,8 @@ def uniform(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
         vocab_size: V.
         schedule: sigma(t), log-linear unless given.
     """
-    size = _size(vocab_size)
     clocks = Proportional(_or_log_linear(schedule), mask_scale=0.0, shuffle_scale=1.0)
-    return TokenProcess(size, False, clocks, {"name": "uniform", "vocab_size": size})
+    return TokenProcess(vocab_size, False, clocks, {"name": "uniform"})
 
 
 def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = None) -> TokenProcess:
@@ -507,12 +500,11 @@ def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = Non
         p_m: the share of masking among all events; 0 is refused, since that is `uniform`.
         schedule: the mask clock, log-linear unless given.
     """
-    size, share = _size(vocab_size), _share(p_m)
+    share = _share(p_m)
     if share == 0.0:
         raise ValueError("roulette with p_m = 0 never masks; use uniform(vocab_size) for that process")
     clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=(1.0 - share) / share)
-    spec = {"name": "roulette", "vocab_size": size, "p_m": share}
-    return TokenProcess(size, True, clocks, spec)
+    return TokenProcess(vocab_size, True, clocks, {"name": "roulette", "p_m": share})
 
 
 def eroulette(
@@ -538,18 +530,14 @@ def eroulette(
         raise ValueError("eroulette takes either p_m=... or mask_share=..., a function of t in [0, 1]")
     form, share = ("p_m", p_m) if p_m is not None else ("mask_share", mask_share)
     assert share is not None
-    size, spec = _size(vocab_size), None
-    if not callable(share):
-        constant = _share(share, form)
-        function, spec = PowerShare(constant, constant), {form: constant}
+    if callable(share):
+        function, saved = share, asdict(share) if isinstance(share, PowerShare) else None
     else:
-        function = share
-        if isinstance(share, PowerShare):
-            spec = {form: asdict(share)}
+        saved = _share(share, form)
+        function = PowerShare(saved, saved)
     kind = {"p_m": EvolvingShare, "mask_share": RunningShare}[form]
-    if spec is not None:
-        spec = {"name": "eroulette", "vocab_size": size, **spec}
-    return TokenProcess(size, True, kind(_or_log_linear(schedule), function), spec)
+    spec = None if saved is None else {"name": "eroulette", form: saved}
+    return TokenProcess(vocab_size, True, kind(_or_log_linear(schedule), function), spec)
 
 
 PROCESSES: dict[str, Callable[..., TokenProcess]] = {

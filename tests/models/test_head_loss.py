@@ -286,6 +286,11 @@ def shifted_by(amount, outputs, targets):
     return nll(outputs + amount, targets)
 
 
+def in_chunks(head: VocabularyHead, features, row_loss, args, weights):
+    row_pass = any_pass(row_loss, fused=head.fused)
+    return chunked_loss(features, head.weight, head.bias, row_pass, args, weights, chunk_rows=8)
+
+
 @pytest.mark.slow
 def test_fused_row_losses_are_compiled_and_equal():
     torch.compiler.reset()
@@ -298,16 +303,16 @@ def test_fused_row_losses_are_compiled_and_equal():
         results = []
         for fused in (False, True):
             head.fused = fused
-            result = head.loss(features, row_loss, args, rate, chunk_rows=8)
+            result = in_chunks(head, features, row_loss, args, rate)
             results.append((result.total, *torch.autograd.grad(result.total, (features, head.weight))))
             with torch.no_grad():
-                torch.testing.assert_close(head.loss(features, row_loss, args, rate, chunk_rows=8).rows, result.rows)
+                torch.testing.assert_close(in_chunks(head, features, row_loss, args, rate).rows, result.rows)
         for plain, compiled in zip(*results, strict=True):
             torch.testing.assert_close(plain, compiled)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs > 0
     for rows in (13, 15, 18):  # an unseen number of rows in the last chunk is not compiled anew
-        head.loss(features[:rows], score_like, (targets[:rows], rate[:rows]), rate[:rows], chunk_rows=8)
+        in_chunks(head, features[:rows], score_like, (targets[:rows], rate[:rows]), rate[:rows])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     assert not torch._dynamo.utils.counters["graph_break"]
 

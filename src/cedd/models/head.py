@@ -43,8 +43,6 @@ class VocabularyHead(nn.Linear):
         row_loss: RowLoss,
         row_args: tuple[Tensor, ...] = (),
         row_weights: Tensor | None = None,
-        *,
-        chunk_rows: int | None = None,
     ) -> RowLosses:
         """Sum of row_weights · row_loss(outputs, *row_args) over the rows of features [N, D].
 
@@ -52,7 +50,7 @@ class VocabularyHead(nn.Linear):
         returns [R]; gradients flow to the features and the head alone. A row of weight 0 counts for nothing.
         """
         row_pass = any_pass(row_loss, fused=self.fused)
-        return chunked_loss(features, self.weight, self.bias, row_pass, row_args, row_weights, chunk_rows)
+        return chunked_loss(features, self.weight, self.bias, row_pass, row_args, row_weights)
 
     def cross_entropy(
         self,
@@ -61,7 +59,6 @@ class VocabularyHead(nn.Linear):
         row_weights: Tensor | None = None,
         *,
         shift: tuple[Tensor, Tensor] | None = None,
-        chunk_rows: int | None = None,
     ) -> RowLosses:
         """Sum of row_weights · -log softmax(outputs)[targets] over the rows of features [N, D].
 
@@ -69,10 +66,8 @@ class VocabularyHead(nn.Linear):
         likelihood of the noisy token, in the bayes parameterization.
         """
         row_args = (targets, *(shift or ()))
-        return chunked_loss(features, self.weight, self.bias, cross_entropy_pass, row_args, row_weights, chunk_rows)
+        return chunked_loss(features, self.weight, self.bias, cross_entropy_pass, row_args, row_weights)
 
-    def score_entropy(
-        self, features: Tensor, rows: ScoreRows, row_weights: Tensor | None = None, *, chunk_rows: int | None = None
-    ) -> RowLosses:
+    def score_entropy(self, features: Tensor, rows: ScoreRows, row_weights: Tensor | None = None) -> RowLosses:
         """Sum of row_weights times the score entropies of the rows of features [N, D], whose numbers are ``rows``."""
-        return chunked_loss(features, self.weight, self.bias, score_entropy_pass, rows, row_weights, chunk_rows)
+        return chunked_loss(features, self.weight, self.bias, score_entropy_pass, rows, row_weights)
