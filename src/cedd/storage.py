@@ -1,17 +1,27 @@
-"""Files that are either complete or absent: written under a temporary name, flushed to disk, then renamed."""
+"""Files and folders that are either complete or absent: written in a temporary folder, flushed to disk, then renamed.
+
+The temporary folder stands beside what is written and is called .NAME.(32 hex digits).tmp. Its process holds its lock,
+which the system releases when the process ends, however it ends. Who writes NAME next removes the temporary folders of
+NAME that nobody holds: a killed process leaves nothing for long, and a living one loses nothing.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp")
 
 
 def canonical_json(value: Any) -> bytes:
@@ -73,9 +83,111 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _temporary(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+# ----------------------------------------------------------------------------------------------------------------
+# Records with a checksum
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with its own checksum, for `read_sealed`."""
+    return {**record, "sha256": json_sha256(record)}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A sealed record from a JSON file; a ValueError says what is wrong with the file."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise ValueError(f"{path.name} is missing or truncated") from None
+    if not isinstance(record, dict) or "sha256" not in record:
+        raise ValueError(f"{path.name} has no checksum")
+    if record.pop("sha256") != json_sha256(record):
+        raise ValueError(f"{path.name} does not match its checksum")
+    return record
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Temporary folders
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
+    """Hold the lock of a folder or file: inside, True. False: another process holds it, and we do not wait. None: this
+    system, or this file system, has no locks.
+
+    The system releases it with the process, however that ends; there is no lock file.
+    """
+    if sys.platform == "win32":  # which opens no folders
+        yield None
+        return
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:
+            held = False
+        except OSError:
+            held = None
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A locked temporary folder beside `path`, removed at the end; and so are those that killed processes left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent, path.name)
+    with ExitStack() as lock:
+        folder = _claimed(path, lock)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _claimed(path: Path, lock: ExitStack) -> Path:
+    """A new temporary folder, locked; made again if another process took it for a leftover before it was locked."""
+    while True:
+        folder = _temporary_name(path)
+        folder.mkdir()
+        with suppress(FileNotFoundError):
+            lock.enter_context(locked(folder))
+            if folder.is_dir():
+                return folder
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether this is something that we are writing, or that a killed process left, by its name."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove from the folder what killed processes left of `name` (by default, of everything)."""
+    for entry in list(folder.iterdir()):
+        match = _TEMPORARY.fullmatch(entry.name)
+        if match is None or name not in (None, match["name"]):
+            continue
+        with suppress(OSError), locked(entry, wait=False) as held:
+            if held:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder under a temporary name, so that a half-deleted one is never taken for a complete one."""
+    doomed = _temporary_name(path)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Complete or absent
 
 
 @contextmanager
@@ -85,8 +197,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     A reader, or a crash, sees the old file or the new one. The mode is that of any new file, even where a library
     writes private ones.
     """
-    temporary = _temporary(path)
-    try:
+    with _temporary(path) as folder:
+        temporary = folder / path.name
         temporary.touch()
         mode = temporary.stat().st_mode
         yield temporary
@@ -94,8 +206,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     flush_folder(path.parent)
 
 
@@ -103,22 +213,18 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` when the block ends well, and vanishes when it does not.
 
-    If another process has made `path` meanwhile, its folder stays and ours is dropped: both were made from the
-    same key, hence have the same content.
+    FileExistsError: another process has made `path` meanwhile; its folder stays.
     """
-    temporary = _temporary(path)
-    temporary.mkdir()
-    try:
+    with _temporary(path) as temporary:
         yield temporary
         flush_folder(temporary)
         try:
             temporary.rename(path)
-        except OSError:
-            if not path.is_dir():
+        except OSError as error:
+            if not path.exists():
                 raise
-        flush_folder(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+    flush_folder(path.parent)
 
 
 def atomic_write(path: Path, content: bytes) -> None:

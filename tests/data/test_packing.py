@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cedd.data.corpora import TextCorpus, open_corpus
 from cedd.data.packing import HEADER_FILE, TOKENS_FILE, PackedDataset, PackingPolicy, open_packed, pack
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, Tokenizer
 from cedd.data.training_data import prepare_training_data
+from cedd.storage import read_sealed, sealed
 
 BPE = BPETokenizer.train(["the cat sat on the mat\n" * 20], 270)
 BYTES = ByteTokenizer()
@@ -166,6 +168,74 @@ def test_a_torn_set_is_found_and_packed_again(tmp_path: Path, damage: str) -> No
     assert (open_packed(folder, verify=True)[:] == whole).all()
 
 
+def test_a_flipped_bit_in_any_byte_of_the_header_is_found(tmp_path: Path) -> None:
+    pack(TextCorpus(["some text to pack"]), BYTES, 4, cache=tmp_path)
+    (folder,) = cached_folders(tmp_path)
+    header, chance = (folder / HEADER_FILE).read_bytes(), random.Random(0)
+    for place in range(len(header)):
+        flipped = bytearray(header)
+        flipped[place] ^= 1 << chance.randrange(8)
+        (folder / HEADER_FILE).write_bytes(flipped)
+        with pytest.raises(ValueError, match=f"the packed set .* is damaged: {HEADER_FILE}"):
+            open_packed(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"length": 2}, "17 tokens are not 4 blocks of 2 and 1 more"),
+        ({"length": 0}, "17 tokens are not 4 blocks of 0"),
+        ({"length": "4"}, "header.json is incomplete"),
+        ({"length": 2, "blocks": 8, "remainder_tokens": 1}, "is of another request: length differs"),
+        ({"tokenizer_fingerprint": "other"}, "is of another request: tokenizer_fingerprint differs"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused_even_with_its_checksum(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    whole = pack(corpus := TextCorpus(["some text to pack"]), BYTES, 4, cache=tmp_path)[:]
+    (folder,) = cached_folders(tmp_path)
+    header = read_sealed(folder / HEADER_FILE)
+    (folder / HEADER_FILE).write_text(json.dumps(sealed(header | changes)))
+    with pytest.warns(UserWarning, match=f"{why}.*; packing again"):
+        assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == whole).all()
+
+
+def test_a_set_without_a_checksum_of_its_header_is_packed_again(tmp_path: Path) -> None:
+    """As earlier versions wrote it: nothing says whether it is what it was."""
+    whole = pack(corpus := TextCorpus(["some text to pack"]), BYTES, 4, cache=tmp_path)[:]
+    (folder,) = cached_folders(tmp_path)
+    (folder / HEADER_FILE).write_text(json.dumps(read_sealed(folder / HEADER_FILE)))
+    with pytest.warns(UserWarning, match="header.json has no checksum; packing again"):
+        assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == whole).all()
+    assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == whole).all()  # and this once only
+
+
+def test_sets_that_changed_places_are_packed_again(tmp_path: Path) -> None:
+    corpora = [TextCorpus(["some text to pack"]), TextCorpus(["other text to pack"])]
+    whole = [pack(corpus, BYTES, 4, cache=tmp_path)[:] for corpus in corpora]
+    first, second = cached_folders(tmp_path)
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    for corpus, blocks in zip(corpora, whole, strict=True):
+        with pytest.warns(UserWarning, match="of another request: content_sha256 differs; packing again"):
+            assert (pack(corpus, BYTES, 4, cache=tmp_path)[:] == blocks).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*packing again")
+def test_all_who_find_the_same_damage_go_on(tmp_path: Path) -> None:
+    """Threads for processes: a lock is of an open file, so that they exclude each other all the same."""
+    whole = pack(corpus := TextCorpus(["some text to pack " * 2000]), BYTES, 4, cache=tmp_path)[:]
+    (folder,) = cached_folders(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        for damaged in (HEADER_FILE, TOKENS_FILE) * 10:
+            (folder / damaged).write_bytes((folder / damaged).read_bytes()[:-2])
+            for found in threads.map(lambda _: pack(corpus, BYTES, 4, cache=tmp_path)[:], range(4)):
+                assert (found == whole).all()
+            assert cached_folders(tmp_path) == [folder]
+
+
 def test_a_failure_midway_leaves_nothing_behind(tmp_path: Path) -> None:
     class Failing(TextCorpus):
         def pieces(self):
@@ -202,6 +272,8 @@ def test_a_process_killed_while_packing_leaves_no_set(tmp_path: Path) -> None:
     assert len(left) == 1  # it was indeed killed while writing
     corpus = TextCorpus(["text " * 300_000, "more"])
     assert len(pack(corpus, BYTES, 2, cache=tmp_path)) == (5 * 300_000 + 2 + 4) // 2
+    assert left[0] not in cached_folders(tmp_path)
+    assert len(cached_folders(tmp_path)) == 1
 
 
 def test_a_set_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:

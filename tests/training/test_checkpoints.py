@@ -2,14 +2,20 @@
 
 import json
 import random
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from cedd.training.checkpoints import STATE_FILE, Checkpoints, inspect_checkpoint
+from cedd.storage import sealed
+from cedd.training.checkpoints import STATE_FILE, Checkpoints, RunIdentity, read_checkpoint
 from tests.training.runs import ALONE
+
+RUN = RunIdentity({"seed": 0, "optimizer.rate": 0.1})
 
 
 def tensors(value: float) -> dict[str, Tensor]:
@@ -29,7 +35,7 @@ def said() -> Said:
 @pytest.fixture
 def checkpoints(tmp_path: Path, said: Said) -> Checkpoints:
     """Steps 1, 2 and 3, with the step's number as every weight."""
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 3, ALONE, said)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 3, ALONE, RUN, said)
     for step in (1, 2, 3):
         checkpoints.save(step, tensors(step), {"updates": step, "best": 0.1 * step})
     return checkpoints
@@ -49,7 +55,7 @@ def test_the_newest_is_loaded_in_place(checkpoints: Checkpoints, said: Said):
 
 
 def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path):
-    assert Checkpoints(tmp_path / "none", 3, ALONE).load_latest(tensors(0)) is None
+    assert Checkpoints(tmp_path / "none", 3, ALONE, RUN).load_latest(tensors(0)) is None
 
 
 def truncate(checkpoints: Checkpoints) -> str:
@@ -91,7 +97,12 @@ def forge_state(checkpoints: Checkpoints) -> str:
     return f"{STATE_FILE} does not match its checksum"
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, lose_a_shard, lose_state, tear_state, forge_state])
+def empty_state(checkpoints: Checkpoints) -> str:
+    (checkpoints.path(3) / STATE_FILE).write_text("[]")
+    return f"{STATE_FILE} has no checksum"
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, lose_a_shard, lose_state, tear_state, forge_state, empty_state])
 def test_damage_is_named_and_the_one_before_is_used(checkpoints: Checkpoints, said: Said, damage):
     problem = damage(checkpoints)
     into = tensors(0)
@@ -131,9 +142,10 @@ def test_any_flipped_bit_is_found(checkpoints: Checkpoints):
             changed[place] ^= bit
             file.write_bytes(changed)
             same = file.name == STATE_FILE and parses_to_the_same(bytes(changed), content)
-            assert (inspect_checkpoint(checkpoints.path(3)) is None) == same, (file.name, place, bit)
+            with nullcontext() if same else pytest.raises(ValueError, match=r"missing|checksum"):
+                read_checkpoint(checkpoints.path(3))
         file.write_bytes(content)
-    assert inspect_checkpoint(checkpoints.path(3)) is None
+    assert read_checkpoint(checkpoints.path(3))["step"] == 3
 
 
 def parses_to_the_same(first: bytes, second: bytes) -> bool:
@@ -144,7 +156,7 @@ def parses_to_the_same(first: bytes, second: bytes) -> bool:
 
 
 def test_a_damaged_one_never_pushes_out_a_whole_one(tmp_path: Path, said: Said):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, ALONE, said)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, ALONE, RUN, said)
     checkpoints.save(10, tensors(10), {})
     checkpoints.keep = 2
     checkpoints.save(20, tensors(20), {})
@@ -183,3 +195,68 @@ def test_a_checkpoint_can_be_saved_again(checkpoints: Checkpoints):
     into = tensors(0)
     assert checkpoints.load_latest(into) == (3, {})
     assert torch.equal(into["model/weight"], tensors(7)["model/weight"])
+
+
+# A checkpoint that is complete, but not the one that belongs there
+
+
+def swap(checkpoints: Checkpoints) -> str:
+    aside = checkpoints.folder / "aside"
+    checkpoints.path(3).rename(aside)
+    checkpoints.path(2).rename(checkpoints.path(3))
+    aside.rename(checkpoints.path(2))
+    return "step-00000003 holds the checkpoint of step 2; rename it to step-00000002, or remove it"
+
+
+def rename(checkpoints: Checkpoints) -> str:
+    checkpoints.path(3).rename(checkpoints.path(99))
+    return "step-00000099 holds the checkpoint of step 3; rename it to step-00000003, or remove it"
+
+
+def put_another_runs(settings: dict[str, float]) -> Callable[[Checkpoints], str]:
+    def replace(checkpoints: Checkpoints) -> str:
+        other = RunIdentity({**RUN.settings, **settings})
+        Checkpoints(checkpoints.folder, 4, ALONE, other).save(4, tensors(9), {})
+        ((name, value),) = settings.items()
+        return f"step-00000004 is a checkpoint of another run (its {name} is {value}, not {RUN.settings[name]})"
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    "exchange", [swap, rename, put_another_runs({"seed": 7}), put_another_runs({"optimizer.rate": 0.5})]
+)
+def test_a_checkpoint_in_the_wrong_place_is_refused(checkpoints: Checkpoints, said: Said, exchange):
+    why = exchange(checkpoints)
+    before = sorted(checkpoints.folder.rglob("*"))
+    into = tensors(0)
+    with pytest.raises(ValueError, match=re.escape(why)) as caught:
+        checkpoints.load_latest(into)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(into["model/weight"], tensors(0)["model/weight"])
+    assert sorted(checkpoints.folder.rglob("*")) == before
+    assert not said
+
+
+def test_a_checkpoint_of_an_earlier_version_loads_and_what_cannot_be_checked_is_said(
+    checkpoints: Checkpoints, said: Said
+):
+    file = checkpoints.path(3) / STATE_FILE
+    state = read_checkpoint(checkpoints.path(3))
+    del state["run"]
+    file.write_text(json.dumps(sealed(state)))
+    found = checkpoints.load_latest(tensors(0))
+    assert found is not None
+    assert found[0] == 3
+    assert len(said) == 1
+    assert "earlier version: that it belongs to this run cannot be checked" in said[0]
+    checkpoints.path(3).rename(checkpoints.path(99))  # its step it had said already
+    with pytest.raises(ValueError, match="holds the checkpoint of step 3"):
+        checkpoints.load_latest(tensors(0))
+
+
+def test_a_setting_that_a_version_adds_makes_no_other_run(checkpoints: Checkpoints, said: Said):
+    newer = RunIdentity({**RUN.settings, "optimizer.new": 1.0})
+    assert newer.record()["config_sha256"] != RUN.record()["config_sha256"]
+    assert Checkpoints(checkpoints.folder, 3, ALONE, newer, said).load_latest(tensors(0)) is not None
+    assert not said

@@ -1,7 +1,9 @@
 """A run that was stopped, in any way, goes on as if it had not been: the same weights to the last bit."""
 
 import json
+import shutil
 import signal
+import uuid
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -195,14 +197,38 @@ def test_a_log_that_was_cut_off_is_mended(config: Make):
 def test_leftovers_of_a_kill_are_swept(config: Make):
     out = config().out
     run(config("run", {"steps": 4}))
-    for name in (".model.safetensors.123.tmp", ".config.json.0123.tmp", ".loss.png.tmp"):
-        (out / name).write_bytes(b"torn")
+    for name in ("model.safetensors", "config.json", "log.jsonl"):
+        (out / f".{name}.{uuid.uuid4().hex}.tmp").mkdir()
     (out / "checkpoints" / ".step-00000008.tmp").mkdir()
+    (out / ".editor.tmp").write_text("somebody else's")
     run(config("run", {"steps": 4}))  # even if nothing is left to do
-    assert not [path.name for path in out.rglob("*") if path.name.startswith(".")]
+    assert [path.name for path in out.rglob("*") if path.name.startswith(".")] == [".editor.tmp"]
 
 
 # What is refused
+
+
+def test_another_runs_checkpoint_is_refused_by_the_settings_name(config: Make):
+    run(config("run", {"steps": 4}))
+    run(config("other", {"steps": 8, "seed": 1}))
+    shutil.copytree(
+        config("other").out / "checkpoints" / "step-00000008", config().out / "checkpoints" / "step-00000008"
+    )
+    before = final_state(config("other").out)
+    with pytest.raises(ValueError, match=r"checkpoint of another run \(its seed is 1, not 0\)"):
+        run(config("run", {"steps": 12}))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in final_state(config("other").out).items())
+
+
+def test_a_checkpoint_of_other_data_is_refused(config: Make, tmp_path: Path):
+    changes = {"data": str(write_corpus(tmp_path / "words.txt", words=200)), "steps": 4}
+    run(config("run", changes))
+    write_corpus(tmp_path / "words.txt", words=200, seed=1)
+    run(config("other", changes))
+    shutil.rmtree(config("other").out / "checkpoints")
+    shutil.copytree(config().out / "checkpoints", config("other").out / "checkpoints")
+    with pytest.raises(ValueError, match=r"another run \(its data_sha256 is"):
+        run(config("other", changes))
 
 
 def test_another_runs_folder_is_refused_by_the_settings_name(config: Make):

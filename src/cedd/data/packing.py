@@ -2,21 +2,23 @@
 
 A packed set is a folder of two files: `tokens.bin`, all tokens in order, little-endian; and `header.json`, which
 says how many documents, tokens, blocks and remaining tokens there are, from what they were made, and the sha256
-of `tokens.bin`. The folder's name is the hash of (content, tokenizer, L, packing policy), so an equal request
-finds it again, and neither file depends on the number of worker processes.
+of `tokens.bin` and of itself. The folder's name is the hash of (content, tokenizer, L, packing policy), so an equal
+request finds it again, and neither file depends on the number of worker processes.
+
+A set that is damaged, or of another request than its name says, is packed again. Any number of processes may do so at
+the same time: a complete set is never moved, and the first to finish makes it for all.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import os
-import shutil
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import floor
@@ -29,7 +31,18 @@ from numpy.typing import NDArray
 from cedd.data.corpora import Corpus, Piece
 from cedd.data.folders import cache_root
 from cedd.data.tokenizers import Tokenizer, tokenizer_from_definition
-from cedd.storage import atomic_folder, canonical_json, file_sha256, json_sha256, write_durably
+from cedd.storage import (
+    atomic_folder,
+    canonical_json,
+    file_sha256,
+    json_sha256,
+    locked,
+    read_sealed,
+    remove_folder,
+    remove_leftovers,
+    sealed,
+    write_durably,
+)
 
 FORMAT = "cedd-packed-1"
 TOKENS_FILE = "tokens.bin"
@@ -163,23 +176,34 @@ def _check_holdout(holdout: float) -> None:
 
 
 def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset:
-    """Open a packed set; ValueError if it is incomplete. verify: the checksum too (default: up to 2 GiB)."""
+    """Open a packed set; ValueError if it is incomplete. verify: the tokens' checksum too (default: up to 2 GiB)."""
     folder = Path(folder)
+    file = folder / TOKENS_FILE
     try:
-        header = json.loads((folder / HEADER_FILE).read_text(encoding="ascii"))
-        size = (folder / TOKENS_FILE).stat().st_size
+        header = read_sealed(folder / HEADER_FILE)
+        _check_header(header)
         dtype = np.dtype(header["dtype"])
-        expected = header["tokens"] * dtype.itemsize
-        checksum = header["tokens_sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"the packed set {folder} is incomplete ({type(error).__name__})") from None
+        size, expected = file.stat().st_size, header["tokens"] * dtype.itemsize
+        if size != expected:
+            raise ValueError(f"{TOKENS_FILE} has {size} bytes, not {expected}")
+        if (verify or (verify is None and size <= _VERIFY_BYTES)) and file_sha256(file) != header["tokens_sha256"]:
+            raise ValueError(f"{TOKENS_FILE} does not match its checksum")
+        return PackedDataset(np.memmap(file, dtype=dtype, mode="r"), header)
+    except FileNotFoundError:
+        raise ValueError(f"the packed set {folder} is damaged: {TOKENS_FILE} is missing") from None
+    except (KeyError, TypeError):
+        raise ValueError(f"the packed set {folder} is damaged: {HEADER_FILE} is incomplete") from None
+    except ValueError as error:
+        raise ValueError(f"the packed set {folder} is damaged: {error}") from None
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    """Refuse another format, and counts that do not fit each other."""
     if header.get("format") != FORMAT:
-        raise ValueError(f"the packed set {folder} has the format {header.get('format')!r}, not {FORMAT!r}")
-    if size != expected:
-        raise ValueError(f"the packed set {folder} is truncated: {TOKENS_FILE} has {size} bytes, not {expected}")
-    if (verify or (verify is None and size <= _VERIFY_BYTES)) and file_sha256(folder / TOKENS_FILE) != checksum:
-        raise ValueError(f"the packed set {folder} is damaged: {TOKENS_FILE} does not match its checksum")
-    return PackedDataset(np.memmap(folder / TOKENS_FILE, dtype=dtype, mode="r"), header)
+        raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
+    length, blocks, remainder, tokens = (header[name] for name in ("length", "blocks", "remainder_tokens", "tokens"))
+    if length < 1 or (blocks, remainder) != divmod(tokens, length):
+        raise ValueError(f"{tokens} tokens are not {blocks} blocks of {length} and {remainder} more")
 
 
 # --- encoding, in order ---------------------------------------------------------------------------------------
@@ -329,6 +353,32 @@ def _write_tokens(
         return {**writer.counts, "dtype": dtype, "tokens_sha256": writer.finish()}
 
 
+def _find(folder: Path, identity: dict[str, Any]) -> PackedDataset | None:
+    """The set in a folder of the cache, if it is complete and has this identity; any other there is removed."""
+    if not folder.parent.is_dir():
+        return None
+    remove_leftovers(folder.parent)
+    if folder.exists():
+        with suppress(ValueError):
+            return _open_as(folder, identity)
+    with locked(folder.parent):  # and looked at again: another process may have put it right meanwhile
+        if folder.exists():
+            try:
+                return _open_as(folder, identity)
+            except ValueError as error:
+                warnings.warn(f"{error}; packing again", stacklevel=3)
+                remove_folder(folder)
+    return None
+
+
+def _open_as(folder: Path, identity: dict[str, Any]) -> PackedDataset:
+    """The packed set, whose header must say this of it."""
+    packed = open_packed(folder)
+    if other := [name for name in identity if packed.header.get(name) != identity[name]]:
+        raise ValueError(f"the packed set {folder} is of another request: {other[0]} differs")
+    return packed
+
+
 def pack(
     corpus: Corpus,
     tokenizer: Tokenizer,
@@ -362,15 +412,11 @@ def pack(
         _check_holdout(holdout)
         identity["holdout"] = holdout
     folder = cache_root(cache) / "packed" / json_sha256([FORMAT, identity])[:32]
-    if folder.exists():
-        try:
-            return open_packed(folder)
-        except ValueError as error:
-            warnings.warn(f"{error}; packing again", stacklevel=2)
-            shutil.rmtree(folder)
+    if (found := _find(folder, identity)) is not None:
+        return found
     pieces = _select_documents(corpus.pieces(), part, holdout)
     source = corpus.name if part == "all" else f"the {part} part of {corpus.name}"
-    with atomic_folder(folder) as temporary:
+    with suppress(FileExistsError), atomic_folder(folder) as temporary:
         written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)
         blocks, remainder = divmod(tokens := written["tokens"], length)
         if blocks == 0:
@@ -379,5 +425,5 @@ def pack(
             )
         made = {"format": FORMAT, "blocks": blocks, "remainder_tokens": remainder, "policy_sha256": policy.sha256}
         made |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-        write_durably(temporary / HEADER_FILE, canonical_json(identity | written | made) + b"\n")
+        write_durably(temporary / HEADER_FILE, canonical_json(sealed(identity | written | made)) + b"\n")
     return open_packed(folder)

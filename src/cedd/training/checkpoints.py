@@ -1,13 +1,14 @@
 """Checkpoints: the complete state of a step, written so that a kill at any moment leaves the last complete one.
 
     RUN/checkpoints/step-00001000/   *.safetensors (torch.distributed.checkpoint's safetensors storage: a shard a rank)
-                                     state.json    (step, the SHA-256 of every other file, and that of itself)
+                                     state.json    (step, run, the SHA-256 of every other file, and that of itself)
 
 A checkpoint is written under a temporary name, flushed, given its state.json last, and renamed. It holds tensors by
 name (parameters, averages, moments) and JSON, nothing else; it loads on any number of ranks. The state of the random
 number generators is not saved: the data's order, times, noise and dropout follow from (seed, step).
 
-A damaged checkpoint is renamed to damaged-step-..., so that it is checked once and never counts as one to keep.
+A damaged checkpoint is renamed to damaged-step-..., so that it is checked once and never counts as one to keep. A
+complete one of another step or another run than its place says is refused: somebody put it there.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
-from cedd.storage import file_sha256, flush_folder, json_sha256, write_durably
+from cedd.storage import file_sha256, flush_folder, json_sha256, read_sealed, remove_folder, sealed, write_durably
 from cedd.training.distributed import Ranks
 
 STATE_FILE = "state.json"
@@ -35,11 +36,41 @@ FORMAT = 1
 _NAME = re.compile(r"step-(\d{8})")
 
 
+@dataclass(frozen=True)
+class RunIdentity:
+    """What makes a run this one and no other: settings and data by name, as JSON values; the seed is one of them."""
+
+    settings: Mapping[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint says of its run."""
+        seed = self.settings.get("seed")
+        return {"seed": seed, "config_sha256": json_sha256(self.settings), "settings": dict(self.settings)}
+
+    def difference(self, record: Mapping[str, Any]) -> str | None:
+        """Where the run of a record is another one, in words; None if it is this one.
+
+        A setting that only one of the two has is no difference: versions of the package add settings.
+        """
+        if record["config_sha256"] == json_sha256(self.settings):
+            return None
+        there, here = record["settings"], self.settings
+        different = [name for name in here if name in there and there[name] != here[name]]
+        return "; ".join(f"its {name} is {there[name]}, not {here[name]}" for name in different[:3]) or None
+
+
 class Checkpoints:
     """The checkpoints of one run, of which the last `keep` stay."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Ranks, say: Callable[[str], None] = warnings.warn) -> None:
-        self.folder, self.keep, self.ranks, self.say = folder, keep, ranks, say
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        ranks: Ranks,
+        run: RunIdentity,
+        say: Callable[[str], None] = warnings.warn,
+    ) -> None:
+        self.folder, self.keep, self.ranks, self.run, self.say = folder, keep, ranks, run, say
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, complete or not, in order."""
@@ -64,29 +95,30 @@ class Checkpoints:
         self.ranks.barrier()
         if self.ranks.is_first:
             files = {file.name: file_sha256(file) for file in sorted(temporary.iterdir())}
-            state = {"format": FORMAT, "step": step, "files": files, "values": dict(values)}
-            content = json.dumps({**state, "sha256": json_sha256(state)}, indent=1)
+            state = {"format": FORMAT, "step": step, "run": self.run.record(), "files": files, "values": dict(values)}
+            content = json.dumps(sealed(state), indent=1)
             write_durably(temporary / STATE_FILE, content.encode())
             flush_folder(temporary)
             if target.exists():
-                self._drop(target)
+                remove_folder(target)
             temporary.rename(target)
             flush_folder(self.folder)
             for old in self.steps()[: -self.keep]:
-                self._drop(self.path(old))
+                remove_folder(self.path(old))
         self.ranks.barrier()
         return target
 
     def load_latest(self, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Any]] | None:
         """Fill `tensors` from the newest complete checkpoint; (step, values), or None where there is none.
 
-        A damaged checkpoint is reported and the one before it is used. The first rank decides for all.
+        A damaged checkpoint is reported and the one before it is used; one of another step or run is refused. The first
+        rank decides for all.
         """
         step = int(self.ranks.from_first(self._newest_complete() if self.ranks.is_first else 0))
         if step < 0:
             return None
         path = self.path(step)
-        values = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))["values"]
+        values = read_sealed(path / STATE_FILE)["values"]
         reader = HuggingFaceStorageReader(str(path))
         with self._quietly():
             load_sharded(dict(tensors), storage_reader=reader, no_dist=self.ranks.world_size == 1)
@@ -96,14 +128,27 @@ class Checkpoints:
         """The step of the newest complete checkpoint, -1 where there is none; damaged ones are renamed."""
         for step in reversed(self.steps()):
             path = self.path(step)
-            problem = inspect_checkpoint(path)
-            if problem is None:
-                return step
-            aside = path.with_name(f"damaged-{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-            self.say(f"checkpoint {path} is damaged: {problem}; it is now {aside.name}, and the one before is used")
+            try:
+                state = read_checkpoint(path)
+            except ValueError as problem:
+                aside = path.with_name(f"damaged-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                self.say(f"checkpoint {path} is damaged: {problem}; it is now {aside.name}, and the one before is used")
+                continue
+            self._check_place(path, step, state)
+            return step
         return -1
+
+    def _check_place(self, path: Path, step: int, state: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another step than its folder's name, or of another run than this one."""
+        if state["step"] != step:
+            right = self.path(state["step"]).name
+            raise ValueError(f"{path} holds the checkpoint of step {state['step']}; rename it to {right}, or remove it")
+        if "run" not in state:
+            self.say(f"checkpoint {path} is of an earlier version: that it belongs to this run cannot be checked")
+        elif difference := self.run.difference(state["run"]):
+            raise ValueError(f"{path} is a checkpoint of another run ({difference}); put this run's back, or remove it")
 
     @staticmethod
     @contextmanager
@@ -116,32 +161,19 @@ class Checkpoints:
     def sweep(self) -> None:
         """Remove what a killed process left behind."""
         if self.folder.is_dir():
-            for left in self.folder.glob(".*.tmp"):
+            for left in self.folder.glob(".step-*.tmp"):
                 shutil.rmtree(left, ignore_errors=True)
 
-    @staticmethod
-    def _drop(path: Path) -> None:
-        """Delete under another name, so that a half-deleted folder is never taken for a checkpoint."""
-        doomed = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
 
-
-def inspect_checkpoint(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if it is complete."""
-    try:
-        state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-        expected = state.pop("sha256")
-    except (OSError, ValueError, AttributeError, KeyError):
-        return f"{STATE_FILE} is missing or truncated"
-    if json_sha256(state) != expected:
-        return f"{STATE_FILE} does not match its checksum"
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What state.json of a complete checkpoint says; a ValueError says what is wrong with one that is not."""
+    state = read_sealed(path / STATE_FILE)
     if state["format"] != FORMAT:
-        return f"it has format {state['format']!r}, not {FORMAT}"
+        raise ValueError(f"it has format {state['format']!r}, not {FORMAT}")
     for name, expected in state["files"].items():
         file = path / name
         if not file.is_file():
-            return f"{name} is missing"
+            raise ValueError(f"{name} is missing")
         if file_sha256(file) != expected:
-            return f"{name} does not match its checksum"
-    return None
+            raise ValueError(f"{name} does not match its checksum")
+    return state

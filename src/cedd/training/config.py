@@ -387,11 +387,19 @@ _MAY_DIFFER = (
 """Settings that a resumed run may change without becoming another run."""
 
 
+def settings_of_run(config: TrainConfig) -> dict[str, Any]:
+    """The settings, by names such as optimizer.rate, that make a run this one and no other."""
+    return {
+        name: value
+        for name, value in flat(config).items()
+        if not any(f"{name}.".startswith(f"{free}.") for free in _MAY_DIFFER)
+    }
+
+
 def same_run(first: TrainConfig, second: TrainConfig) -> list[str]:
     """The names of settings, such as optimizer.rate, that make two configurations different runs."""
-    a, b = flat(first), flat(second)
-    different = [name for name in a if a[name] != b[name]]
-    return [name for name in different if not any(f"{name}.".startswith(f"{free}.") for free in _MAY_DIFFER)]
+    a, b = settings_of_run(first), settings_of_run(second)
+    return [name for name in a if a[name] != b[name]]
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -21,8 +21,8 @@ from cedd.models.folder import WEIGHTS_FILE, ModelFolder, save_description
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
 from cedd.storage import write_json
-from cedd.training.checkpoints import Checkpoints
-from cedd.training.config import TrainConfig, to_json
+from cedd.training.checkpoints import Checkpoints, RunIdentity
+from cedd.training.config import TrainConfig, settings_of_run, to_json
 from cedd.training.distributed import Ranks, choose_strategy, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.records import Records, plot_log
@@ -119,7 +119,8 @@ class Trainer:
         self.state = self.stepper.state
         self.validation = Validation(config, self.method, self.process, self.data, self.stepper.precision, ranks.device)
         self.patience = Patience(config.evaluation.patience)
-        self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, self._say)
+        identity = RunIdentity(settings_of_run(config) | {"data_sha256": self.data.train.header["tokens_sha256"]})
+        self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, identity, self._say)
         self.meter = Meter(config, self.state.model, ranks)
         self.stop = StopRequest()
         self.saved = -1
@@ -236,8 +237,6 @@ class Trainer:
         config, state = self.config, self.state
         started_before = (config.out / TRAIN_FILE).is_file()
         if self.ranks.is_first:
-            for left in config.out.glob(".*.tmp"):
-                left.unlink()
             self.checkpoints.sweep()
             model = ModelFolder(state.model, self.process, self.method, self.data.tokenizer, config.length)
             reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cedd.data.training_data import TrainingData
 from cedd.models.folder import WEIGHTS_FILE, read_description
+from cedd.storage import locked
 from cedd.training.config import TrainConfig, read_config, same_run
 
 TRAIN_FILE = "train.json"
@@ -17,23 +16,11 @@ TRAIN_FILE = "train.json"
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock. The system releases it with the process, however that ends; there is no lock file."""
-    if sys.platform == "win32":  # which opens no folders
+    """Be the only process that trains in the folder, or refuse."""
+    with locked(folder, wait=False) as held:
+        if held is False:
+            raise ValueError(f"another process is training in {folder}; wait for it, or choose another --out")
         yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is training in {folder}; wait for it, or choose another --out") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def refuse_other_run(config: TrainConfig) -> None:
