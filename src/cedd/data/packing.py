@@ -358,9 +358,10 @@ def _find(folder: Path, identity: dict[str, Any]) -> PackedDataset | None:
     if not folder.parent.is_dir():
         return None
     remove_leftovers(folder.parent)
-    if folder.exists():
-        with suppress(ValueError):
-            return _open_as(folder, identity)
+    if not folder.exists():
+        return None
+    with suppress(ValueError):
+        return _open_as(folder, identity)
     with locked(folder.parent):  # and looked at again: another process may have put it right meanwhile
         if folder.exists():
             try:
