@@ -12,14 +12,14 @@ import torch
 from cedd.bench.options import machine
 from cedd.bench.train import TEXTBOOK, one_by_one, timed_in_turn
 from cedd.cli import main
-from cedd.cli.bench import Arguments
+from cedd.cli.arguments import Bench
 from cedd.cli.quickstart import device_text
 from cedd.models.transformer import SIZES
 from cedd.training.config import PRESETS
 
 
 def test_every_preset_can_be_timed():
-    assert get_args(get_type_hints(Arguments)["preset"]) == tuple(SIZES) == tuple(PRESETS)
+    assert get_args(get_type_hints(Bench)["preset"]) == tuple(SIZES) == tuple(PRESETS)
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "1 {}thread"), (2, "2 {}threads")])

@@ -1,7 +1,6 @@
 """Help that begins with an example which works, completion that knows what the help says, errors of one line."""
 
 import contextlib
-import importlib
 import io
 import os
 import pty
@@ -12,14 +11,19 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from cedd.cli import COMMANDS, main
+from cedd.cli.arguments import parse
 from cedd.cli.completion import fish_script, help_text, read_options, read_usage, zsh_script
-from cedd.cli.parsing import parse_arguments
+from cedd.methods import METHODS
 from cedd.models.locate import pretrained_names
+from cedd.process import PROCESSES
+from cedd.samplers import GRIDS, SAMPLERS
+from cedd.schedules import SCHEDULES
 from cedd.training.config import PRESETS
 
 BASH, FISH, ZSH = map(shutil.which, ("bash", "fish", "zsh"))
@@ -46,23 +50,49 @@ def helps() -> dict[str, str]:
 def test_the_example_of_a_help_parses(helps: dict[str, str], name: str):
     command, *words = example_of(helps[name])
     assert command == name
-    module = importlib.import_module(f"cedd.cli.{name}")
-    if hasattr(module, "parse"):
-        assert module.parse(words)
-    else:
-        assert parse_arguments(module.Arguments, words, prog=name, description="")
+    assert parse(name, words)
 
 
 def test_the_overview_begins_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 0
     command, *words = example_of(capsys.readouterr().out)
-    module = importlib.import_module(f"cedd.cli.{command}")
-    assert parse_arguments(module.Arguments, words, prog=command, description="").fast
+    assert parse(command, words).fast
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_a_help_with_an_example(name: str):
     assert example_of(help_text("train", name))[:2] == ["train", name]
+
+
+@pytest.mark.parametrize(
+    ("words", "table"),
+    [
+        ("sample", SAMPLERS),
+        ("genppl", SAMPLERS),
+        ("infill", GRIDS),
+        ("train char", METHODS),
+        ("train char", PROCESSES),
+        ("train char", SCHEDULES),
+    ],
+)
+def test_a_help_names_the_rows_of_a_table(words: str, table: Iterable[str]):
+    shown = help_text(*words.split())
+    assert [name for name in table if not re.search(rf"[ (]{name}[ ,:.]", shown)] == []
+
+
+def test_helps_and_mistakes_wait_for_no_torch():
+    """In a process of its own, which has imported nothing yet."""
+    asked = [f"{name} --help" for name in COMMANDS] + ["train char --help", "sample --temprature 3", "correct --rate x"]
+    script = (
+        "import sys; from cedd.cli import main\n"
+        f"for words in {asked!r}:\n"
+        "    try: main(words.split())\n"
+        "    except SystemExit: pass\n"
+        "heavy = [name for name in ('torch', 'numpy', 'matplotlib') if name in sys.modules]\n"
+        "sys.exit(f'{words} imports {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
@@ -293,10 +323,7 @@ def test_bad_input_is_one_line_that_helps(
 
 
 ON_A_TERMINAL = [
-    (
-        "sample --sampler eulr",
-        "sample: --sampler has no choice 'eulr'; did you mean 'euler'? (cedd sample --help tells more)",
-    ),
+    ("sample --sampler eulr", "sample: --sampler has no choice 'eulr'; did you mean 'euler'?"),
     (
         "sample --temprature 3",
         "sample: there is no option --temprature; did you mean --temperature? (cedd sample --help tells more)",
@@ -351,5 +378,4 @@ def test_usage_errors_on_a_terminal_are_the_same_line(words: str, said: str, col
     [("nowhere text", 2), ("nowhere --rate 0.1 text", 2), ("--rate 0.1 nowhere --passes 2 text", 2), ("text", 1)],
 )
 def test_options_may_stand_between_a_run_and_a_text(words: str, positions: int):
-    kind = importlib.import_module("cedd.cli.correct").Arguments
-    assert len(parse_arguments(kind, words.split(), prog="cedd correct", description="").words) == positions
+    assert len(parse("correct", words.split()).words) == positions

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from cedd.cli import main
+from cedd.cli.arguments import Quickstart, parse
 from cedd.cli.completion import help_text
-from cedd.cli.quickstart import Arguments, activation, configuration
-from cedd.cli.train import parse
+from cedd.cli.quickstart import activation, configuration
 from cedd.training.config import read_config
 
 Record = dict
@@ -108,7 +108,7 @@ def test_its_commands_do_it_again(out: Path, record: Record, capsys: pytest.Capt
     assert called("correct").rstrip("\n") == record["correction"]["examples"][0]["corrected"].rstrip("\n")
     training = shlex.split(record["commands"]["train"])
     assert training[:2] == ["cedd", "train"]
-    assert parse(training[2:]).config == read_config(out / "train.json")
+    assert parse("train", training[2:]).config == read_config(out / "train.json")
 
 
 def test_its_evaluate_command_gives_its_bound(out: Path, record: Record, capsys: pytest.CaptureFixture[str]):
@@ -151,7 +151,7 @@ def test_another_configuration_in_its_folder_is_one_line(out: Path, record: Reco
 def test_the_run_fits_its_device_and_is_not_compiled(kind: str, monkeypatch: pytest.MonkeyPatch):
     """Compiling takes longer than the run; a GPU's steps cost the same at a larger batch."""
     monkeypatch.setattr("cedd.cli.quickstart.pick_device", lambda _: torch.device(kind))
-    config = configuration(Arguments())
+    config = configuration(Quickstart())
     config.check()
     assert config.model.build(config.process.build(96), config.length, causal=False)
     assert config.compile == {"cpu": "off", "cuda": "record"}[kind]

@@ -109,7 +109,7 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
         (["--optimizer.amsgrad", "0.9"], "--optimizer.amsgrad"),
         (["--optimizer.momentum", "1"], "optimizer.momentum must lie in [0, 1); got 1.0"),
         (["--steps", "ten"], "--steps"),
-        (["--process.name", "absorbing"], "--process.name has no choice 'absorbing'; did you mean 'absorb'?"),
+        (["--process.name", "absorbing"], "process.name has no choice 'absorbing'; did you mean 'absorb'?"),
         (["--process.settings", "until"], "--process.settings takes pairs of a name and a number"),
         (["--process.settings", "until", "0.4"], "roulette has no setting 'until' of its own; it has none"),
         (["--method", "sed"], "unknown method 'sed'; did you mean 'sedd'?"),

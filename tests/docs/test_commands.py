@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cedd.cli import COMMANDS, UserError, _parse, main
+from cedd.cli import COMMANDS, main
+from cedd.cli.arguments import parse
 from docs.refresh import ROOT, blocks, commands
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,8 +66,8 @@ def parsed(words: list[str]) -> str | None:
     if "--help" in rest or not rest:  # a command by its name
         return None
     try:
-        _parse(importlib.import_module(f"cedd.cli.{name}"), name, rest)
-    except (UserError, ValueError) as error:
+        parse(name, rest)
+    except ValueError as error:
         return str(error)
     return None
 

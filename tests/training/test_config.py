@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import cedd
-from cedd.cli.train import parse
+from cedd.cli.arguments import parse
 from cedd.process import PROCESSES
 from cedd.report.commands import train_command
 from cedd.schedules import SCHEDULES, check_time, double
@@ -71,7 +71,7 @@ def test_each_process_takes_the_settings_that_are_its_own():
 def test_a_row_of_yours_trains_and_is_loaded_again(config: Make):
     words = "tiny --out x --process.name shuffle-first --process.settings until 0.3 --process.p-m 0.9"
     schedule = ["--process.schedule.name", "quadratic", "--process.schedule.settings", "total", "6"]
-    chosen = config("run", {"process": parse([*words.split(), *schedule]).config.process})
+    chosen = config("run", {"process": parse("train", [*words.split(), *schedule]).config.process})
     run(chosen)
     expected = {"name": "shuffle-first", "until": 0.3, "p_m": 0.9, "schedule": {"name": "quadratic", "total": 6.0}}
     saved = cedd.load(chosen.out, device="cpu").process.config()
@@ -82,10 +82,10 @@ def test_a_row_of_yours_trains_and_is_loaded_again(config: Make):
 @pytest.mark.usefixtures("registered")
 def test_its_command_can_be_typed_again():
     words = ["tiny", "--out", "x", "--process.name", "shuffle-first", "--process.settings", "until", "0.3"]
-    asked = parse(words)
+    asked = parse("train", words)
     command = shlex.split(train_command(asked.config))
     assert command[:3] == ["cedd", "train", "tiny"]
-    assert parse(command[2:]) == asked
+    assert parse("train", command[2:]) == asked
 
 
 @pytest.mark.usefixtures("registered")

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from cedd.device import pick_device
-from cedd.training.precision import Wanted
+from cedd.training.config import Wanted
 
 Say = Callable[[str], object]
 

@@ -1,8 +1,7 @@
 """The command line: `cedd COMMAND ...`, one module a command.
 
-A command's module has `Arguments`, a dataclass whose docstring and fields are its --help, and `run(arguments)`, which
-returns the exit code; one with a parser of its own has `parse(words)` in place of `Arguments`. Modules are imported
-only when their command is called, so that `cedd --help` is instant.
+What a command takes is a dataclass in `arguments`. Its module has `run(arguments)`, which returns the exit code, and is
+imported only when there is something to run: helps, and mistakes in a command line, wait for no torch.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from cedd.names import nearest_path, suggestion
 
@@ -82,16 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _parse(module: ModuleType, name: str, words: list[str]) -> Any:
-    """The command's arguments, by its own parser if it has one."""
-    if hasattr(module, "parse"):
-        return module.parse(words)
-    from cedd.cli.parsing import parse_arguments
-
-    kind = module.Arguments
-    return parse_arguments(kind, words, prog=f"cedd {name}", description=kind.__doc__ or "")
-
-
 def _line(error: Exception) -> str | None:
     """The one line about an error that is the input's or the machine's; None for one that is ours."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own, a RuntimeError
@@ -118,13 +105,12 @@ def _renamed(name: str, words: list[str]) -> list[str]:
 
 
 def _run(name: str, words: list[str]) -> int:
-    module = importlib.import_module(f"cedd.cli.{name}")
     try:
-        arguments = _parse(module, name, _renamed(name, words))
+        arguments = importlib.import_module("cedd.cli.arguments").parse(name, _renamed(name, words))
         seed = getattr(arguments, "seed", None)
         if seed is not None and not 0 <= seed < 2**63:  # every generator of random numbers takes these, not all others
             raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
-        return int(module.run(arguments) or 0)
+        return int(importlib.import_module(f"cedd.cli.{name}").run(arguments) or 0)
     except BrokenPipeError:
         raise
     except (UserError, ValueError, OSError, MemoryError, RuntimeError) as error:

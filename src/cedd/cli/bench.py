@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, fields
+from typing import Any
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -16,42 +15,10 @@ from cedd.bench.options import BenchOptions, machine
 from cedd.bench.sample import bench_sample
 from cedd.bench.train import bench_train
 from cedd.cli import UserError
-from cedd.cli.given import CommonArguments
+from cedd.cli.arguments import Bench
 from cedd.methods import get_method
 from cedd.names import suggestion
 from cedd.process import PROCESSES
-
-
-@dataclass(frozen=True)
-class Arguments(CommonArguments):
-    """example: cedd bench train --preset char --vocab 100 --shapes 16x128 --steps 5
-
-    Time training steps or sampling against a plain textbook implementation.
-    """
-
-    suite: tyro.conf.Positional[Literal["train", "sample"]]
-    """What is timed."""
-    preset: Literal["tiny", "char", "english-char", "small", "medium"] = "small"
-    """The size of the network."""
-    shapes: tuple[str, ...] | None = None
-    """Sequences x positions, each a row (train: 512x128 64x1024 32x128, sample: 64x128)."""
-    vocab_size: Annotated[int, tyro.conf.arg(name="vocab")] = 50257
-    """Tokens V."""
-    methods: tuple[str, ...] = ()
-    """METHOD/PROCESS, each a row for every shape."""
-    textbook: bool = True
-    """Time the textbook's too."""
-    steps: int | None = None
-    """Steps timed (train: 20), or the sampler's steps (sample: 1024)."""
-    warmup: int = 8
-    """Training steps before the clock starts."""
-    compile: Literal["auto", "off", "on", "graphs"] = "auto"
-    """torch.compile, with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
-    precision: Literal["auto", "bf16", "float32"] = "auto"
-    """What our training step multiplies in (auto: bf16 where the chip has units for it; the textbook's: on CUDA)."""
-    seed: int = 0
-    """Seed of the random tokens and weights."""
-
 
 USUAL = {
     "train": (("512x128", "64x1024", "32x128"), ("cedd-star/absorb",), 20),
@@ -60,7 +27,7 @@ USUAL = {
 """Shapes, methods and steps of a suite, unless they are given."""
 
 
-def options_of(arguments: Arguments) -> BenchOptions:
+def options_of(arguments: Bench) -> BenchOptions:
     """What the command line asks for, checked."""
     if (arguments.steps is not None and arguments.steps < 1) or arguments.warmup < 0:
         raise UserError("--steps must be at least 1 and --warmup at least 0")
@@ -131,7 +98,7 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def run(arguments: Arguments) -> int:
+def run(arguments: Bench) -> int:
     """Print the table, or JSON."""
     options, console = options_of(arguments), Console()
     say = (lambda _: None) if arguments.json else lambda line: console.print(line, highlight=False)

@@ -13,39 +13,34 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import tyro
 
 from cedd.cli import COMMANDS, main
+from cedd.cli.arguments import Completion
 from cedd.data.corpora import PYTHON_MANUAL
 from cedd.methods import METHODS
 from cedd.models.locate import pretrained_names
+from cedd.process import PROCESSES
+from cedd.samplers import GRIDS, SAMPLERS
+from cedd.schedules import SCHEDULES
 
 _OPTION = re.compile(r"(--?[a-z][\w.-]*)(?: ((?:\{[^}]*\}|[^-\s,{])[^\s,]*))?")
 _CHOICES = re.compile(r"\{([^{}]+)\}")
 _RUN = re.compile(r"\bRUN\b")
 _WIDE = "400"  # columns: no line of a help is broken
 
-ALSO = {"--data": (PYTHON_MANUAL,), "--device": ("auto", "cpu", "cuda"), "--method": tuple(METHODS)}
-"""Words for options that take other values too, which no help lists as choices."""
+ALSO = {
+    "--data": (PYTHON_MANUAL,),
+    "--device": ("auto", "cpu", "cuda"),
+    "--method": tuple(METHODS),
+    "--process.name": tuple(PROCESSES),
+    "--process.schedule.name": tuple(SCHEDULES),
+    "--sampler": SAMPLERS,
+    "--grid": tuple(GRIDS),
+}
+"""Words for options that no help lists as choices: there may be others, or they are rows of a table."""
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """example: cedd completion bash
-
-    Print a script that completes cedd's commands, options, choices and file names. To install it:
-
-    bash: cedd completion bash > ~/.local/share/bash-completion/completions/cedd
-    zsh:  cedd completion zsh > ~/.cedd.zsh, and the line: source ~/.cedd.zsh in ~/.zshrc
-    fish: cedd completion fish > ~/.config/fish/completions/cedd.fish
-    """
-
-    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Completion) -> int:
     """Print the script."""
     scripts = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
     print(scripts[arguments.shell]([read_usage(name) for name in COMMANDS]))

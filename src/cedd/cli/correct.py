@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Literal
 
 import torch
 from rich.console import Console
 from rich.style import Style
 
 from cedd.cli import UserError
-from cedd.cli.given import CommonArguments, ModelAndText, model_and_text
+from cedd.cli.arguments import Correct
+from cedd.cli.given import model_and_text
 from cedd.cli.progress import progress_bar
 from cedd.spelling.correct import CorrectionProgress
 from cedd.spelling.options import correction_options
@@ -23,47 +23,7 @@ A_FEW_LINES = 1000
 """Characters."""
 
 
-@dataclass(frozen=True)
-class Arguments(CommonArguments):
-    """example: cedd correct "It was a drak and stormy nihgt"
-
-    Correct the spelling of a text: replaced letters and transpositions, at unknown places. The model is the one that
-    comes with cedd, english-char, or a RUN of yours on a process that shuffles (uniform, roulette):
-    cedd correct runs/first "teh cat sat on teh mat". TEXT - reads standard input, and so does no text at all; what is
-    not changed comes out byte for byte. Options that are not given are the model's own.
-    """
-
-    words: ModelAndText = ()
-    file: Path | None = None
-    """Read the text from a file."""
-    rate: float | None = None
-    """The share of wrong letters that is expected (0.05, unless the model has its own)."""
-    t: float | None = None
-    """The time that the network is told (the one at which its process has this rate)."""
-    threshold: float | None = None
-    """A letter is replaced if own / (own + best) is below this: own is its probability, best that of the likeliest
-    other (0.5 or more: the argmax)."""
-    change: Literal["letters", "all"] | None = None
-    """letters (the default): plain letters become others of their case, except in addresses, names with digits and the
-    like; accents, spaces, digits and punctuation stay. all: anything may change."""
-    passes: int | None = None
-    """How often the text is read at most; later passes see the changes of earlier ones."""
-    reach: int | None = None
-    """Of changes within so many tokens a pass makes only the strongest (3); 0 makes all at once."""
-    max_surprise: float | None = None
-    """Undo changes where the text around them surprises the model more than this, in nats a letter."""
-    swaps: float | None = None
-    """The share of neighbouring letters that is expected to be transposed (0.002); 0 looks for none. Only one step
-    looks for them."""
-    steps: int | None = None
-    """1: the likeliest token everywhere. More: sample the reverse process, without transpositions."""
-    temperature: float | None = None
-    """Of several steps: 0 writes the likeliest token wherever it writes."""
-    seed: int | None = None
-    """Of several steps."""
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Correct) -> int:
     """Print the corrected text; on a terminal with new letters in colour, as JSON with positions and confidences."""
     name, given = model_and_text(arguments.words)
     typed = given is not None and given != "-"

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from cedd.cli.given import CommonArguments
+from cedd.cli.arguments import Evaluate
 from cedd.cli.progress import progress_bar
 from cedd.device import pick_device
 from cedd.dynamics import Corrector
 from cedd.evaluation.perplexity import (
     PLOT_SUFFIXES,
     VALUE_SUFFIXES,
-    Asked,
     Comparison,
     Measurement,
     asked_bounds,
@@ -38,56 +34,7 @@ from cedd.models.folder import ModelFolder, load_folder
 from cedd.storage import check_writable, json_sha256
 
 
-@dataclass(frozen=True)
-class Arguments(CommonArguments):
-    """example: cedd evaluate runs/quickstart --data runs/quickstart/held-out.txt
-
-    Bound the perplexity of a run on text, with a 95% interval (the example: after cedd quickstart).
-    Until the interval is narrow enough:           cedd evaluate runs/first --data wikitext2 --tolerance 0.5%
-    Two runs on the same sequences, times, noise:  cedd evaluate runs/first runs/second --data book.txt
-    """
-
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run's folder, or a model by its name."""
-    other: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_B]")] = None
-    """Another, to compare with the first."""
-    data: str = "python-manual"
-    """A text file, folder or .jsonl; wikitext2, wikitext103, ptb, lambada, lm1b; hf:NAME; or python-manual."""
-    bound: Asked = "tight"
-    """tight is a true bound; j1 and j2 are the paper's; all is the three from the same draws."""
-    draws: int = 16
-    """Noisy versions of each sequence (of each round, with --tolerance)."""
-    tolerance: str | None = None
-    """Go on until the 95% interval of the perplexity is this narrow on either side: 0.5% or 0.005."""
-    fixed_set: bool = False
-    """The interval for these very sequences (times and noise only), not for the population they come from."""
-    sampling: Literal["stratified", "independent"] | None = None
-    """independent is the paper's; by default stratified for tight and all, independent for j1 and j2."""
-    time_floor: float | None = None
-    """Leave out earlier times, as published code does (1e-4)."""
-    corrector: float | None = None
-    """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
-    max_sequences: int | None = None
-    """Evaluate so many, evenly spaced over the set."""
-    most_unknown: float = 0.01
-    """Refuse a text of which a larger share are characters that the tokenizer does not know."""
-    split: str = "test"
-    """Of an evaluation set."""
-    data_root: Path | None = None
-    """Folder of the evaluation sets' files (default: CEDD_DATA, then the hub)."""
-    workers: int = 1
-    """Processes that tokenize; they do not change a token."""
-    per_sequence: Path | None = None
-    """Write one value a sequence to this .npy or .jsonl."""
-    plot: Path | None = None
-    """Draw the running estimate with its band to this .png, .pdf or .svg."""
-    batch: int = 32
-    """Noisy sequences shown to the network at once."""
-    seed: int = 0
-    """Of times and noise."""
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Evaluate) -> int:
     """Measure one run, or two and their difference."""
     tolerance = parse_share(arguments.tolerance)
     check_writable(arguments.plot, PLOT_SUFFIXES)
@@ -155,7 +102,7 @@ def parse_share(text: str | None) -> float | None:
 
 
 def _record(
-    arguments: Arguments,
+    arguments: Evaluate,
     results: list[Measurement],
     comparison: Comparison | None,
     protocol: dict[str, Any],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any
 
 from cedd.cli import UserError
-from cedd.cli.given import CommonArguments
+from cedd.cli.arguments import Export
 from cedd.models.loaded import LoadedModel
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from cedd.report.commands import train_command
@@ -27,42 +25,7 @@ CALIBRATION_CHARACTERS = 30_000
 """Enough for a share of 0.25% to be known to within a tenth of a percent; minutes on two cores."""
 
 
-@dataclass(frozen=True)
-class Arguments(CommonArguments):
-    """example: cedd export runs/quickstart --out my-model --weights int8 --calibrate runs/quickstart/held-out.txt
-
-    Write a run as a folder to give away: config.json, weights, tokenizer, and a card (README.md) made from config.json
-    (the example: after cedd quickstart). The result is a model like any other (cedd correct my-model "teh cat") and can
-    be exported again, for example once it has been measured: cedd spelling my-model --data book.txt --json > book.json,
-    and then
-    cedd export my-model --out my-model --results book.json
-    """
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    out: Path
-    """The folder to write; it may be the RUN itself if that was exported before."""
-    weights: Literal["float32", "bf16", "int8"] | None = None
-    """How weights are stored: 4, 2 or 1 bytes each (float32 for a run; else as they are)."""
-    title: str | None = None
-    """The model's name on its card; by default the folder's."""
-    about: str | None = None
-    """What it was trained on, in words, for the card."""
-    command: str | None = None
-    """The command that made it, for the card; by default the cedd train of the run."""
-    results: tuple[Path, ...] = ()
-    """JSON files with figures, as the commands print them with --json; they go on the card by their files' names."""
-    calibrate: Path | None = None
-    """A text that it was not trained on, on which the defaults of correction are found."""
-    broken: float = 0.0025
-    """The share of right letters that calibration may break."""
-    correction: tuple[str, ...] = ()
-    """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2): options of cedd correct. They stand before what
-    calibration finds, and that before what the RUN has. Figures of other defaults leave the card."""
-    chosen: str | None = None
-    """How they were chosen, in words, for the card; of calibration it says so by itself."""
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Export) -> int:
     """Write the folder and say what is in it."""
     model = load(arguments.run, arguments.device)
     source = model.folder.path
@@ -80,7 +43,7 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def correction_facts(loaded: LoadedModel, arguments: Arguments) -> dict[str, Any]:
+def correction_facts(loaded: LoadedModel, arguments: Export) -> dict[str, Any]:
     """Defaults of correction, how they were chosen, and figures: of earlier ones those that still hold."""
     before = loaded.folder.config
     own, chosen = current_names(before.get("correction", {})), before.get("chosen", "")
@@ -124,7 +87,7 @@ def _said(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def training_facts(source: Path, config: Any, title: str, arguments: Arguments) -> dict[str, Any]:
+def training_facts(source: Path, config: Any, title: str, arguments: Export) -> dict[str, Any]:
     """How the model was trained, with the names of files but not of the folders they were in."""
     facts = dict(config.get("training", {}))
     if (source / "train.json").is_file():

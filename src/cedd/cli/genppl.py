@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Annotated
+from dataclasses import asdict
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from cedd.cli import UserError
-from cedd.cli.given import CommonArguments
-from cedd.cli.sampling import SamplerOptions
+from cedd.cli.arguments import Genppl
+from cedd.cli.sampling import sampling_options
 from cedd.device import pick_device
 from cedd.evaluation.generative import (
-    DEFAULT_JUDGE,
     BootstrapInterval,
     GenerativePerplexity,
     HubJudge,
@@ -31,41 +27,10 @@ from cedd.tasks import load
 from cedd.tasks.generate import generate_ids
 
 
-@dataclass(frozen=True)
-class Arguments(CommonArguments):
-    """example: cedd genppl runs/quickstart -n 64 --out samples.jsonl
-
-    Judge a model's samples by another language model, both ways the literature defines it (the example: after
-    cedd quickstart; the judge, gpt2-large, is downloaded once).
-    Judge the same samples again: cedd genppl --samples samples.jsonl --judge path/to/another
-    """
-
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """A run's folder, or a model by its name; not needed with --samples."""
-    judge: str = DEFAULT_JUDGE
-    """A causal model: a name on the hub, a folder, or a .gguf file. Needs pip install 'cedd[hub]'."""
-    gguf_file: str | None = None
-    """The file inside the judge's folder or repository, where that holds GGUF files."""
-    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 256
-    """Number of samples (the paper: 3840)."""
-    length: int | None = None
-    """Tokens of a sample; by default as many as the model reads."""
-    options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(
-        default_factory=lambda: SamplerOptions(steps=1024)
-    )
-    samples: Path | None = None
-    """Judge these samples instead of drawing new ones."""
-    out: Path | None = None
-    """Where the samples are saved; by default samples.jsonl in the run's folder."""
-    judge_batch: int = 8
-    """Samples judged at once."""
-    seed: int = 0
-    """Seed of the samples and of the resampling for intervals."""
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Genppl) -> int:
     """Draw or read samples, judge them, print the table or JSON."""
     check_writable(arguments.out)
+    sampling_options(arguments.options, arguments.seed)
     if (arguments.model is None) == (arguments.samples is None):
         raise UserError("give either a RUN to sample from or --samples FILE to judge again")
     device = str(pick_device(arguments.device))
@@ -83,11 +48,11 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def draw(arguments: Arguments) -> Samples:
+def draw(arguments: Genppl) -> Samples:
     """Samples of the model, saved."""
     assert arguments.model is not None
     model = load(arguments.model, arguments.device)
-    options = arguments.options.sampling(arguments.seed)
+    options = sampling_options(arguments.options, arguments.seed)
     ids = generate_ids(model, arguments.n, arguments.length, options)
     texts = [model.tokenizer.decode(row.numpy()) for row in ids]
     made_by = {"model": arguments.model, "length": ids.shape[1], **asdict(options)}

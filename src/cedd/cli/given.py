@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from cedd.cli import UserError
 from cedd.models.locate import is_model, locate, packaged, pretrained_names
@@ -15,19 +11,6 @@ from cedd.models.locate import is_model, locate, packaged, pretrained_names
 DEFAULT_MODEL = "english-char"
 """The model that is used where a command names none: the package's (`packaged`), not a folder of this name where the
 user happens to be."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommonArguments:
-    """Options of every command that runs a model."""
-
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
-    json: bool = False
-    """Print one JSON object."""
-
-
-ModelAndText = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT")]
 
 
 def model_and_text(words: Sequence[str]) -> tuple[str | Path, str | None]:

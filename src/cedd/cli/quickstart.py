@@ -7,13 +7,13 @@ import shlex
 import shutil
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from cedd.cli.given import CommonArguments
+from cedd.cli.arguments import Quickstart
 from cedd.cli.progress import Stages
 from cedd.device import pick_device
 from cedd.report.measure import describe_run
@@ -26,26 +26,7 @@ from cedd.training.loop import train
 DEFAULT_OUT = Path("runs/quickstart")
 
 
-@dataclass(frozen=True)
-class Arguments(CommonArguments):
-    """example: cedd quickstart
-
-    Train a character model on Python's own manual, bound its bits per character beside simple models, let it write,
-    fill in and correct, and write it all to OUT/report.html. Minutes on two cores; --fast is a 30-second version.
-    The same command goes on where it was interrupted.
-    """
-
-    fast: bool = False
-    """A tiny network and a few steps: to see that everything works."""
-    out: Path | None = None
-    """The run's folder: runs/quickstart, or runs/quickstart-fast with --fast."""
-    steps: int | None = None
-    """Training steps: 5000 on a CPU, 1500 on a GPU, 60 with --fast."""
-    seed: int = 0
-    """Of everything random."""
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Quickstart) -> int:
     """Everything, with progress on standard error."""
     console = Console(stderr=True)
     started = time.monotonic()
@@ -75,7 +56,7 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def configuration(arguments: Arguments) -> TrainConfig:
+def configuration(arguments: Quickstart) -> TrainConfig:
     """The run that quickstart trains: what has measured best in the time that its device has (docs/lab-notes.md)."""
     if arguments.fast:
         base, folder = replace(PRESETS["tiny"][1], steps=60, log_every=1, compile="off"), f"{DEFAULT_OUT.name}-fast"

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from cedd.cli import UserError
-from cedd.cli.given import CommonArguments
+from cedd.cli.arguments import PLOT_SUFFIXES, Spelling
 from cedd.cli.progress import progress_bar
-from cedd.evaluation.perplexity import PLOT_SUFFIXES
 from cedd.spelling.book import Book, read_book
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.paper_protocol import PaperProtocol, Restoration
@@ -27,36 +24,10 @@ from cedd.storage import check_writable
 from cedd.tasks import LanguageModel, load
 
 
-@dataclass(frozen=True)
-class Arguments(CommonArguments):
-    """example: cedd spelling english-char --data python-manual --blocks 4 --plot fixed.png
-
-    Share of mistakes that a model puts right in a book, with 95% intervals. The paper's protocol: noise of the model's
-    own process at t = 0.05, the likeliest token at each corrupted place. The user's: 5% of the letters replaced by
-    other letters at unknown places (or neighbours exchanged, --mistakes swaps --rate 0.02); what is fixed, missed and
-    broken, over the threshold of correction. The model that comes with cedd takes about two minutes on two cores; a
-    whole book (--blocks 0), with thousands of blocks, hours.
-    """
-
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run's folder, or a model by its name."""
-    data: str
-    """A text file, a folder of them, a .jsonl, hf:NAME, or python-manual."""
-    protocol: Literal["paper", "user", "both"] = "both"
-    """both: each that the model allows (user's: a character tokenizer, and a process that shuffles)."""
-    blocks: int = 50
-    """Test on so many consecutive blocks from the middle of the book; 0: all of it."""
-    paper: Annotated[PaperProtocol, tyro.conf.arg(name="")] = field(default_factory=PaperProtocol)
-    user: Annotated[UserProtocol, tyro.conf.arg(name="")] = field(default_factory=UserProtocol)
-    plot: Path | None = None
-    """User's: draw fixed over broken to this .png, .pdf or .svg."""
-    seed: int = 0
-    """Seed of the random mistakes and of sampling."""
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Spelling) -> int:
     """Measure by one protocol or both."""
-    paper, user, seed = arguments.paper, arguments.user, arguments.seed
+    paper, user = PaperProtocol(**_own(PaperProtocol, arguments)), UserProtocol(**_own(UserProtocol, arguments))
+    seed = arguments.seed
     check_writable(arguments.plot, PLOT_SUFFIXES)
     if paper.batch < 1 or arguments.blocks < 0:
         raise UserError("--batch must be at least 1, and --blocks too, or 0 for the whole book")
@@ -88,6 +59,11 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
+def _own(protocol: type[PaperProtocol | UserProtocol], arguments: Spelling) -> dict[str, Any]:
+    """Those of the command's options that are a protocol's."""
+    return {field.name: getattr(arguments, field.name) for field in fields(protocol)}
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # What is printed
 
@@ -96,7 +72,7 @@ def run(arguments: Arguments) -> int:
 class Measured:
     """What was asked for, and what came of it by each protocol."""
 
-    arguments: Arguments
+    arguments: Spelling
     model: LanguageModel
     book: Book
     restoration: Restoration | None
@@ -105,7 +81,7 @@ class Measured:
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
-        model, book, user = self.model, self.book, self.arguments.user
+        model, book, asked = self.model, self.book, self.arguments
         corrections = [correction.record() for correction in self.corrections]
         return {
             "run": self.arguments.model,
@@ -116,7 +92,9 @@ class Measured:
             "seed": self.arguments.seed,
             "device": str(model.device),
             "paper": self.restoration and self.restoration.record(),
-            "user": {"mistakes": user.mistakes, "rate": user.rate, "corrections": corrections} if corrections else None,
+            "user": {"mistakes": asked.mistakes, "rate": asked.rate, "corrections": corrections}
+            if corrections
+            else None,
             "note": self.note,
         }
 
@@ -131,7 +109,7 @@ class Measured:
         if self.corrections:
             seen = self.corrections[0].outcomes
             console.print(
-                f"\nUser's protocol: {name}, {seen.fixed.total:,} {MISTAKES[self.arguments.user.mistakes].counted}"
+                f"\nUser's protocol: {name}, {seen.fixed.total:,} {MISTAKES[self.arguments.mistakes].counted}"
             )
             console.print(_user_table(self.corrections))
             console.print(

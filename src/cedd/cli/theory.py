@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from rich.console import Console
@@ -13,30 +13,13 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cedd.cli.arguments import Theory
 from cedd.theory import CLAIMS, Finding, ToyProblem
 
 SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """example: cedd theory --vocab 3 --length 2
-
-    Compute both sides of every claim of the paper on a space small enough to enumerate, with random networks. Exit
-    code 1 if a claim fails.
-    """
-
-    vocab: int = 3
-    """tokens V, from 2 to 10; (V+1)^L must not exceed 64"""
-    length: int = 2
-    """positions L"""
-    seed: int = 0
-    """seed of the random data and networks"""
-    json: bool = False
-    """print one JSON object instead of the table"""
-
-
-def run(arguments: Arguments) -> int:
+def run(arguments: Theory) -> int:
     """Check all claims and print them; 1 if one fails."""
     problem = ToyProblem(vocab_size=arguments.vocab, length=arguments.length, seed=arguments.seed)
     started, threads = time.perf_counter(), torch.get_num_threads()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cedd.evaluation.baselines import Baseline
 from cedd.storage import finite
+
+if TYPE_CHECKING:
+    from cedd.evaluation.baselines import Baseline
 
 
 @dataclass(frozen=True)

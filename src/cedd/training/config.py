@@ -11,22 +11,25 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cedd.methods import get_method
-from cedd.models.transformer import SIZES, NetworkOptions, TransformerConfig
+from cedd.models.options import SIZES, NetworkOptions, TransformerConfig
 from cedd.names import suggestion
-from cedd.process import PROCESSES, TokenProcess, process_from_config
-from cedd.schedules import SCHEDULES, Schedule, schedule_from_config
-from cedd.training.precision import Wanted
+
+if TYPE_CHECKING:  # torch is imported when a run is checked or built, so that its settings can be shown without
+    from cedd.process import TokenProcess
+    from cedd.schedules import Schedule
+
+Wanted = Literal["auto", "bf16", "float32"]
+"""The precision of matrix products that is asked for."""
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """How noise grows with time."""
 
-    name: Literal[*SCHEDULES] = "log-linear"  # pyright: ignore[reportInvalidTypeForm]
-    """A name in SCHEDULES, which may be one that you added."""
+    name: str = "log-linear"
+    """log-linear, polynomial, cosine, geometric, or one that you added to SCHEDULES."""
     eps: float = 1e-3
     """The share of tokens that is not noised at t = 1 (all but geometric)."""
     power: float = 2.0
@@ -37,6 +40,8 @@ class ScheduleConfig:
     """Numbers by name, for a schedule that you added to SCHEDULES."""
 
     def build(self) -> Schedule:
+        from cedd.schedules import SCHEDULES, schedule_from_config
+
         known = {"eps": self.eps, "power": self.power, "sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
         return schedule_from_config({"name": self.name, **arguments_of(SCHEDULES, self.name, known, self.settings)})
 
@@ -45,8 +50,8 @@ class ScheduleConfig:
 class ProcessConfig:
     """The noise process."""
 
-    name: Literal[*PROCESSES] = "absorb"  # pyright: ignore[reportInvalidTypeForm]
-    """A name in PROCESSES, which may be one that you added."""
+    name: str = "absorb"
+    """absorb, uniform, roulette, eroulette, or one that you added to PROCESSES."""
     p_m: float = 0.95
     """Roulette: the share of masking among all events."""
     share_start: float = 0.0
@@ -60,6 +65,8 @@ class ProcessConfig:
     schedule: ScheduleConfig = ScheduleConfig()
 
     def build(self, vocab_size: int) -> TokenProcess:
+        from cedd.process import PROCESSES, process_from_config
+
         share = {"start": self.share_start, "stop": self.share_stop, "power": self.share_power}
         known = {"p_m": self.p_m, "mask_share": share}
         chosen = arguments_of(PROCESSES, self.name, known, self.settings)
@@ -206,6 +213,7 @@ class TrainConfig:
     out: Path
     """The run's folder."""
     method: str = "cedd-star"
+    """sedd, sedds, cedd, cedd-star, ceddt, bayes, bayes-star, dfm, ar, or one that you added to METHODS."""
     process: ProcessConfig = ProcessConfig()
     model: ModelConfig = field(default_factory=lambda: model_of_size("char"))
     length: int = 128
@@ -236,7 +244,18 @@ class TrainConfig:
 
     def check(self) -> None:
         """Refuse settings that would fail later, in one sentence."""
+        from cedd.methods import get_method
+        from cedd.process import PROCESSES
+        from cedd.schedules import SCHEDULES
+
         get_method(self.method)
+        process = self.process
+        for name, given, table in (
+            ("process.name", process.name, PROCESSES),
+            ("process.schedule.name", process.schedule.name, SCHEDULES),
+        ):
+            if given not in table:
+                raise ValueError(f"{name} has no choice {given!r}{suggestion(given, table)}")
         values = flat(self)
         for names, words, holds in _LIMITS:
             for name in names.split():

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from cedd.models.kernels.matmul import bf16_matmul, has_bf16_matmul
-
-Wanted = Literal["auto", "bf16", "float32"]
+from cedd.training.config import Wanted
 
 
 @dataclass(frozen=True)

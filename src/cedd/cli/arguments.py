@@ -1,0 +1,471 @@
+"""What the commands take: a dataclass each, whose docstring and fields are its --help.
+
+Neither torch nor numpy is imported here, nor by what is imported here: a help, and a mistake in a command line, appear
+at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from cedd.cli.parsing import parse_arguments
+from cedd.names import suggestion
+from cedd.report.records import Effort
+from cedd.training.config import PRESETS, TrainConfig
+
+PAGE_SUFFIXES = (".html", ".htm")
+PLOT_SUFFIXES = (".png", ".pdf", ".svg")
+
+# ----------------------------------------------------------------------------------------------------------------
+# What several commands take
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonArguments:
+    """Options of every command that runs a model."""
+
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+ModelAndText = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT")]
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """How to sample."""
+
+    sampler: str = "analytic"
+    """analytic, euler, tau-leaping, first-hitting, or a step rule that you added to RULES."""
+    steps: int | None = None
+    """Steps from noise to data; by default one a token, from 64 to 256 (first-hitting takes one a token always)."""
+    grid: str = "uniform"
+    """Where the steps lie: uniform, evenly in time, or jumps, evenly in jumps."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    corrector: float | None = None
+    """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
+    batch: int | None = None
+    """Sequences at once; by default all, and fewer when the memory does not suffice."""
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """How to see the first text being denoised."""
+
+    watch: bool = False
+    """Show the first text in the terminal while it is denoised."""
+    html: Path | None = None
+    """Write its way from noise to text as a page."""
+    gif: Path | None = None
+    """The same as a moving picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingArguments(CommonArguments):
+    """Options of the commands that print samples."""
+
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    """Number of texts."""
+    options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(default_factory=SamplerOptions)
+    view: Annotated[ViewOptions, tyro.conf.arg(name="")] = field(default_factory=ViewOptions)
+    seed: int | None = None
+    """The same seed gives the same texts on the same device."""
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The commands
+
+
+@dataclass(frozen=True)
+class Quickstart(CommonArguments):
+    """example: cedd quickstart
+
+    Train a character model on Python's own manual, bound its bits per character beside simple models, let it write,
+    fill in and correct, and write it all to OUT/report.html. Minutes on two cores; --fast is a 30-second version.
+    The same command goes on where it was interrupted.
+    """
+
+    fast: bool = False
+    """A tiny network and a few steps: to see that everything works."""
+    out: Path | None = None
+    """The run's folder: runs/quickstart, or runs/quickstart-fast with --fast."""
+    steps: int | None = None
+    """Training steps: 5000 on a CPU, 1500 on a GPU, 60 with --fast."""
+    seed: int = 0
+    """Of everything random."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """A run, as its preset and the command line have it, and what is printed when it has ended."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]
+    json: bool = False
+    """Print how it ended as one JSON object."""
+
+
+@dataclass(frozen=True)
+class Evaluate(CommonArguments):
+    """example: cedd evaluate runs/quickstart --data runs/quickstart/held-out.txt
+
+    Bound the perplexity of a run on text, with a 95% interval (the example: after cedd quickstart).
+    Until the interval is narrow enough:           cedd evaluate runs/first --data wikitext2 --tolerance 0.5%
+    Two runs on the same sequences, times, noise:  cedd evaluate runs/first runs/second --data book.txt
+    """
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run's folder, or a model by its name."""
+    other: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_B]")] = None
+    """Another, to compare with the first."""
+    data: str = "python-manual"
+    """A text file, folder or .jsonl; wikitext2, wikitext103, ptb, lambada, lm1b; hf:NAME; or python-manual."""
+    bound: Literal["tight", "j1", "j2", "all"] = "tight"
+    """tight is a true bound; j1 and j2 are the paper's; all is the three from the same draws."""
+    draws: int = 16
+    """Noisy versions of each sequence (of each round, with --tolerance)."""
+    tolerance: str | None = None
+    """Go on until the 95% interval of the perplexity is this narrow on either side: 0.5% or 0.005."""
+    fixed_set: bool = False
+    """The interval for these very sequences (times and noise only), not for the population they come from."""
+    sampling: Literal["stratified", "independent"] | None = None
+    """independent is the paper's; by default stratified for tight and all, independent for j1 and j2."""
+    time_floor: float | None = None
+    """Leave out earlier times, as published code does (1e-4)."""
+    corrector: float | None = None
+    """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
+    max_sequences: int | None = None
+    """Evaluate so many, evenly spaced over the set."""
+    most_unknown: float = 0.01
+    """Refuse a text of which a larger share are characters that the tokenizer does not know."""
+    split: str = "test"
+    """Of an evaluation set."""
+    data_root: Path | None = None
+    """Folder of the evaluation sets' files (default: CEDD_DATA, then the hub)."""
+    workers: int = 1
+    """Processes that tokenize; they do not change a token."""
+    per_sequence: Path | None = None
+    """Write one value a sequence to this .npy or .jsonl."""
+    plot: Path | None = None
+    """Draw the running estimate with its band to this .png, .pdf or .svg."""
+    batch: int = 32
+    """Noisy sequences shown to the network at once."""
+    seed: int = 0
+    """Of times and noise."""
+
+
+@dataclass(frozen=True)
+class Sample(SamplingArguments):
+    """example: cedd sample -n 3 --prompt "The " --watch
+
+    Sample texts from a trained model: a run's folder, a name on the hub, or by default the model that comes with cedd,
+    english-char. Your own: cedd sample runs/first
+    """
+
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
+    """A run's folder or a name; without it english-char of the package."""
+    length: int | None = None
+    """Tokens of a sample; by default as many as the model reads."""
+    prompt: str = ""
+    """What every sample begins with."""
+
+
+@dataclass(frozen=True)
+class Infill(SamplingArguments):
+    """example: cedd infill "The ____{5} sat on the ____." -n 3
+
+    Fill the blanks of a text: ____ has as many tokens as underscores (three at least), ____{12} has 12. What is given
+    comes out byte for byte.
+    Without a RUN (a folder, or a name on the hub) the model that comes with cedd does it, english-char.
+    """
+
+    words: ModelAndText
+
+
+@dataclass(frozen=True)
+class Correct(CommonArguments):
+    """example: cedd correct "It was a drak and stormy nihgt"
+
+    Correct the spelling of a text: replaced letters and transpositions, at unknown places. The model is the one that
+    comes with cedd, english-char, or a RUN of yours on a process that shuffles (uniform, roulette):
+    cedd correct runs/first "teh cat sat on teh mat". TEXT - reads standard input, and so does no text at all; what is
+    not changed comes out byte for byte. Options that are not given are the model's own.
+    """
+
+    words: ModelAndText = ()
+    file: Path | None = None
+    """Read the text from a file."""
+    rate: float | None = None
+    """The share of wrong letters that is expected (0.05, unless the model has its own)."""
+    t: float | None = None
+    """The time that the network is told (the one at which its process has this rate)."""
+    threshold: float | None = None
+    """A letter is replaced if own / (own + best) is below this: own is its probability, best that of the likeliest
+    other (0.5 or more: the argmax)."""
+    change: Literal["letters", "all"] | None = None
+    """letters (the default): plain letters become others of their case, except in addresses, names with digits and the
+    like; accents, spaces, digits and punctuation stay. all: anything may change."""
+    passes: int | None = None
+    """How often the text is read at most; later passes see the changes of earlier ones."""
+    reach: int | None = None
+    """Of changes within so many tokens a pass makes only the strongest (3); 0 makes all at once."""
+    max_surprise: float | None = None
+    """Undo changes where the text around them surprises the model more than this, in nats a letter."""
+    swaps: float | None = None
+    """The share of neighbouring letters that is expected to be transposed (0.002); 0 looks for none. Only one step
+    looks for them."""
+    steps: int | None = None
+    """1: the likeliest token everywhere. More: sample the reverse process, without transpositions."""
+    temperature: float | None = None
+    """Of several steps: 0 writes the likeliest token wherever it writes."""
+    seed: int | None = None
+    """Of several steps."""
+
+
+@dataclass(frozen=True)
+class Spelling(CommonArguments):
+    """example: cedd spelling english-char --data python-manual --blocks 4 --plot fixed.png
+
+    Share of mistakes that a model puts right in a book, with 95% intervals. The paper's protocol: noise of the model's
+    own process at t = 0.05, the likeliest token at each corrupted place. The user's: 5% of the letters replaced by
+    other letters at unknown places (or neighbours exchanged, --mistakes swaps --rate 0.02); what is fixed, missed and
+    broken, over the threshold of correction. The model that comes with cedd takes about two minutes on two cores; a
+    whole book (--blocks 0), with thousands of blocks, hours.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run's folder, or a model by its name."""
+    data: str
+    """A text file, a folder of them, a .jsonl, hf:NAME, or python-manual."""
+    protocol: Literal["paper", "user", "both"] = "both"
+    """both: each that the model allows (user's: a character tokenizer, and a process that shuffles)."""
+    blocks: int = 50
+    """Test on so many consecutive blocks from the middle of the book; 0: all of it."""
+    t: float = 0.05
+    """Paper's: the time of the noise."""
+    batch: int = 32
+    """Paper's: blocks shown to the network at once."""
+    mistakes: Literal["letters", "swaps"] = "letters"
+    """User's: letters replaced by other letters, or neighbouring letters of a word exchanged."""
+    rate: float = 0.05
+    """User's: the share of letters that are replaced, or of pairs of neighbours that are exchanged."""
+    thresholds: tuple[float, ...] = (0.5, 0.2, 0.05)
+    """User's: a letter is replaced if it weighs less than this, as in cedd correct; 0.5 leaves all to the argmax."""
+    passes: tuple[int, ...] = (1, 3)
+    """User's: how often the text is read, each a curve over the thresholds."""
+    steps: tuple[int, ...] = ()
+    """User's: also by so many steps of the reverse process, sampled for each threshold (8 take as long as 9 passes)."""
+    times: tuple[float, ...] = ()
+    """User's: diffusion times t at which the network reads the text; by default the time of its error rate."""
+    change: Literal["letters", "all"] | None = None
+    """User's: what may be changed, as in cedd correct."""
+    swaps: float | None = None
+    """User's: the share of exchanged neighbours that correction expects, as in cedd correct; 0 looks for none."""
+    plot: Path | None = None
+    """User's: draw fixed over broken to this .png, .pdf or .svg."""
+    seed: int = 0
+    """Seed of the random mistakes and of sampling."""
+
+
+@dataclass(frozen=True)
+class Genppl(CommonArguments):
+    """example: cedd genppl runs/quickstart -n 64 --out samples.jsonl
+
+    Judge a model's samples by another language model, both ways the literature defines it (the example: after
+    cedd quickstart; the judge, gpt2-large, is downloaded once).
+    Judge the same samples again: cedd genppl --samples samples.jsonl --judge path/to/another
+    """
+
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
+    """A run's folder, or a model by its name; not needed with --samples."""
+    judge: str = "openai-community/gpt2-large"
+    """A causal model: a name on the hub, a folder, or a .gguf file. Needs pip install 'cedd[hub]'."""
+    gguf_file: str | None = None
+    """The file inside the judge's folder or repository, where that holds GGUF files."""
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 256
+    """Number of samples (the paper: 3840)."""
+    length: int | None = None
+    """Tokens of a sample; by default as many as the model reads."""
+    options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: SamplerOptions(steps=1024)
+    )
+    samples: Path | None = None
+    """Judge these samples instead of drawing new ones."""
+    out: Path | None = None
+    """Where the samples are saved; by default samples.jsonl in the run's folder."""
+    judge_batch: int = 8
+    """Samples judged at once."""
+    seed: int = 0
+    """Seed of the samples and of the resampling for intervals."""
+
+
+@dataclass(frozen=True)
+class Export(CommonArguments):
+    """example: cedd export runs/quickstart --out my-model --weights int8 --calibrate runs/quickstart/held-out.txt
+
+    Write a run as a folder to give away: config.json, weights, tokenizer, and a card (README.md) made from config.json
+    (the example: after cedd quickstart). The result is a model like any other (cedd correct my-model "teh cat") and can
+    be exported again, for example once it has been measured: cedd spelling my-model --data book.txt --json > book.json,
+    and then
+    cedd export my-model --out my-model --results book.json
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    out: Path
+    """The folder to write; it may be the RUN itself if that was exported before."""
+    weights: Literal["float32", "bf16", "int8"] | None = None
+    """How weights are stored: 4, 2 or 1 bytes each (float32 for a run; else as they are)."""
+    title: str | None = None
+    """The model's name on its card; by default the folder's."""
+    about: str | None = None
+    """What it was trained on, in words, for the card."""
+    command: str | None = None
+    """The command that made it, for the card; by default the cedd train of the run."""
+    results: tuple[Path, ...] = ()
+    """JSON files with figures, as the commands print them with --json; they go on the card by their files' names."""
+    calibrate: Path | None = None
+    """A text that it was not trained on, on which the defaults of correction are found."""
+    broken: float = 0.0025
+    """The share of right letters that calibration may break."""
+    correction: tuple[str, ...] = ()
+    """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2): options of cedd correct. They stand before what
+    calibration finds, and that before what the RUN has. Figures of other defaults leave the card."""
+    chosen: str | None = None
+    """How they were chosen, in words, for the card; of calibration it says so by itself."""
+
+
+@dataclass(frozen=True)
+class Report(CommonArguments):
+    """example: cedd report runs/quickstart
+
+    Write a run's curves, its bound beside simple models, samples and corrections as one page, RUN/report.html (the
+    example: after cedd quickstart).
+    Of several runs, a comparison with paired intervals: cedd report runs/first runs/second --out comparison.html
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Folders of cedd train or cedd quickstart."""
+    out: Path | None = None
+    """The page; by default report.html (beside it the figures, report.json), or comparison.html, in the (first) run's
+    folder."""
+    effort: Annotated[Effort, tyro.conf.arg(name="")] = field(default_factory=Effort)
+    seed: int = 0
+    """Of everything random."""
+
+
+@dataclass(frozen=True)
+class Bench(CommonArguments):
+    """example: cedd bench train --preset char --vocab 100 --shapes 16x128 --steps 5
+
+    Time training steps or sampling against a plain textbook implementation.
+    """
+
+    suite: tyro.conf.Positional[Literal["train", "sample"]]
+    """What is timed."""
+    preset: Literal["tiny", "char", "english-char", "small", "medium"] = "small"
+    """The size of the network."""
+    shapes: tuple[str, ...] | None = None
+    """Sequences x positions, each a row (train: 512x128 64x1024 32x128, sample: 64x128)."""
+    vocab_size: Annotated[int, tyro.conf.arg(name="vocab")] = 50257
+    """Tokens V."""
+    methods: tuple[str, ...] = ()
+    """METHOD/PROCESS, each a row for every shape."""
+    textbook: bool = True
+    """Time the textbook's too."""
+    steps: int | None = None
+    """Steps timed (train: 20), or the sampler's steps (sample: 1024)."""
+    warmup: int = 8
+    """Training steps before the clock starts."""
+    compile: Literal["auto", "off", "on", "graphs"] = "auto"
+    """torch.compile, with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """What our training step multiplies in (auto: bf16 where the chip has units for it; the textbook's: on CUDA)."""
+    seed: int = 0
+    """Seed of the random tokens and weights."""
+
+
+@dataclass(frozen=True)
+class Theory:
+    """example: cedd theory --vocab 3 --length 2
+
+    Compute both sides of every claim of the paper on a space small enough to enumerate, with random networks. Exit
+    code 1 if a claim fails.
+    """
+
+    vocab: int = 3
+    """tokens V, from 2 to 10; (V+1)^L must not exceed 64"""
+    length: int = 2
+    """positions L"""
+    seed: int = 0
+    """seed of the random data and networks"""
+    json: bool = False
+    """print one JSON object instead of the table"""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """example: cedd completion bash
+
+    Print a script that completes cedd's commands, options, choices and file names. To install it:
+
+    bash: cedd completion bash > ~/.local/share/bash-completion/completions/cedd
+    zsh:  cedd completion zsh > ~/.cedd.zsh, and the line: source ~/.cedd.zsh in ~/.zshrc
+    fish: cedd completion fish > ~/.config/fish/completions/cedd.fish
+    """
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# From words
+
+ARGUMENTS: Mapping[str, type] = {
+    kind.__name__.lower(): kind
+    for kind in (
+        *(Quickstart, Train, Evaluate, Sample, Infill, Correct, Spelling, Genppl, Export, Report, Bench, Theory),
+        Completion,
+    )
+}
+"""The dataclass of each command."""
+
+TRAIN_HELP = """example: cedd train char --data python-manual --out runs/first
+
+usage: cedd train {__NAMES__} [OPTIONS]      (cedd train char --help lists them)
+
+Train a network on a text file, a folder of them, a jsonl, a hub data set (hf:NAME) or python-manual.
+Every setting of the preset can be changed: --method cedd --process.name uniform --batch.size 64 --steps 5000.
+A run that was killed goes on with the same command. Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
+
+__PRESETS__"""
+
+
+def parse(command: str, words: list[str]) -> Any:
+    """The arguments of a command."""
+    if command == "train":
+        return _parse_train(words)
+    kind = ARGUMENTS[command]
+    return parse_arguments(kind, words, prog=f"cedd {command}", description=kind.__doc__ or "")
+
+
+def _parse_train(words: list[str]) -> Train:
+    """The preset's configuration with the command line's changes; unknown keys are refused."""
+    if words[:1] in (["-h"], ["--help"]):
+        width = max(map(len, PRESETS))
+        presets = "\n".join(f"  {name:<{width}}  {summary}" for name, (summary, _) in PRESETS.items())
+        print(TRAIN_HELP.replace("__NAMES__", ",".join(PRESETS)).replace("__PRESETS__", presets))
+        raise SystemExit(0)
+    name, rest = (words[0], words[1:]) if words else ("", [])
+    if not name or name.startswith("-"):
+        raise ValueError(f"name a preset first, one of {', '.join(PRESETS)}: cedd train char --out runs/first")
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}{suggestion(name, PRESETS)}")
+    summary, config = PRESETS[name]
+    description = f"example: cedd train {name} --data {config.data} --out runs/first\n\n{summary}"
+    return parse_arguments(Train, rest, prog=f"cedd train {name}", description=description, default=Train(config))

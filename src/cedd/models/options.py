@@ -1,0 +1,72 @@
+"""The options of a network, and its sizes by name; without torch, so that the command line can show them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cedd.names import suggestion
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Size and options of the network, whatever data it is trained on."""
+
+    width: int
+    depth: int
+    heads: int
+    conditioning_width: int = 128
+    dropout: float = 0.1
+    """Applied to each residual branch, before its gate; rounded to a multiple of 1/256."""
+    time_conditioning: bool = True
+    checkpoint_blocks: bool = False
+    """Recompute each block in the backward pass: about a third more arithmetic for far fewer activations."""
+    float32_residual: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(NetworkOptions):
+    """Everything that ``Transformer`` needs to be built again."""
+
+    vocab_size: int
+    has_mask: bool
+    """Whether the input may hold the mask, token ``vocab_size``: the embedding has then V+1 rows."""
+    length: int
+    """The longest sequence the network can read."""
+    causal: bool = False
+    mlp_ratio: int = 4
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "length", "width", "depth", "heads", "conditioning_width", "mlp_ratio")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} does not divide into {self.heads} heads of an even size: "
+                f"use a multiple of {2 * self.heads}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must lie in [0, 1), but is {self.dropout}")
+
+
+SIZES: dict[str, dict[str, int]] = {
+    # For tests.
+    "tiny": {"length": 32, "width": 64, "depth": 2, "heads": 2, "conditioning_width": 32},
+    # Characters, on two CPU cores.
+    "char": {"length": 128, "width": 192, "depth": 4, "heads": 6, "conditioning_width": 64},
+    # Characters of English, the model in the box.
+    "english-char": {"length": 256, "width": 512, "depth": 7, "heads": 8, "conditioning_width": 64},
+    # The paper's, the size of GPT-2 small.
+    "small": {"length": 128, "width": 768, "depth": 12, "heads": 12},
+    # The size of GPT-2 medium.
+    "medium": {"length": 1024, "width": 1024, "depth": 24, "heads": 16},
+}
+
+
+def config_from_preset(name: str, *, vocab_size: int, has_mask: bool, **changes: Any) -> TransformerConfig:
+    """The configuration of the size called ``name``, with any field changed by keyword."""
+    if name not in SIZES:
+        raise ValueError(f"no preset is called {name!r}{suggestion(name, SIZES)}")
+    fields: dict[str, Any] = {"vocab_size": vocab_size, "has_mask": has_mask, **SIZES[name], **changes}
+    return TransformerConfig(**fields)
