@@ -28,6 +28,7 @@ from rich.console import Console
 
 from cedd.bench.options import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
+from cedd.data.training_data import TrainingData
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
 from cedd.storage import write_json
@@ -56,6 +57,8 @@ class CellArguments:
     device: str = "auto"
     minutes: float | None = None
     """Stop before so many minutes have passed, so that the same command can resume."""
+    budget: float | None = None
+    """Seconds to work in, as --minutes, but a cell that would not be done by then is not begun."""
     save_seconds: float = 40.0
     """Time kept back for writing the checkpoint of a run that --minutes stops."""
     start_seconds: float = 90.0
@@ -75,6 +78,10 @@ class CellArguments:
             raise ValueError(f"--plot makes a .png, .svg or .pdf; got {self.plot}")
         if self.table == ():
             raise ValueError("--table needs a results file")
+        if self.minutes is not None and self.budget is not None:
+            raise ValueError(
+                "give either --minutes, after which a cell is stopped, or --budget, within which it is done"
+            )
         if self.plot is not None and self.table is not None and len(self.table) > 1:
             raise ValueError("--plot draws the curves of one results file")
 
@@ -102,9 +109,26 @@ class Benchmark(ABC):
     def prepare(self, cells: Sequence[str]) -> None:
         """Write what these cells read, before any of them starts."""
 
+    def data(self, cell: str) -> TrainingData | None:
+        """What a cell is trained on, where its configuration does not name it."""
+        return None
+
     @abstractmethod
     def hooks(self, cell: str, turn: Turn, stop_at: float | None) -> CellHooks:
         """What tests a cell while it is trained."""
+
+    @property
+    def protocol(self) -> Mapping[str, Any] | None:
+        """What all cells of a results file share; a file with another protocol is refused."""
+        return None
+
+    def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
+        """How long a cell takes, from its start to its end: as long as the longest one so far."""
+        done = [record["seconds"] for record in content["cells"].values() if record["finished"]]
+        return max(done, default=0.0) + self.arguments.start_seconds
+
+    def complete(self, results: Results) -> None:  # noqa: B027 - most have nothing to do
+        """What is left to do once the cells have run."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -194,6 +218,10 @@ class CellHooks(Hooks, ABC):
     def cost(self, figures: Mapping[str, Any]) -> float:
         """The figures as one number; lower is better."""
 
+    def finish(self, trainer: Trainer, model: Transformer) -> dict[str, Any] | None:
+        """What is measured once, by the averaged weights of a finished run."""
+        return None
+
     def on_start(self, trainer: Trainer) -> None:
         config, self.started = trainer.config, time.perf_counter()
         tell("begin", step=trainer.state.step, config=to_json(config), machine=machine(config.device), time=time.time())
@@ -231,6 +259,9 @@ class CellHooks(Hooks, ABC):
                 trainer.evaluate()
             raw = replace(trainer.state, ema=EMA(trainer.state.model, 0.0)).averaged_model()
             tell("raw", step=result.step, **self.test(trainer, raw))
+            final = self.finish(trainer, trainer.state.averaged_model())
+            if final is not None:
+                tell("final", step=result.step, **final)
         tell(
             "end",
             step=result.step,
@@ -259,7 +290,7 @@ def work(benchmark: Benchmark) -> None:
     stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
     with joined_ranks(config.device) as ranks, (config.out / "console.txt").open("a") as console:
         hooks = benchmark.hooks(cell, Turn(arguments.out), stop_at)
-        trainer = Trainer(config, ranks, Console(file=console), hooks)
+        trainer = Trainer(config, ranks, Console(file=console), hooks, benchmark.data(cell))
         hooks.prepare(trainer)
         trainer.run()
 
@@ -274,6 +305,9 @@ class Results:
     def __init__(self, path: Path, benchmark: Benchmark) -> None:
         self.path, self.facts, self._lock = path, benchmark.facts, threading.Lock()
         self.content = read_results(path, benchmark) if path.is_file() else {"format": 1, "cells": {}}
+        protocol = benchmark.protocol
+        if protocol is not None:
+            refuse_other_protocol(path, self.content.setdefault("protocol", protocol), protocol)
 
     def is_done(self, cell: str, benchmark: Benchmark) -> bool:
         """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
@@ -287,7 +321,7 @@ class Results:
         return passed and not same_run(from_json(TrainConfig, record["config"]), config)
 
     def take(self, cell: str, event: dict[str, Any]) -> None:
-        """Enter one event of a cell: begin, turn, point, raw or end."""
+        """Enter one event of a cell: begin, turn, point, raw, final or end."""
         kind = event.pop("event")
         with self._lock:
             cells = self.content["cells"]
@@ -302,12 +336,16 @@ class Results:
             elif kind == "point":
                 cells[cell]["curve"].append(event)
                 cells[cell]["step"] = event["step"]
-            elif kind == "raw":
-                cells[cell]["raw"] = event
+            elif kind in ("raw", "final"):
+                cells[cell][kind] = event
             else:
                 cells[cell]["parts"].append({name: event[name] for name in ("step", "seconds", "seconds_per_step")})
                 cells[cell].update(event)
-            write_json(self.path, self.content)
+            self.save()
+
+    def save(self) -> None:
+        """As it is now."""
+        write_json(self.path, self.content)
 
 
 def read_results(path: Path, benchmark: Benchmark) -> dict[str, Any]:
@@ -326,6 +364,14 @@ def read_results(path: Path, benchmark: Benchmark) -> dict[str, Any]:
     return content
 
 
+def refuse_other_protocol(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Rows of two protocols do not stand in one table."""
+    different = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+    if different:
+        what = ", ".join(different)
+        raise ValueError(f"{path} has results of another protocol ({what} differ); name another file by --results")
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # All cells
 
@@ -338,6 +384,7 @@ def say(cell: str, event: Mapping[str, Any], scores: str) -> None:
         "turn": f"its turn at {step}",
         "point": f"{step}: {scores}  ({event.get('seconds')} s)",
         "raw": f"{step}, weights without averaging: {scores}",
+        "final": f"{step}, in the end: {scores}  ({event.get('seconds')} s)",
         "end": f"{step}, {'done' if event.get('finished') else 'stopped'} after {event.get('seconds')} s, "
         f"{1000 * (event.get('seconds_per_step') or 0):.2f} ms a step, loss {event.get('loss')}",
     }
@@ -352,6 +399,8 @@ class Workers:
         self.running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
         self.told: set[tuple[str, str]] = set()
         """Cells with the names of their events."""
+        self.done_at = 0.0
+        """When all that run are expected to be done, by time.time()."""
 
     @property
     def have_had_their_turn(self) -> bool:
@@ -365,6 +414,12 @@ class Workers:
         thread = threading.Thread(target=self.follow, args=(cell, process))
         thread.start()
         self.running[cell] = (process, thread)
+        self.done_at = self.expected_end(cell)
+
+    def expected_end(self, cell: str) -> float:
+        """Of a cell that is started now, by time.time(): it has its turn after those that run."""
+        free_at = max(time.time(), self.done_at if self.running else 0.0)
+        return free_at + self.benchmark.seconds(cell, self.results.content)
 
     def follow(self, cell: str, process: subprocess.Popen[str]) -> None:
         """Enter what a worker tells until it ends."""
@@ -396,7 +451,8 @@ class Workers:
 def run(benchmark: Benchmark) -> int:
     """All cells that are left, one after the other; the exit code is the number of cells that failed."""
     arguments = benchmark.arguments
-    until = None if arguments.minutes is None else time.time() + 60 * arguments.minutes
+    seconds = arguments.budget if arguments.minutes is None else 60 * arguments.minutes
+    until = None if seconds is None else time.time() + seconds
     results = Results(arguments.results, benchmark)
     cells = dict.fromkeys(map(benchmark.named, arguments.only))
     waiting = [cell for cell in cells if not results.is_done(cell, benchmark)]
@@ -406,12 +462,17 @@ def run(benchmark: Benchmark) -> int:
             print(f"{cell}: done before", flush=True)
     workers, failed = Workers(benchmark, results, until), 0
 
-    def is_late() -> bool:
-        return until is not None and time.time() + arguments.start_seconds + arguments.save_seconds > until
+    def fits(cell: str) -> bool:
+        """Whether there is time to begin it or, within a budget, to do all of it."""
+        if until is None:
+            return True
+        if arguments.budget is not None:
+            return workers.expected_end(cell) <= until
+        return time.time() + arguments.start_seconds + arguments.save_seconds <= until
 
     try:
-        while workers.running or (waiting and not is_late()):
-            if waiting and not is_late() and workers.have_had_their_turn:
+        while workers.running or (waiting and fits(waiting[0])):
+            if waiting and fits(waiting[0]) and workers.have_had_their_turn:
                 workers.start(waiting.pop(0))
             for cell in workers.failed():
                 failed += 1
@@ -421,6 +482,7 @@ def run(benchmark: Benchmark) -> int:
         workers.stop()
     if waiting:
         print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
+    benchmark.complete(results)
     show(benchmark, results.content)
     return failed
 

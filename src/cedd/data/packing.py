@@ -281,7 +281,7 @@ def _encode_in_order(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _select_documents(pieces: Iterator[Piece], part: Part, holdout: float) -> Iterator[Piece]:
+def select_documents(pieces: Iterator[Piece], part: Part, holdout: float) -> Iterator[Piece]:
     """Document i is held out when floor((i+1) h) > floor(i h): evenly spread, the exact share, no randomness."""
     index = 0
     for piece in pieces:
@@ -415,7 +415,7 @@ def pack(
     folder = cache_root(cache) / "packed" / json_sha256([FORMAT, identity])[:32]
     if (found := _find(folder, identity)) is not None:
         return found
-    pieces = _select_documents(corpus.pieces(), part, holdout)
+    pieces = select_documents(corpus.pieces(), part, holdout)
     source = corpus.name if part == "all" else f"the {part} part of {corpus.name}"
     with suppress(FileExistsError), atomic_folder(folder) as temporary:
         written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)

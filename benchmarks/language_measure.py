@@ -1,0 +1,237 @@
+"""What is measured of a cell: bounds on all texts, samples, and what judges find of the samples."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cells import CellHooks
+from language_cells import CORRECTORS, Arguments, file_name, read_cell
+from language_text import Texts
+from numpy.typing import NDArray
+
+import cedd
+from cedd.bounds.estimate import BoundEstimate
+from cedd.data.tokenizers import Tokenizer
+from cedd.device import pick_device
+from cedd.evaluation.generative import HubJudge, Judge, Judged, Samples, generative_perplexity, token_entropy
+from cedd.evaluation.perplexity import choose_sequences, measure
+from cedd.models.folder import ModelFolder, load_folder
+from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.locate import WEIGHTS_FILE
+from cedd.models.transformer import Transformer
+from cedd.network import Network
+from cedd.storage import atomic_file, finite
+from cedd.training.loop import Trainer
+
+OWN_JUDGE = "ar"
+BATCH = 256 * 128
+"""Tokens shown to a network at once."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass
+class LanguageHooks(CellHooks):
+    """Bound a cell on held-out text on the way, and measure all of it in the end."""
+
+    cell: str = ""
+    arguments: Arguments = field(default_factory=Arguments)
+    texts: dict[str, tuple[torch.Tensor, Mapping[str, Any]]] = field(default_factory=dict)
+    """Blocks [N, L] and their protocols, by name; the held-out ones first."""
+    held_out: tuple[str, ...] = ()
+
+    def prepare(self, trainer: Trainer) -> None:
+        texts, length, most = Texts(self.arguments), trainer.config.length, self.arguments.blocks
+        held_out = texts.held_out(length)
+        self.held_out = tuple(held_out)
+        self.texts = {name: choose_sequences(data, most) for name, data in (held_out | texts.test_sets(length)).items()}
+
+    def measured(self, trainer: Trainer, model: Transformer, blocks: torch.Tensor, **options: Any) -> Any:
+        """The bounds on blocks, for these very blocks."""
+        folder = self.folder(trainer, model)
+        with torch.no_grad(), trainer.stepper.precision.autocast():
+            return measure(
+                folder,
+                blocks,
+                {},
+                device=trainer.ranks.device,
+                batch=max(1, BATCH // trainer.config.length),
+                fixed_set=True,
+                **options,
+            ).bounds
+
+    def folder(self, trainer: Trainer, model: Transformer) -> ModelFolder:
+        return ModelFolder(model, trainer.process, trainer.method, trainer.data.tokenizer, trainer.config.length)
+
+    def test(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
+        """The bound on some blocks of each held-out text."""
+        found: dict[str, Any] = {}
+        for name in self.held_out:
+            blocks, _ = self.texts[name]
+            some = blocks[:: max(1, len(blocks) // self.arguments.point_blocks)]
+            found[name] = bound_record(self.measured(trainer, model, some, draws=2)["tight"])
+        return {"held_out": found}
+
+    def cost(self, figures: Mapping[str, Any]) -> float:
+        nats = [record["nats_per_token"] for record in figures["held_out"].values()]
+        return float("inf") if None in nats else sum(nats) / len(nats)
+
+    def finish(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
+        """Every bound on every text, and samples; arrays go into the cell's own file."""
+        began, arrays = time.perf_counter(), Arrays()
+        ways = CORRECTORS.get(trainer.method.name, {"": None})
+        rows: dict[str, Any] = {way: {"texts": {}, "samples": {}} for way in ways}
+        for way, corrector in ways.items():
+            for name, (blocks, _) in self.texts.items():
+                options = {"draws": self.arguments.draws} | ({} if corrector is None else {"corrector": corrector})
+                bounds = self.measured(trainer, model, blocks, bound="all", **options)
+                rows[way]["texts"][name] = {kind: bound_record(estimate) for kind, estimate in bounds.items()}
+                arrays[key("bounds", way, name)] = bounds["tight"].per_sequence.numpy().astype(np.float32)
+        bounded = time.perf_counter()
+        loaded = LoadedModel(self.folder(trainer, model), trainer.ranks.device)
+        length = trainer.config.length
+        count = max(1, self.arguments.sampled_tokens // length)
+        one_by_one = not trainer.method.dynamics.noisy
+        for way, corrector in ways.items():
+            for steps in (length,) if one_by_one else self.arguments.sampler_steps:
+                options = SamplingOptions(steps=steps, seed=trainer.config.seed, corrector=corrector)
+                ids = loaded.draw((count, length), options).numpy()
+                rows[way]["samples"][str(steps)] = {
+                    "samples": count,
+                    "token_entropy": float(np.mean([token_entropy(row) for row in ids.tolist()])),
+                    "judges": {},
+                }
+                arrays[key("samples", way, str(steps))] = ids.astype(np.uint16 if ids.max() < 2**16 else np.uint32)
+        file = self.arguments.extras(self.cell)
+        with atomic_file(file) as temporary, temporary.open("wb") as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+        ended, config = time.perf_counter(), trainer.config
+        return {
+            "rows": rows,
+            "tokens": config.steps * config.batch.size * config.length,
+            "parameters": model.num_parameters(),
+            "corpus_blocks": len(trainer.data.train),
+            "versions": versions(),
+            "bound_seconds": round(bounded - began, 1),
+            "sample_seconds": round(ended - bounded, 1),
+            "seconds": round(ended - began, 1),
+        }
+
+
+def bound_record(estimate: BoundEstimate) -> dict[str, Any]:
+    """An estimate as a results file has it; the interval is that of these very blocks."""
+    return finite(
+        {
+            "nats_per_token": estimate.nats_per_token,
+            "low": estimate.monte_carlo_ci95[0],
+            "high": estimate.monte_carlo_ci95[1],
+            "stderr_of_blocks": estimate.sequence_stderr,
+            "blocks": len(estimate.per_sequence),
+            "draws": estimate.draws,
+        }
+    )
+
+
+def key(kind: str, way: str, name: str) -> str:
+    """The name of an array in a cell's file."""
+    return "/".join(filter(None, (kind, way, name)))
+
+
+def versions() -> dict[str, str]:
+    """Of what a figure depends on."""
+    found = {"cedd": cedd.__version__, "python": platform.python_version()}
+    found |= {"torch": torch.__version__, "numpy": np.__version__}
+    triton = sys.modules.get("triton")
+    return found if triton is None else {**found, "triton": triton.__version__}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Judges
+
+
+class OwnJudge:
+    """The autoregressive cell of the same length: texts in its own tokens, the first of which is not counted."""
+
+    name, precision = OWN_JUDGE, "float32"
+
+    def __init__(self, folder: Path, device: str, batch: int) -> None:
+        self._folder = load_folder(folder, pick_device(device))
+        self._device, self._batch = pick_device(device), batch
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._folder.tokenizer
+
+    def judge(self, texts: Sequence[str]) -> list[Judged]:
+        return [
+            judged for start in range(0, len(texts), self._batch) for judged in self._some(texts[start:][: self._batch])
+        ]
+
+    def _some(self, texts: Sequence[str]) -> Iterator[Judged]:
+        folder = self._folder
+        rows = [torch.from_numpy(folder.tokenizer.encode(text)[: folder.length].astype(np.int64)) for text in texts]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
+        network = Network.of(folder.model, folder.process.vocab_size, self._device, {}, len(ids))
+        with torch.no_grad():
+            nats = folder.method.dynamics.token_nats(network, folder.process, ids).cpu()
+        for row, values in zip(rows, nats, strict=True):
+            yield Judged(float(values[1 : len(row)].sum()), max(0, len(row) - 1))
+
+
+def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str]:
+    """Let every judge read the samples that it has not read yet, cell by cell; the name of each cell that changed.
+
+    A judge that is missing leaves its column empty, and says so in one line.
+    """
+    for name in (OWN_JUDGE, *arguments.judge):
+        waiting = [cell for cell, record in content["cells"].items() if unjudged(record, name)]
+        done = [cell for cell, record in content["cells"].items() if record["finished"]]
+        for cell, judge in judges(arguments, name, waiting, done):
+            with np.load(arguments.extras(cell), allow_pickle=False) as arrays:
+                for way, row in content["cells"][cell]["final"]["rows"].items():
+                    for steps, sampled in row["samples"].items():
+                        ids = arrays[key("samples", way, steps)].astype(np.int64)
+                        sampled["judges"][name] = judged(ids, judge, Texts(arguments).tokenizer)
+            yield cell
+
+
+def unjudged(record: Mapping[str, Any], name: str) -> bool:
+    """Whether a judge has not read all samples of a cell."""
+    rows = record.get("final", {}).get("rows", {}).values()
+    return any(name not in sampled["judges"] for row in rows for sampled in row["samples"].values())
+
+
+def judges(arguments: Arguments, name: str, cells: Sequence[str], done: Sequence[str]) -> Iterator[tuple[str, Judge]]:
+    """The judge of each cell: one for all, or the autoregressive cell of the same length, if it is done."""
+    if name != OWN_JUDGE:
+        if cells:
+            judge = HubJudge(arguments.judge[name], batch=arguments.judge_batch)
+            yield from ((cell, judge) for cell in cells)
+        return
+    for length in dict.fromkeys(read_cell(cell).length for cell in cells):
+        own = OWN_JUDGE if length is None else f"{OWN_JUDGE}@{length}"
+        folder, these = arguments.out / file_name(own), [cell for cell in cells if read_cell(cell).length == length]
+        if own not in done or not (folder / WEIGHTS_FILE).is_file():
+            many = f"{len(these)} cell{'s' * (len(these) > 1)}"
+            print(f"the judge {own} is missing for {many}: train it in {arguments.out}", file=sys.stderr, flush=True)
+            continue
+        judge = OwnJudge(folder, arguments.device, arguments.judge_batch)
+        if judge.tokenizer.fingerprint != Texts(arguments).tokenizer.fingerprint:
+            raise ValueError(f"the judge in {folder} has another tokenizer than {arguments.tokenizer}")
+        yield from ((cell, judge) for cell in these)
+
+
+def judged(ids: NDArray[np.int64], judge: Judge, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Generative perplexity both ways, with intervals."""
+    samples = Samples([tokenizer.decode(row) for row in ids], ids.tolist(), {})
+    report = generative_perplexity(samples, judge)
+    found = {"mean": report.mean_of_sample_perplexities, "corpus": report.corpus_perplexity}
+    return {name: vars(interval) for name, interval in found.items()}

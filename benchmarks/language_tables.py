@@ -1,0 +1,433 @@
+"""The tables and curves of the language benchmark, beside the paper's figures, and the page that holds them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cells import different_seeds, mean_with_interval, with_curves
+from language_cells import (
+    LONG_CELLS,
+    MAIN,
+    METHODS,
+    RECIPES,
+    SHARES,
+    Arguments,
+    Cell,
+    own_settings,
+    read_cell,
+)
+from language_measure import key
+from language_text import SETS
+
+from cedd.bounds.estimate import mean_and_stderr, student_quantile
+from cedd.storage import atomic_write
+
+NOT_YET = "not yet"
+Figures = tuple[float | None, ...]
+PAPER: Mapping[str, Figures] = {
+    "sedd/absorb": (70.07, 75.20, 240.43, 74.79, 88.99),
+    "sedds/absorb": (67.05, 69.37, 208.69, 69.17, 83.87),
+    "cedd/absorb": (65.18, 65.66, 199.69, 65.62, 79.83),
+    "cedd-star/absorb": (64.60, 65.04, 192.99, 64.69, 79.81),
+    "sedd/roulette": (72.07, 80.13, 230.74, 79.68, 93.45),
+    "sedds/roulette": (69.10, 74.38, 209.12, 74.16, 88.02),
+    "cedd/roulette": (69.77, 72.91, 227.16, 72.49, 86.55),
+    "cedd-star/roulette": (67.84, 70.54, 216.91, 70.18, 86.76),
+    "sedd/uniform": (80.74, 91.79, 252.81, 91.40, 102.75),
+    "sedds/uniform": (81.13, 89.21, 228.37, 88.56, 100.80),
+    "cedd/uniform": (80.27, 87.91, 279.65, 87.46, 99.34),
+    "cedd-star/uniform": (82.54, 89.68, 289.09, 88.90, 106.32),
+    "ceddt/absorb": (68.24, 68.61, 204.76, 68.10, 81.81),
+    "dfm/kappa-t": (71.90, 71.20, 221.15, 70.84, 82.63),
+    "dfm/kappa-t2": (72.31, 72.87, 215.30, 72.55, 85.82),
+    "dfm/kappa-t, corrector": (114.40, 113.05, 352.32, 112.87, 130.41),
+    "sedds/absorb@1024": (52.18, 42.02, 117.00, 41.83, 80.79),
+    "cedd-star/absorb@1024": (52.70, 41.57, 115.99, 41.31, 77.96),
+    "ceddt/absorb@1024": (53.20, 42.24, 121.05, 42.07, 78.10),
+    "ar@1024": (49.02, 37.68, 134.13, 37.55, 58.92),
+}
+"""The paper's perplexities by j1 (dfm's by its own bound, ar's exact), in the order of SETS, after 400,000 steps of 512
+sequences of OpenWebText."""
+QUOTED: Mapping[str, Figures] = {
+    "D3PM@1024": (93.47, 77.28, 200.82, 75.16, 138.92),
+    "PLAID@1024": (57.28, 51.80, 142.60, 50.86, 91.12),
+}
+"""Of other models, as the paper quotes them; not trained here, nor by the paper."""
+PAPER_GENERATIVE: Mapping[str, float] = {
+    "sedd/absorb": 172.35,
+    "sedds/absorb": 166.35,
+    "cedd/absorb": 148.21,
+    "cedd-star/absorb": 143.86,
+    "sedd/roulette": 178.94,
+    "sedds/roulette": 172.93,
+    "cedd/roulette": 167.67,
+    "cedd-star/roulette": 158.56,
+    "sedd/uniform": 169.66,
+    "sedds/uniform": 163.88,
+    "cedd/uniform": 161.84,
+    "cedd-star/uniform": 175.42,
+    "ceddt/absorb": 154.04,
+    "dfm/kappa-t": 145.48,
+    "dfm/kappa-t2": 152.70,
+    "dfm/kappa-t, corrector": 143.38,
+    "sedds/absorb@1024": 105.27,
+    "cedd-star/absorb@1024": 101.83,
+    "ceddt/absorb@1024": 108.88,
+    "ar@1024": 41.02,
+}
+"""The paper's generative perplexities: 1024 steps, GPT-2 large, the mean over samples."""
+PAPER_SHARES = {"cedd-star/roulette": 72.31, "cedd-star/roulette-0.65": 85.72}
+PAPER_SHARES |= {"cedd-star/roulette-0.35": 124.19, "cedd-star/roulette-0.05": 284.55}
+"""The paper's for p_m = .95, .65, .35, .05, which it sampled in float32."""
+ORDER = ("cedd-star", "cedd", "sedds", "sedd")
+"""The paper's, best first."""
+
+
+class Rows:
+    """The rows of a results file: a cell, or one way to use its network."""
+
+    def __init__(self, content: Mapping[str, Any], arguments: Arguments) -> None:
+        self.cells: Mapping[str, Any] = content["cells"]
+        self.protocol: Mapping[str, Any] = content.get("protocol", {})
+        self.arguments = arguments
+
+    def finished(self, cell: str) -> Mapping[str, Any] | None:
+        """The final measurements of a cell, if it has them."""
+        return self.cells.get(cell, {}).get("final")
+
+    def of(self, cells: Sequence[str]) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
+        """(title, cell, measurements) of every row of these cells, with the same cells by other recipes after each."""
+        for cell in cells:
+            for name in (cell, *(f"{cell}+{recipe}" for recipe in RECIPES)):
+                final = self.finished(name)
+                if final is None and name != cell:
+                    continue
+                for way, row in ({"": None} if final is None else final["rows"]).items():
+                    yield f"{name}, {way}" if way else name, name, row
+
+    @property
+    def held_out(self) -> list[str]:
+        """The names of the held-out texts."""
+        return list(self.protocol.get("corpus", {"wikipedia": None, "books": None}))
+
+    def per_block(self, cell: str, way: str, text: str) -> torch.Tensor:
+        with np.load(self.arguments.extras(cell), allow_pickle=False) as arrays:
+            return torch.from_numpy(arrays[key("bounds", way, text)].astype(np.float64))
+
+
+def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
+    """Every table in Markdown, by the name of its marker in the page."""
+    rows = Rows(content, arguments)
+    return {
+        "protocol": _protocol(rows),
+        "bounds": _bounds(rows, MAIN),
+        "paper-bounds": _paper_bounds(rows, MAIN),
+        "order": _order(rows),
+        "generative": _generative(rows, MAIN, PAPER_GENERATIVE),
+        "shares": _shares(rows),
+        "long": _bounds(rows, LONG_CELLS) + "\n" + _quoted(len(rows.held_out)),
+        "long-paper-bounds": _paper_bounds(rows, LONG_CELLS),
+        "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE),
+        "curves": _curves(rows),
+        "rows": _records(rows),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Bounds
+
+
+def _bounds(rows: Rows, cells: Sequence[str]) -> str:
+    """Perplexities by the true bound with their intervals."""
+    texts = [*SETS, *rows.held_out]
+    heads = [*SETS.values(), *(f"held-out {name}" for name in rows.held_out)]
+    lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
+    for title, _, row in rows.of(cells):
+        found = [NOT_YET if row is None else _perplexity(row["texts"][text]["tight"]) for text in texts]
+        lines.append(f"| {title} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def _quoted(more: int) -> str:
+    """Rows of other models, in a table of bounds."""
+    return "\n".join(
+        f"| {name} (as the paper quotes it) | {' | '.join(map(_plain, figures))} |{'  |' * more}"
+        for name, figures in QUOTED.items()
+    )
+
+
+def _perplexity(record: Mapping[str, Any]) -> str:
+    """exp of an estimate, ± the half of its interval."""
+    nats, low, high = (record[name] for name in ("nats_per_token", "low", "high"))
+    if nats is None:
+        return "∞"
+    if low is None or high is None or low == high:
+        return _plain(math.exp(nats))
+    return f"{_plain(math.exp(nats))} ± {_plain((math.exp(high) - math.exp(low)) / 2)}"
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return "∞"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _paper_bounds(rows: Rows, cells: Sequence[str]) -> str:
+    """j1 and j2 beside the paper's j1."""
+    heads = " | ".join(f"{title}, j1 / j2 | paper" for title in SETS.values())
+    lines = [f"| perplexity by the paper's bounds | {heads} |", f"|---|{'--:|--:|' * len(SETS)}"]
+    for title, _, row in rows.of(cells):
+        found: list[str] = []
+        papers = PAPER.get(title.partition("+")[0], (None,) * len(SETS))
+        for text, paper in zip(SETS, papers, strict=True):
+            found += [NOT_YET if row is None else _both(row["texts"][text]), _plain(paper)]
+        lines.append(f"| {title} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def _both(bounds: Mapping[str, Any]) -> str:
+    """j1 / j2, or the one bound that a method has."""
+    nats = [bounds[name]["nats_per_token"] for name in ("j1", "j2") if name in bounds]
+    nats = nats or [bounds["tight"]["nats_per_token"]]
+    return " / ".join("∞" if value is None else _plain(math.exp(value)) for value in nats)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The paper's order
+
+
+def _order(rows: Rows) -> str:
+    """Each of two neighbours in the paper's order, paired by block, and whether it holds."""
+    texts = [*SETS, *rows.held_out]
+    heads = [*SETS.values(), *(f"held-out {name}" for name in rows.held_out)]
+    lines = [f"| nats a token, paired by block | {' | '.join(heads)} | the paper's order |"]
+    lines.append(f"|---|{'--:|' * len(heads)}---|")
+    for process in ("absorb", "roulette", "uniform"):
+        for better, worse in pairwise(ORDER):
+            pair = [_best(rows, f"{method}/{process}") for method in (better, worse)]
+            if None in pair:
+                lines.append(f"| {better} less {worse}, {process} |{f' {NOT_YET} |' * len(texts)} |")
+                continue
+            first, second = (str(cell) for cell in pair)
+            found = [_difference(rows, first, second, text) for text in texts]
+            verdict = _verdict([interval for _, interval in found])
+            shown = " | ".join(text for text, _ in found)
+            lines.append(f"| {first} less {second} | {shown} | {verdict} |")
+    return "\n".join(lines)
+
+
+def _best(rows: Rows, cell: str) -> str | None:
+    """The recipe with which a cell is best on held-out text."""
+    found = {name: row for _, name, row in rows.of([cell]) if row is not None}
+
+    def mean(name: str) -> float:
+        nats = [found[name]["texts"][text]["tight"]["nats_per_token"] for text in rows.held_out]
+        return math.inf if None in nats else sum(nats) / len(nats)
+
+    return min(found, key=mean, default=None)
+
+
+def _difference(rows: Rows, first: str, second: str, text: str) -> tuple[str, tuple[float, float]]:
+    """The mean difference with its 95% interval, over blocks."""
+    values = rows.per_block(first, "", text) - rows.per_block(second, "", text)
+    if not bool(torch.isfinite(values).all()) or len(values) < 2:
+        return "–", (-math.inf, math.inf)
+    mean, error = mean_and_stderr(values)
+    half = student_quantile(len(values) - 1) * error
+    return f"{mean:+.4f} ± {half:.4f}", (mean - half, mean + half)
+
+
+def _verdict(intervals: Sequence[tuple[float, float]]) -> str:
+    """Whether the better one is better on all texts, beyond doubt."""
+    holds, reversed_ = sum(high < 0 for _, high in intervals), sum(low > 0 for low, _ in intervals)
+    if holds == len(intervals):
+        return "holds"
+    return f"holds on {holds} of {len(intervals)}" + (f", reversed on {reversed_}" if reversed_ else "")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Generative perplexity
+
+
+def _generative(rows: Rows, cells: Sequence[str], papers: Mapping[str, float]) -> str:
+    """By every judge and number of steps: the mean over samples, that of the corpus, and the entropy."""
+    names = _judges(rows)
+    heads = " | ".join(f"by {name}: mean [95%] / corpus" for name in names)
+    lines = [
+        f"| generative perplexity | steps | entropy | {heads} | paper |",
+        f"|---|--:|--:|{'--:|' * len(names)}--:|",
+    ]
+    for title, _, row in rows.of(cells):
+        paper = _plain(papers.get(title.partition("+")[0]))
+        if row is None:
+            lines.append(f"| {title} | | {NOT_YET} |{f' {NOT_YET} |' * len(names)} {paper} |")
+            continue
+        for steps, sampled in row["samples"].items():
+            found = [_judged(sampled["judges"].get(name)) for name in names]
+            beside = paper if steps == "1024" else ""
+            lines.append(f"| {title} | {steps} | {sampled['token_entropy']:.2f} | {' | '.join(found)} | {beside} |")
+    return "\n".join(lines)
+
+
+def _judges(rows: Rows) -> list[str]:
+    found = ["ar", "smollm2"]
+    for record in rows.cells.values():
+        for row in record.get("final", {}).get("rows", {}).values():
+            found += [name for sampled in row["samples"].values() for name in sampled["judges"]]
+    return list(dict.fromkeys(found))
+
+
+def _judged(record: Mapping[str, Any] | None) -> str:
+    if record is None:
+        return NOT_YET
+    mean = record["mean"]
+    ends = "" if mean["low"] is None else f" [{_plain(mean['low'])}, {_plain(mean['high'])}]"
+    return f"{_plain(mean['value'])}{ends} / {_plain(record['corpus']['value'])}"
+
+
+def _shares(rows: Rows) -> str:
+    """The grid of p_m: the bound on held-out text, and generative perplexity."""
+    heads = " | ".join(f"held-out {name}" for name in rows.held_out)
+    bounds = [f"| perplexity, at most | {heads} |", f"|---|{'--:|' * len(rows.held_out)}"]
+    for title, _, row in rows.of(SHARES):
+        found = [NOT_YET if row is None else _perplexity(row["texts"][text]["tight"]) for text in rows.held_out]
+        bounds.append(f"| {title} | {' | '.join(found)} |")
+    return "\n".join(bounds) + "\n\n" + _generative(rows, SHARES, PAPER_SHARES)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Curves, and what a row was made by
+
+
+def _curves(rows: Rows) -> str:
+    """Held-out bounds on the way, of cedd-star and sedds."""
+    wanted = ["sedds/absorb", "cedd-star/absorb", "sedds/absorb@1024", "cedd-star/absorb@1024"]
+    steps = sorted({point["step"] for cell in wanted for point in rows.cells.get(cell, {}).get("curve", [])})
+    if not steps:
+        return f"| held-out bound, nats a token, at step | |\n|---|--:|\n| all | {NOT_YET} |"
+    lines = [f"| held-out bound, nats a token, at step | {' | '.join(f'{step:,}' for step in steps)} |"]
+    lines.append(f"|---|{'--:|' * len(steps)}")
+    for cell in wanted:
+        points = {point["step"]: point for point in rows.cells.get(cell, {}).get("curve", [])}
+        found = [f"{_held_out_nats(points[step]):.3f}" if step in points else NOT_YET for step in steps]
+        lines.append(f"| {cell} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def _held_out_nats(point: Mapping[str, Any]) -> float:
+    """The mean over the held-out texts."""
+    nats = [record["nats_per_token"] for record in point["held_out"].values()]
+    return math.inf if None in nats else sum(nats) / len(nats)
+
+
+def _records(rows: Rows) -> str:
+    """What every row was made by: its own settings, tokens, seconds and machine."""
+    lines = [
+        "| row | settings that are not the recipe's | tokens | ms a step | training, s | bounds, samples, s | machine |"
+    ]
+    lines.append("|---|---|--:|--:|--:|--:|---|")
+    for cell in dict.fromkeys((*MAIN, *SHARES, *LONG_CELLS, *rows.cells)):
+        record, final = rows.cells.get(cell), rows.finished(cell)
+        if record is None or final is None:
+            lines.append(f"| {cell} | | {NOT_YET} | | | | |")
+            continue
+        own = own_settings(record, rows.protocol.get("recipe", {}))
+        settings = ", ".join(f"{name} {value}" for name, value in own.items()) or "none"
+        speed, steps = record.get("seconds_per_step"), record["step"]
+        training = ["", ""] if speed is None else [f"{1000 * speed:.1f}", f"{speed * steps:.0f}"]
+        seconds = f"{final['bound_seconds']:.0f}, {final['sample_seconds']:.0f}"
+        made = [cell, settings, f"{final['tokens'] / 1e6:.1f}M", *training, seconds, record["machine"]]
+        lines.append(f"| {' | '.join(made)} |")
+    return "\n".join(lines)
+
+
+def _protocol(rows: Rows) -> str:
+    """What all rows share."""
+    if not rows.protocol:
+        return f"{NOT_YET}: no row has been trained."
+    names = ("size", "steps", "tokens", "blocks", "draws", "sampled_tokens", "sampler_steps", "holdout")
+    lines = ["| all rows | |", "|---|---|", *(f"| {name} | {rows.protocol[name]} |" for name in names)]
+    done = sum("final" in record for record in rows.cells.values())
+    lines.append(f"| recipe | {', '.join(f'{name} {value}' for name, value in _notable(rows.protocol['recipe']))} |")
+    lines.append(f"| rows with results | {done} |")
+    return "\n".join(lines)
+
+
+def _notable(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a recipe that a reader asks for."""
+    names = ("matrices", "matrix_rate", "rate", "beta2", "schedule", "decay_share", "warmup", "ema")
+    for name in (*(f"optimizer.{name}" for name in names), "model.dropout", "batch.size", "batch.complementary"):
+        yield name.partition(".")[2], recipe[name]
+    yield "times", f"[{recipe['batch.lowest_time']}, {recipe['batch.highest_time']}]"
+
+
+def draw(content: Mapping[str, Any], path: Path) -> None:
+    """Held-out bounds over steps: on absorb at 128 tokens, the other processes, and at 1024 tokens."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    def of_length(length: int | None, shuffles: bool) -> Callable[[Cell], bool]:
+        return lambda cell: cell.length == length and (cell.process in ("roulette", "uniform")) == shuffles
+
+    panels = {
+        "128 tokens, absorb": of_length(None, False),
+        "128 tokens, roulette and uniform": of_length(None, True),
+        "1024 tokens": of_length(1024, False),
+    }
+    figure = Figure(figsize=(13, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
+    for axes, (title, belongs) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for name in filter(lambda name: belongs(read_cell(name)), with_curves(content)):
+            cell, curve = read_cell(name), content["cells"][name]["curve"]
+            style = "--" if cell.process in ("uniform", "kappa-t2") or cell.recipe else "-"
+            line = {"color": colours[cell.method], "linestyle": style, "marker": "o", "markersize": 3}
+            axes.plot([point["step"] for point in curve], [*map(_held_out_nats, curve)], label=name, **line)
+        axes.set_title(title)
+        axes.set_xlabel("steps")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=7)
+    figure.axes[0].set_ylabel("held-out bound, nats a token")
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=110)
+    atomic_write(path, buffer.getvalue())
+
+
+def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
+    """The cells that all files have, a seed each: the held-out bound of the last step, and its mean."""
+    finished = [{cell for cell, record in content["cells"].items() if "final" in record} for content in contents]
+    shared = [cell for cell in contents[0]["cells"] if all(cell in found for found in finished)]
+    if not shared:
+        raise ValueError("these results files share no cell that is done")
+    records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
+    plain = contents[0].get("protocol", {}).get("recipe", {})
+    seeds = different_seeds(records, lambda _, record: own_settings(record, plain) | {"seed": record["seed"]})
+    heads = " | ".join((*(f"seed {seed}" for seed in seeds), "mean"))
+    lines = [f"| held-out bound, nats a token | {heads} |", f"|---|{'--:|' * (len(seeds) + 1)}"]
+    for cell, runs in records.items():
+        values = torch.tensor([_held_out_nats(run["curve"][-1]) for run in runs], dtype=torch.float64)
+        shown = " | ".join(f"{value:.3f}" for value in values.tolist())
+        lines.append(f"| {cell} | {shown} | {mean_with_interval(values)} |")
+    return "\n".join(lines)
+
+
+def write_page(page: Path, made: Mapping[str, str]) -> None:
+    """The tables between their markers, `<!-- NAME -->` and `<!-- end of NAME -->`; all else stays."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in made.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"{page} has no place for a table: it needs <!-- {name} --> and <!-- end of {name} -->")
+        text = pattern.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", text)
+    atomic_write(page, text.encode())
