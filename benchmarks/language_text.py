@@ -107,7 +107,7 @@ class Texts:
         return {name: load_evaluation_set(name, self.tokenizer, length, **options) for name in SETS}
 
     def training(self, length: int, batch: int) -> TrainingData:
-        """What cells of a length are trained on; a trainer of its own would validate on the first file's held-out text."""
+        """What cells of a length are trained on; what a trainer validates on by itself is not asked for here."""
         share = self.arguments.holdout
         train = self.packed(Documents(self.files, share, held_out=False), length)
         if len(train) < batch:

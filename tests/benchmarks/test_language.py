@@ -1,0 +1,303 @@
+"""benchmarks/language.py on a tiny corpus: its cells, its results file, its judges, its tables and its page."""
+
+import importlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cedd.training.config import from_json, to_json
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "language.py"
+PAGE = BENCHMARK.parents[1] / "docs" / "language.md"
+FILES = ("wikitext2.test.raw.txt", "wikitext103.test.txt", "ptb.test.txt", "lm1b.heldout-00000-of-00050.txt")
+WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "an", "old", "dog", "run")
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """Everything that the files of the benchmark define, by name; they import each other as a script's neighbours."""
+    if not BENCHMARK.is_file():
+        pytest.skip("benchmarks/ is part of the source tree only")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARK.parent))
+        names = ("cells", "language_cells", "language_text", "language_measure", "language_tables", "language")
+        found = [vars(importlib.import_module(name)) for name in names]
+    return SimpleNamespace(**{name: value for module in found for name, value in module.items()})
+
+
+def write_data(root):
+    """A corpus of two files, forty documents each, and the five test sets, a few sentences each."""
+    generator = np.random.default_rng(0)
+
+    def text():
+        return " ".join(generator.choice(WORDS, 20)) + ".\n"
+
+    for folder in ("corpus", "eval"):
+        (root / folder).mkdir(parents=True)
+    (root / "corpus" / "books.txt").write_text("\n\n\n".join(text() for _ in range(40)))
+    (root / "corpus" / "wikipedia.txt").write_text("\n\n".join(text() for _ in range(40)))
+    for name in FILES:
+        (root / "eval" / name).write_text(text() * 3)
+    rows = "".join(json.dumps({"text": text()}) + "\n" for _ in range(3))
+    (root / "eval" / "lambada.test.jsonl").write_text(rows)
+    return root
+
+
+TINY = {
+    "tokenizer": "byte",
+    "holdout": 0.1,
+    "size": "tiny",
+    "length": 16,
+    "tokens": 64,
+    "steps": 4,
+    "points": 2,
+    "point_blocks": 2,
+    "blocks": 4,
+    "draws": 2,
+    "sampled_tokens": 32,
+    "sampler_steps": (2, 3),
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def arguments(benchmark, tmp_path_factory):
+    work = tmp_path_factory.mktemp("language")
+    places = {"data": write_data(work / "data"), "cache": work / "cache", "out": work / "runs"}
+    return benchmark.Arguments(**places, results=work / "results" / "language.json", **TINY)
+
+
+CELLS = ("ar", "cedd-star/absorb", "dfm/kappa-t2")
+
+
+@pytest.fixture(scope="module")
+def done(benchmark, arguments):
+    """The results of three cells, each trained as a worker does it, in this process."""
+    whole = benchmark.Language(replace(arguments, only=CELLS))
+    whole.arguments.check()
+    results = benchmark.Results(arguments.results, whole)
+    whole.prepare(CELLS)
+    whole.arguments.out.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for cell in CELLS:
+
+            def take(event, cell=cell, **values):
+                results.take(cell, json.loads(json.dumps({"event": event, **values}, allow_nan=False)))
+
+            patch.setitem(benchmark.CellHooks.on_end.__globals__, "tell", take)
+            benchmark.work(benchmark.Language(replace(arguments, only=(cell,))))
+    return results
+
+
+def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
+    assert all(done.is_done(cell, benchmark.Language(arguments)) for cell in CELLS)
+    saved = benchmark.read_results(arguments.results, benchmark.Language(arguments))
+    record = saved["cells"]["cedd-star/absorb"]
+    final = record["final"]
+    assert [point["step"] for point in record["curve"]] == [2, 4]
+    assert (final["tokens"], record["seed"], record["step"]) == (4 * 64, 0, 4)
+    assert final["versions"].keys() >= {"cedd", "torch", "python"}
+    assert "cpu" in record["machine"]
+    config = from_json(benchmark.TrainConfig, record["config"])
+    assert str(arguments.data) not in json.dumps(record)  # rows of another machine count as done here
+    assert (config.batch.lowest_time, config.batch.complementary, config.model.dropout) == (0.1, True, 0.0)
+
+    (row,) = final["rows"].values()
+    assert row["texts"].keys() == {"books", "wikipedia", *benchmark.SETS}
+    assert all(bounds.keys() == {"tight", "j1", "j2"} for bounds in row["texts"].values())
+    with np.load(arguments.extras("cedd-star/absorb")) as arrays:
+        bounds, samples = arrays["bounds/books"], arrays["samples/3"]
+        assert (bounds.dtype, samples.dtype) == (np.float32, np.uint16)
+        assert samples.shape == (2, 16)
+        nats = row["texts"]["books"]["tight"]["nats_per_token"]
+        assert float(bounds.mean()) == pytest.approx(nats, rel=1e-6)
+    ways = saved["cells"]["dfm/kappa-t2"]["final"]["rows"]
+    assert ways.keys() == {"", "corrector"}
+    assert ways[""]["texts"]["ptb"]["tight"] != ways["corrector"]["texts"]["ptb"]["tight"]
+    assert saved["cells"]["ar"]["final"]["rows"][""]["samples"].keys() == {"16"}  # a token at a time
+
+
+def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, done, capsys, tmp_path):
+    content = json.loads(json.dumps(done.content))
+    nowhere = replace(arguments, out=tmp_path)
+    assert list(benchmark.judge_rows(nowhere, content)) == []
+    assert capsys.readouterr().err == f"the judge ar is missing for 3 cells: train it in {tmp_path}\n"
+    with pytest.raises(ValueError, match=r"there is no judge at .*none\.gguf|needs the transformers library"):
+        list(benchmark.judge_rows(replace(nowhere, judge={"smollm2": str(tmp_path / "none.gguf")}), content))
+    assert content == done.content
+
+    assert set(benchmark.judge_rows(arguments, content)) == set(CELLS)
+    sampled = content["cells"]["dfm/kappa-t2"]["final"]["rows"]["corrector"]["samples"]["3"]
+    found = sampled["judges"]["ar"]
+    assert found["mean"]["low"] <= found["mean"]["value"] <= found["mean"]["high"]
+    assert list(benchmark.judge_rows(arguments, content)) == []  # they have read all
+    shown = benchmark.tables(content, arguments)["generative"]
+    assert f"{found['mean']['value']:.1f} [" in shown
+    other = replace(arguments, tokenizer="char")
+    content["cells"]["ar"]["final"]["rows"][""]["samples"]["16"]["judges"] = {}
+    with pytest.raises(ValueError, match="made from the data"):
+        list(benchmark.judge_rows(other, content))
+
+
+def test_the_own_judge_is_the_exact_likelihood(benchmark, arguments, done):
+    """Of texts of any length: the sum of -log p of all tokens but the first."""
+    judge = benchmark.OwnJudge(arguments.out / "ar", "cpu", 2)
+    texts = ["the cat", "a", "the cat sat on a mat and more than it reads"]
+    alone = [judge.judge([text])[0] for text in texts]
+    together = judge.judge(texts)
+    assert [one.tokens for one in together] == [6, 0, 15]
+    assert [one.nats for one in together] == pytest.approx([one.nats for one in alone], rel=1e-5)
+    assert together[0].nats / 6 == pytest.approx(np.log(256), rel=0.1)  # hardly trained
+
+
+def test_tables_page_and_plot(benchmark, arguments, done, capsys, tmp_path):
+    """Rows are paired block by block; a row that is worse by 0.5 in every block is out of order beyond doubt."""
+    content = json.loads(json.dumps(done.content))
+    folder = tmp_path / "copy"
+    shutil.copytree(arguments.extras("ar").parent, folder)
+    here = replace(arguments, results=tmp_path / "copy.json")
+    with np.load(folder / "cedd-star-absorb.npz") as arrays:
+        worse = {name: array + 0.5 if name.startswith("bounds") else array for name, array in arrays.items()}
+    for cell, arrays in (("cedd/absorb", worse), ("sedds/absorb", worse)):
+        content["cells"][cell] = content["cells"]["cedd-star/absorb"]
+        np.savez(here.extras(cell), **arrays)
+    (tmp_path / "copy.json").write_text(json.dumps(content))
+    page, plot = tmp_path / "language.md", tmp_path / "curves.png"
+    shutil.copy(PAGE, page)
+    shown = benchmark.Language(replace(here, page=page, plot=plot))
+    benchmark.show(shown, benchmark.read_results(here.results, shown))
+    printed = capsys.readouterr().out
+    text = page.read_text()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert all(line in text for line in printed.splitlines())
+    assert "## The share of masking" in text
+    assert "| cedd-star/absorb less cedd/absorb | -0.5000 ± 0.0000 |" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("| cedd-star/absorb less"))
+    assert line.endswith("| holds |")
+    assert "| cedd/absorb less sedds/absorb | +0.0000 ± 0.0000 |" in text
+    assert "| sedds less sedd, absorb | not yet |" in text
+    assert "| D3PM@1024 (as the paper quotes it) | 93.5 |" in text
+    assert "| dfm/kappa-t2, corrector |" in text
+    assert "| ar | complementary False |" in text
+    with pytest.raises(ValueError, match="has no place for a table"):
+        benchmark.write_page(here.results, {"bounds": ""})
+
+
+def test_the_page_has_what_the_results_say(benchmark):
+    """docs/language.md is what the command writes into it from the committed results."""
+    results = BENCHMARK.parent / "results" / "language.json"
+    content = json.loads(results.read_text()) if results.is_file() else {"format": 1, "cells": {}}
+    made = benchmark.tables(content, benchmark.Arguments(results=results))
+    text = PAGE.read_text()
+    for name, table in made.items():
+        assert f"<!-- {name} -->\n\n{table}\n\n<!-- end of {name} -->" in text, name
+
+
+def test_another_protocol_is_refused(benchmark, arguments, done):
+    before = arguments.results.read_bytes()
+    changes = {"recipe, steps": {"steps": 400}, "draws": {"draws": 4}, "corpus, holdout": {"holdout": 0.2}}
+    for name, change in changes.items():
+        other = benchmark.Language(replace(arguments, **change))
+        with pytest.raises(ValueError, match=rf"another protocol \({name} differ\); name another file by --results"):
+            benchmark.Results(arguments.results, other)
+    assert arguments.results.read_bytes() == before
+
+
+def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
+    def prepare(**changes):
+        given = benchmark.Language(replace(arguments, **{"only": ("ar", "cedd/absorb"), **changes}))
+        given.arguments.check()
+        given.prepare(given.arguments.only)
+
+    def refused(match, **changes):
+        with pytest.raises(ValueError, match=match):
+            prepare(**changes)
+
+    for cell in ("cedd", "cedd/kappa-t", "dfm/absorb", "ar/absorb", "cedd/absorb@x", "cedd/absorb@0", "cedd/absorb+"):
+        refused("a cell is METHOD/PROCESS of", only=(cell,))
+    refused("fewer than a batch of", tokens=16 * 4096)
+    refused("there is no file .* to train on", corpus=(tmp_path / "none.txt",))
+    refused("unknown tokenizer", tokenizer="gpt3")
+    refused("--draws must be at least 1", draws=0)
+    refused("give either --minutes, .* or --budget", minutes=1.0, budget=60.0)
+    one = tmp_path / "one.txt"
+    one.write_text("just one document, of which nothing can be held out. " * 20)
+    refused("has 0 tokens, fewer than one block|no text", corpus=(one,))
+    monkeypatch.delenv("CEDD_DATA", raising=False)
+    refused("name the folder of corpus/, eval/ and gpt2-bpe/", data=None)
+
+
+def test_nothing_is_begun_that_would_not_be_done_in_time(benchmark, arguments, capsys, monkeypatch, tmp_path):
+    begun = []
+    monkeypatch.setattr(benchmark.Workers, "start", lambda self, cell: begun.append(cell))
+    cells = ("cedd/absorb", "cedd/uniform")
+    fresh = replace(arguments, only=cells, results=tmp_path / "fresh.json", out=tmp_path)
+
+    def run(budget, timed=None):
+        given = benchmark.Language(replace(fresh, budget=budget))
+        if timed is not None:
+            config = to_json(given.configuration("cedd-star/absorb"))
+            record = {"finished": True, "seconds": timed, "curve": [], "step": 4, "config": config}
+            content = {"format": 1, "cells": {"cedd-star/absorb": record}, "protocol": given.protocol}
+            fresh.results.write_text(json.dumps(content))
+        benchmark.run(given)
+        took, begun[:] = tuple(begun), []
+        return took, capsys.readouterr().out
+
+    took, said = run(budget=400)  # of the 420 s that a first cell is expected to take
+    assert took == ()
+    assert "no time for cedd/absorb, cedd/uniform: the same command goes on" in said
+    assert run(budget=440)[0] == cells  # the stand-in for a worker is done at once, each time
+    assert run(budget=440, timed=400)[0] == ()  # 400 s, and 90 to start
+    assert run(budget=500, timed=400)[0] == cells
+
+
+def test_every_cell_of_the_tables_can_be_configured(benchmark):
+    arguments = benchmark.Arguments()
+    arguments.check()
+    assert set(arguments.only) == {*benchmark.MAIN, *benchmark.SHARES, *benchmark.LONG_CELLS}
+    assert set(benchmark.PAPER) <= {*arguments.only, "dfm/kappa-t, corrector"}
+    configs = {cell: benchmark.configuration(arguments, cell) for cell in arguments.only}
+    tokens = {config.steps * config.batch.size * config.length for config in configs.values()}
+    assert tokens == {5000 * 32_768}
+    assert configs["cedd-star/roulette-0.35"].process.p_m == 0.35
+    assert configs["sedd/absorb"].batch.highest_time == 1.0
+    assert not configs["ar"].batch.complementary
+    paper = benchmark.configuration(arguments, "sedd/absorb+paper")
+    assert (paper.optimizer.matrices, paper.optimizer.rate, paper.model.dropout) == ("adamw", 3e-4, 0.1)
+    assert benchmark.file_name("cedd*/absorb@1024+paper") == "cedd-star-absorb@1024+paper"
+
+
+@pytest.mark.slow
+def test_the_benchmark_resumes_after_a_kill(tmp_path):
+    """As a user runs it: killed within the second cell, started again, done; the first is not trained twice."""
+    write_data(tmp_path / "data")
+    results = tmp_path / "language.json"
+    sizes = {**TINY, "steps": 40, "sampler_steps": "2 3"}
+    options = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", *str(value).split())]
+    places = ["--data", "data", "--cache", "cache", "--out", "runs", "--results", str(results)]
+    command = [sys.executable, str(BENCHMARK), *options, *places, "--only", "ar", "sedds/absorb"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+    for line in process.stdout:
+        if line.startswith("sedds/absorb: step"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1)
+    saved = json.loads(results.read_text())["cells"]
+    assert saved["ar"]["finished"]
+    assert not saved["sedds/absorb"]["finished"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ar: done before" in done.stdout
+    saved = json.loads(results.read_text())["cells"]
+    assert saved["sedds/absorb"]["final"]["rows"][""]["samples"]["2"]["judges"].keys() == {"ar"}
