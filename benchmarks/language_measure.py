@@ -52,7 +52,8 @@ class LanguageHooks(CellHooks):
         texts, length, most = Texts(self.arguments), trainer.config.length, self.arguments.blocks
         held_out = texts.held_out(length)
         self.held_out = tuple(held_out)
-        self.texts = {name: choose_sequences(data, most) for name, data in (held_out | texts.test_sets(length)).items()}
+        data = held_out | texts.test_sets(length)
+        self.texts = {name: choose_sequences(one, most, texts.tokenizer) for name, one in data.items()}
 
     def measured(self, trainer: Trainer, model: Transformer, blocks: torch.Tensor, **options: Any) -> Any:
         """The bounds on blocks, for these very blocks."""
