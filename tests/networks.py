@@ -61,11 +61,12 @@ def as_score(method: str, process: TokenProcess, model: Model, length: int) -> r
     return score
 
 
-def four_processes(V: int) -> dict[str, TokenProcess]:
-    """One of each of the paper's, by name."""
+def every_process(V: int) -> dict[str, TokenProcess]:
+    """One of each kind, by name."""
     return {
         "absorb": cedd.absorb(V),
         "uniform": cedd.uniform(V),
         "roulette": cedd.roulette(V, 0.7),
         "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
+        "hybrid": cedd.hybrid(V, 0.3),
     }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import cedd
 from cedd import Cosine, Geometric, LogLinear, Polynomial, PowerShare, Schedule, eroulette
-from cedd.clocks import Clocks, EvolvingShare, Proportional, RunningShare, first_negative, value_and_slope
+from cedd.clocks import Clocks, EvolvingShare, Hybrid, Proportional, RunningShare, first_negative, value_and_slope
 from cedd.quadrature import adaptive_panels, integrate
 from cedd.schedules import check_time
 
@@ -264,7 +264,7 @@ def test_a_share_that_is_not_written_with_torch_is_refused() -> None:
 
 
 @dataclass(frozen=True)
-class Hybrid(Clocks):
+class OwnClocks(Clocks):
     """Masks and shuffles as two formulas: keep = (1-s)/(1+c), masked = s/(1+c), c = sqrt(s(1-s)) and s = 0.999 t."""
 
     def _parts(self, t: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
@@ -289,50 +289,25 @@ class Hybrid(Clocks):
         return (slope * (1 - s) + 0.999 * c) / ((1 - s) * (1 - s + c))
 
 
-HYBRID = cedd.TokenProcess(4, True, Hybrid())
+OWN = cedd.TokenProcess(4, True, OwnClocks())
 
 
 def test_two_formulas_are_a_process() -> None:
     """Marginals as the formulas say; the integrals of the bound and the inverse of the total noise by themselves."""
     t = torch.linspace(0.01, 1.0, 50, dtype=torch.float64)
-    s, kernel = 0.999 * t, HYBRID.kernel(t)
+    s, kernel = 0.999 * t, OWN.kernel(t)
     c = (s * (1 - s)).sqrt()
     torch.testing.assert_close(kernel.keep, (1 - s) / (1 + c), rtol=1e-12, atol=0)
     torch.testing.assert_close(kernel.a, s / (1 + c), rtol=1e-12, atol=0)
-    torch.testing.assert_close(HYBRID.axis.inverse(HYBRID.sigma(t)), t, rtol=1e-9, atol=0)
+    torch.testing.assert_close(OWN.axis.inverse(OWN.sigma(t)), t, rtol=1e-9, atol=0)
     fine = torch.linspace(0, 1, 400_001, dtype=torch.float64)[1:] ** 2  # the rates grow like 1/sqrt(t)
-    alive, beta = torch.exp(-HYBRID.alpha(fine)), HYBRID.beta(fine)
+    alive, beta = torch.exp(-OWN.alpha(fine)), OWN.beta(fine)
     summed = float(((alive[1:] + alive[:-1]) / 2 * beta.diff()).sum() + beta[0])
-    assert HYBRID.clocks.shuffling_while_alive() == pytest.approx(summed, rel=1e-6)
-    assert HYBRID.schedule is None
-    assert not HYBRID.jumps_at_zero
+    assert OWN.clocks.shuffling_while_alive() == pytest.approx(summed, rel=1e-6)
+    assert OWN.schedule is None
+    assert not OWN.jumps_at_zero
     with pytest.raises(ValueError, match="cannot be saved"):
-        HYBRID.config()
-
-
-def test_two_formulas_are_trained_bounded_and_sampled() -> None:
-    """A network that knows the data: its bound is their entropy, and its samples are data."""
-    p0 = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-
-    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
-        return p0.log().expand(*x_t.shape, 4)
-
-    entropy = float(-(p0 * p0.log()).sum())
-    exact = cedd.exact_bound(model, HYBRID, p0, method="bayes", sigma_dtype=torch.float64)
-    assert entropy <= exact < entropy + 1e-5  # a thousandth of the tokens is left at t = 1
-    assert exact == pytest.approx(cedd.exact_bound(model, HYBRID, p0, method="bayes", bound="j2") + _gap(), abs=1e-4)
-    generator = torch.Generator().manual_seed(0)
-    x0 = torch.multinomial(p0, 4000, replacement=True, generator=generator).reshape(-1, 1)
-    found = cedd.estimate_bound(model, HYBRID, x0, method="bayes", generator=generator)
-    assert abs(found.nats_per_token - entropy) < 5 * found.stderr  # once in two million
-    drawn = cedd.sample(model, HYBRID, (4000, 1), method="bayes", steps=32, generator=generator)
-    share = torch.bincount(drawn.flatten(), minlength=4) / 4000
-    assert bool(((share - p0).abs() < 5 * (p0 * (1 - p0) / 4000).sqrt()).all())
-
-
-def _gap() -> float:
-    end = HYBRID.terminal()
-    return end.cross_entropy - end.paper_prior_entropy
+        OWN.config()
 
 
 # ---- clocks of one's own are checked ----------------------------------------------------------------------------
@@ -379,3 +354,102 @@ def test_clocks_with_kinks_and_slow_starts_are_accepted() -> None:
     for alpha in (lambda t: t**8, lambda t: t.clamp_max(0.3) + 9 * (t - 0.3).clamp_min(0.0)):
         process = cedd.TokenProcess(4, True, Formula(alpha))
         assert float(process.alpha(1.0)) == pytest.approx(float(alpha(torch.tensor(1.0, dtype=torch.float64))))
+
+
+# ---- hybrid -----------------------------------------------------------------------------------------------------
+
+EVERY_HYBRID = [(p_u, a, b) for p_u in (0.0, 0.1, 0.6) for a, b in ((0.5, 0.5), (0.3, 0.9), (1.0, 1.0))]
+
+
+@pytest.mark.parametrize(("p_u", "rise", "fall"), EVERY_HYBRID)
+def test_hybrid_is_its_formulas(p_u: float, rise: float, fall: float) -> None:
+    """keep = (1-t)/(1+c), masked = t/(1+c); the rates are derivatives, and the time is the inverse of sigma."""
+    process = cedd.hybrid(4, p_u, rise=rise, fall=fall)
+    t = torch.cat([torch.logspace(-9, -2, 30), torch.linspace(0.02, 0.9999, 200)]).double().clamp_max(1 - 1e-4)
+    kernel, c = process.kernel(t), 2 ** (rise + fall) * p_u / (1 - p_u) * t**rise * (1 - t) ** fall
+    torch.testing.assert_close(kernel.keep, (1 - t) / (1 + c), rtol=1e-14, atol=0)
+    torch.testing.assert_close(kernel.a, t / (1 + c), rtol=1e-14, atol=0)
+    for clock, rate in ((process.alpha, process.alpha_rate), (process.beta, process.beta_rate)):
+        _, slope = value_and_slope(clock, t)
+        torch.testing.assert_close(rate(t), slope, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(process.axis.inverse(process.sigma(t)), t, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize(("p_u", "rise", "fall"), EVERY_HYBRID[3:5])
+def test_hybrids_integrals(p_u: float, rise: float, fall: float) -> None:
+    """In the variable logit t, where roots at both ends are tame, cut where the clocks slow down."""
+    clocks = Hybrid(p_u, rise, fall)
+    cut = math.log((1 - clocks.eps) / clocks.eps)
+
+    def by_logit(f) -> float:
+        def inner(w: Tensor) -> Tensor:
+            return f(torch.sigmoid(w)) * torch.sigmoid(w) * torch.sigmoid(-w)
+
+        return integrate(inner, -100.0, cut) + integrate(inner, cut, 34.0)
+
+    shuffling = by_logit(lambda t: torch.exp(-clocks.alpha(t)) * clocks.beta_rate(t))
+    masking = by_logit(lambda t: torch.exp(-clocks.alpha(t) - clocks.beta(t)) * clocks.alpha_rate(t))
+    assert clocks.shuffling_while_alive() == pytest.approx(shuffling, abs=1e-10)
+    assert clocks.masking_while_kept() == pytest.approx(masking, abs=1e-10)
+
+
+def test_the_time_of_gidds_powers_is_that_of_bisection() -> None:
+    for p_u in (0.0, 0.1, 0.6):
+        clocks = Hybrid(p_u)
+        sigma = torch.cat([torch.logspace(-9, -2, 30), torch.linspace(0.02, 9.2, 50)]).double()
+        torch.testing.assert_close(clocks.time(sigma), Clocks.time(clocks, sigma), rtol=1e-9, atol=0)
+        assert clocks.time(torch.zeros(1, dtype=torch.float64)).tolist() == [0.0]
+
+
+def test_hybrid_shuffles_p_u_in_the_middle_and_nothing_at_the_ends() -> None:
+    process = cedd.hybrid(4, 0.2)
+    assert float(process.kernel(0.5).shuffled) == pytest.approx(0.2, rel=1e-14)
+    assert float(process.kernel(0.0).keep) == 1.0
+    end = 1 - 5e-5  # the last 1e-4 of the time at half the speed
+    assert float(process.kernel(1.0).a) == pytest.approx(end / (1 + 0.5 * (end * (1 - end)) ** 0.5), rel=1e-14)
+    assert float(process.axis.inverse(process.sigma(0.99997))) == pytest.approx(0.99997, rel=1e-12)
+    for rate, clock in ((process.alpha_rate, process.alpha), (process.beta_rate, process.beta)):
+        slope = (clock(0.99998) - clock(0.99996)) / 2e-5
+        assert float(rate(0.99997)) == pytest.approx(float(slope), rel=1e-2)
+    assert all(math.isfinite(float(rate(0.0))) for rate in (process.alpha_rate, process.beta_rate))
+
+
+def test_hybrid_without_shuffles_is_absorb() -> None:
+    process, t = cedd.hybrid(4, 0.0), torch.linspace(0, 0.99, 30, dtype=torch.float64)
+    torch.testing.assert_close(process.alpha(t), -torch.log1p(-t), rtol=1e-14, atol=0)
+    assert not process.can_shuffle
+    assert cedd.hybrid(4).can_shuffle
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"p_u": 1.0}, "p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1; got 1.0"),
+        ({"p_u": math.nan}, "p_u"),
+        ({"rise": 0.0}, r"rise must lie in \(0, 1\], or a clock would run backwards; got 0.0"),
+        ({"fall": 1.5}, "fall"),
+        ({"eps": 0.0}, "eps"),
+    ],
+)
+def test_a_hybrid_that_makes_no_sense_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cedd.hybrid(4, **settings)
+
+
+def test_hybrid_bounds_and_samples() -> None:
+    """A network that knows the data: its bound is their entropy, and its samples are data."""
+    p0, process = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64), cedd.hybrid(4, 0.3)
+
+    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
+        return p0.log().expand(*x_t.shape, 4)
+
+    entropy = float(-(p0 * p0.log()).sum())
+    exact = cedd.exact_bound(model, process, p0, method="bayes", sigma_dtype=torch.float64)
+    assert entropy <= exact < entropy + 1e-5  # a thousandth of the tokens is left at t = 1
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.multinomial(p0, 2000, replacement=True, generator=generator).reshape(-1, 1)
+    found = cedd.estimate_bound(model, process, x0, method="bayes", generator=generator)
+    assert abs(found.nats_per_token - entropy) < 5 * found.stderr  # once in two million
+    drawn = cedd.sample(model, process, (2000, 1), method="bayes", steps=32, generator=generator)
+    share = torch.bincount(drawn.flatten(), minlength=4) / 2000
+    assert bool(((share - p0).abs() < 5 * (p0 * (1 - p0) / 2000).sqrt()).all())

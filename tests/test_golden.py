@@ -23,11 +23,11 @@ from torch import Tensor
 
 import cedd
 from cedd.process import TokenProcess
-from tests.networks import four_processes
+from tests.networks import every_process
 
 FILE = Path(__file__).with_name("golden.json")
 V = 3
-PROCESSES = four_processes(V)
+PROCESSES = every_process(V)
 CASES = [f"{method} on {process}" for method in cedd.METHODS for process in PROCESSES]
 
 

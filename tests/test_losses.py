@@ -29,6 +29,7 @@ PROCESSES = {
     "roulette": cedd.roulette(V, 0.6),
     "eroulette": cedd.eroulette(V, mask_share=PowerShare(0.1, 0.9)),
     "cosine": cedd.absorb(V, cedd.Cosine()),
+    "hybrid": cedd.hybrid(V, 0.3),
 }
 # Score entropy is defined for every parameterization, not only for those of the table.
 MORE = {

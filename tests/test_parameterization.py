@@ -19,6 +19,7 @@ PROCESSES = {
     "uniform": cedd.uniform,
     "roulette": lambda V: cedd.roulette(V, 0.6),
     "eroulette": lambda V: cedd.eroulette(V, mask_share=PowerShare(0.1, 0.9)),
+    "hybrid": lambda V: cedd.hybrid(V, 0.3),
 }
 PARAMETERIZATIONS: dict[str, Parameterization] = {
     "score": Score(),

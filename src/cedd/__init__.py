@@ -6,7 +6,7 @@ Arguments that mean the same everywhere:
 
 - `model`: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`, with no output for the mask.
 - `method`: what its outputs mean and how it was trained, a name of `METHODS` (or "cedd*") or a `Method` of your own.
-- `process`: a `TokenProcess`, as `absorb`, `uniform`, `roulette` and `eroulette` make it.
+- `process`: a `TokenProcess`, as `absorb`, `uniform`, `roulette`, `eroulette` and `hybrid` make it.
 - `vocab_size`: V; tokens are 0 to V-1, and the mask, where there is one, is V.
 - `schedule`: how noise grows with time; `LogLinear()` unless given.
 - `x0`: clean tokens [B, L], int64.
@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from cedd.losses import loss
     from cedd.methods import METHODS, Method, get_method, log_scores
     from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
-    from cedd.process import Kernel, Noise, TokenProcess, absorb, eroulette, process_from_config, roulette, uniform
+    from cedd.process import (
+        Kernel,
+        Noise,
+        TokenProcess,
+        absorb,
+        eroulette,
+        hybrid,
+        process_from_config,
+        roulette,
+        uniform,
+    )
     from cedd.samplers import Corrector, Fixed, sample
     from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
     from cedd.tasks import LanguageModel, load
@@ -68,6 +78,7 @@ __all__ = [
     "exact_bound",
     "exact_cross_entropy",
     "get_method",
+    "hybrid",
     "load",
     "log_scores",
     "loss",
@@ -87,7 +98,8 @@ _HOMES = {
     "methods": ("METHODS", "Method", "get_method", "log_scores"),
     "parameterization": ("Bayes", "Denoiser", "Parameterization", "ScaledScore", "Score"),
     "process": (
-        *("Kernel", "Noise", "TokenProcess", "absorb", "eroulette", "process_from_config", "roulette", "uniform"),
+        *("Kernel", "Noise", "TokenProcess", "absorb", "eroulette", "hybrid", "process_from_config", "roulette"),
+        "uniform",
     ),
     "samplers": ("Corrector", "Fixed", "sample"),
     "schedules": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),

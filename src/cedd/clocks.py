@@ -8,6 +8,10 @@ Every process of the paper is a pair of clocks:
     EvolvingShare(p_m)    alpha = p_m(t) sigma(t),     beta = (1-p_m(t)) sigma(t)    eroulette, the paper's form
     RunningShare(q)       alpha' = q(t) sigma'(t),     beta' = (1-q(t)) sigma'(t)    eroulette, always valid
 
+and so are two formulas of t without a schedule:
+
+    Hybrid(p_u)           1 - exp(-alpha) = t/(1+c),   exp(-alpha-beta) = (1-t)/(1+c)   GIDD's and SCDD's marginals
+
 A clock pair also knows two integrals on which the bound's analytic terms rest: how much shuffling a token meets
 while it is still unmasked, and how much masking it meets while it has never been redrawn.
 """
@@ -56,6 +60,10 @@ class Clocks(ABC):
     def beta_rate(self, t: Time) -> Tensor:
         """beta'(t)."""
 
+    def time(self, sigma: Tensor) -> Tensor:
+        """The first time at which alpha + beta = sigma, by bisection."""
+        return bisect(lambda t: self.alpha(t) + self.beta(t), sigma, 0.0, 1.0)
+
     def shuffling_while_alive(self) -> float:
         """The integral over (0, 1] of exp(-alpha) dbeta."""
         return self._integral(lambda t: torch.exp(-self.alpha(t)) * self.beta_rate(t))
@@ -77,7 +85,7 @@ class Clocks(ABC):
 
 @dataclass(frozen=True)
 class TotalNoise(Schedule):
-    """sigma = alpha + beta of clocks without a schedule; its inverse is found by bisection."""
+    """sigma = alpha + beta of clocks without a schedule."""
 
     clocks: Clocks
 
@@ -88,7 +96,7 @@ class TotalNoise(Schedule):
         return self.clocks.alpha_rate(t) + self.clocks.beta_rate(t)
 
     def inverse(self, sigma: Tensor | float) -> Tensor:
-        return bisect(self.sigma, double(sigma), 0.0, 1.0)
+        return self.clocks.time(double(sigma))
 
 
 def _exponential_integral(rate: float, lo: float, hi: float) -> float:
@@ -134,6 +142,85 @@ class Proportional(Clocks):
     def masking_while_kept(self) -> float:
         total = self.mask_scale + self.shuffle_scale
         return self.mask_scale * _exponential_integral(total, 0.0, self.schedule.end)
+
+
+@dataclass(frozen=True)
+class Hybrid(Clocks):
+    """Masks and shuffles in closed form: GIDD's marginals (von Rütte et al. 2025), as two commuting clocks.
+
+        keep = (1-t)/(1+c),   masked = t/(1+c),   c = B t^rise (1-t)^fall,   B = 2^(rise+fall) p_u/(1-p_u),
+        alpha = log(1 + t/(1-t+c)),               beta = log(1 + c/(1-t)),
+
+    so that at t = 1/2 a token is shuffled with probability p_u. Both would be infinite at t = 1: the last part of the
+    time, eps, runs at half the speed, and t = 1 is 1 - eps/2 in these formulas.
+
+    Args:
+        p_u: the share of shuffled tokens at t = 1/2, in [0, 1).
+        rise: how the shuffled share starts, in (0, 1]: 1/2 in GIDD.
+        fall: how it ends, in (0, 1]: 1/2 in GIDD.
+        eps: see above; GIDD's times end at 1 - 1e-4.
+    """
+
+    valid: ClassVar[bool] = True
+    p_u: float = 0.1
+    rise: float = 0.5
+    fall: float = 0.5
+    eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.p_u < 1.0:
+            raise ValueError(f"p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1; got {self.p_u!r}")
+        for name, power in (("rise", self.rise), ("fall", self.fall)):
+            if not 0.0 < power <= 1.0:
+                raise ValueError(f"{name} must lie in (0, 1], or a clock would run backwards; got {power!r}")
+        if not 0.0 < self.eps < 0.5:
+            raise ValueError(f"eps must lie strictly between 0 and 1/2 (1e-4 is the usual choice); got {self.eps!r}")
+
+    @property
+    def scale(self) -> float:
+        """B."""
+        return 2 ** (self.rise + self.fall) * self.p_u / (1 - self.p_u)
+
+    def _parts(self, t: Time) -> tuple[Tensor, Tensor, Tensor]:
+        """t as the formulas have it, 1 - t, and c."""
+        time = check_time(t)
+        time = time - (time - (1 - self.eps)).clamp_min(0.0) / 2
+        rest = 1 - time
+        return time, rest, self.scale * time**self.rise * rest**self.fall
+
+    def alpha(self, t: Time) -> Tensor:
+        time, rest, c = self._parts(t)
+        return torch.log1p(time / (rest + c))
+
+    def beta(self, t: Time) -> Tensor:
+        _, rest, c = self._parts(t)
+        return torch.log1p(c / rest)
+
+    def alpha_rate(self, t: Time) -> Tensor:
+        time, rest, c = self._parts(t)
+        rate = (1 + c * (1 - self.rise + self.fall * time / rest)) / ((1 + c) * (rest + c))
+        return self._slower_at_the_end(t, rate)
+
+    def beta_rate(self, t: Time) -> Tensor:
+        time, rest, c = self._parts(t)
+        # c/t, with a time just after 0 in the place of 0, where the rate of a root is infinite
+        c_per_t = self.scale * time.clamp_min(torch.finfo(torch.float64).tiny) ** (self.rise - 1) * rest**self.fall
+        return self._slower_at_the_end(t, (self.rise * c_per_t + (1 - self.fall) * c / rest) / (rest + c))
+
+    def _slower_at_the_end(self, t: Time, rate: Tensor) -> Tensor:
+        return torch.where(check_time(t) > 1 - self.eps, rate / 2, rate)
+
+    def time(self, sigma: Tensor) -> Tensor:
+        """In closed form for GIDD's roots, where exp(sigma) (1-t) = 1 + c is quadratic in t; with g = expm1(sigma)
+
+        t = (g² + 4 (g / (B + sqrt(B² + 4 g)))²) / ((1+g)² + B²).
+        """
+        if (self.rise, self.fall) != (0.5, 0.5):
+            return super().time(sigma)
+        B, g = self.scale, torch.expm1(sigma)
+        share = g / (B + torch.sqrt(B**2 + 4 * g)).clamp_min(torch.finfo(torch.float64).tiny)
+        time = (g**2 + 4 * share**2) / ((1 + g) ** 2 + B**2)
+        return (time + (time - (1 - self.eps)).clamp_min(0.0)).clamp_max(1.0)
 
 
 class _SharedSchedule(Clocks):

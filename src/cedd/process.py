@@ -24,7 +24,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from cedd.clocks import Clocks, EvolvingShare, PowerShare, Proportional, RunningShare, TimeFunction, check_clocks
+from cedd.clocks import (
+    Clocks,
+    EvolvingShare,
+    Hybrid,
+    PowerShare,
+    Proportional,
+    RunningShare,
+    TimeFunction,
+    check_clocks,
+)
 from cedd.device import has_float64
 from cedd.names import suggestion
 from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedule_from_config
@@ -252,7 +261,7 @@ class Terminal:
 @dataclass(frozen=True)
 class TokenProcess:
     """A process is two clocks over V tokens, with or without a mask state; make one with absorb(), uniform(),
-    roulette() or eroulette().
+    roulette(), eroulette() or hybrid().
 
     Args:
         vocab_size: V.
@@ -448,7 +457,7 @@ def _check_ids(x: Tensor, count: int, what: str, hint: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# The four processes
+# The processes of the paper, and one of others
 
 
 def _share(value: float, name: str = "p_m") -> float:
@@ -540,11 +549,33 @@ def eroulette(
     return TokenProcess(vocab_size, True, kind(_or_log_linear(schedule), function), spec)
 
 
+def hybrid(
+    vocab_size: int, p_u: float = 0.1, *, rise: float = 0.5, fall: float = 0.5, eps: float = 1e-4
+) -> TokenProcess:
+    """Masks, and shuffles most in the middle: the share of tokens at t that is kept is (1-t)/(1+c), and t/(1+c) is
+    masked, with c = B t^rise (1-t)^fall and p_u shuffled at t = 1/2.
+
+    These are the marginals of GIDD (von Rütte et al. 2025, the default powers), by the two commuting clocks of SCDD
+    (2026). GIDD's own chain has the same marginals and other paths (its mask does not absorb), so that a bound here
+    is valid for its networks and is not the number that it prints.
+
+    Args:
+        vocab_size: V.
+        p_u: the share of shuffled tokens at t = 1/2; with 0 it is `absorb`.
+        rise: how the shuffled share starts, in (0, 1].
+        fall: how it ends, in (0, 1].
+        eps: the last part of the time, which runs at half the speed: at t = 1 the clocks would be infinite.
+    """
+    clocks = Hybrid(float(p_u), float(rise), float(fall), float(eps))
+    return TokenProcess(vocab_size, True, clocks, {"name": "hybrid", **asdict(clocks)})
+
+
 PROCESSES: dict[str, Callable[..., TokenProcess]] = {
     "absorb": absorb,
     "uniform": uniform,
     "roulette": roulette,
     "eroulette": eroulette,
+    "hybrid": hybrid,
 }
 
 

@@ -14,11 +14,11 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.dynamics import BOUNDS, Corrector
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.process import TokenProcess
-from tests.networks import Model, four_processes, random_data, random_network
+from tests.networks import Model, every_process, random_data, random_network
 
 ELSEWHERE = torch.device("cpu", 0)  # a device without float64, which the CPU stands for
 V, L = 3, 2
-PROCESSES = four_processes(V) | {
+PROCESSES = every_process(V) | {
     "absorb, polynomial": cedd.absorb(V, cedd.Polynomial(2.0)),
     "uniform, geometric": cedd.uniform(V, cedd.Geometric(0.05, 6.0)),
     "roulette, geometric": cedd.roulette(V, 0.7, cedd.Geometric(0.02, 5.0)),

@@ -23,10 +23,10 @@ from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy
 from cedd.parameterization import Affine, Bayes, Denoiser
 from tests.known_terms import known_terms, mean_known_terms
-from tests.networks import four_processes, random_data, random_network
+from tests.networks import every_process, random_data, random_network
 
 V, L = 3, 2
-PROCESSES = four_processes(V) | {
+PROCESSES = every_process(V) | {
     "uniform, geometric": cedd.uniform(V, cedd.Geometric(0.05, 6.0)),
     "absorb, cosine": cedd.absorb(V, cedd.Cosine()),
 }

@@ -22,6 +22,7 @@ PROCESSES = {
     "roulette": cedd.roulette(V, 0.7),
     "eroulette": cedd.eroulette(V, p_m=lambda t: 0.3 + 0.4 * t),
     "running share": cedd.eroulette(V, mask_share=lambda t: t),
+    "hybrid": cedd.hybrid(V, 0.3),
 }
 METHODS = ("sedd", "sedds", "cedd", "bayes")
 FLOAT64 = torch.float64

@@ -22,6 +22,7 @@ PROCESSES = {
     "uniform": cedd.uniform,
     "roulette": lambda V: cedd.roulette(V, 0.6),
     "eroulette": lambda V: cedd.eroulette(V, mask_share=PowerShare(0.1, 0.9)),
+    "hybrid": lambda V: cedd.hybrid(V, 0.3),
 }
 NAME, VOCAB, TIME = st.sampled_from(list(PROCESSES)), st.integers(2, 5), st.floats(1e-4, 1.0)
 SEED = st.integers(0, 10_000)

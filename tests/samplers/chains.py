@@ -21,6 +21,7 @@ PROCESSES = {
     "uniform": lambda v: cedd.uniform(v),
     "roulette": lambda v: cedd.roulette(v, p_m=0.6),
     "eroulette": lambda v: cedd.eroulette(v, mask_share=cedd.PowerShare(0.2, 0.9)),
+    "hybrid": lambda v: cedd.hybrid(v, p_u=0.3),
 }
 METHODS = ("sedd", "sedds", "cedd", "bayes")
 RULE_NAMES = ("analytic", "euler", "tau-leaping")

@@ -54,12 +54,13 @@ def test_every_row_can_be_built_from_its_name():
 
 
 def test_each_process_takes_the_settings_that_are_its_own():
-    config = ProcessConfig("roulette", p_m=0.5, share_stop=0.8, schedule=ScheduleConfig("cosine", 0.1))
+    config = ProcessConfig("roulette", p_m=0.5, p_u=0.2, share_stop=0.8, schedule=ScheduleConfig("cosine", 0.1))
     expected = {
         "absorb": cedd.absorb(5, cedd.Cosine(0.1)),
         "uniform": cedd.uniform(5, cedd.Cosine(0.1)),
         "roulette": cedd.roulette(5, 0.5, cedd.Cosine(0.1)),
         "eroulette": cedd.eroulette(5, schedule=cedd.Cosine(0.1), mask_share=cedd.PowerShare(0.0, 0.8, 1.0)),
+        "hybrid": cedd.hybrid(5, 0.2),
     }
     for name, process in expected.items():
         made = replace(config, name=name).build(5)

@@ -15,7 +15,7 @@ from cedd.training.noising import NoisingSampler
 from tests.training.runs import ALONE
 
 DIFFUSION = ("sedd", "sedds", "cedd", "cedd-star", "ceddt", "bayes", "bayes-star")
-PROCESSES = ("absorb", "uniform", "roulette", "eroulette")
+PROCESSES = ("absorb", "uniform", "roulette", "eroulette", "hybrid")
 PAIRS: list[tuple[str, dict[str, Any]]] = [
     *((method, {"process.name": process}) for method in DIFFUSION for process in PROCESSES),
     ("dfm", {"process.name": "absorb"}),

@@ -11,7 +11,7 @@ import numpy as np
 
 from cedd.data.training_data import TrainingData
 from cedd.tasks import LanguageModel, load
-from cedd.tasks.card import share_of_masks
+from cedd.tasks.card import constant_shares
 from cedd.training.config import TrainConfig, read_config
 from cedd.training.loop import data_of_run
 from cedd.training.records import LOG_FILE, read_log
@@ -29,7 +29,7 @@ class OpenedRun:
     @property
     def process(self) -> str:
         spec = self.model.process.spec or {}
-        named = f"{spec.get('name', 'a process')}{share_of_masks(spec)}"
+        named = f"{spec.get('name', 'a process')}{constant_shares(spec)}"
         return "a causal network" if not self.model.method.dynamics.noisy else named
 
     @property

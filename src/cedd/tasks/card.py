@@ -58,16 +58,17 @@ def _use(config: Mapping[str, Any]) -> str:
     return "\n".join(["```python", *lines, "```\n"])
 
 
-def share_of_masks(process: Mapping[str, Any]) -> str:
-    """What follows the name of a process that has a constant one."""
-    return f" (p_m = {process['p_m']:g})" if isinstance(process.get("p_m"), float) else ""
+def constant_shares(process: Mapping[str, Any]) -> str:
+    """What follows the name of a process that has a constant share of masks or of shuffles."""
+    shares = {name: process[name] for name in ("p_m", "p_u") if isinstance(process.get(name), float)}
+    return f" ({', '.join(f'{name} = {share:g}' for name, share in shares.items())})" if shares else ""
 
 
 def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     network, process = config["network"], config["process"]
     return {
         "method": f"`{config['method']}`",
-        "process": f"`{process['name']}`{share_of_masks(process)}",
+        "process": f"`{process['name']}`{constant_shares(process)}",
         "schedule": _schedule(process.get("schedule", {})),
         "network": f"{network['depth']} blocks of width {network['width']}, {parameters:,} parameters",
         "tokens": f"`{config['tokenizer']['name']}`, {network['vocab_size']:,} of them",

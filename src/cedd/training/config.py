@@ -54,6 +54,8 @@ class ProcessConfig:
     """absorb, uniform, roulette, eroulette, or one that you added to PROCESSES."""
     p_m: float = 0.95
     """Roulette: the share of masking among all events."""
+    p_u: float = 0.1
+    """Hybrid: the share of shuffled tokens at t = 1/2."""
     share_start: float = 0.0
     share_stop: float = 1.0
     share_power: float = 1.0
@@ -61,19 +63,18 @@ class ProcessConfig:
     sigma_floor: float = 0.0015
     """Without a mask: the smallest sigma in a denoiser's ratios (0.003 in the paper's spelling experiments)."""
     settings: dict[str, float] = field(default_factory=dict)
-    """Numbers by name, for a process that you added to PROCESSES."""
+    """Numbers by name: rise, fall and eps of hybrid, or those of a process that you added to PROCESSES."""
     schedule: ScheduleConfig = ScheduleConfig()
 
     def build(self, vocab_size: int) -> TokenProcess:
         from cedd.process import PROCESSES, process_from_config
 
         share = {"start": self.share_start, "stop": self.share_stop, "power": self.share_power}
-        known = {"p_m": self.p_m, "mask_share": share}
+        known = {"p_m": self.p_m, "p_u": self.p_u, "mask_share": share, "schedule": self.schedule.build().config()}
         chosen = arguments_of(PROCESSES, self.name, known, self.settings)
         if "mask_share" in chosen:  # a share of masking that depends on time replaces the constant one
             chosen.pop("p_m", None)
-        schedule = self.schedule.build().config()
-        return process_from_config({"name": self.name, "vocab_size": vocab_size, "schedule": schedule, **chosen})
+        return process_from_config({"name": self.name, "vocab_size": vocab_size, **chosen})
 
 
 def arguments_of(
@@ -83,7 +84,7 @@ def arguments_of(
     if name not in table:
         raise ValueError(f"there is no {name!r}{suggestion(name, table)}")
     takes = list(inspect.signature(table[name]).parameters)
-    own = [argument for argument in takes if argument not in (*known, "vocab_size", "schedule")]
+    own = [argument for argument in takes if argument not in (*known, "vocab_size")]
     if unknown := sorted(set(settings) - set(own)):
         raise ValueError(f"{name} has no setting {unknown[0]!r} of its own; it has {', '.join(own) or 'none'}")
     return {key: value for key, value in known.items() if key in takes} | dict(settings)
