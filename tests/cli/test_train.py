@@ -4,6 +4,9 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from cedd.cli import main
 from cedd.training.config import PRESETS
 from cedd.training.distributed import LossModule
-from tests.training.processes import command, start_server, wait
+from tests.training.processes import command, command_on_terminal, command_within, start_server, wait
 from tests.training.runs import checkpoint_steps, write_corpus
 
 Words = list[str]
@@ -202,24 +205,66 @@ def test_a_loss_that_is_no_number_gets_one_line(
     assert str(out / "checkpoints" / "step-00000002") in line
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_ends_well(words: Words, out: Path, tmp_path: Path, number: signal.Signals):
-    """The real thing, from outside: exit code 0, a message, a checkpoint, and the same command goes on."""
-    start_server()
-    long = [*words, "--json", "--steps", "100000", "--checkpoint-every", "100000", "--log-every", "1"]
-    child = command(long, tmp_path / "first")
-    log = out / "log.jsonl"
-    deadline = time.monotonic() + 60
+def wait_for_steps(child: BaseProcess, out: Path, meanwhile: Callable[[], object] = lambda: None) -> int:
+    """Until a few steps are logged; the child's number."""
+    log, deadline = out / "log.jsonl", time.monotonic() + 60
     while not (log.is_file() and log.read_text().count("\n") > 3):
-        assert child.exitcode is None, (tmp_path / "first" / "stderr").read_text()
+        assert child.exitcode is None
+        meanwhile()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert child.pid is not None
-    os.kill(child.pid, number)
-    assert wait(child) == 0
+    return child.pid
+
+
+LONG = ("--json", "--steps", "100000", "--checkpoint-every", "100000", "--log-every", "1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_is_the_exit_code(words: Words, out: Path, tmp_path: Path, number: signal.Signals):
+    """The real thing, from outside: 128 and the signal's number, a message, a checkpoint; the same command goes on."""
+    start_server()
+    child = command([*words, *LONG], tmp_path / "first")
+    os.kill(wait_for_steps(child, out), number)
+    assert wait(child) == 128 + number
     result = json.loads((tmp_path / "first" / "stdout").read_text())
-    assert (result["reason"], result["finished"]) == ("stopped", False)
+    assert (result["reason"], result["finished"], result["signal"]) == ("stopped", False, number)
     assert f"step {result['step']}: stopped; model in {out}" in (tmp_path / "first" / "stderr").read_text()
     assert checkpoint_steps(out) == [result["step"]]
     assert main([*words, "--steps", str(result["step"] + 1)]) == 0
     assert checkpoint_steps(out)[-1] == result["step"] + 1
+
+
+def test_a_terminal_that_goes_away_costs_nothing(words: Words, out: Path):
+    """Its window is closed: SIGHUP, and every word to the terminal is an error from then on."""
+    start_server()
+    ours, theirs = os.openpty()
+    child = command_on_terminal([*words, *LONG], os.ttyname(theirs))
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    shown = bytearray()
+
+    def read() -> None:
+        with suppress(BlockingIOError, OSError):  # nothing yet, or not yet opened by the child
+            shown.extend(os.read(ours, 4096))
+
+    wait_for_steps(child, out, read)
+    os.close(ours)
+    assert b"step" in shown  # its bar
+    assert wait(child) == 128 + signal.SIGHUP
+    assert len(checkpoint_steps(out)) == 1
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_written_folder(words: Words, out: Path, tmp_path: Path):
+    start_server()
+    run = [*words, "--checkpoint-every", "2"]
+    assert main(run) == 0
+    size = max(file.stat().st_size for file in out.rglob("*.safetensors"))
+    before = {path.relative_to(out): path.stat().st_size for path in out.rglob("*.safetensors")}
+    assert wait(command_within([*run, "--steps", "6"], tmp_path / "full", size // 2)) == 1
+    lines = (tmp_path / "full" / "stderr").read_text().splitlines()
+    assert lines[-1] == f"cedd train: {out / 'checkpoints' / 'step-00000006'}: File too large"
+    assert not [line for line in lines if "Traceback" in line]
+    assert {path.relative_to(out): path.stat().st_size for path in out.rglob("*.safetensors")} == before
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+    assert main([*run, "--steps", "6"]) == 0

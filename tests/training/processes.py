@@ -7,6 +7,7 @@ in that server, so a child has no threads or locks of its parent.
 import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -81,6 +82,33 @@ def _command(words: list[str], output: Path) -> None:
     with _printed_to(output):
         code = main(words)
     sys.exit(code)
+
+
+def command_on_terminal(words: list[str], terminal: str) -> BaseProcess:
+    """The command line in a child whose terminal this is: when its other end is closed, the child is hung up."""
+    return start(_command_on_terminal, words, terminal)
+
+
+def _command_on_terminal(words: list[str], terminal: str) -> None:
+    torch.set_num_threads(1)
+    os.setsid()
+    descriptor = os.open(terminal, os.O_RDWR)  # of a session without one, the first that it opens becomes its own
+    for standard in (0, 1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - which is no file by a name
+    sys.exit(main(words))
+
+
+def command_within(words: list[str], output: Path, limit: int) -> BaseProcess:
+    """The command line in a child that can write no file of more bytes than the limit, as on a full disk."""
+    output.mkdir(exist_ok=True)
+    return start(_command_within, words, output, limit)
+
+
+def _command_within(words: list[str], output: Path, limit: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    _command(words, output)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ def test_weights_that_a_kill_kept_from_being_written_are_written_next_time(confi
     assert all(torch.equal(tensor, before[name]) for name, tensor in final_state(config().out).items())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_stops(config: Make, number: signal.Signals):
     run(config("whole"))
     said = StringIO()
@@ -128,7 +128,7 @@ def test_a_signal_saves_and_stops(config: Make, number: signal.Signals):
     before = signal.getsignal(number)
     result = run(config("stopped"), stop, Console(file=said))
     assert signal.getsignal(number) is before
-    assert (result.reason, result.finished) == ("stopped", False)
+    assert (result.reason, result.finished, result.exit_code) == ("stopped", False, 128 + number)
     assert result.step == 6  # the step that it came in is finished, and no other
     assert checkpoint_steps(config("stopped").out)[-1] == result.step
     assert f"step {result.step}: stopped; model in {config('stopped').out}" in said.getvalue()
@@ -154,7 +154,16 @@ def test_a_signal_at_the_last_step_is_no_stop(config: Make):
             signal.raise_signal(signal.SIGTERM)
 
     result = run(config(), stop)
-    assert (result.step, result.reason, result.finished) == (12, "finished", True)
+    assert (result.step, result.reason, result.finished, result.exit_code) == (12, "finished", True, 0)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(config: Make):
+    """As nohup has it: the run outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(config("run", {"steps": 4}), lambda step: signal.raise_signal(signal.SIGHUP)).finished
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_damaged_checkpoint_costs_its_steps_only(config: Make):

@@ -6,6 +6,7 @@ imported only when there is something to run: helps, and mistakes in a command l
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -34,6 +35,10 @@ RENAMED: Mapping[str, Mapping[str, str]] = {"correct": {"--strange": "--max-surp
 """Options by earlier names, which commands still take."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says of a disk that takes no more: the machine's fault, not the input's."""
+
+
 class UserError(Exception):
     """Bad input: its message is the one line that the user sees."""
 
@@ -52,7 +57,7 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Bad input ends in one line on stderr and exit code 2; an interrupt in 130."""
+    """Run one command. Bad input ends in one line on stderr and exit code 2, a full disk in 1; an interrupt in 130."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
@@ -88,8 +93,8 @@ def _line(error: Exception) -> str | None:
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         near = nearest_path(Path(error.filename))
         return f"there is no file or folder {error.filename}" + ("" if near is None else f"; did you mean {near}?")
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split())
 
 
@@ -117,7 +122,7 @@ def _run(name: str, words: list[str]) -> int:
         if os.environ.get("CEDD_TRACEBACK") or (line := _line(error)) is None:
             raise
         print(f"cedd {name}: {line}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, OSError) and error.errno in FULL else 2
     except KeyboardInterrupt:
         print(f"cedd {name}: interrupted", file=sys.stderr)
         return 130

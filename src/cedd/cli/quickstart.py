@@ -40,7 +40,7 @@ def run(arguments: Quickstart) -> int:
     result = train(config, console)
     if not result.finished:
         console.print("stopped; the same command goes on from here", highlight=False)
-        return 130
+        return result.exit_code
     effort = Effort(sequences=48, samples=2) if arguments.fast else Effort()
     stages = Stages()
     with stages.bar:

@@ -24,4 +24,4 @@ def run(arguments: Train) -> int:
     result = train(config, Console(stderr=True))
     if arguments.json and os.environ.get("RANK", "0") == "0":
         print(json.dumps({"out": str(config.out), **finite(vars(result))}))
-    return 0
+    return result.exit_code

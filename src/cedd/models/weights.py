@@ -11,6 +11,8 @@ filled with floating-point numbers of its own type: the form is one of storage, 
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,12 @@ def save_weights(
     """Replace ``path`` by named tensors in one of the ``FORMS``; float32 writes them as they are."""
     ready = get_form(form).pack({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     with atomic_file(Path(path)) as temporary:
-        save_file(ready, temporary, metadata=dict(metadata or {}))
+        try:
+            save_file(ready, temporary, metadata=dict(metadata or {}))
+        except SafetensorError as error:  # which has the system's error in its words only
+            if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: str = "float32") -> dict[str, Tensor]:

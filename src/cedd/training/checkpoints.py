@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
@@ -89,24 +90,38 @@ class Checkpoints:
             self.sweep()
             temporary.mkdir(parents=True)
         self.ranks.barrier()
-        writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
-        with self._quietly():
-            save_sharded(dict(tensors), storage_writer=writer, no_dist=self.ranks.world_size == 1)
-        self.ranks.barrier()
-        if self.ranks.is_first:
-            files = {file.name: file_sha256(file) for file in sorted(temporary.iterdir())}
-            state = {"format": FORMAT, "step": step, "run": self.run.record(), "files": files, "values": dict(values)}
-            content = json.dumps(sealed(state), indent=1)
-            write_durably(temporary / STATE_FILE, content.encode())
-            flush_folder(temporary)
-            if target.exists():
-                remove_folder(target)
-            temporary.rename(target)
-            flush_folder(self.folder)
-            for old in self.steps()[: -self.keep]:
-                remove_folder(self.path(old))
+        try:
+            self._write(temporary, tensors)
+            self.ranks.barrier()
+            if self.ranks.is_first:
+                self._publish(temporary, target, {"step": step, "values": dict(values)})
+        except OSError as error:  # a full disk, most of all
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise OSError(error.errno, error.strerror or str(error), str(target)) from error
         self.ranks.barrier()
         return target
+
+    def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """This rank's shards."""
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        try:
+            with self._quietly():
+                save_sharded(dict(tensors), storage_writer=writer, no_dist=self.ranks.world_size == 1)
+        except CheckpointException as failed:  # which wraps what happened on each rank, and is no Exception
+            raise next(error for error, _ in failed.failures.values()) from failed
+
+    def _publish(self, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:
+        """Add the record, with the checksums of all files, give the folder its name, and drop the oldest."""
+        files = {file.name: file_sha256(file) for file in sorted(temporary.iterdir())}
+        state = sealed({"format": FORMAT, "run": self.run.record(), "files": files, **state})
+        write_durably(temporary / STATE_FILE, json.dumps(state, indent=1).encode())
+        flush_folder(temporary)
+        if target.exists():
+            remove_folder(target)
+        temporary.rename(target)
+        flush_folder(self.folder)
+        for old in self.steps()[: -self.keep]:
+            remove_folder(self.path(old))
 
     def load_latest(self, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Any]] | None:
         """Fill `tensors` from the newest complete checkpoint; (step, values), or None where there is none.

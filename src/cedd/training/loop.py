@@ -47,6 +47,13 @@ class TrainResult:
     bound: float | None
     finished: bool
     reason: str
+    signal: int | None = None
+    """The number of the signal that stopped it; SIGTERM where another rank, or a hook, asked for the stop."""
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell counts: 128 and the signal's number, so that nothing goes on with half a model; else 0."""
+        return 0 if self.signal is None else 128 + self.signal
 
 
 class Hooks:
@@ -163,7 +170,7 @@ class Trainer:
     def _steps(self, batches: Prefetcher[StepBatch]) -> TrainResult:
         config, state = self.config, self.state
         pending: StepFigures | None = None
-        loss, bound, reason = None, None, "finished"
+        loss, bound, reason, number = None, None, "finished", None
         while state.step < config.steps:
             if self.patience.is_over:  # also where a run that had stopped early is started again
                 reason = "stopped early: the bound no longer improves"
@@ -179,7 +186,7 @@ class Trainer:
                 bound = self.evaluate()
                 self.meter.pause()
             if stop and state.step < config.steps:
-                reason = "stopped"
+                reason, number = "stopped", int(self.stop.number)
                 break
             if state.step % config.checkpoint_every == 0 and state.step < config.steps:
                 loss, _ = self._account(pending)
@@ -189,7 +196,7 @@ class Trainer:
         if pending is not None:
             loss, _ = self._account(pending)
         self._save()
-        return TrainResult(state.step, loss, bound, state.step >= config.steps, reason)
+        return TrainResult(state.step, loss, bound, state.step >= config.steps, reason, number)
 
     def _account(self, figures: StepFigures) -> tuple[float, bool]:
         """Read and log a step's figures, and act on what is not finite; its loss, and whether a stop was requested."""

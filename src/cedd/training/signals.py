@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+
 
 @dataclass
 class StopRequest:
-    """Set by SIGTERM and SIGINT, or by anyone who sets `requested`."""
+    """Set by SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal is gone), or by anyone who sets `requested`."""
 
     requested: bool = False
+    number: int = signal.SIGTERM
+    """The signal that asked for it; SIGTERM where none did."""
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take the two signals inside; a second SIGINT interrupts at once."""
+        """Take the signals inside, but not those that this process was told to ignore (nohup); a second SIGINT
+        interrupts at once."""
 
         def on_signal(number: int, _: FrameType | None) -> None:
             if self.requested and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self.requested = True
+            self.requested, self.number = True, number
+            _leave(terminals)
 
+        terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+        taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         try:
-            old = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+            old = {number: signal.signal(number, on_signal) for number in taken}
         except ValueError:  # not in the main thread, which alone receives signals
             yield
             return
@@ -34,3 +43,12 @@ class StopRequest:
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
+
+
+def _leave(terminals: Sequence[int]) -> None:
+    """Where a terminal is gone, what is still printed goes nowhere: it would be an error, and come before the save."""
+    for descriptor in terminals:
+        if not os.isatty(descriptor):
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
