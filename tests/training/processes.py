@@ -25,6 +25,7 @@ import cedd.training.loop
 from cedd.cli import main
 from cedd.training.config import TrainConfig, from_json, to_json
 from cedd.training.loop import train
+from tests.training.runs import listen
 
 SERVER = multiprocessing.get_context("forkserver")
 PATIENCE = 120  # seconds that a child may take on a busy machine
@@ -79,6 +80,7 @@ def command(words: list[str], output: Path) -> BaseProcess:
 
 def _command(words: list[str], output: Path) -> None:
     torch.set_num_threads(1)
+    listen()
     with _printed_to(output):
         code = main(words)
     sys.exit(code)
@@ -91,6 +93,7 @@ def command_on_terminal(words: list[str], terminal: str) -> BaseProcess:
 
 def _command_on_terminal(words: list[str], terminal: str) -> None:
     torch.set_num_threads(1)
+    listen()
     os.setsid()
     descriptor = os.open(terminal, os.O_RDWR)  # of a session without one, the first that it opens becomes its own
     for standard in (0, 1, 2):

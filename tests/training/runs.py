@@ -5,6 +5,7 @@ The text is made of a few words in random order, so that there is something to l
 
 import json
 import random
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,13 @@ def updated(config: OptimizerConfig, device: str, *, plain: bool) -> Update:
             source.grad = torch.randn(source.shape, generator=generator).to(source)
         update.apply(config.rate, update.norm(), torch.tensor(step != 1, device=device))
     return update
+
+
+def listen() -> dict[int, Any]:
+    """Take the signals that stop a run as any program does, also where the tests were started to ignore some (nohup);
+    how they were taken before."""
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    return {number: signal.signal(number, handler) for number, handler in usual.items()}
 
 
 class Crash(Exception):

@@ -4,7 +4,7 @@ import json
 import shutil
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests.training.runs import (
     crash_at,
     final_log,
     final_state,
+    listen,
     run,
     write_corpus,
 )
@@ -116,6 +117,15 @@ def test_weights_that_a_kill_kept_from_being_written_are_written_next_time(confi
     assert all(torch.equal(tensor, before[name]) for name, tensor in final_state(config().out).items())
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = listen()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_stops(config: Make, number: signal.Signals):
     run(config("whole"))
@@ -137,6 +147,7 @@ def test_a_signal_saves_and_stops(config: Make, number: signal.Signals):
     assert_same_run(config("whole").out, config("stopped").out)
 
 
+@pytest.mark.usefixtures("signals")
 def test_a_second_interrupt_does_not_wait(config: Make):
     def stop(step: int) -> None:
         if step == 2:
