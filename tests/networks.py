@@ -1,6 +1,7 @@
 """Small random networks and data for tests, and what the oracle calls them."""
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -36,12 +37,13 @@ def random_network(process: TokenProcess, length: int, seed: int, size: float = 
 
 
 def matching_chain(process: TokenProcess, length: int) -> reference.Chain:
-    """The oracle's chain with the process's clocks."""
+    """The oracle's chain with the process's clocks, which are asked once for each time."""
+    clocks = (process.alpha, process.beta, process.alpha_rate, process.beta_rate)
     return reference.Chain(
         process.vocab_size,
         length,
         process.has_mask,
-        *(lambda t, f=f: float(f(t)) for f in (process.alpha, process.beta, process.alpha_rate, process.beta_rate)),
+        *(cache(lambda t, f=f: float(f(t))) for f in clocks),
     )
 
 

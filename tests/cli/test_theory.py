@@ -8,6 +8,7 @@ import torch
 
 from cedd import theory as claims
 from cedd.cli import main
+from cedd.cli import theory as command
 from cedd.cli.theory import _plain
 from cedd.parameterization import AffineScore
 from cedd.process import Kernel, TokenProcess
@@ -21,7 +22,15 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_every_claim_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_claim_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all, found = command._check_all, []
+
+    def once(problem: ToyProblem) -> dict[str, list[Finding]]:
+        """Computed by the first of the two ways to print them."""
+        found.extend([] if found else [check_all(problem)])
+        return found[0]
+
+    monkeypatch.setattr(command, "_check_all", once)
     code, record = run(capsys, "--seed", "3")
     assert code == 0
     assert record["passed"]
@@ -30,10 +39,7 @@ def test_every_claim_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["holds"] and row["statement"] for row in record["claims"])
     wrong = [row for row in record["claims"] if row["relation"] == "erratum"]
     assert all(row["left"] > 1e-4 for row in wrong)
-
-
-def test_the_table_names_every_claim(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(SMALL) == 0
+    assert main([*SMALL, "--seed", "3"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in CLAIMS)
     assert "comparisons hold" in out
@@ -48,11 +54,13 @@ def failing(*names: str) -> list[str]:
 
 def test_a_broken_kernel_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Kernel, "b", property(lambda self: self.shuffled / (self.vocab_size + 1)))
+    broken = {"Proposition 5", "Proposition 7", "ratios of a posterior"}
+    tried = {name: claim for name, claim in CLAIMS.items() if name in broken | {"erratum 4"}}
+    monkeypatch.setattr(command, "CLAIMS", tried)
     code, record = run(capsys)
     assert code == 1
     assert not record["passed"]
-    failed = {row["claim"] for row in record["claims"] if not row["holds"]}
-    assert {"Proposition 5", "Proposition 7", "ratios of a posterior"} <= failed
+    assert {row["claim"] for row in record["claims"] if not row["holds"]} == broken
 
 
 def test_a_broken_terminal_term_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import cedd
 
 LATIN = """\
 Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
-nostra Galli appellantur. Hi omnes lingua, institutis, legibus inter se differunt. Gallos ab Aquitanis Garumna flumen,
-a Belgis Matrona et Sequana dividit."""
+nostra Galli appellantur. Hi omnes lingua, institutis, legibus inter se differunt. Gallos ab Aquitanis Garumna flumen
+dividit."""
 LINES = """\
 The baker had been up sinoe four, and his
 whdle street knew it: the smoll of bread came
