@@ -126,7 +126,7 @@ class Trainer:
         self.state = self.stepper.state
         self.validation = Validation(config, self.method, self.process, self.data, self.stepper.precision, ranks.device)
         self.patience = Patience(config.evaluation.patience)
-        identity = RunIdentity(settings_of_run(config) | {"data_sha256": self.data.train.header["tokens_sha256"]})
+        identity = RunIdentity(settings_of_run(config) | {"data_sha256": self.data.train.header.get("tokens_sha256")})
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, identity, self._say)
         self.meter = Meter(config, self.state.model, ranks)
         self.stop = StopRequest()
