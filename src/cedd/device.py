@@ -6,17 +6,25 @@ import torch
 from torch import nn
 
 
-def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device a user names: auto (CUDA, else MPS, else the CPU), cpu, cuda or mps."""
+def pick_device(device: str | torch.device, local_rank: int = 0) -> torch.device:
+    """The device a user names: auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:1 or mps."""
+    name = str(device)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.device(name)
+        found = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"there is no device {name!r}; use auto, cpu, cuda or mps") from None
-    if name.startswith("cuda") and not torch.cuda.is_available():
+        found = None
+    if found is None or found.type not in ("cpu", "cuda", "mps"):  # torch knows many more, of which we have run none
+        raise ValueError(f"there is no device {name!r}; use auto, cpu, cuda or mps")
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device here; use --device cpu")
-    return torch.device(name, local_rank) if name == "cuda" else torch.device(name)
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("there is no MPS device here; use --device cpu")
+    number = found.index or 0
+    if number >= (torch.cuda.device_count() if found.type == "cuda" else 1):
+        raise ValueError(f"there is no device {name}; the last one is {found.type}:{torch.cuda.device_count() - 1}")
+    return torch.device(name, local_rank) if name == "cuda" else found
 
 
 def model_device(model: object, otherwise: torch.device | str = "cpu") -> torch.device:

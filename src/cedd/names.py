@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 CUTOFF = 0.6
 """How alike two names are that one may be a slip of the other: twice the letters they share, of all their letters."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters, which a terminal would obey, written out: \\x1b. Tabs and line ends stay."""
+    return re.sub(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str | None:

@@ -7,6 +7,7 @@ NAME that nobody holds: a killed process leaves nothing for long, and a living o
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -15,7 +16,10 @@ import os
 import re
 import shutil
 import sys
+import types
+import typing
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -49,16 +53,32 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with ~ as the user's folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{path} is in the folder of a user who is not known here") from None
+
+
 def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Refuse a file that could not be written, or whose name says another kind, before an hour is spent on it."""
+    """Refuse a file that could not be written, or whose name says another kind, before an hour is spent on it: a file
+    is written beside it, as it will be then, and removed."""
     if path is None:
         return
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
     if suffixes and path.suffix not in suffixes:
         raise ValueError(f"{path.name} must end in {' or '.join(suffixes)}")
-    if not path.expanduser().resolve().parent.is_dir():
+    if not path.resolve().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+    if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):  # a device would be replaced by a file
+        raise ValueError(f"{path} cannot be written: it is {'write-protected' if path.is_file() else 'no plain file'}")
+    try:
+        with _temporary(path) as folder:
+            (folder / path.name).touch()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def flush_folder(folder: Path) -> None:
@@ -236,3 +256,69 @@ def atomic_write(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any, indent: int = 1) -> None:
     """Replace `path` by a JSON value."""
     atomic_write(path, json.dumps(value, indent=indent).encode() + b"\n")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is read may be damaged, or of another version
+
+
+@contextmanager
+def reading(source: Path | str) -> Iterator[None]:
+    """Around code that reads what a file says: where that is not what it should say, one line names the file."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{source} is damaged, or made by another version of cedd: it has no {error}") from error
+    except (TypeError, AttributeError, IndexError, OverflowError, RecursionError, EOFError, zlib.error) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{source} is damaged, or made by another version of cedd: {said}") from error
+    except ValueError as error:
+        if str(source) in str(error):
+            raise
+        raise ValueError(f"{source}: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{path} is damaged: it is not JSON ({why})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it holds no JSON object")
+    return value
+
+
+def from_json(kind: Any, values: Any, name: str = "") -> Any:
+    """The dataclass `kind` whose fields, as JSON, were `values`; unknown keys and values of another type are refused.
+
+    name: what the values are called in messages.
+    """
+    where = name or kind.__name__
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where} must be a JSON object; got {values!r}")
+    hints = typing.get_type_hints(kind)
+    if unknown := sorted(set(values) - set(hints)):
+        raise ValueError(f"{where} has no {unknown[0]!r}; made by a newer cedd?")
+    return kind(**{key: _restored(hints[key], value, f"{where}.{key}") for key, value in values.items()})
+
+
+def _restored(hint: Any, value: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_json(hint, value, name)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if not any(_fits(option, value) for option in options):
+        raise ValueError(f"{name} cannot be {value!r}")
+    return Path(value) if Path in options and value is not None else value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a JSON value is one of a type that a configuration has."""
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    taken = {float: (int, float), Path: str, tuple: list}
+    plain = typing.get_origin(kind) or kind
+    return isinstance(value, taken.get(plain, plain))

@@ -12,6 +12,7 @@ from rich.style import Style
 from cedd.cli import main
 from cedd.cli.correct import coloured
 from cedd.models import locate
+from cedd.names import printable
 from cedd.spelling.correct import Change
 from cedd.tasks import Corrected, correct, load
 from tests.tasks.models import mending, save_random
@@ -110,7 +111,7 @@ GREEN = Style(bold=True, color="green")
 def test_a_correction_in_colours_is_the_corrected_text(text):
     corrected = correct(mending(), text)
     shown = coloured(corrected, GREEN)
-    assert shown.replace("\x1b[1;32m", "").replace("\x1b[0m", "") == corrected.text
+    assert shown.replace("\x1b[1;32m", "").replace("\x1b[0m", "") == printable(corrected.text)
     assert shown.count("\x1b[1;32m") == len(corrected.changes)
     assert coloured(correct(mending(), "the cqt"), GREEN) == "the c\x1b[1;32ma\x1b[0mt"
 

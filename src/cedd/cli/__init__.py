@@ -9,11 +9,15 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
-from cedd.names import nearest_path, suggestion
+from cedd.names import nearest_path, printable, suggestion
 
 COMMANDS: Mapping[str, str] = {
     "quickstart": "train, measure, sample, infill and correct in minutes, and write a page about it",
@@ -35,10 +39,6 @@ RENAMED: Mapping[str, Mapping[str, str]] = {"correct": {"--strange": "--max-surp
 """Options by earlier names, which commands still take."""
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says of a disk that takes no more: the machine's fault, not the input's."""
-
-
 class UserError(Exception):
     """Bad input: its message is the one line that the user sees."""
 
@@ -57,8 +57,23 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Bad input ends in one line on stderr and exit code 2, a full disk in 1; an interrupt in 130."""
+    """Run one command: 0, or 2 for bad input and 1 for what the machine could not do, with one line on stderr that says
+    what; 130 after an interrupt, 141 if nobody reads the output any more. A mistake of ours shows its traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    code = 0
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    finally:
+        if arguments is None:  # the process ends
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -67,35 +82,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"cedd {version('cedd')}")
         return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        return _said(f"cedd: no command {name!r}{suggestion(name, COMMANDS)}", 2)
+    _prepare()
+    try:
+        with _ending_at_once(name):
+            arguments = importlib.import_module("cedd.cli.arguments").parse(name, _renamed(name, rest))
+            seed = getattr(arguments, "seed", None)
+            if seed is not None and not 0 <= seed < 2**63:  # every generator of random numbers takes these
+                raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
+            module = importlib.import_module(f"cedd.cli.{name}")
+        return int(module.run(arguments) or 0)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        return _said(f"cedd {name}: interrupted", 130)
+    except Exception as error:
+        if os.environ.get("CEDD_TRACEBACK") or (found := _explained(error)) is None:
+            raise
+        line, code = found
+        return _said(f"cedd {name}: {line}", code)
+
+
+def _prepare() -> None:
+    """Settings of libraries that are not imported yet."""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # that the hub is tried again is not the user's business
     if "OMP_WAIT_POLICY" not in os.environ:
         # Before torch is imported and its threads are made: threads that wait for others soon sleep. They would spin
         # for a millisecond or more; where other programs are busy, on the very core that the thread they wait for
         # needs: a network of 75 ms then took 1.6 s. (GNU's library of threads; others have settings of their own.)
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    name, rest = words[0], words[1:]
-    if name not in COMMANDS:
-        print(f"cedd: no command {name!r}{suggestion(name, COMMANDS)}", file=sys.stderr)
-        return 2
+
+
+def _said(line: str, code: int) -> int:
+    print(printable(" ".join(line.split())), file=sys.stderr)
+    return code
+
+
+@contextmanager
+def _ending_at_once(name: str) -> Iterator[None]:
+    """While modules are imported an interrupt ends the process: nothing is lost, and raised inside an import it would
+    come out as another error, or not at all."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        os._exit(_said(f"cedd {name}: interrupted", 130))
+
+    alone = threading.current_thread() is threading.main_thread()  # no other is interrupted
+    if not alone or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, end)
     try:
-        return _run(name, rest)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _line(error: Exception) -> str | None:
-    """The one line about an error that is the input's or the machine's; None for one that is ours."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own, a RuntimeError
-        return "there is not enough memory for this; take a smaller batch, model or length"
-    if isinstance(error, RuntimeError):
-        return None
+NOT_INPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS)
+"""What the system says of a machine that cannot do what was asked, however it is asked."""
+
+
+def _explained(error: Exception) -> tuple[str, int] | None:
+    """One line about an error that is the input's, and exit code 2, or the machine's, and 1; None for one that is
+    ours."""
+    no_memory = "can't allocate memory" in str(error) or "not enough memory" in str(error)  # torch's on a CPU
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
+        return "there is not enough memory for this; take a smaller batch, model or length", 1
     if isinstance(error, FileNotFoundError) and error.filename is not None:
-        near = nearest_path(Path(error.filename))
-        return f"there is no file or folder {error.filename}" + ("" if near is None else f"; did you mean {near}?")
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split())
+        near = nearest_path(Path(os.fsdecode(error.filename)))
+        hint = "" if near is None else f"; did you mean {near}?"
+        return f"there is no file or folder {error.filename}{hint}", 2
+    if isinstance(error, OSError):
+        said = error.strerror or str(error)
+        return said if error.filename is None else f"{error.filename}: {said}", 1 if error.errno in NOT_INPUT else 2
+    return (str(error), 2) if isinstance(error, UserError | ValueError) else None
 
 
 def _renamed(name: str, words: list[str]) -> list[str]:
@@ -107,22 +168,3 @@ def _renamed(name: str, words: list[str]) -> list[str]:
             print(f"cedd {name}: {option} is now called {now}", file=sys.stderr)
             words = [*words[:place], now + equals + value, *words[place + 1 :]]
     return words
-
-
-def _run(name: str, words: list[str]) -> int:
-    try:
-        arguments = importlib.import_module("cedd.cli.arguments").parse(name, _renamed(name, words))
-        seed = getattr(arguments, "seed", None)
-        if seed is not None and not 0 <= seed < 2**63:  # every generator of random numbers takes these, not all others
-            raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
-        return int(importlib.import_module(f"cedd.cli.{name}").run(arguments) or 0)
-    except BrokenPipeError:
-        raise
-    except (UserError, ValueError, OSError, MemoryError, RuntimeError) as error:
-        if os.environ.get("CEDD_TRACEBACK") or (line := _line(error)) is None:
-            raise
-        print(f"cedd {name}: {line}", file=sys.stderr)
-        return 1 if isinstance(error, OSError) and error.errno in FULL else 2
-    except KeyboardInterrupt:
-        print(f"cedd {name}: interrupted", file=sys.stderr)
-        return 130

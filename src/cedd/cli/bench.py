@@ -8,7 +8,6 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from cedd.bench.options import BenchOptions, machine
@@ -16,6 +15,7 @@ from cedd.bench.sample import bench_sample
 from cedd.bench.train import bench_train
 from cedd.cli import UserError
 from cedd.cli.arguments import Bench
+from cedd.cli.console import PlainConsole
 from cedd.methods import get_method
 from cedd.names import suggestion
 from cedd.process import PROCESSES
@@ -100,8 +100,8 @@ def _cell(value: Any) -> str:
 
 def run(arguments: Bench) -> int:
     """Print the table, or JSON."""
-    options, console = options_of(arguments), Console()
-    say = (lambda _: None) if arguments.json else lambda line: console.print(line, highlight=False)
+    options, console = options_of(arguments), PlainConsole()
+    say = (lambda _: None) if arguments.json else lambda line: console.print(line)
     bench = bench_train if arguments.suite == "train" else bench_sample
     rows = [asdict(row) for row in bench(options, say)]
     about = machine(arguments.device)

@@ -8,13 +8,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.style import Style
 
 from cedd.cli import UserError
 from cedd.cli.arguments import Correct
+from cedd.cli.console import PlainConsole
 from cedd.cli.given import model_and_text
 from cedd.cli.progress import progress_bar
+from cedd.names import printable
 from cedd.spelling.correct import CorrectionProgress
 from cedd.spelling.options import correction_options
 from cedd.tasks import Corrected, CorrectionOptions, load
@@ -44,7 +45,7 @@ def run(arguments: Correct) -> int:
         print(json.dumps({"text": corrected.text, "original": text, "changes": changes}))
         return 0
     style = terminal_style()
-    write_output((corrected.text if style is None else coloured(corrected, style)) + "\n" * typed)
+    write_output((for_terminal(corrected.text) if style is None else coloured(corrected, style)) + "\n" * typed)
     return 0
 
 
@@ -55,7 +56,7 @@ def read_input(file: Path | None, *, asked: bool) -> str:
         raise UserError('there is no text: cedd correct "It was a drak and stormy nihgt", - to type it, or --file FILE')
     if file is None:
         content = sys.stdin.buffer.read()
-    elif (file := file.expanduser()).is_dir():
+    elif file.is_dir():
         texts = sorted(file.glob("*.txt"))
         raise UserError(f"{file} is a folder; --file reads one file{f', such as {texts[0]}' if texts else ''}")
     else:
@@ -73,21 +74,26 @@ def write_output(text: str) -> None:
         sys.stdout.write(text)
 
 
+def for_terminal(text: str) -> str:
+    """The text, with what a terminal would obey written out where standard output is one."""
+    return printable(text) if sys.stdout.isatty() else text
+
+
 def terminal_style() -> Style | None:
     """How new letters are shown; None where standard output is no terminal, or one that shows no styles."""
-    console = Console()
+    console = PlainConsole()
     if not sys.stdout.isatty() or console.color_system is None or console.legacy_windows:
         return None
     return Style(bold=True, color=None if console.no_color else "green")
 
 
 def coloured(corrected: Corrected, style: Style) -> str:
-    """The corrected text, character for character, with what was put in in this style."""
+    """The corrected text as a terminal shows it, with what was put in in this style."""
     shown: list[str] = []
     end = shift = 0
     for change in corrected.changes:
         start = max(end, change.position + shift)  # of a character's bytes several may change
-        shown.append(corrected.text[end:start])
+        shown.append(printable(corrected.text[end:start]))
         end, shift = start + len(change.after), shift + len(change.after) - len(change.before)
-        shown.append(style.render(corrected.text[start:end]))
-    return "".join([*shown, corrected.text[end:]])
+        shown.append(style.render(printable(corrected.text[start:end])))
+    return "".join([*shown, printable(corrected.text[end:])])

@@ -7,10 +7,10 @@ import math
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from cedd.cli.arguments import Evaluate
+from cedd.cli.console import PlainConsole
 from cedd.cli.progress import progress_bar
 from cedd.device import pick_device
 from cedd.dynamics import Corrector
@@ -43,7 +43,7 @@ def run(arguments: Evaluate) -> int:
         raise ValueError(f"a batch has at least one sequence; got {arguments.batch}")
     device = pick_device(arguments.device)
     paths = [path for path in (arguments.model, arguments.other) if path is not None]
-    folders = [load_folder(path.expanduser(), device) for path in paths]
+    folders = [load_folder(path, device) for path in paths]
     for folder in folders:
         asked_bounds(folder, arguments.bound)
         check_comparable(folders[0], folder)
@@ -72,15 +72,15 @@ def run(arguments: Evaluate) -> int:
 
     results = [measured(folder) for folder in folders]
     comparison = compare(results[0].main, results[1].main) if len(results) > 1 else None
-    if arguments.per_sequence is not None:
-        save_per_sequence(arguments.per_sequence.expanduser(), results)
-    if arguments.plot is not None:
-        save_plot(arguments.plot.expanduser(), results)
     seconds = time.perf_counter() - started
     if arguments.json:
         print(json.dumps(_record(arguments, results, comparison, protocol, seconds)))
     else:
-        _print(Console(highlight=False, markup=False), results, comparison, protocol, tolerance)
+        _print(PlainConsole(), results, comparison, protocol, tolerance)
+    if arguments.per_sequence is not None:
+        save_per_sequence(arguments.per_sequence, results)
+    if arguments.plot is not None:
+        save_plot(arguments.plot, results)
     return 0
 
 
@@ -121,7 +121,7 @@ def _record(
 
 
 def _print(
-    console: Console,
+    console: PlainConsole,
     results: list[Measurement],
     comparison: Comparison | None,
     protocol: dict[str, Any],

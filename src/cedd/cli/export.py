@@ -16,6 +16,7 @@ from cedd.report.commands import train_command
 from cedd.spelling.calibrate import calibrate
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.options import RENAMED, CorrectionOptions, current_names
+from cedd.storage import read_json, reading
 from cedd.tasks import load
 from cedd.tasks.card import is_spelling
 from cedd.training.config import read_config
@@ -109,10 +110,8 @@ def read_results(files: tuple[Path, ...]) -> dict[str, Any]:
     """Figures by the names of their files."""
     found: dict[str, Any] = {}
     for file in files:
-        try:
-            found[file.stem] = digest(json.loads(file.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise UserError(f"{file} is not JSON ({error}); results are what a command prints with --json") from None
+        with reading(f"{file}, which should be what a command printed with --json,"):
+            found[file.stem] = digest(read_json(file))
     return found
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from cedd.cli import UserError
 from cedd.cli.arguments import Genppl
+from cedd.cli.console import PlainConsole
 from cedd.cli.sampling import sampling_options
 from cedd.device import pick_device
 from cedd.evaluation.generative import (
@@ -29,37 +30,36 @@ from cedd.tasks.generate import generate_ids
 
 def run(arguments: Genppl) -> int:
     """Draw or read samples, judge them, print the table or JSON."""
-    check_writable(arguments.out)
     sampling_options(arguments.options, arguments.seed)
     if (arguments.model is None) == (arguments.samples is None):
         raise UserError("give either a RUN to sample from or --samples FILE to judge again")
     device = str(pick_device(arguments.device))
     given = load_samples(arguments.samples) if arguments.samples is not None else None
-    if arguments.model is not None:
-        locate(arguments.model)
+    out = None if arguments.model is None else arguments.out or locate(arguments.model) / "samples.jsonl"
+    check_writable(out)
     # The judge before the samples are drawn: it is what fails, and they take long.
     judge = HubJudge(arguments.judge, device, arguments.judge_batch, arguments.gguf_file)
-    samples = draw(arguments) if given is None else given
+    samples = draw(arguments, out) if given is None else given
     report = generative_perplexity(samples, judge, seed=arguments.seed)
     if arguments.json:
         print(json.dumps(asdict(report) | {"made_by": dict(samples.made_by)}))
     else:
-        Console().print(table(report))
+        PlainConsole().print(table(report))
     return 0
 
 
-def draw(arguments: Genppl) -> Samples:
+def draw(arguments: Genppl, out: Path | None) -> Samples:
     """Samples of the model, saved."""
     assert arguments.model is not None
+    assert out is not None
     model = load(arguments.model, arguments.device)
     options = sampling_options(arguments.options, arguments.seed)
     ids = generate_ids(model, arguments.n, arguments.length, options)
     texts = [model.tokenizer.decode(row.numpy()) for row in ids]
     made_by = {"model": arguments.model, "length": ids.shape[1], **asdict(options)}
     samples = Samples(texts, ids.tolist(), made_by)
-    out = arguments.out or model.folder.path / "samples.jsonl"
     save_samples(out, samples)
-    Console(stderr=True).print(f"samples: {out}")
+    PlainConsole(stderr=True).print(f"samples: {out}", soft_wrap=True)
     return samples
 
 

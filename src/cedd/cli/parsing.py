@@ -6,13 +6,15 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro import _errors as events  # private, and so pyproject.toml names the versions; the public form is a drawn box
 
 from cedd.names import nearest, suggestion
+from cedd.storage import expanded
 
 KINDS = {
     "INT": "a whole number",
@@ -47,8 +49,20 @@ def parse_arguments(kind: Any, words: Sequence[str], *, prog: str, description: 
         several = next((name for name, hint, marks in _fields(kind) if _takes_all(hint, marks)), None)
         if several is None or any(word.startswith("-") for word in left):
             refuse(no_place(left, kind))
-        parsed = replace(parsed, **{several: (*getattr(parsed, several), *left)})
-    return parsed
+        kind_of_word = get_args(get_type_hints(kind)[several])[0]
+        parsed = replace(parsed, **{several: (*getattr(parsed, several), *map(kind_of_word, left))})
+    return _at_home(parsed)
+
+
+def _at_home(value: Any) -> Any:
+    """Arguments with ~ as the user's folder in every path."""
+    if isinstance(value, Path):
+        return expanded(value)
+    if isinstance(value, tuple):
+        return tuple(map(_at_home, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(value, **{field.name: _at_home(getattr(value, field.name)) for field in fields(value)})
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:

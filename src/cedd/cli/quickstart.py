@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from cedd.cli.arguments import Quickstart
+from cedd.cli.console import PlainConsole
 from cedd.cli.progress import Stages
 from cedd.device import pick_device
 from cedd.report.measure import describe_run
@@ -28,18 +28,17 @@ DEFAULT_OUT = Path("runs/quickstart")
 
 def run(arguments: Quickstart) -> int:
     """Everything, with progress on standard error."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     started = time.monotonic()
     config = configuration(arguments)
     console.print(
         f"training {config.method} on {config.process.name} for {config.steps} steps on the text of Python's manual; "
         f"the run's folder is {config.out}",
-        highlight=False,
         soft_wrap=True,
     )
     result = train(config, console)
     if not result.finished:
-        console.print("stopped; the same command goes on from here", highlight=False)
+        console.print("stopped; the same command goes on from here")
         return result.exit_code
     effort = Effort(sequences=48, samples=2) if arguments.fast else Effort()
     stages = Stages()

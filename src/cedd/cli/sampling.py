@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
 from cedd.cli import UserError
 from cedd.cli.arguments import PAGE_SUFFIXES, SamplerOptions, SamplingArguments, ViewOptions
-from cedd.cli.correct import write_output
+from cedd.cli.console import PlainConsole
+from cedd.cli.correct import for_terminal, write_output
 from cedd.cli.progress import progress_bar
 from cedd.data.tokenizers import MASK_CHARACTER
 from cedd.models.loaded import LoadedModel, SamplingOptions
@@ -58,7 +58,7 @@ def show(
     if arguments.json:
         print(json.dumps({named: texts, **facts, "seed": arguments.seed}))
     else:
-        write_output(between.join(texts) + "\n")
+        write_output(for_terminal(between.join(texts)) + "\n")
     if view.html is not None:
         trajectory.save_html(view.html, title)
     if view.gif is not None:
@@ -72,14 +72,14 @@ def _watching(view: ViewOptions, trajectory: Trajectory, n: int, *, quiet: bool)
     with ExitStack() as opened:
         if view.watch or view.html is not None or view.gif is not None:
             callbacks.append(trajectory)
-        if view.watch and not quiet and (console := Console()).is_terminal:
+        if view.watch and not quiet and (console := PlainConsole()).is_terminal:
             # Transient: what is left on the screen is the text itself, which the command prints.
             live = Live(
                 get_renderable=lambda: last_frame(trajectory), console=console, auto_refresh=False, transient=True
             )
             opened.enter_context(live)
             callbacks.append(lambda step, t, x: live.refresh())
-        if not view.watch and not quiet and Console(stderr=True).is_terminal:
+        if not view.watch and not quiet and PlainConsole(stderr=True).is_terminal:
             callbacks.append(_moving(opened.enter_context(progress_bar("sampling, %", True)), n))
 
         def callback(step: int, t: float, x: Tensor) -> None:

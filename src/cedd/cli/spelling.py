@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from cedd.cli import UserError
 from cedd.cli.arguments import PLOT_SUFFIXES, Spelling
+from cedd.cli.console import PlainConsole
 from cedd.cli.progress import progress_bar
 from cedd.spelling.book import Book, read_book
 from cedd.spelling.corruption import MISTAKES
@@ -42,20 +42,20 @@ def run(arguments: Spelling) -> int:
     left_out = {name: why for name, why in whys.items() if why}
     if len(left_out) == len(asked):
         raise UserError("; ".join(left_out.values()))
+    if arguments.plot is not None and "user" not in asked.keys() - left_out.keys():
+        raise UserError("--plot draws the user's protocol, which cannot be measured; leave it out")
     results: dict[str, Any] = {}
     for name in (name for name in asked if name not in left_out):
         with progress_bar(f"{name}'s protocol", not arguments.json) as progress:
             results[name] = asked[name].measure(model, book, seed, progress)
-    if arguments.plot is not None:
-        if "user" not in results:
-            raise UserError("--plot draws the user's protocol, which was not measured; leave it out")
-        save_plot(arguments.plot.expanduser(), results["user"])
     note = " ".join(f"The {name}'s protocol was left out: {why}." for name, why in left_out.items()) or None
     measured = Measured(arguments, model, book, results.get("paper"), results.get("user", []), note)
     if arguments.json:
         print(json.dumps({**measured.record(), "seconds": round(time.perf_counter() - started, 3)}))
     else:
-        measured.print(Console(highlight=False, markup=False))
+        measured.print(PlainConsole())
+    if arguments.plot is not None:
+        save_plot(arguments.plot, results["user"])
     return 0
 
 
@@ -98,7 +98,7 @@ class Measured:
             "note": self.note,
         }
 
-    def print(self, console: Console) -> None:
+    def print(self, console: PlainConsole) -> None:
         """As tables."""
         book, name = self.book, self.model.name
         strange = f"; {book.unknown:,} that the model does not know, read as similar ones" if book.unknown else ""

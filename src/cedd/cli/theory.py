@@ -8,12 +8,12 @@ import time
 from dataclasses import asdict
 
 import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cedd.cli.arguments import Theory
+from cedd.cli.console import PlainConsole
 from cedd.theory import CLAIMS, Finding, ToyProblem
 
 SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
@@ -45,7 +45,7 @@ def run(arguments: Theory) -> int:
 
 def _check_all(problem: ToyProblem) -> dict[str, list[Finding]]:
     """The findings of every claim, with a line on stderr that says which one is being computed."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed}/{task.total}"))
     findings: dict[str, list[Finding]] = {}
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
@@ -64,11 +64,11 @@ def _plain(finding: Finding) -> dict[str, object]:
 
 
 def _print_table(findings: dict[str, list[Finding]], seconds: float) -> None:
-    console = Console()
+    console = PlainConsole(markup=True)
     if not console.is_terminal:
-        console = Console(width=110)
+        console = PlainConsole(markup=True, width=110)
     for name, found in findings.items():
-        console.print(f"\n[bold]{name}[/bold]  {escape(CLAIMS[name].statement)}", highlight=False)
+        console.print(f"\n[bold]{name}[/bold]  {escape(CLAIMS[name].statement)}")
         table = Table(box=None, expand=True, padding=(0, 1), header_style="dim")
         table.add_column("", ratio=1)
         erratum = found[0].relation == "erratum"
@@ -79,9 +79,9 @@ def _print_table(findings: dict[str, list[Finding]], seconds: float) -> None:
         console.print(table)
     total = sum(map(len, findings.values()))
     failed = [f"{name}: {finding.case}" for name, found in findings.items() for finding in found if not finding.holds]
-    console.print(f"\n{total - len(failed)} of {total} comparisons hold ({seconds:.1f} s)", highlight=False)
+    console.print(f"\n{total - len(failed)} of {total} comparisons hold ({seconds:.1f} s)")
     for line in failed:
-        console.print(f"[red]failed[/red]  {escape(line)}", highlight=False)
+        console.print(f"[red]failed[/red]  {escape(line)}")
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:

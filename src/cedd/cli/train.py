@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 
-from rich.console import Console
-
 from cedd.cli import UserError
 from cedd.cli.arguments import Train
+from cedd.cli.console import PlainConsole
 from cedd.methods import get_method
 from cedd.storage import finite
 
@@ -21,7 +20,7 @@ def run(arguments: Train) -> int:
     get_method(config.method)
     from cedd.training.loop import train
 
-    result = train(config, Console(stderr=True))
+    result = train(config, PlainConsole(stderr=True))
     if arguments.json and os.environ.get("RANK", "0") == "0":
         print(json.dumps({"out": str(config.out), **finite(vars(result))}))
     return result.exit_code

@@ -16,6 +16,7 @@ import re
 import sys
 import sysconfig
 import unicodedata
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -24,13 +25,15 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO, cast
 
 from cedd.names import nearest_path
-from cedd.storage import file_sha256, json_sha256
+from cedd.storage import expanded, file_sha256, json_sha256
 
 PIECE_CHARACTERS = 1 << 16
 READER = "utf-8, no byte-order mark, LF"  # part of every content hash: another reader would read another text
 PYTHON_MANUAL = "python-manual"
 _HEAD_BYTES = 1 << 16
 _COMPRESSIONS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What is raised by files that are damaged, or that the system cannot read."""
 _FOLDER_ENDINGS = tuple(ending + packed for ending in (".txt", ".jsonl") for packed in ("", *_COMPRESSIONS))
 
 
@@ -138,11 +141,13 @@ def _is_jsonl(path: Path) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse an empty, binary or damaged file before any work is done on it."""
+    """Refuse an empty, binary or damaged file before any work is done on it, and what can be read only once."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no plain file, and data is read more than once: write it to a file first")
     try:
         with _open_bytes(path) as file:
             head = file.read(_HEAD_BYTES)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not head:
         raise ValueError(f"{path} is empty: give a file with text in it")
@@ -164,7 +169,7 @@ def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
         text = row.get(field) if isinstance(row, dict) else None
         if not isinstance(text, str):
@@ -205,7 +210,7 @@ class FileCorpus(Corpus):
             except UnicodeDecodeError as error:
                 byte = error.object[error.start]
                 raise ValueError(f"{path} is not UTF-8 text (byte 0x{byte:02x}): convert it to UTF-8 first") from None
-            except (OSError, EOFError, lzma.LZMAError) as error:
+            except UNREADABLE as error:
                 raise ValueError(f"{path} is damaged: {error}") from None
 
 
@@ -352,7 +357,7 @@ def open_corpus(spec: str | Path | Corpus, *, field: str = "text", document_brea
         raise ValueError("an empty document break cuts nowhere: leave it out")
     if name.startswith("hf:"):
         return _hub_corpus(name, field)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if name == PYTHON_MANUAL and not path.exists():
         return TextCorpus(python_manual_documents(), PYTHON_MANUAL)
     if not name.strip():

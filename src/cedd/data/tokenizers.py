@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cedd.data.folders import data_root
 from cedd.names import suggestion
-from cedd.storage import atomic_write, json_sha256, write_json
+from cedd.storage import atomic_write, expanded, json_sha256, read_json, reading, write_json
 
 MASK_CHARACTER = "▒"
 END_OF_TEXT = "<|endoftext|>"
@@ -173,7 +173,7 @@ class _CharacterTable(Tokenizer):
         missing = ids < 0
         if missing.any():
             if self.unknown is None:
-                hint = "add it to the alphabet, or give an `unknown` character to stand for it"
+                hint = "train with a tokenizer that has room for others, such as char:96, or take it out of the text"
                 raise _unknown_character(self.name, text, int(missing.argmax()), hint)
             ids[missing] = self.characters[self.unknown]
         return ids
@@ -373,7 +373,7 @@ class GPT2Tokenizer(_ByteLevelBPE):
         for name in ("vocab.json", "merges.txt"):
             if not (folder / name).is_file():
                 raise ValueError(f"{folder} has no {name}: GPT-2's tokenizer is vocab.json and merges.txt")
-        vocab = _read_json(folder / "vocab.json")
+        vocab = read_json(folder / "vocab.json")
         lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
         pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         if any(len(pair) != 2 for pair in pairs):
@@ -435,13 +435,6 @@ TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
 }
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        raise ValueError(f"{path} is damaged: it is not JSON") from None
-
-
 def tokenizer_from_definition(kind: str, definition: Mapping[str, Any], name: str) -> Tokenizer:
     """The tokenizer that a kind and its `definition` say."""
     if kind not in TOKENIZER_KINDS:
@@ -454,20 +447,21 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder} to load a tokenizer from")
-    header = _read_json(folder / HEADER_FILE) if (folder / HEADER_FILE).is_file() else None
-    if header is None and (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return GPT2Tokenizer.from_folder(folder)
-    if header is None and not (folder / BPE_FILE).is_file():
-        raise ValueError(f"{folder} holds no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
-    definition = (header or {}).get("definition")
-    if definition is None:
-        definition = _bpe_definition(_read_json(folder / BPE_FILE), str(folder / BPE_FILE))
-    if header is None:
-        return BPETokenizer(**definition, name=f"bpe:{len(definition['vocab'])}")
-    tokenizer = tokenizer_from_definition(header.get("kind", ""), definition, header["name"])
-    if tokenizer.fingerprint != header["fingerprint"]:
-        raise ValueError(f"the tokenizer in {folder} is damaged: its content does not match its fingerprint")
-    return tokenizer
+    with reading(folder):
+        header = read_json(folder / HEADER_FILE) if (folder / HEADER_FILE).is_file() else None
+        if header is None and (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            return GPT2Tokenizer.from_folder(folder)
+        if header is None and not (folder / BPE_FILE).is_file():
+            raise ValueError(f"{folder} holds no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
+        definition = (header or {}).get("definition")
+        if definition is None:
+            definition = _bpe_definition(read_json(folder / BPE_FILE), str(folder / BPE_FILE))
+        if header is None:
+            return BPETokenizer(**definition, name=f"bpe:{len(definition['vocab'])}")
+        tokenizer = tokenizer_from_definition(header.get("kind", ""), definition, header["name"])
+        if tokenizer.fingerprint != header["fingerprint"]:
+            raise ValueError(f"the tokenizer in {folder} is damaged: its content does not match its fingerprint")
+        return tokenizer
 
 
 def load_gpt2(files: str | Path | None = None) -> GPT2Tokenizer:
@@ -511,6 +505,6 @@ def make_tokenizer(
         if kind == "bpe":
             return BPETokenizer.train(texts, int(size))
         return CharTokenizer.from_texts(texts, unknown, int(size))
-    if Path(name).expanduser().is_dir():
-        return load_tokenizer(Path(name).expanduser())
+    if (folder := expanded(name)).is_dir():
+        return load_tokenizer(folder)
     raise ValueError(f"unknown tokenizer {name!r}{suggestion(name, (*NAMES, 'a folder that has one'))}")

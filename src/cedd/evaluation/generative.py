@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.storage import atomic_write
+from cedd.storage import atomic_write, expanded
 
 Floats = NDArray[np.float64]
 
@@ -57,9 +57,9 @@ def load_samples(path: str | Path) -> Samples:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
             entry: Any = json.loads(line) if line.strip() else {"made_by": made_by}
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(f"line {number} of {file} is not JSON") from None
-        if not isinstance(entry, dict) or not ({"text", "made_by"} & entry.keys()):
+        if not _is_sample(entry):
             raise ValueError(f'line {number} of {file} is not a sample, {{"text": ...}}')
         if "text" in entry:
             texts.append(entry["text"])
@@ -69,6 +69,16 @@ def load_samples(path: str | Path) -> Samples:
     if not texts:
         raise ValueError(f"{file} holds no samples")
     return Samples(texts, ids, made_by)
+
+
+def _is_sample(entry: Any) -> bool:
+    """Whether a line is a sample, or says how the samples were made."""
+    if not isinstance(entry, dict):
+        return False
+    if "text" not in entry:
+        return isinstance(entry.get("made_by"), dict)
+    ids = entry.get("ids", [])
+    return isinstance(entry["text"], str) and isinstance(ids, list) and all(isinstance(one, int) for one in ids)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -105,7 +115,7 @@ class HubJudge:
             import transformers  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ValueError("a judge needs the transformers library: pip install 'cedd[hub]'") from None
-        path = Path(name).expanduser()
+        path = expanded(name)
         if name.startswith(("/", ".", "~")) and not path.exists():
             raise ValueError(f"there is no judge at {name}")
         transformers.utils.logging.disable_progress_bar()
@@ -114,7 +124,8 @@ class HubJudge:
         options: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
         try:
             self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name, **options)
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **options)
+            # Weights of other kinds are unpickled, and may run anything.
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"the judge {name!r} could not be loaded: {error}") from None
         self._torch: Any = torch

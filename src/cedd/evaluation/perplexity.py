@@ -30,7 +30,7 @@ from cedd.data.text import MOST_UNKNOWN, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.dynamics import BOUNDS, Bound
 from cedd.models.folder import ModelFolder
-from cedd.storage import atomic_file, atomic_write, finite, json_sha256
+from cedd.storage import atomic_file, atomic_write, expanded, finite, json_sha256
 
 Asked = Literal["tight", "j1", "j2", "all"]
 UNITS = {"character": "characters", "byte": "utf8_bytes", "word": "words"}
@@ -54,7 +54,7 @@ def load_data(
     workers: int = 1,
 ) -> EvaluationData:
     """An evaluation set by its name, or a file, folder or hub data set, as blocks with the protocol that made them."""
-    is_file = Path(spec).expanduser().exists() or spec == PYTHON_MANUAL
+    is_file = expanded(spec).exists() or spec == PYTHON_MANUAL
     if not is_file and re.fullmatch(r"[\w-]+", spec):  # a bare word: an evaluation set, or refused by name
         return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)
     corpus = open_corpus(spec)

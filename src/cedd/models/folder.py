@@ -5,7 +5,6 @@ A run's folder is one too, so that a run can be given wherever a model is.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, locate, pretrained_roo
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import SkipInitialization, get_form, load_weights, save_weights
 from cedd.process import TokenProcess, process_from_config
-from cedd.storage import write_json
+from cedd.storage import from_json, read_json, reading, write_json
 
 FORMAT = 1
 DESCRIPTION_KEYS = ("format", "method", "process", "network", "length", "tokenizer", "weights")
@@ -87,11 +86,8 @@ def read_description(path: str | Path) -> dict[str, Any]:
     file = Path(path) / CONFIG_FILE
     if not file.is_file():
         raise ValueError(f"there is no run at {path}: it has no {CONFIG_FILE}")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    config = read_json(file)
+    if config.get("format") != FORMAT:
         raise ValueError(f"{file} does not describe a model of format {FORMAT}")
     return config
 
@@ -104,14 +100,36 @@ def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **
     if not weights.is_file():
         raise ValueError(f"{folder} has no weights yet ({WEIGHTS_FILE}); train it first")
     tokenizer = load_tokenizer(folder)
-    if tokenizer.fingerprint != config["tokenizer"]["fingerprint"]:
-        raise ValueError(f"the tokenizer in {folder} is not the one the model was trained with")
-    # The floor of sigma belongs to the method; models of before kept it with their process.
-    record = dict(config["process"])
-    method = method_from_config(config["method"], record.pop("sigma_floor", None))
-    process = process_from_config(record)
+    with reading(folder / CONFIG_FILE):
+        if tokenizer.fingerprint != config["tokenizer"]["fingerprint"]:
+            raise ValueError(f"the tokenizer in {folder} is not the one the model was trained with")
+        # The floor of sigma belongs to the method; models of before kept it with their process.
+        record = dict(config["process"])
+        method = method_from_config(config["method"], record.pop("sigma_floor", None))
+        process = process_from_config(record)
+        network = from_json(TransformerConfig, config["network"], "network")
+        form, length = config.get("weights", "float32"), config["length"]
+        get_form(form)
+        _check_sizes(network, process, tokenizer, length, weights.stat().st_size)
     with SkipInitialization():
-        model = Transformer(TransformerConfig(**config["network"]))
-    load_weights(model, weights, form=config.get("weights", "float32"))
+        model = Transformer(network)
+    load_weights(model, weights, form=form)
     model = model.to(device).eval().requires_grad_(False)
-    return ModelFolder(model, process, method, tokenizer, config["length"], config, folder)
+    return ModelFolder(model, process, method, tokenizer, length, config, folder)
+
+
+def _check_sizes(
+    network: TransformerConfig, process: TokenProcess, tokenizer: Tokenizer, length: Any, stored: int
+) -> None:
+    """Refuse sizes that do not fit together, before a network of them is built."""
+    if not network.vocab_size == process.vocab_size == tokenizer.vocab_size:
+        sizes = f"{network.vocab_size}, {process.vocab_size} and {tokenizer.vocab_size} tokens"
+        raise ValueError(f"network, process and tokenizer have {sizes}")
+    if process.has_mask and not network.has_mask:
+        raise ValueError("the process masks, but the network knows no mask")
+    if not isinstance(length, int) or not 1 <= length <= network.length:
+        raise ValueError(f"length must be a whole number from 1 to {network.length}, the network's; got {length!r}")
+    blocks = network.depth * network.width**2 * (4 + 2 * network.mlp_ratio)
+    conditioning = network.width * network.conditioning_width if network.time_conditioning else 0
+    if blocks + conditioning > stored:  # a weight takes at least a byte
+        raise ValueError(f"the weights are {stored:,} bytes, too few for the network that is described")

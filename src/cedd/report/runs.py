@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cedd.data.training_data import TrainingData
+from cedd.storage import expanded
 from cedd.tasks import LanguageModel, load
 from cedd.tasks.card import constant_shares
 from cedd.training.config import TrainConfig, read_config
@@ -79,6 +80,11 @@ def open_run(path: Path, device: str) -> OpenedRun:
     if not file.is_file():
         raise ValueError(f"{path} has no train.json: a report needs a run of cedd train, which says what was held out")
     config = read_config(file)
+    source = expanded(config.data)
+    if not source.is_absolute() and source.suffix and not source.exists():  # no name of a data set
+        raise ValueError(
+            f"{path} was trained on {config.data}, which is not here: go to the folder it was trained from"
+        )
     return OpenedRun(path, model, config, data_of_run(config, model.tokenizer))
 
 

@@ -13,6 +13,8 @@ from cedd.tasks.template import Blank, Template
 
 def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
     """A prompt, and a blank up to `length` tokens; by default up to as many as the model reads."""
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"a prompt is a text; got {text!r}")
     size = loaded.length if length is None else length
     loaded.check_length(size)
     prompt = Template.of([text], loaded.tokenizer)

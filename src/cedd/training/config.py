@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import math
-import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cedd.models.options import SIZES, NetworkOptions, TransformerConfig
 from cedd.names import suggestion
+from cedd.storage import from_json, read_json, reading
 
 if TYPE_CHECKING:  # torch is imported when a run is checked or built, so that its settings can be shown without
     from cedd.process import TokenProcess
@@ -378,25 +376,10 @@ def to_json(config: Any) -> Any:
     return str(config) if isinstance(config, Path) else config
 
 
-def from_json(kind: Any, values: Mapping[str, Any]) -> Any:
-    """The dataclass `kind` whose `to_json` was `values`; unknown keys are refused."""
-    hints = typing.get_type_hints(kind)
-    unknown = set(values) - set(hints)
-    if unknown:
-        raise ValueError(f"unknown keys in {kind.__name__}: {', '.join(sorted(unknown))}")
-    return kind(**{name: _restore(hints[name], value) for name, value in values.items()})
-
-
-def _restore(kind: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return from_json(kind, value)
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    return Path(value) if Path in options and value is not None else value
-
-
 def read_config(path: Path) -> TrainConfig:
     """The configuration that a run saved."""
-    return from_json(TrainConfig, json.loads(path.read_text(encoding="utf-8")))
+    with reading(path):
+        return from_json(TrainConfig, read_json(path))
 
 
 _MAY_DIFFER = (

@@ -18,15 +18,25 @@ PLOT_FILE = "loss.png"
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log; a line that was truncated by a kill is skipped."""
+    """The records of a log; a line that was truncated by a kill, or is none of ours, is skipped."""
     records: list[dict[str, Any]] = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
-                records.append(json.loads(line))
-            except ValueError:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if _is_record(record):
+                records.append(record)
     return records
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a line of a log is one that a run wrote."""
+    if not isinstance(value, dict) or not isinstance(value.get("step"), int) or "kind" not in value:
+        return False
+    figures = (value.get(name) for name in ("loss", "nats_per_token", "stderr"))
+    return all(figure is None or isinstance(figure, int | float) for figure in figures)
 
 
 class Records:

@@ -1,0 +1,420 @@
+"""Whatever comes from outside ends in one line: damaged and newer folders, damaged data, and words that mean nothing.
+
+Every input is bad by construction. It must end in exit code 2 (or 1, where the machine could not do it), with one line
+and no traceback, and must leave every file as it was. The inputs are drawn by a fixed seed; one in eight is in the
+default run, and all of them are in the slow one.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cedd.cli import main
+from cedd.cli.arguments import ARGUMENTS
+from cedd.cli.parsing import option_names
+from tests.tasks.models import save_random
+
+SHARE = 8
+"""One input in so many is in the default run."""
+
+# ----------------------------------------------------------------------------------------------------------------
+# The folder in which everything happens
+
+
+def make_world(folder: Path) -> None:
+    """A model, a run of two steps, data and figures: everything that a command may be given."""
+    save_random(folder / "model")
+    save_random(folder / "absorb", "absorb", "cedd")
+    (folder / "book.txt").write_text("It was a dark and stormy night, and the rain fell in torrents. " * 40)
+    words = "train tiny --steps 2 --batch.size 2 --data book.txt --out run --evaluation.sequences 2 --log-every 1"
+    with contextlib.redirect_stderr(io.StringIO()):
+        assert main([*words.split(), "--evaluation.every", "1", "--device", "cpu"]) == 0
+    (folder / "samples.jsonl").write_text('{"made_by": {}}\n{"text": "a text", "ids": [1, 2]}\n')
+    (folder / "figures.json").write_text('{"bits": 1.5}')
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file with a hash of its bytes, every folder and every other thing by its kind."""
+
+    def content(path: Path) -> str:
+        if path.is_dir():
+            return "folder"
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "something else"
+
+    return {str(path.relative_to(folder)): content(path) for path in sorted(folder.rglob("*"))}
+
+
+@dataclass(frozen=True)
+class Input:
+    """Words of a command line, and what is done to the folder before."""
+
+    words: tuple[str, ...]
+    damage: Callable[[], None] = lambda: None
+    about: str = ""
+
+    def __str__(self) -> str:
+        return f"{' '.join(map(repr, self.words))} {self.about}"
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Words
+
+ON_A_MODEL = {
+    "sample": "sample model --steps 1 --length 4",
+    "infill": "infill model a____b --steps 1",
+    "correct": "correct model text",
+    "evaluate": "evaluate model --data book.txt --draws 1 --max-sequences 2",
+    "spelling": "spelling model --data book.txt --blocks 1 --passes 1 --thresholds 0.5",
+    "export": "export model --out exported",
+    "report": "report run --sequences 2 --draws 1 --samples 0",
+    "genppl": "genppl --samples samples.jsonl --judge ./nowhere",
+    "train": "train tiny --data book.txt --out trained --steps 1",
+    "quickstart": "quickstart --fast --steps 1 --out quick",
+    "bench": "bench train --preset tiny --vocab 8 --shapes 1x4 --steps 1 --warmup 0",
+    "theory": "theory --vocab 2 --length 1",
+    "completion": "completion bash",
+}
+"""A command line of each command that has nothing wrong with it."""
+
+NO_NUMBERS = ("x", "", "1e", "--", "[/red]", "\x1b[31m", "½", "0x10", "1,5", "None?")
+NO_PLACES = (
+    "nowhere/x.png",
+    "nowhere/x.html",
+    "nowhere/[/red].gif",
+    "model",
+    "~nosuchuser/x.png",
+    "\x1b]0;x\x07/x.svg",
+)
+
+
+def usage_inputs() -> Iterator[Input]:
+    """Options that there are not, values that they cannot have, words that have no place."""
+    for command, line in ON_A_MODEL.items():
+        words = line.split()
+        options = [*option_names(ARGUMENTS[command])]
+        numeric = [name for name in options if is_number(command, name)]
+        for wrong in ("--no-such-option", "--zzz=3", "-q", "--[/red]", "--\x1b[31m"):
+            yield Input((*words, wrong))
+        for name in numeric:
+            for value in random.Random(name).sample(NO_NUMBERS, 2):
+                yield Input((*words, f"{name}={value}"))
+        for name in set(options) & {"--seed"}:
+            yield Input((*words, name, "-1"))
+            yield Input((*words, name, str(2**64)))
+        for name in set(options) & {"--device"}:
+            for value in ("meta", "gpu", "cuda:99", "", "[/red]", "\x1b[31m", "cpu:7", "xpu", "mps:-1"):
+                yield Input((*words, name, value))
+        for name in sorted(set(options) & {"--plot", "--html", "--gif", "--per-sequence"}):
+            for value in NO_PLACES:
+                yield Input((*words, name, value))
+
+
+def is_number(command: str, option: str) -> bool:
+    """Whether an option takes a number, or numbers."""
+    import typing
+
+    hints = typing.get_type_hints(ARGUMENTS[command])
+    hint = str(hints.get(option[2:].replace("-", "_"), ""))
+    return "int" in hint or "float" in hint
+
+
+RANGES = {
+    "sample": """
+        --steps 0 | --steps -3 | --length 0 | --length 99999 | -n -1 | --temperature nan | --top-p 2 | --batch 0 |
+        --sampler eulr | --grid x | --steps 99999999999999999999 | --length 99999999999999999999
+    """,
+    "infill": """
+        --steps 0 | -n -1 | --temperature -1 | --top-p nan | --corrector nan
+    """,
+    "correct": """
+        --rate 2 | --t 0 | --threshold nan | --passes 0 | --reach -1 | --swaps 1 | --steps 0 | --file nowhere.txt |
+        --file model | --temperature inf | --change some | --max-surprise nan
+    """,
+    "evaluate": """
+        --draws 0 | --batch 0 | --tolerance 0 | --tolerance x% | --bound tihgt | --max-sequences 0 |
+        --data nowhere.txt | --data ~nosuchuser/x | --data model/model.safetensors | --workers 0 | --split x\x1b |
+        --most-unknown nan | --time-floor 2 | --draws 99999999999999999999
+    """,
+    "spelling": """
+        --rate 0 | --rate nan | --blocks -1 | --batch 0 | --t 7 | --passes 0 | --thresholds nan | --data '' |
+        --protocol none | --mistakes all | --swaps 3 | --steps -1
+    """,
+    "export": """
+        --weights int4 | --correction threshold | --correction threshold=x | --correction rate=7 |
+        --results nowhere.json | --calibrate nowhere.txt | --out book.txt
+    """,
+    "report": """
+        --sequences 0 | --draws 0 | --samples -1 | --out nowhere/x.html | --out x.txt | model | nowhere
+    """,
+    "genppl": """
+        model | --samples nowhere.jsonl | -n x | --steps x | --out nowhere/x | --judge ~nosuchuser/x
+    """,
+    "train": """
+        --steps 0 | --batch.size 0 | --optimizer.rate nan | --method x | --process.name x | --length 0 |
+        --data nowhere | --process.p-m 7 | --model.width 3 | --text.holdout 7 | --text.tokenizer x | --keep 0 |
+        --process.settings a | --process.schedule.name x | --out book.txt | --resume x | --batch.accumulate 0
+    """,
+    "quickstart": """
+        --steps 0 | --out book.txt | --device meta
+    """,
+    "bench": """
+        --shapes 3 | --shapes 0x3 | --shapes axb | --methods x/absorb | --methods cedd/x | --steps 0
+    """,
+    "theory": """
+        --vocab 1 | --vocab 99 | --length 0 | --length 9 | 5
+    """,
+    "completion": """
+        tcsh
+    """,
+}
+"""What each command cannot be told, between bars."""
+
+
+def range_inputs() -> Iterator[Input]:
+    for command, wrong in RANGES.items():
+        words = ON_A_MODEL[command].split()
+        for one in wrong.split("|"):
+            yield Input((*words, *("" if part == "''" else part for part in one.split())))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Damaged and newer folders
+
+READ_BY = {
+    "train.json": ["report run --sequences 2 --draws 1 --samples 0", "export run --out exported"],
+    "model": ["sample model --steps 1 --length 4", "correct model text", "evaluate model --data book.txt --draws 1"],
+    "run": ["report run --sequences 2 --draws 1 --samples 0", "export run --out exported", "sample run --steps 1"],
+}
+NOT_THAT = (None, [], {}, "x", -1, 2**70, 1.5, True, [[]], {"name": {}}, "[/red]", "\x1b[31m")
+NESTED = "[" * 100_000
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value of a JSON object, and every object in it, by its keys."""
+    yield path, value
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from leaves(part, (*path, key))
+
+
+def changed(value: Any, path: tuple[str, ...], new: Any) -> Any:
+    """The JSON object with another value at one place; ... removes it."""
+    if not path:
+        return new
+    copy = dict(value)
+    inner = changed(copy[path[0]], path[1:], new) if path[1:] or new is not ... else ...
+    copy.pop(path[0]) if inner is ... else copy.update({path[0]: inner})
+    return copy
+
+
+def is_wrong(old: Any, new: Any, counts: bool) -> bool:
+    """Whether one value cannot stand for another: of another type, or a number that can be no size of a network."""
+    if isinstance(old, bool) or isinstance(new, bool):
+        return type(old) is not type(new)
+    if isinstance(old, int | float) and isinstance(new, int | float):
+        return (counts and new in (-1, 2**70)) or (isinstance(old, int) and isinstance(new, float))
+    return old is not None and type(old) is not type(new)
+
+
+DESCRIBED = ("method", "process", "network", "length", "tokenizer", "format")
+
+
+def record_inputs(world: Path) -> Iterator[Input]:
+    """config.json, tokenizer.json and train.json with other values, without keys, with newer ones."""
+    for folder, name in (("model", "config.json"), ("model", "tokenizer.json"), ("run", "train.json")):
+        file = world / folder / name
+        if not file.is_file():
+            continue
+        record = json.loads(file.read_text())
+        for path, old in leaves(record):
+            if name == "config.json" and path and (path[0] not in DESCRIBED or path == ("tokenizer", "name")):
+                continue
+            draw = random.Random(".".join(path))
+            wrong = [one for one in NOT_THAT if is_wrong(old, one, counts=name != "train.json")]
+            for new in [*draw.sample(wrong, min(4, len(wrong))), *([...] if path and is_needed(name, path) else [])]:
+                text = json.dumps(changed(record, path, new))
+                words = draw.choice(READ_BY["train.json" if name == "train.json" else folder]).split()
+                yield Input(tuple(words), writing(file, text), f"{name}: {'.'.join(path)} = {new!r:.30}")
+        for part in (
+            ("network",) if name == "config.json" else ("", "optimizer", "text") if name == "train.json" else ()
+        ):
+            newer = {**record, part: {**record[part], "qk_norm": True}} if part else {**record, "qk_norm": True}
+            for line in READ_BY["train.json" if name == "train.json" else folder]:
+                yield Input(tuple(line.split()), writing(file, json.dumps(newer)), f"{name}: newer {part}")
+
+
+def is_needed(name: str, path: tuple[str, ...]) -> bool:
+    """Whether nothing can stand in for what is removed."""
+    if name == "train.json":
+        return path in (("data",), ("out",))
+    optional = ("dropout", "time_conditioning", "checkpoint_blocks", "float32_residual", "causal", "mlp_ratio")
+    optional += ("conditioning_width", "eps", "schedule", "p_m", "largest_score", "activation", "unknown", "power")
+    return path[-1] not in optional
+
+
+def writing(file: Path, content: str | bytes) -> Callable[[], None]:
+    return lambda: (file.write_text(content) if isinstance(content, str) else file.write_bytes(content), None)[1]
+
+
+def file_inputs(world: Path) -> Iterator[Input]:
+    """Files that are cut, flipped, empty, or something else altogether."""
+    draw = random.Random(19)
+    needed = {
+        "model": ["config.json", "model.safetensors"],
+        "run": ["config.json", "model.safetensors", "train.json"],
+    }
+    for folder, names in needed.items():
+        names = [*names, *(p.name for p in (world / folder).glob("*tokenizer*.json"))]
+        for name in dict.fromkeys(names):
+            file = world / folder / name
+            content = file.read_bytes()
+            damaged = {
+                "empty": b"",
+                "cut": content[: len(content) // 2],
+                "garbage": bytes(draw.randrange(256) for _ in range(200)),
+                "nested": NESTED.encode(),
+                "a list": b"[]",
+                "a number": b"3",
+                "not UTF-8": b"\xff\xfe" + content[:100],
+                "null": b"null",
+            }
+            for place in range(6):
+                head = bytearray(content)
+                head[8 * (name == "model.safetensors") + place] ^= 1 << draw.randrange(7)
+                damaged[f"bit {place}"] = bytes(head)
+            for kind, bytes_ in damaged.items():
+                words = draw.choice(READ_BY["train.json" if name == "train.json" else folder])
+                yield Input(tuple(words.split()), writing(file, bytes_), f"{folder}/{name}: {kind}")
+            yield Input(tuple(READ_BY[folder][0].split()), file.unlink, f"{folder}/{name}: missing")
+            yield Input(
+                tuple(READ_BY[folder][0].split()), lambda f=file: (f.unlink(), f.mkdir(), None)[2], f"{name}: folder"
+            )
+
+
+def data_inputs(world: Path) -> Iterator[Input]:
+    """Data that cannot be read, for every command that reads any."""
+    text = (world / "book.txt").read_bytes()
+    packed = {"gz": gzip.compress(text * 50), "xz": lzma.compress(text * 50)}
+    contents: dict[str, bytes] = {
+        "empty.txt": b"",
+        "binary.txt": b"\0\1\2" * 50,
+        "latin.txt": "é".encode("latin-1") * 500,
+        "late.txt": b"a" * 100_000 + b"\xff" * 10,
+        "rows.jsonl": b'{"text": "fine"}\n{"text": 3}\n',
+        "broken.jsonl": b'{"text": "fine"}\n{"text": \n',
+        "numbers.jsonl": b"3\n4\n",
+        "nested.jsonl": NESTED.encode() + b"\n",
+        "fieldless.jsonl": b'{"body": "x"}\n',
+        **{f"cut.txt.{kind}": content[: len(content) // 2] for kind, content in packed.items()},
+        **{f"flipped.txt.{kind}": content[:40] + b"\x55\xaa" + content[42:] for kind, content in packed.items()},
+        **{f"plain.txt.{kind}": text for kind in packed},
+    }
+    readers = ["evaluate model --data", "spelling model --data", "train tiny --out trained --steps 1 --data"]
+    for name, content in contents.items():
+        for line in readers:
+            yield Input((*line.split(), name), writing(world / name, content))
+    for line in readers:
+        yield Input((*line.split(), "pipe"), lambda: os.mkfifo(world / "pipe"))
+        yield Input((*line.split(), "/dev/stdin"))
+        yield Input((*line.split(), "/dev/null"))
+        yield Input((*line.split(), "empty-folder"), (world / "empty-folder").mkdir)
+        yield Input((*line.split(), "loop"), lambda: (world / "loop").symlink_to("loop"))
+        yield Input((*line.split(), "x" * 300))
+        yield Input((*line.split(), "null\0byte"))
+    for name, content in {
+        "s1.jsonl": b"3\n",
+        "s2.jsonl": b'{"text": 3}\n',
+        "s3.jsonl": NESTED.encode(),
+        "s4.jsonl": b"",
+        "s5.jsonl": b'{"text": "x", "ids": 3}\n',
+        "s6.jsonl": b'{"made_by": []}\n',
+        "s7.jsonl": b"\xff\n",
+    }.items():
+        yield Input(("genppl", "--samples", name), writing(world / name, content))
+    for name, content in {
+        "r1.json": b"{",
+        "r2.json": NESTED.encode(),
+        "r3.json": b'{"user": {}}',
+        "r4.json": b'{"user": {"corrections": []}}',
+        "r5.json": b"\xff",
+        "r6.json": b'{"user": {"corrections": [3], "mistakes": []}}',
+    }.items():
+        words = ("export", "model", "--out", "exported", "--results", name)
+        yield Input(words, writing(world / name, content), f"{content[:40]!r}")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The test
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder, before = tmp_path_factory.mktemp("fuzz"), Path.cwd()
+    os.environ["CEDD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.chdir(folder)
+    make_world(folder)
+    yield folder
+    os.chdir(before)
+    del os.environ["CEDD_CACHE"]
+
+
+def inputs(world: Path) -> list[Input]:
+    found = [*usage_inputs(), *range_inputs(), *record_inputs(world), *file_inputs(world), *data_inputs(world)]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, str]) -> str | None:
+    """What a command did that it should not have done with bad input."""
+    given.damage()
+    before, said = tree(world), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            code = main(given.words)
+    except SystemExit as error:
+        code = f"SystemExit({error.code})"
+    except Exception as error:  # noqa: BLE001 - which is what is looked for
+        code = f"{type(error).__name__}: {error}"[:300]
+    after, lines = tree(world), said.getvalue().splitlines()
+    if before != clean or after != clean:
+        shutil.rmtree(world)
+        shutil.copytree(original, world)
+        os.chdir(world)
+    if code not in (1, 2):
+        return f"{code}"
+    if not lines or not lines[-1].startswith("cedd ") or "\x1b" in lines[-1] or "Traceback" in said.getvalue():
+        return f"said {lines[-1:]!r}"
+    if before != after:
+        return f"left {sorted(set(after.items()) ^ set(before.items()))[:3]}"
+    return None
+
+
+def survey(world: Path, tmp_path: Path, chosen: list[Input]) -> dict[str, str]:
+    original = tmp_path / "original"
+    shutil.copytree(world, original)
+    clean = tree(world)
+    found = {str(given): what_is_wrong(given, world, original, clean) for given in chosen}
+    return {name: wrong for name, wrong in found.items() if wrong is not None}
+
+
+def test_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path: Path):
+    assert survey(world, tmp_path, inputs(world)[::SHARE]) == {}
+
+
+@pytest.mark.slow
+def test_all_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path: Path):
+    every = inputs(world)
+    assert len(every) >= 500
+    assert survey(world, tmp_path, every) == {}

@@ -1,0 +1,255 @@
+"""What a command says, and with which code it ends, when something is not as it should be."""
+
+import gzip
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import cedd
+from cedd.cli import main
+from cedd.cli.console import PlainConsole
+from cedd.device import pick_device
+from cedd.names import printable
+from tests.tasks.models import save_random
+
+ESCAPE = "\x1b[31mred\x1b]0;title\x07"
+
+
+def last_line(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """The one line on stderr of a command that fails."""
+    assert main(words) == code
+    *before, line = capsys.readouterr().err.splitlines()
+    assert before == []
+    return line
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Input
+
+
+def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = save_random(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["network"]["qk_norm"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    line = last_line(["sample", str(folder)], capsys)
+    assert line == f"cedd sample: {folder}/config.json: network has no 'qk_norm'; made by a newer cedd?"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sample --device meta", "there is no device 'meta'; use auto, cpu, cuda or mps"),
+        (
+            "evaluate english-char --data ~nosuchuser/x",
+            "~nosuchuser/x is in the folder of a user who is not known",
+        ),
+        ("evaluate english-char --plot ~nosuchuser/x.png", "~nosuchuser/x.png is in the folder of a user"),
+        ("sample [/red]", "no run or model at [/red]"),
+        ("evaluate english-char --data /dev/stdin", "/dev/stdin is no plain file, and data is read more than once"),
+        ("genppl english-char --out /dev/null", "/dev/null cannot be written: it is no plain file"),
+        ("sample --html .", ". is a folder"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]):
+    assert said in last_line(words.split(), capsys)
+
+
+def test_a_named_pipe_is_refused_at_once(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "is no plain file" in last_line(["evaluate", run, "--data", str(pipe)], capsys)
+
+
+def test_damage_beyond_the_head_of_a_packed_file_is_named(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    packed = bytearray(gzip.compress(os.urandom(200_000).hex().encode()))
+    packed[100_000] ^= 0xFF
+    file = tmp_path / "text.gz"
+    file.write_bytes(packed)
+    assert str(file) in last_line(["evaluate", run, "--data", str(file)], capsys)
+
+
+def test_deep_json_is_one_line(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "deep.json"
+    file.write_text("[" * 100_000)
+    line = last_line(["export", run, "--out", str(tmp_path / "out"), "--results", str(file)], capsys)
+    assert "deep.json is damaged: it is not JSON (it is nested too deeply)" in line
+
+
+def test_lines_of_a_log_that_are_no_records_are_skipped(tmp_path: Path):
+    from cedd.training.records import read_log
+
+    good = {"step": 1, "kind": "train", "loss": 2.5}
+    bad = [
+        "3",
+        "[]",
+        "{}",
+        '{"step": "x", "kind": "train"}',
+        '{"step": 1, "kind": "train", "loss": "low"}',
+        "[" * 99999,
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join([*bad, json.dumps(good)]))
+    assert read_log(tmp_path / "log.jsonl") == [good]
+
+
+def test_a_device_may_be_torchs_own_and_a_prompt_must_be_a_text(run: str):
+    model = cedd.load(run, device=torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    assert pick_device(torch.device("cpu")) == torch.device("cpu")
+    with pytest.raises(ValueError, match="a prompt is a text; got 5"):
+        model.generate(prompt=5)  # pyright: ignore[reportArgumentType]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The machine
+
+
+def test_too_little_memory_is_the_machines(run: str, capsys: pytest.CaptureFixture[str], monkeypatch):
+    def fill(*args: object, **options: object) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr("cedd.cli.sample.prompt_template", fill)
+    assert "not enough memory" in last_line(["sample", run], capsys, code=1)
+
+
+def test_a_mistake_of_ours_shows_its_traceback(run: str, monkeypatch):
+    monkeypatch.setattr("cedd.cli.sample.prompt_template", lambda *_: {}["key"])
+    with pytest.raises(KeyError):
+        main(["sample", run])
+
+
+def test_an_unwritable_file_is_found_before_anything_is_computed(run: str, tmp_path: Path, capsys, monkeypatch):
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 40)
+    monkeypatch.setattr(
+        "cedd.storage._claimed", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    for words in (
+        ["evaluate", run, "--data", str(tmp_path / "book.txt"), "--plot", str(tmp_path / "x.png")],
+        ["spelling", run, "--data", str(tmp_path / "book.txt"), "--plot", str(tmp_path / "x.png")],
+        ["sample", run, "--html", str(tmp_path / "x.html")],
+        ["report", run, "--out", str(tmp_path / "x.html")],
+        ["genppl", run, "--out", str(tmp_path / "x.jsonl")],
+    ):
+        name = Path(words[-1]).name
+        assert last_line(words, capsys).endswith(f"{tmp_path}/{name} cannot be written: Permission denied")
+
+
+def test_the_table_is_printed_before_the_picture_is_drawn(run: str, tmp_path: Path, capsys, monkeypatch):
+    (tmp_path / "book.txt").write_text("it was a dark and stormy night. " * 40)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "x.png")
+
+    monkeypatch.setattr("cedd.cli.evaluate.save_plot", fail)
+    words = ["evaluate", run, "--data", str(tmp_path / "book.txt"), "--draws", "1", "--plot", str(tmp_path / "x.png")]
+    assert main([*words, "--max-sequences", "2"]) == 1
+    assert "perplexity per token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("delay", [0.2, 0.8, 1.4])
+def test_an_interrupt_while_modules_are_imported_is_130(delay: float, tmp_path: Path):
+    """At several moments: while Python itself starts, it is Python that ends the process, by the signal."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cedd", "correct"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    time.sleep(delay)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    started = child.returncode == 130
+    assert started or delay < 0.5
+    assert not started or said.decode() == "cedd correct: interrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path):
+    script = f"{sys.executable} -m cedd theory --vocab 2 --length 1 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines()[-1] in ("141", "0")
+    assert (tmp_path / "errors").read_text().strip() == ""
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Terminals
+
+
+def test_control_characters_are_written_out():
+    assert printable(ESCAPE) == "\\x1b[31mred\\x1b]0;title\\x07"
+    assert printable("línea\n\ttwo ▒ 日本") == "línea\n\ttwo ▒ 日本"
+
+
+def test_messages_show_escape_sequences(capsys: pytest.CaptureFixture[str]):
+    assert "\\x1b[31mred" in last_line(["sample", ESCAPE], capsys)
+
+
+def test_neighbours_that_are_suggested_are_shown_escaped(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("book\x1b[31m.txt").write_text("x")
+    line = last_line(["train", "tiny", "--out", "o", "--data", "book.txt"], capsys)
+    assert "did you mean book\\x1b[31m.txt?" in line
+
+
+def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
+    from rich.table import Table
+
+    table = Table(title="[/red] [nan, nan]")
+    table.add_column(ESCAPE)
+    table.add_row("[nan, nan]")
+    console = PlainConsole(width=60)
+    console.print(table)
+    console.print("[nan, nan] :smile:")
+    shown = capsys.readouterr().out
+    assert shown.count("[nan, nan]") == 3
+    assert "[/red]" in shown
+    assert ":smile:" in shown
+    assert "\x1b" not in shown
+
+
+def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
+    assert main(["infill", run, f"{ESCAPE}____"]) == 0
+    assert capfdbinary.readouterr().out.startswith(ESCAPE.encode())
+    child, terminal = pty.fork()
+    if not child:
+        sys.stdout = os.fdopen(1, "w")
+        os._exit(main(["infill", run, f"{ESCAPE}____"]))
+    shown = b""
+    try:
+        while part := os.read(terminal, 4096):
+            shown += part
+    except OSError:  # the end, on Linux
+        pass
+    os.waitpid(child, 0)
+    assert printable(ESCAPE).encode() in shown
+    assert b"\x1b[31m" not in shown
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The judge
+
+
+def test_a_judge_is_never_unpickled(monkeypatch):
+    """A stand-in for the library, which is told to take safetensors or nothing."""
+    from cedd.evaluation.generative import HubJudge
+
+    asked: list[dict[str, object]] = []
+
+    class Loader:
+        @staticmethod
+        def from_pretrained(name: str, **options: object) -> object:
+            asked.append(options)
+            if len(asked) == 2:
+                raise OSError("no file named model.safetensors")
+            return object()
+
+    logging = SimpleNamespace(disable_progress_bar=lambda: None)
+    library = SimpleNamespace(AutoTokenizer=Loader, AutoModelForCausalLM=Loader, utils=SimpleNamespace(logging=logging))
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    with pytest.raises(ValueError, match="could not be loaded: no file named"):
+        HubJudge("owner/judge")
+    assert asked[1] == {"use_safetensors": True}
