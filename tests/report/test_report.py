@@ -1,5 +1,6 @@
 """`cedd report`: of one run, of several, and the pieces of the page."""
 
+import html
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from cedd.data.tokenizers import CharTokenizer
 from cedd.process import absorb, uniform
 from cedd.report.charts import Curve, Level, line_chart, ticks
 from cedd.report.measure import count_letters, draw_noise
-from cedd.report.pages import correction_spans, smoothed, spans
+from cedd.report.pages import command_block, correction_spans, smoothed, spans, whole_page
 from cedd.report.records import CorrectedText
 from cedd.report.runs import prose_lines
 
@@ -170,10 +171,35 @@ def test_charts_leave_out_what_is_not_finite_and_keep_names_apart():
     )
     assert "inf" not in chart
     assert "nan" not in chart
-    heights = [float(y) for y in re.findall(r'<text class="name" x="636" y="([\d.]+)"', chart)]
+    heights = [float(y) for y in re.findall(r'<text class="name" x="635" y="([\d.]+)"', chart)]
     assert len(heights) == 2
     assert abs(heights[0] - heights[1]) >= 13
     assert "nothing to draw" in line_chart([Curve("x", [(0, math.nan)])], "step", "x")
+
+
+@pytest.mark.parametrize("length", [3, 19, 30, 80])
+def test_names_of_curves_are_not_clipped(length: int):
+    name = "runs/" + "x" * (length - 5) if length > 5 else "abc"
+    chart = line_chart([Curve(name, [(0, 1.0), (1, 2.0)])], "step", "bits")
+    [(x, shown, whole)] = re.findall(r'<text class="label[^>]* x="(\d+)"[^>]*>([^<]+)<title>([^<]+)</title>', chart)
+    assert int(x) + 9 * len(shown) <= 760
+    assert whole == name
+    assert shown == name or (len(name) > 30 and name.endswith(shown[1:]))
+
+
+def test_commands_are_not_broken_inside_an_option():
+    block = command_block("cedd evaluate a-run --max-sequences 3 -n 2 'well-read <b>'")
+    assert re.findall(r'<span class="option">([^<]+)</span>', block) == ["--max-sequences", "-n"]
+    assert html.unescape(re.sub("<[^>]+>", "", block)) == "cedd evaluate a-run --max-sequences 3 -n 2 'well-read <b>'"
+    assert ".option { white-space: nowrap; }" in whole_page("", "")
+
+
+def test_noisy_text_stays_on_its_line():
+    tokenizer = CharTokenizer("a\n\t\x1b")
+    rows = draw_noise(uniform(4), "uniform", tokenizer, np.array([0, 1, 2, 3] * 8), (0.9,), 0).rows
+    shown = "".join(piece for piece, _ in rows[0][1])
+    assert set(shown) == set("a↵⇥\\x1b")
+    assert ".noise .text { white-space: pre; }" in whole_page("", "")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.31, 2.39), (0, 1200), (-3e-4, 5e-4)])

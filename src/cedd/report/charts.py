@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 WIDTH, HEIGHT = 760, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 132, 14, 42
+LEFT, TOP, BOTTOM = 56, 14, 42
+LETTER, LONGEST = 9, 34  # the width of a letter on a narrow screen; letters of the longest name that is shown whole
 SPACING = 17  # of names at the right edge: the height of a letter on a narrow screen, where the page makes them larger
 
 Point = tuple[float, float]
@@ -52,9 +53,10 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 class _Frame:
-    """The map from data to the picture."""
+    """The map from data to the picture, at whose right edge there is room for names."""
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], names: Sequence[str]) -> None:
+        self.right = WIDTH - 16 - LETTER * min(LONGEST, max(13, *map(len, names)))
         self.x0, self.x1 = min(xs), max(xs)
         low, high = min(ys), max(ys)
         margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
@@ -62,7 +64,7 @@ class _Frame:
 
     def x(self, value: float) -> float:
         share = (value - self.x0) / (self.x1 - self.x0) if self.x1 > self.x0 else 0.5
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 2)
+        return round(LEFT + share * (self.right - LEFT), 2)
 
     def y(self, value: float) -> float:
         return round(HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM), 2)
@@ -79,9 +81,10 @@ def line_chart(curves: Sequence[Curve], x_label: str, y_label: str, levels: Sequ
         return '<p class="note">There is nothing to draw.</p>'
     xs = [x for curve in shown for x, _ in curve.points]
     ys = [edge for curve in shown for _, y, half in curve.triples() for edge in (y - half, y + half)]
-    frame = _Frame(xs, ys + [level.y for level in levels])
+    names = [part.label for part in (*levels, *(curve for curve in shown if not curve.faint))]
+    frame = _Frame(xs, ys + [level.y for level in levels], names)
     parts = [_axes(frame, x_label, y_label)]
-    parts += [_across("level", frame.y(level.y)) for level in levels]
+    parts += [_across(frame, "level", frame.y(level.y)) for level in levels]
     parts += [_curve(frame, curve) for curve in shown]
     parts.append(_labels(frame, shown, levels))
     title = html.escape(f"{y_label} over {x_label}: {', '.join(curve.label for curve in shown)}")
@@ -98,18 +101,18 @@ def _number(value: float) -> str:
 
 
 def _axes(frame: _Frame, x_label: str, y_label: str) -> str:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    bottom = HEIGHT - BOTTOM
     parts: list[str] = []
     for value in ticks(frame.y0, frame.y1):
         y = frame.y(value)
-        parts.append(_across("grid", y))
+        parts.append(_across(frame, "grid", y))
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{_number(value)}</text>')
     parts += [
         f'<text class="tick" x="{frame.x(value)}" y="{bottom + 18}" text-anchor="middle">{_number(value)}</text>'
         for value in ticks(frame.x0, frame.x1, 6)
     ]
-    middle = (LEFT + right) / 2
-    parts.append(_across("axis", bottom))
+    middle = (LEFT + frame.right) / 2
+    parts.append(_across(frame, "axis", bottom))
     parts.append(f'<text class="name" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(x_label)}</text>')
     parts.append(
         f'<text class="name" transform="rotate(-90 14 {HEIGHT / 2 - 14})" x="14" y="{HEIGHT / 2 - 14}" '
@@ -118,9 +121,9 @@ def _axes(frame: _Frame, x_label: str, y_label: str) -> str:
     return "".join(parts)
 
 
-def _across(kind: str, y: float) -> str:
+def _across(frame: _Frame, kind: str, y: float) -> str:
     """A horizontal line from edge to edge."""
-    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
+    return f'<line class="{kind}" x1="{LEFT}" x2="{frame.right}" y1="{y}" y2="{y}"/>'
 
 
 def _curve(frame: _Frame, curve: Curve) -> str:
@@ -149,11 +152,12 @@ def _labels(frame: _Frame, curves: Sequence[Curve], levels: Sequence[Level]) -> 
         placed.append((last, label, kind))
     over = max(0.0, last - (HEIGHT - BOTTOM))
     return "".join(
-        f'<text class="{kind}" x="{WIDTH - RIGHT + 8}" y="{y - over + 4:.1f}">{html.escape(_cut(label))}</text>'
+        f'<text class="{kind}" x="{frame.right + 8}" y="{y - over + 4:.1f}">{html.escape(_cut(label))}'
+        f"<title>{html.escape(label)}</title></text>"
         for y, label, kind in placed
     )
 
 
-def _cut(label: str, most: int = 19) -> str:
-    """A label that fits the right edge; of a long one the end, which tells runs apart."""
-    return label if len(label) <= most else f"…{label[1 - most :]}"
+def _cut(label: str) -> str:
+    """A name that fits the right edge; of a long one the end, which tells runs apart."""
+    return label if len(label) <= LONGEST else f"…{label[1 - LONGEST :]}"

@@ -20,6 +20,7 @@ from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.evaluation.baselines import Baseline, measure_baselines
 from cedd.evaluation.perplexity import compare, measure
 from cedd.models.loaded import SamplingOptions
+from cedd.names import printable
 from cedd.process import TokenProcess, absorb, roulette, uniform
 from cedd.report.commands import run_commands
 from cedd.report.records import (
@@ -226,13 +227,18 @@ def draw_noise(
     rows: list[tuple[float, list[tuple[str, str]]]] = []
     for before, t in itertools.pairwise([0.0, *times]):
         x = process.kernel(t, before).sample(x, generator=generator)
-        pieces = [tokenizer.decode([int(token)], mask=MASK_CHARACTER) for token in x[0]]
+        pieces = [on_one_line(tokenizer.decode([int(token)], mask=MASK_CHARACTER)) for token in x[0]]
         kinds = [
             "masked" if int(now) == process.mask_id else "kept" if now == was else "shuffled"
             for now, was in zip(x[0], clean[0], strict=True)
         ]
         rows.append((t, list(zip(pieces, kinds, strict=True))))
     return NoiseDrawing(name, rows)
+
+
+def on_one_line(text: str) -> str:
+    """The text with a sign for each line end and tab, and other control characters written out."""
+    return printable(text.replace("\n", "↵").replace("\t", "⇥"))
 
 
 def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> Infilling:

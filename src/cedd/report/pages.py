@@ -57,8 +57,11 @@ def _levels(baselines: Sequence[Baseline]) -> list[Level]:
 
 
 def command_block(command: str | None) -> str:
-    """A command to copy."""
-    return "" if not command else f'<pre class="command"><code>{html.escape(command)}</code></pre>'
+    """A command to copy, whose lines are never broken inside an option."""
+    if not command:
+        return ""
+    shown = re.sub(r"(?<!\S)--?[a-z][\w.-]*", r'<span class="option">\g<0></span>', html.escape(command))
+    return f'<pre class="command"><code>{shown}</code></pre>'
 
 
 def section(name: str, title: str, body: str, command: str | None = None) -> str:
@@ -195,9 +198,9 @@ def _baselines(report: RunReport) -> str:
 
 def _noise(report: RunReport) -> str:
     columns = "".join(
-        f"<h3>{html.escape(drawing.process)}</h3><table class='noise'>"
+        f"<h3>{html.escape(drawing.process)}</h3><div class='scroll'><table class='noise'>"
         + "".join(f'<tr><th>t = {t:.1f}</th><td class="text">{spans(row)}</td></tr>' for t, row in drawing.rows)
-        + "</table>"
+        + "</table></div>"
         for drawing in report.noise
     )
     return (
