@@ -279,16 +279,21 @@ def _seconds_per_step(config: TrainConfig) -> float | None:
     return round(config.batch.size * config.length / statistics.median(speeds), 6) if speeds else None
 
 
+def console_file(config: TrainConfig) -> Path:
+    """What a cell's training prints; beside its folder, in which a run tolerates no other files before its own."""
+    return config.out.with_name(f"{config.out.name}.console.txt")
+
+
 def work(benchmark: Benchmark) -> None:
     """Train and test the one cell of --only."""
     arguments = benchmark.arguments
     (cell,) = arguments.only
     config = benchmark.configuration(cell)
     config.check()
-    config.out.mkdir(parents=True, exist_ok=True)
+    config.out.parent.mkdir(parents=True, exist_ok=True)
     share_the_interpreter()
     stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
-    with joined_ranks(config.device) as ranks, (config.out / "console.txt").open("a") as console:
+    with joined_ranks(config.device) as ranks, console_file(config).open("a") as console:
         hooks = benchmark.hooks(cell, Turn(arguments.out), stop_at)
         trainer = Trainer(config, ranks, Console(file=console), hooks, benchmark.data(cell))
         hooks.prepare(trainer)
@@ -476,7 +481,7 @@ def run(benchmark: Benchmark) -> int:
                 workers.start(waiting.pop(0))
             for cell in workers.failed():
                 failed += 1
-                print(f"{cell}: failed; see {benchmark.configuration(cell).out / 'console.txt'}", flush=True)
+                print(f"{cell}: failed; see {console_file(benchmark.configuration(cell))}", flush=True)
             time.sleep(0.1)
     finally:
         workers.stop()

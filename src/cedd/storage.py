@@ -217,6 +217,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     A reader, or a crash, sees the old file or the new one. The mode is that of any new file, even where a library
     writes private ones.
     """
+    path = expanded(path)
     with _temporary(path) as folder:
         temporary = folder / path.name
         temporary.touch()
@@ -235,6 +236,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     FileExistsError: another process has made `path` meanwhile; its folder stays.
     """
+    path = expanded(path)
     with _temporary(path) as temporary:
         yield temporary
         flush_folder(temporary)
@@ -245,6 +247,25 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 raise
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
     flush_folder(path.parent)
+
+
+@contextmanager
+def atomic_files(folder: Path, last: str) -> Iterator[Path]:
+    """Yield a temporary folder whose files replace those of the same names in `folder` when the block ends well.
+
+    A new folder appears with all its files at once. In one that is there, nothing is touched before all new files are
+    complete; then each is replaced by a rename, the one called `last` at the end. What else lies there stays.
+    """
+    folder = expanded(folder)
+    if not folder.is_dir():
+        with atomic_folder(folder) as temporary:
+            yield temporary
+        return
+    with _temporary(folder / last) as temporary:
+        yield temporary
+        for file in sorted(temporary.iterdir(), key=lambda file: (file.name == last, file.name)):
+            file.replace(folder / file.name)
+    flush_folder(folder)
 
 
 def atomic_write(path: Path, content: bytes) -> None:

@@ -1,7 +1,11 @@
 """`cedd export`: a run becomes a folder that can be given away, measured, and exported again with its figures."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -11,6 +15,7 @@ from cedd.cli import main
 from cedd.models.loaded import LoadedModel
 from cedd.spelling import calibrate as calibration
 from cedd.spelling.calibrate import calibrate, level_options
+from cedd.storage import locked
 from cedd.tasks import load
 from cedd.training.config import PRESETS, to_json
 from tests.tasks.models import mending, save_random
@@ -125,6 +130,107 @@ def test_a_run_is_not_overwritten_and_figures_must_be_json(run, tmp_path, capsys
     assert main([*words, "--device", "cpu"]) == 2
     assert "is not JSON" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("there", ["another run", "another model", "files that are no model"])
+def test_a_folder_that_holds_something_else_is_left_alone_unless_by_force(run, tmp_path, capsys, there):
+    out = tmp_path / "there"
+    if there == "files that are no model":
+        out.mkdir()
+        for name in ("README.md", "log.jsonl", ".editor.tmp"):
+            (out / name).write_text("{}")
+    else:
+        save_random(out, "absorb", "cedd")
+    if there == "another run":
+        (out / "train.json").write_bytes((run / "train.json").read_bytes())
+        (out / "log.jsonl").write_text("{}")
+    before = contents(out)
+    words = ["export", str(run), "--out", str(out), "--device", "cpu"]
+    assert main(words) == 2
+    line = f"{out} holds {there}; choose another folder, or write over it with --force (force=True)"
+    assert capsys.readouterr().err == f"cedd export: {line}\n"
+    assert contents(out) == before
+    assert main([*words, "--force"]) == 0
+    assert load(out, device="cpu").process.has_mask
+    kept = {"log.jsonl", ".editor.tmp"} & before.keys()
+    assert {name: content for name, content in contents(out).items() if name in kept} == {n: before[n] for n in kept}
+    assert not (out / "train.json").exists()  # or the run there would go on from weights that it never had
+
+
+def test_a_run_is_exported_again_to_where_it_was_exported_before(run, tmp_path, capsys):
+    out, other = tmp_path / "out", save_random(tmp_path / "other", "absorb", "cedd")
+    for source, code in ((run, 0), (run, 0), (out, 0), (run, 0), (other, 2)):
+        assert main(["export", str(source), "--out", str(out), "--device", "cpu"]) == code
+    assert "holds another model" in capsys.readouterr().err
+    assert str(tmp_path) not in (out / "config.json").read_text()
+
+
+def test_an_empty_folder_is_written_into_and_a_file_is_not(run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["export", str(run), "--out", str(tmp_path / "empty"), "--device", "cpu"]) == 0
+    (tmp_path / "file").touch()
+    assert main(["export", str(run), "--out", str(tmp_path / "file"), "--device", "cpu", "--force"]) == 2
+    assert "is a file; choose another name" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_trained_in_is_not_written_into(run, tmp_path, capsys):
+    other = save_random(tmp_path / "other")
+    with locked(other):
+        assert main(["export", str(run), "--out", str(other), "--device", "cpu", "--force"]) == 2
+    assert "another process is training in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["over itself", "over another", "new"])
+def test_a_full_disk_leaves_the_old_model_as_it_was(run, tmp_path, capsys, out):
+    """Nothing goes before all that replaces it is complete; of a new folder nothing stays."""
+    model, target = tmp_path / "model", tmp_path / out
+    assert main(["export", str(run), "--out", str(model), "--device", "cpu"]) == 0
+    if out == "over itself":
+        target = model
+    elif out == "over another":
+        save_random(target, "absorb", "cedd")
+    before = contents(tmp_path)
+    size = (model / "model.safetensors").stat().st_size
+    capsys.readouterr()
+    words = ["export", str(model), "--out", str(target), "--device", "cpu", "--title", "Other"]
+    with files_up_to(size - 1):
+        assert main([*words, *(["--force"] if out == "over another" else [])]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("cedd export: ")
+    assert line.endswith("model.safetensors: File too large\n")
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "new").exists()
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """The system refuses to write longer files, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_home_is_expanded_where_the_shell_does_not(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run), "--out=~/model", "--device", "cpu"]) == 0
+    assert load("~/model", device="cpu").length
+    (tmp_path / "home" / "figures.json").write_text("{}")
+    assert main(["export", "~/model", "--out=~/model", "--results", "~/figures.json", "--device", "cpu"]) == 0
+    assert main(["sample", "~/model", "--html=~/page.html", "--steps", "2", "--device", "cpu"]) == 0
+    load("~/model", device="cpu").save_pretrained("~/again")
+    assert {path.name for path in (tmp_path / "home").iterdir()} == {"model", "again", "figures.json", "page.html"}
+    assert not (tmp_path / "~").exists()
+    capsys.readouterr()
+    assert main(["export", str(run), "--out=~nosuchuser/model", "--device", "cpu"]) == 2
+    assert "~nosuchuser/model is in the folder of a user who is not known" in capsys.readouterr().err
 
 
 def test_calibration_is_as_bold_as_it_may_be():

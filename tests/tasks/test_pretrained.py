@@ -1,6 +1,8 @@
 """Models as folders: saved in every form, found by name, described by a card, given to the hub."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +87,47 @@ def test_a_model_is_the_same_in_every_form(run, tmp_path, form):
     assert again.folder.weights == form
     for one, two in zip(other.model.parameters(), again.model.parameters(), strict=True):
         assert torch.allclose(one, two, rtol=1e-6, atol=0)
+
+
+def test_a_kill_between_two_renames_leaves_the_model_or_is_found(run, tmp_path, monkeypatch):
+    """In place, where only the form of the weights changes, either file may be the old one; of another model, none."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill_at_rename(number: int, save) -> None:
+        whole, calls = Path.replace, iter(range(100))
+
+        def replace(path: Path, target: Path) -> Path:
+            if target.parent == folder and next(calls) == number:
+                raise Killed
+            return whole(path, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", replace)
+            with pytest.raises(Killed):
+                save()
+
+    folder = tmp_path / "model"
+    model, x = load(run, device="cpu"), torch.zeros(1, 8, dtype=torch.int64)
+    right = model.model(x, torch.ones(1))
+    other = load(save_random(tmp_path / "other", "roulette", "cedd"), device="cpu")
+    for number in range(4):  # before the card, the tokenizer, config.json, and the weights
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder)
+        ours = load(folder, device="cpu")
+        kill_at_rename(number, lambda ours=ours: ours.save_pretrained(folder, weights="bf16"))
+        again = load(folder, device="cpu")
+        assert (again.model(x, torch.ones(1)) - right).abs().max() < 0.1
+        assert again.folder.weights == "float32"
+        kill_at_rename(number, lambda: other.save_pretrained(folder, force=True))
+        if number < 3:
+            assert load(folder, device="cpu").method.name == "bayes"
+        else:
+            with pytest.raises(ValueError, match="the weights of another model than"):
+                load(folder, device="cpu")
+        other.save_pretrained(folder, force=True)
+        assert load(folder, device="cpu").method.name == "cedd"
 
 
 def test_an_unknown_form_is_refused(run, tmp_path):

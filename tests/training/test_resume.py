@@ -286,6 +286,29 @@ def test_a_file_or_a_model_in_the_way_is_refused(config: Make, tmp_path: Path):
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"somebody's"
 
 
+@pytest.mark.parametrize("name", ["README.md", "config.json", "log.jsonl", ".git"])
+def test_a_folder_of_other_things_is_left_alone(config: Make, name: str):
+    out = config().out
+    out.mkdir()
+    (out / name).write_text("somebody's")
+    with pytest.raises(ValueError, match=f"is no run's folder: it holds {name}; choose another --out"):
+        run(config())
+    assert [path.name for path in out.iterdir()] == [name]
+    assert (out / name).read_text() == "somebody's"
+
+
+def test_a_run_that_was_killed_after_its_first_file_goes_on(config: Make):
+    run(config("whole", {"steps": 4}))
+    out = config().out
+    (out / f".train.json.{uuid.uuid4().hex}.tmp").mkdir(parents=True)
+    assert run(config("run", {"steps": 4})).finished
+    for path in sorted(out.rglob("*"), reverse=True):
+        if path.name != "train.json":
+            path.unlink() if path.is_file() else path.rmdir()
+    assert run(config("run", {"steps": 4})).finished
+    assert_same_run(config("whole").out, out)
+
+
 def test_data_that_changed_meanwhile_is_refused(config: Make, tmp_path: Path):
     text = write_corpus(tmp_path / "own.txt", 500)
     run(config("run", {"data": str(text), "steps": 4}))

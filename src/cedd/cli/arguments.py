@@ -319,7 +319,9 @@ class Export(CommonArguments):
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     out: Path
-    """The folder to write; it may be the RUN itself if that was exported before."""
+    """The folder to write, a new or an empty one; it may be the RUN itself if that was exported before."""
+    force: bool = False
+    """Write also into a folder that holds something else, over the files of a model there; a run there ends."""
     weights: Literal["float32", "bf16", "int8"] | None = None
     """How weights are stored: 4, 2 or 1 bytes each (float32 for a run; else as they are)."""
     title: str | None = None

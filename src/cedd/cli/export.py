@@ -10,8 +10,9 @@ from typing import Any
 
 from cedd.cli import UserError
 from cedd.cli.arguments import Export
+from cedd.models.folder import refuse_occupied
 from cedd.models.loaded import LoadedModel
-from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
+from cedd.models.locate import CARD_FILE, CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE
 from cedd.report.commands import train_command
 from cedd.spelling.calibrate import calibrate
 from cedd.spelling.corruption import MISTAKES
@@ -30,12 +31,11 @@ def run(arguments: Export) -> int:
     """Write the folder and say what is in it."""
     model = load(arguments.run, arguments.device)
     source = model.folder.path
-    if arguments.out.resolve() == source.resolve() and (source / "train.json").is_file():
-        raise UserError(f"{source} is a run that may still be trained; export it to another folder")
+    refuse_occupied(arguments.out, source, arguments.force)  # before minutes of calibration
     extra: dict[str, Any] = {"title": arguments.title or model.folder.config.get("title") or arguments.out.name}
     extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments)}
     extra |= correction_facts(model, arguments)
-    model.save_pretrained(arguments.out, weights=arguments.weights, extra=extra)
+    model.save_pretrained(arguments.out, weights=arguments.weights, extra=extra, force=arguments.force)
     size = sum(file.stat().st_size for file in arguments.out.iterdir() if file.is_file())
     record = {"out": str(arguments.out), "bytes": size, "weights": arguments.weights or model.folder.weights}
     gone = sorted(model.folder.config.get("results", {}).keys() - extra["results"].keys())
@@ -91,8 +91,8 @@ def _said(record: dict[str, Any]) -> str:
 def training_facts(source: Path, config: Any, title: str, arguments: Export) -> dict[str, Any]:
     """How the model was trained, with the names of files but not of the folders they were in."""
     facts = dict(config.get("training", {}))
-    if (source / "train.json").is_file():
-        trained = read_config(source / "train.json")
+    if (source / TRAIN_FILE).is_file():
+        trained = read_config(source / TRAIN_FILE)
         text = replace(trained.text, cache=None, gpt2_files=None, validation=_name(trained.text.validation))
         public = replace(trained, data=_name(trained.data), out=Path("runs") / title, text=text, device="auto")
         steps = max((line["step"] for line in read_log(source / LOG_FILE)), default=trained.steps)

@@ -5,7 +5,8 @@ A run's folder is one too, so that a run can be given wherever a model is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,21 @@ import torch
 
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.methods import Method, method_from_config
-from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, locate, pretrained_root
+from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE, is_model, locate, pretrained_root
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import SkipInitialization, get_form, load_weights, save_weights
+from cedd.models.weights import SkipInitialization, get_form, load_weights, read_metadata, save_weights
 from cedd.process import TokenProcess, process_from_config
-from cedd.storage import from_json, read_json, reading, write_json
+from cedd.storage import (
+    atomic_files,
+    expanded,
+    from_json,
+    is_temporary,
+    json_sha256,
+    locked,
+    read_json,
+    reading,
+    write_json,
+)
 
 FORMAT = 1
 DESCRIPTION_KEYS = ("format", "method", "process", "network", "length", "tokenizer", "weights")
@@ -49,8 +60,8 @@ class ModelFolder:
         return self.config.get("weights", "float32")
 
 
-def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, Any] | None = None) -> None:
-    """Everything of a model folder but its weights."""
+def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Everything of a model folder but its weights; what its config.json says."""
     folder, tokenizer = Path(path), model.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
@@ -64,21 +75,70 @@ def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, A
         **(extra or {}),
     }
     write_json(folder / CONFIG_FILE, config, indent=2)
+    return config
 
 
 def save_folder(
     path: str | Path, model: ModelFolder, weights: str = "float32", extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a model folder, its weights in one of `models.weights.FORMS`.
+    """Write a model folder, its weights in one of `models.weights.FORMS`; an earlier model's files go when all new ones
+    are complete.
 
-    The weights come last, since a folder without weights is refused when loaded; those of an earlier model go first,
-    so that they are never read by this one's description.
+    The weights say themselves how they are stored and by what description they are to be read. So a kill between two
+    renames leaves a folder that loads, where the two models differ in the weights' form alone, or is refused.
     """
     get_form(weights)
-    file = Path(path) / WEIGHTS_FILE
-    file.unlink(missing_ok=True)
-    save_description(path, model, {**(extra or {}), "weights": weights})
-    save_weights(file, model.model.state_dict(), form=weights)
+    with atomic_files(Path(path), last=WEIGHTS_FILE) as folder:
+        config = save_description(folder, model, {**(extra or {}), "weights": weights})
+        metadata = {"form": weights, "description": _fingerprint(config)}
+        save_weights(folder / WEIGHTS_FILE, model.model.state_dict(), form=weights, metadata=metadata)
+
+
+def _fingerprint(config: Mapping[str, Any]) -> str:
+    """Of the description by which weights are read, whatever their form."""
+    return json_sha256({name: config[name] for name in DESCRIPTION_KEYS if name != "weights"})
+
+
+@contextmanager
+def replaced_model(path: str | Path, own: Path | None, force: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder for the files of a model, which then replace those at `path`.
+
+    own: the folder that the model was loaded from, if it was. A model is written into a new or an empty folder, over
+    itself, or over what was written from the same folder before; over anything else only by `force`. A run's folder
+    then is a run no more: its weights are not those it trained.
+    """
+    folder = expanded(path)
+    refuse_occupied(folder, own, force)
+    with ExitStack() as stack:
+        if folder.is_dir() and stack.enter_context(locked(folder, wait=False)) is False:
+            raise ValueError(f"another process is training in {folder}; wait for it, or choose another folder")
+        yield stack.enter_context(atomic_files(folder, last=WEIGHTS_FILE))
+        (folder / TRAIN_FILE).unlink(missing_ok=True)
+
+
+def origin_of(path: Path) -> str:
+    """The folder that a model was loaded from, as a hash: config.json of what is written from there has it, and tells
+    nobody the folder's name."""
+    return json_sha256(str(path.resolve()))
+
+
+def refuse_occupied(folder: Path, own: Path | None, force: bool) -> None:
+    """A folder that holds something else is left alone, unless by `force`; a run's own folder always."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose another name")
+    is_run = (folder / TRAIN_FILE).is_file()
+    if own is not None and folder.samefile(own):
+        if is_run:
+            raise ValueError(f"{folder} is a run that may still be trained; export it to another folder")
+        return
+    if force or all(is_temporary(entry) for entry in folder.iterdir()):
+        return
+    if own is not None and not is_run and is_model(folder) and read_description(folder).get("origin") == origin_of(own):
+        return
+    what = "another run" if is_run else "another model" if is_model(folder) else "files that are no model"
+    raise ValueError(f"{folder} holds {what}; choose another folder, or write over it with --force (force=True)")
 
 
 def read_description(path: str | Path) -> dict[str, Any]:
@@ -113,9 +173,13 @@ def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **
         _check_sizes(network, process, tokenizer, length, weights.stat().st_size)
     with SkipInitialization():
         model = Transformer(network)
+    said = read_metadata(weights)
+    if said.get("description", of_config := _fingerprint(config)) != of_config:
+        raise ValueError(f"{weights} are the weights of another model than {CONFIG_FILE} describes; write it again")
+    form = str(said.get("form", form))
     load_weights(model, weights, form=form)
     model = model.to(device).eval().requires_grad_(False)
-    return ModelFolder(model, process, method, tokenizer, length, config, folder)
+    return ModelFolder(model, process, method, tokenizer, length, {**config, "weights": form}, folder)
 
 
 def _check_sizes(

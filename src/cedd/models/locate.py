@@ -16,6 +16,8 @@ from cedd.names import nearest
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "README.md"
+TRAIN_FILE = "train.json"
+"""What makes a model's folder that of a run, which can be resumed."""
 _ON_THE_HUB = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, "*.json", "merges.txt"]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -73,6 +73,15 @@ def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: 
         return unpack(stored)
     except ValueError as error:
         raise ValueError(f"{path} is not stored as {form}: {error}") from None
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """What a weights file says of itself; nothing, if it says nothing."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 class SkipInitialization(TorchFunctionMode):

@@ -13,7 +13,7 @@ from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.data.text import MOST_UNKNOWN, unknown_share
 from cedd.device import pick_device
-from cedd.models.folder import DESCRIPTION_KEYS, load_folder, read_description, save_folder
+from cedd.models.folder import DESCRIPTION_KEYS, load_folder, origin_of, read_description, replaced_model, save_folder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import CARD_FILE
 from cedd.spelling.correct import Corrected
@@ -133,19 +133,30 @@ class LanguageModel(LoadedModel):
         return Perplexity(nats, error, (math.exp(nats - half), math.exp(nats + half)), len(ids), unknown)
 
     def save_pretrained(
-        self, folder: str | Path, *, weights: str | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        folder: str | Path,
+        *,
+        weights: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        force: bool = False,
     ) -> None:
         """Write the model as a folder that `load` takes: config.json, model.safetensors, tokenizer, README.md.
 
         Args:
-            folder: where to.
+            folder: where to: a new or an empty folder, or the one that it was loaded from. Old files go when all new
+                ones are complete.
             weights: float32, bf16 or int8; by default the form that it was loaded from.
             extra: what else config.json shall say, beside what it said (see `cedd.tasks.card`).
+            force: write also into a folder that holds something else, over files of the same names.
         """
         kept = {name: value for name, value in self.folder.config.items() if name not in DESCRIPTION_KEYS}
-        save_folder(folder, self.folder, weights or self.folder.weights, {**kept, **(extra or {})})
-        card = model_card(read_description(folder), self.model.num_parameters())
-        atomic_write(Path(folder) / CARD_FILE, card.encode())
+        own = self.folder.path if self.folder.config else None
+        if own is not None and Path(folder).expanduser().resolve() != own.resolve():
+            kept["origin"] = origin_of(own)
+        with replaced_model(folder, own, force) as made:
+            save_folder(made, self.folder, weights or self.folder.weights, {**kept, **(extra or {})})
+            card = model_card(read_description(made), self.model.num_parameters())
+            atomic_write(made / CARD_FILE, card.encode())
 
     @classmethod
     def from_pretrained(cls, path_or_name: str | Path, *, device: str = "auto", **download: Any) -> LanguageModel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,8 @@ from cedd.data.batches import BatchSampler, Prefetcher
 from cedd.data.tokenizers import Tokenizer
 from cedd.data.training_data import TrainingData, prepare_training_data
 from cedd.methods import get_method
-from cedd.models.folder import WEIGHTS_FILE, ModelFolder, save_description
+from cedd.models.folder import ModelFolder, save_description
+from cedd.models.locate import TRAIN_FILE, WEIGHTS_FILE
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
 from cedd.storage import write_json
@@ -26,7 +27,7 @@ from cedd.training.config import TrainConfig, settings_of_run, to_json
 from cedd.training.distributed import Ranks, choose_strategy, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.records import Records, plot_log
-from cedd.training.run_folder import TRAIN_FILE, folder_lock, refuse_other_data, refuse_other_run
+from cedd.training.run_folder import folder_lock, refuse_other_data, refuse_other_run
 from cedd.training.signals import StopRequest
 from cedd.training.speed import Meter
 from cedd.training.step import StepFigures, Stepper
@@ -84,6 +85,7 @@ def share_the_interpreter() -> None:
 
 def train(config: TrainConfig, console: Console | None = None, hooks: Hooks | None = None) -> TrainResult:
     """Run, or resume, the training that a configuration describes."""
+    config = replace(config, out=config.out.expanduser())
     config.check()
     console = console or Console(stderr=True)
     share_the_interpreter()
@@ -247,8 +249,8 @@ class Trainer:
             self.checkpoints.sweep()
             model = ModelFolder(state.model, self.process, self.method, self.data.tokenizer, config.length)
             reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
+            write_json(config.out / TRAIN_FILE, to_json(config), indent=2)  # from now on the folder is this run's
             save_description(config.out, model, {"data": reports})
-            write_json(config.out / TRAIN_FILE, to_json(config), indent=2)
         found = self.checkpoints.load_latest(state.tensors())
         if found is not None:
             step, values = found

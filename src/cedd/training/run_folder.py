@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cedd.data.training_data import TrainingData
-from cedd.models.folder import WEIGHTS_FILE, read_description
-from cedd.storage import locked
+from cedd.models.folder import read_description
+from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE
+from cedd.storage import is_temporary, locked
 from cedd.training.config import TrainConfig, read_config, same_run
-
-TRAIN_FILE = "train.json"
 
 
 @contextmanager
@@ -33,6 +32,8 @@ def refuse_other_run(config: TrainConfig) -> None:
             raise ValueError(f"there is no run to resume in {out}; check --out, or use --resume auto")
         if (out / WEIGHTS_FILE).exists():
             raise ValueError(f"{out} holds a model that is no run of this command; choose another --out")
+        if out.is_dir() and (others := [entry.name for entry in out.iterdir() if not is_temporary(entry)]):
+            raise ValueError(f"{out} is no run's folder: it holds {min(others)}; choose another --out")
         return
     if config.resume == "never":
         raise ValueError(f"{out} holds a run already; choose another --out, or --resume auto")
@@ -44,7 +45,7 @@ def refuse_other_run(config: TrainConfig) -> None:
 
 def refuse_other_data(config: TrainConfig, data: TrainingData) -> None:
     """A run continues with the blocks and the tokenizer that it began with, or not at all."""
-    if not (config.out / TRAIN_FILE).is_file():
+    if not all((config.out / name).is_file() for name in (TRAIN_FILE, CONFIG_FILE)):  # which are written in this order
         return
     before, now = read_description(config.out)["data"]["train"], data.train.report()
     if any(before[name] != now[name] for name in ("tokens_sha256", "tokenizer_fingerprint", "blocks")):
