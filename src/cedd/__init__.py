@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     )
     from cedd.samplers import Corrector, Fixed, sample
     from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
-    from cedd.tasks import LanguageModel, load
+    from cedd.tasks import LanguageModel, import_model, load
 
     PRETRAINED: tuple[str, ...]
 
@@ -79,6 +79,7 @@ __all__ = [
     "exact_cross_entropy",
     "get_method",
     "hybrid",
+    "import_model",
     "load",
     "log_scores",
     "loss",
@@ -103,7 +104,7 @@ _HOMES = {
     ),
     "samplers": ("Corrector", "Fixed", "sample"),
     "schedules": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
-    "tasks": ("LanguageModel", "load"),
+    "tasks": ("LanguageModel", "import_model", "load"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

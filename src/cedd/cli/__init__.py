@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "correct": "correct the spelling of a text",
     "spelling": "measure how many mistakes a model fixes in a book, and how much it breaks",
     "genppl": "judge a model's samples by another language model",
+    "import": "take over a network that others have published: SEDD, MDLM, DUO, UDLM, GIDD",
     "export": "write a run as a model to give away: small, described, with its figures",
     "report": "write a run as one page, or a comparison of several",
     "bench": "time training steps or sampling against a textbook implementation",

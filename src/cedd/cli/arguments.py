@@ -307,6 +307,30 @@ class Genppl(CommonArguments):
 
 
 @dataclass(frozen=True)
+class Import:
+    """example: cedd import kuleshov-group/mdlm-owt --out mdlm-owt
+
+    Take over a network that others have published: SEDD, MDLM (also those of bd3lms and SDTT), DUO, UDLM or GIDD, by
+    its config.json and model.safetensors. The result is a model folder like any other: cedd evaluate mdlm-owt ...
+    Pickles are not read, and none of their code is run.
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME_OR_FOLDER")]
+    """owner/name on the hub, or a folder."""
+    out: Path
+    """The folder to write, which must not be there yet."""
+    tokenizer: str | None = None
+    """gpt2, bert, a folder that has one, or none (texts are then numbers of tokens). By default the one of the released
+    networks; none where this network has another number of tokens."""
+    revision: str | None = None
+    """The hub's branch, tag or commit (SDTT's students are branches)."""
+    weights: Literal["float32", "bf16", "int8"] = "float32"
+    """How weights are stored; only float32 is exact."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True)
 class Export(CommonArguments):
     """example: cedd export runs/quickstart --out my-model --weights int8 --calibrate runs/quickstart/held-out.txt
 
@@ -431,8 +455,8 @@ class Completion:
 ARGUMENTS: Mapping[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
-        *(Quickstart, Train, Evaluate, Sample, Infill, Correct, Spelling, Genppl, Export, Report, Bench, Theory),
-        Completion,
+        *(Quickstart, Train, Evaluate, Sample, Infill, Correct, Spelling, Genppl, Import, Export, Report, Bench),
+        *(Theory, Completion),
     )
 }
 """The dataclass of each command."""

@@ -95,9 +95,10 @@ def encode_given(tokenizer: Tokenizer, text: str) -> Ids:
 
 
 def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token that stands for unknown characters, where it is none itself (U+FFFD)."""
+    """Tokens that stand for no text, among them the one for unknown characters where it is none itself (U+FFFD)."""
     table = tokenizer.characters
-    return (table[REPLACEMENT],) if table is not None and tokenizer.unknown == REPLACEMENT else ()
+    unknown = (table[REPLACEMENT],) if table is not None and tokenizer.unknown == REPLACEMENT else ()
+    return (*unknown, *tokenizer.silent)
 
 
 def unknown_share(tokenizer: Tokenizer, ids: NDArray[np.integer], most: float = MOST_UNKNOWN) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +27,8 @@ HEADER_FILE = "cedd_tokenizer.json"
 BPE_FILE = "tokenizer.json"
 GPT2_HUB_NAME = "openai-community/gpt2"
 GPT2_VOCAB_SIZE = 50257
+BERT_HUB_NAME = "google-bert/bert-base-uncased"
+BERT_VOCAB_SIZE = 30522
 NAMES = ("char", "char:SIZE", "byte", "gpt2", "gpt2-char", "bpe:SIZE")
 
 Ids = Sequence[int] | NDArray[Any]
@@ -42,6 +44,8 @@ class Tokenizer(ABC):
     """The token that ends a document, where the vocabulary has one."""
     unknown: str | None = None
     """The character that stands for those outside `characters`, where there is one; it is never written."""
+    silent: Sequence[int] = ()
+    """Tokens that stand for no text, such as padding."""
 
     @property
     def characters(self) -> Mapping[str, int] | None:
@@ -361,6 +365,20 @@ class _ByteLevelBPE(Tokenizer):
         write_json(Path(folder) / HEADER_FILE, self._header())
 
 
+def _from_hub(name: str, files: Sequence[str], folder: str) -> Path:
+    """The folder of files that were downloaded."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        paths = [Path(hf_hub_download(name, file)) for file in files]
+    except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
+        raise ValueError(
+            f"{' and '.join(files)} of {name!r} could not be had from the hub ({type(error).__name__}): give a folder "
+            f"that has them, or set CEDD_DATA to a folder with {folder}/ in it"
+        ) from None
+    return paths[0].parent
+
+
 class GPT2Tokenizer(_ByteLevelBPE):
     """GPT-2's byte-level BPE, 50,257 tokens; 50256 ends a document."""
 
@@ -382,16 +400,7 @@ class GPT2Tokenizer(_ByteLevelBPE):
 
     @classmethod
     def from_hub(cls, name: str = GPT2_HUB_NAME) -> GPT2Tokenizer:
-        from huggingface_hub import hf_hub_download
-
-        try:
-            paths = [Path(hf_hub_download(name, file)) for file in ("vocab.json", "merges.txt")]
-        except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
-            raise ValueError(
-                f"vocab.json and merges.txt of {name!r} could not be had from the hub ({type(error).__name__}): "
-                "give a folder that has them, or set CEDD_DATA to a folder with gpt2-bpe/ in it"
-            ) from None
-        return cls.from_folder(paths[0].parent)
+        return cls.from_folder(_from_hub(name, ("vocab.json", "merges.txt"), "gpt2-bpe"))
 
 
 class BPETokenizer(_ByteLevelBPE):
@@ -427,11 +436,106 @@ def _bpe_definition(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     return {"vocab": model["vocab"], "merges": merges}
 
 
+# --- of published networks ----------------------------------------------------------------------------------
+
+
+class BERTTokenizer(Tokenizer):
+    """BERT's WordPiece, run by the `tokenizers` library: text in small letters, without accents and line breaks, so
+    that what is decoded is not quite what was encoded."""
+
+    kind = "bert"
+
+    def __init__(self, vocab: Sequence[str], name: str = "bert") -> None:
+        import tokenizers  # slow to import, and few need it
+
+        if missing := [token for token in ("[UNK]", "[SEP]") if token not in vocab]:
+            raise ValueError(f"the {name} vocabulary lacks {missing[0]}: it is not BERT's")
+        self.vocab, self.name, self.vocab_size = list(vocab), name, len(vocab)
+        self.eos_id = self.vocab.index("[SEP]")
+        ids = {token: place for place, token in enumerate(self.vocab)}
+        self._tokenizer: Any = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+        self._tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        self._tokenizer.decoder = tokenizers.decoders.WordPiece()
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> BERTTokenizer:
+        """From `vocab.txt`, a token a line."""
+        return cls((Path(folder) / "vocab.txt").read_text(encoding="utf-8").splitlines())
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        _utf8(self.name, text)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def definition(self) -> dict[str, Any]:
+        return {"vocab": self.vocab}
+
+
+class IdTokenizer(Tokenizer):
+    """No text at all: tokens are written as their numbers, with spaces between."""
+
+    kind = "ids"
+
+    def __init__(self, vocab_size: int, name: str = "ids") -> None:
+        self.vocab_size, self.name = vocab_size, name
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        words = text.split()
+        for position, word in enumerate(words):
+            if not (word.isdecimal() and int(word) < self.vocab_size):
+                raise ValueError(
+                    f"word {position} is {word!r}: texts are numbers of tokens, 0 to {self.vocab_size - 1}"
+                )
+        return np.array([int(word) for word in words], dtype=np.int64)
+
+    def decode(self, ids: Ids, mask: str | None = MASK_CHARACTER) -> str:
+        return " ".join(super(IdTokenizer, self).decode([token], mask) for token in self._checked(ids).tolist())
+
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        return " ".join(map(str, ids.tolist()))
+
+    def definition(self) -> dict[str, Any]:
+        return {"vocab_size": self.vocab_size}
+
+
+class PaddedTokenizer(Tokenizer):
+    """Another tokenizer with one more token, [PAD], that stands for no text."""
+
+    kind = "padded"
+
+    def __init__(self, base: Tokenizer, name: str | None = None) -> None:
+        self.base, self.name = base, name or f"{base.name}+pad"
+        self.vocab_size, self.eos_id, self.silent = base.vocab_size + 1, base.eos_id, (base.vocab_size,)
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return self.base.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        return self.base.encode_batch(texts)
+
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        return self.base.decode(ids[ids < self.base.vocab_size])
+
+    def definition(self) -> dict[str, Any]:
+        return {"kind": self.base.kind, "name": self.base.name, "base": self.base.definition()}
+
+    @classmethod
+    def from_definition(cls, definition: Mapping[str, Any], name: str) -> PaddedTokenizer:
+        return cls(tokenizer_from_definition(definition["kind"], definition["base"], definition["name"]), name)
+
+
 # --- saving, loading, making --------------------------------------------------------------------------------
 
 
 TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
-    tokenizer.kind: tokenizer for tokenizer in (CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer, CharAsGPT2)
+    tokenizer.kind: tokenizer
+    for tokenizer in (
+        *(CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer, CharAsGPT2),
+        *(BERTTokenizer, IdTokenizer, PaddedTokenizer),
+    )
 }
 
 
@@ -451,6 +555,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         header = read_json(folder / HEADER_FILE) if (folder / HEADER_FILE).is_file() else None
         if header is None and (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             return GPT2Tokenizer.from_folder(folder)
+        if header is None and (folder / "vocab.txt").is_file():
+            return BERTTokenizer.from_folder(folder)
         if header is None and not (folder / BPE_FILE).is_file():
             raise ValueError(f"{folder} holds no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
         definition = (header or {}).get("definition")
@@ -472,6 +578,38 @@ def load_gpt2(files: str | Path | None = None) -> GPT2Tokenizer:
     if root is not None and (root / "gpt2-bpe" / "vocab.json").is_file():
         return GPT2Tokenizer.from_folder(root / "gpt2-bpe")
     return GPT2Tokenizer.from_hub()
+
+
+def load_bert() -> BERTTokenizer:
+    """BERT's tokenizer, without capital letters: from CEDD_DATA/bert, else from the hub."""
+    root = data_root()
+    if root is not None and (root / "bert" / "vocab.txt").is_file():
+        return BERTTokenizer.from_folder(root / "bert")
+    return BERTTokenizer.from_folder(_from_hub(BERT_HUB_NAME, ("vocab.txt",), "bert"))
+
+
+FITTING: dict[str, tuple[int, Callable[[], Tokenizer]]] = {
+    "gpt2": (GPT2_VOCAB_SIZE, load_gpt2),
+    "bert": (BERT_VOCAB_SIZE, load_bert),
+}
+"""Tokenizers of published networks, by name: how many tokens they have, and how they are had."""
+
+
+def fitting_tokenizer(name: str, vocab_size: int, *, required: bool = True) -> Tokenizer:
+    """A tokenizer for a network of so many tokens: with [PAD] where the network has one token more.
+
+    name: gpt2, bert, a folder that has a tokenizer, or none, for which texts are numbers of tokens; so it is, unless
+        `required`, where the number of tokens is another.
+    """
+    size, load = FITTING.get(name, (None, lambda: load_tokenizer(Path(name).expanduser())))
+    if name == "none" or (not required and size is not None and vocab_size not in (size, size + 1)):
+        return IdTokenizer(vocab_size)
+    if size is None and not Path(name).expanduser().is_dir():
+        raise ValueError(f"no tokenizer is called {name!r}; use {', '.join(FITTING)}, none, or a folder that has one")
+    tokenizer = load()
+    if tokenizer.vocab_size not in (vocab_size, vocab_size - 1):
+        raise ValueError(f"the tokenizer {name} has {tokenizer.vocab_size} tokens, and the network {vocab_size}")
+    return tokenizer if tokenizer.vocab_size == vocab_size else PaddedTokenizer(tokenizer)
 
 
 def make_tokenizer(

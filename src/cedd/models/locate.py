@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import textwrap
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def locate(path_or_name: str | Path, **download: Any) -> Path:
     if name in pretrained_names():
         return packaged(name)
     if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not path.parent.exists():
-        return _download(name, download)
+        return download_model(name, _ON_THE_HUB, download)
     raise ValueError(f"no run or model at {name or repr(name)}{_hint(path)}")
 
 
@@ -86,11 +87,12 @@ def _hint(path: Path) -> str:
     return "" if near is None else f"; did you mean {known[near]}?"
 
 
-def _download(name: str, options: dict[str, Any]) -> Path:
+def download_model(name: str, files: Sequence[str], options: Mapping[str, Any]) -> Path:
+    """The folder of some files of owner/name on the hub; options are those of `snapshot_download`."""
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, allow_patterns=_ON_THE_HUB, **options))
+        return Path(snapshot_download(name, allow_patterns=list(files), **options))
     except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
         raise ValueError(
             f"no run or model at {name}, and the hub does not have it ({type(error).__name__}){_hint(Path(name))}"

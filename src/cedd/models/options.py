@@ -22,6 +22,11 @@ class NetworkOptions:
     checkpoint_blocks: bool = False
     """Recompute each block in the backward pass: about a third more arithmetic for far fewer activations."""
     float32_residual: bool = False
+    mlp_bias: bool = False
+    """Biases in the MLPs, which published networks have."""
+    told: str = "sigma"
+    """What the network is told of the noise: sigma; nothing, 0 in its place; or hybrid-time:P_U, the time t at which
+    the hybrid process with this p_u has that sigma (as GIDD's networks are)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cedd.clocks import Hybrid
+from cedd.device import has_float64
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.attention import attend, attention
 from cedd.models.kernels.gelu import gelu
@@ -43,7 +46,15 @@ from cedd.models.options import NetworkOptions as NetworkOptions
 from cedd.models.options import TransformerConfig as TransformerConfig
 from cedd.models.options import config_from_preset as config_from_preset
 from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare_branches
+from cedd.names import suggestion
 
+TOLD: Mapping[str, Callable[..., Callable[[Tensor], Tensor]]] = {
+    "sigma": lambda: lambda sigma: sigma,
+    "nothing": lambda: torch.zeros_like,
+    # Without the slower end of the process: the t of GIDD's formulas.
+    "hybrid-time": lambda p_u: Hybrid(float(p_u), eps=1e-12).time,
+}
+"""What a network may be told of the noise, by name: from the number after the colon to a function of sigma."""
 FREQUENCIES = 128
 """Sines, and as many cosines, in the embedding of sigma."""
 
@@ -93,14 +104,14 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two linear maps with a GELU between them.
 
-    No biases, as in the attention: the modulation's shift does their job, and their gradients are sums over all
-    tokens that would cost 1.5% of a training step.
+    No biases by default, as in the attention: the modulation's shift does their job, and their gradients are sums over
+    all tokens that would cost 1.5% of a training step. Published networks have them (`mlp_bias`).
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.hidden = nn.Linear(config.width, config.mlp_ratio * config.width, bias=False)
-        self.output = nn.Linear(config.mlp_ratio * config.width, config.width, bias=False)
+        self.hidden = nn.Linear(config.width, config.mlp_ratio * config.width, bias=config.mlp_bias)
+        self.output = nn.Linear(config.mlp_ratio * config.width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(gelu(self.hidden(x)))
@@ -136,6 +147,17 @@ def _norm(config: TransformerConfig) -> AdaptiveNorm:
     return AdaptiveNorm(config.width, config.dropout, has_weight=not config.time_conditioning)
 
 
+def _told(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of sigma [B] that `name` says, such as hybrid-time:0.1."""
+    kind, _, number = name.partition(":")
+    if kind not in TOLD:
+        raise ValueError(f"a network cannot be told {name!r}{suggestion(kind, TOLD)}")
+    try:
+        return TOLD[kind](number) if number else TOLD[kind]()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a network cannot be told {name!r}: {error}") from None
+
+
 class TimeConditioning(nn.Module):
     """From sigma [B] to the modulations of all blocks and of the last norm, as one linear map of one vector.
 
@@ -146,6 +168,7 @@ class TimeConditioning(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.count, self.width = 6 * config.depth + 2, config.width  # shift, scale, gate a branch; none at the end
+        self.told = _told(config.told)
         self.hidden = nn.Linear(2 * FREQUENCIES, config.conditioning_width)
         self.output = nn.Linear(config.conditioning_width, config.conditioning_width)
         self.modulation = nn.Linear(config.conditioning_width, self.count * config.width)
@@ -155,7 +178,8 @@ class TimeConditioning(nn.Module):
     def forward(self, sigma: Tensor) -> list[Modulation]:
         """One for each branch, and one for the last norm."""
         with torch.autocast(sigma.device.type, enabled=False):
-            embedded = self._embed(sigma.float()).to(self.hidden.weight.dtype)
+            level = self.told(sigma.double() if has_float64(sigma.device) else sigma)
+            embedded = self._embed(level.float()).to(self.hidden.weight.dtype)
             vector = F.silu(self.output(F.silu(self.hidden(embedded))))
         *parts, shift, scale = self.modulation(vector).view(-1, self.count, 1, self.width).unbind(1)
         branches = [Modulation(*parts[i : i + 3]) for i in range(0, len(parts), 3)]

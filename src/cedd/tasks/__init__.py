@@ -6,7 +6,7 @@ from cedd.spelling.scores import time_of_rate
 from cedd.tasks.correct import correct
 from cedd.tasks.generate import generate
 from cedd.tasks.infill import infill, parse_template
-from cedd.tasks.language_model import LanguageModel, Perplexity, load
+from cedd.tasks.language_model import LanguageModel, Perplexity, import_model, load
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
@@ -20,6 +20,7 @@ __all__ = [
     "Trajectory",
     "correct",
     "generate",
+    "import_model",
     "infill",
     "load",
     "parse_template",

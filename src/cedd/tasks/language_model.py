@@ -16,6 +16,7 @@ from cedd.device import pick_device
 from cedd.models.folder import DESCRIPTION_KEYS, load_folder, origin_of, read_description, replaced_model, save_folder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import CARD_FILE
+from cedd.models.published import import_folder
 from cedd.spelling.correct import Corrected
 from cedd.storage import atomic_write
 from cedd.tasks.card import model_card
@@ -175,6 +176,24 @@ class LanguageModel(LoadedModel):
         from cedd.tasks.hub import upload  # slow to import, and few need it
 
         return upload(self.save_pretrained, name, **options)
+
+
+def import_model(
+    path_or_name: str | Path, tokenizer: str | Path | None = None, *, device: str = "auto", **download: Any
+) -> LanguageModel:
+    """A network that others have published, SEDD, MDLM, DUO, UDLM or GIDD, exactly as it computes in float32.
+
+    Args:
+        path_or_name: a folder with its config.json and model.safetensors, or owner/name on the hub.
+        tokenizer: "gpt2", "bert", a folder that has one, or "none": texts are then numbers of tokens. By default the
+            one of the released networks; none where this network has another number of tokens.
+        device: "auto", "cpu", "cuda" or "mps".
+        download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
+    """
+    place = pick_device(device)
+    folder = import_folder(path_or_name, tokenizer, **download)
+    folder.model.to(place)
+    return LanguageModel(folder, place)
 
 
 def load(path_or_name: str | Path, device: str = "auto") -> LanguageModel:

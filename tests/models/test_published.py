@@ -1,0 +1,283 @@
+"""Networks of others, against their transformer written once more, and against what their own code computed."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import cedd
+from cedd.cli import main
+from cedd.data.folders import data_root
+from cedd.losses import Draws, batch_loss, noisy_batch
+from tests.models import ddit
+
+V = 17
+TOLERANCE = 3e-5
+HYDRA = {"hidden_size": ddit.D, "cond_dim": ddit.C, "length": ddit.LENGTH, "n_blocks": ddit.DEPTH, "dropout": 0.1}
+HYDRA |= {"n_heads": ddit.HEADS}
+FLAT = {"hidden_dim": ddit.D, "cond_dim": ddit.C, "model_length": ddit.LENGTH, "n_blocks": ddit.DEPTH}
+FLAT |= {"n_heads": ddit.HEADS, "dropout": 0.1}
+SEDD = {"tokens": V, "graph": {"type": "absorb"}, "noise": {"type": "loglinear", "sigma_min": 0.01, "sigma_max": 9}}
+CONFIGS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "sedd": (SEDD | {"model": HYDRA | {"scale_by_sigma": True}}, V + 1, ""),
+    "sedd uniform": (
+        SEDD | {"graph": {"type": "uniform"}, "noise": SEDD["noise"] | {"type": "geometric"}, "model": HYDRA},
+        V,
+        "",
+    ),
+    "mdlm": ({"model_type": "mdlm", "vocab_size": V + 1, **FLAT, "time_conditioning": False}, V + 1, "backbone."),
+    "mdlm, told sigma": ({"model_type": "mdlm", "vocab_size": V + 1, **FLAT, "time_conditioning": True}, V + 1, "b."),
+    "bd3lm": (
+        {"model_type": "bd3lm", "vocab_size": V + 1, **FLAT, "block_size": ddit.LENGTH, "cross_attn": False},
+        V + 1,
+        "backbone.",
+    ),
+    "sdtt": ({"parameterization": {"name": "multi-round-sdtt"}, "model": HYDRA}, V + 1, "backbone.backbone."),
+    "duo": ({"model_type": "DUO", "vocab_size": V, **FLAT, "causal": False, "var_min": True}, V, "backbone."),
+    "udlm": ({"model_type": "udlm", "vocab_size": V, **FLAT, "cfg": False, "time_conditioning": True}, V, "backbone."),
+    "gidd": ({"vocab_size": V + 1, "p_uniform": 0.2, "t_eps": 1e-4, **HYDRA, "max_seq_len": ddit.LENGTH}, 128, ""),
+    "gidd, not rounded": ({"vocab_size": V + 1, "model": HYDRA | {"p_uniform": 0.1, "t_eps": 1e-4}}, V + 1, ""),
+}
+# What each is: process, method, and what the network is told at time t, for sigma.
+Told = Callable[[Tensor, Tensor], Tensor]
+KINDS: dict[str, tuple[cedd.TokenProcess, str, Told]] = {
+    "sedd": (cedd.absorb(V), "sedds", lambda t, sigma: sigma),
+    "sedd uniform": (cedd.uniform(V, cedd.Geometric(0.01, 9)), "sedd", lambda t, sigma: sigma),
+    "mdlm": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
+    "mdlm, told sigma": (cedd.absorb(V), "ceddt", lambda t, sigma: sigma),
+    "bd3lm": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
+    "sdtt": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
+    "duo": (cedd.uniform(V), "bayes", lambda t, sigma: sigma),
+    "udlm": (cedd.uniform(V), "bayes", lambda t, sigma: sigma),
+    "gidd": (cedd.hybrid(V, 0.2), "bayes", lambda t, sigma: t),
+    "gidd, not rounded": (cedd.hybrid(V, 0.1), "bayes", lambda t, sigma: t),
+}
+
+
+def published(folder: Path, name: str) -> tuple[Path, ddit.Weights]:
+    config, rows, prefix = CONFIGS[name]
+    weights = ddit.random_weights(rows)
+    buffers = {"logit_bias": torch.zeros(1, 1, 1)} if name == "gidd" else {}
+    ddit.write(folder, config, weights | buffers, prefix)
+    return folder, weights
+
+
+def noisy(process: cedd.TokenProcess) -> tuple[Tensor, Tensor]:
+    """Every state among the tokens, and times from early to late."""
+    x = torch.randint(process.num_states, (5, ddit.LENGTH), generator=torch.Generator().manual_seed(1))
+    x[0, 0], x[1, 1] = process.num_states - 1, 0
+    return x, torch.tensor([0.003, 0.12, 0.45, 0.8, 0.995], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_computes_what_it_did(tmp_path: Path, name: str) -> None:
+    folder, weights = published(tmp_path / "theirs", name)
+    model = cedd.import_model(folder, device="cpu")
+    process, method, told = KINDS[name]
+    assert model.process == process
+    assert model.method.name == method
+    assert (model.length, model.tokenizer.vocab_size) == (ddit.LENGTH, V)
+    x, t = noisy(process)
+    expected = ddit.outputs(weights, x, told(t, process.sigma(t)).float())[..., :V]
+    found = model.model(x, process.sigma(t).float())
+    assert float((found - expected).abs().max()) < TOLERANCE
+    assert float(expected.std()) > 0.5  # so that the tolerance means something
+
+
+@pytest.mark.parametrize("mistake", ddit.MISTAKES)
+def test_a_mistake_in_any_convention_would_be_seen(mistake: str) -> None:
+    weights, process = ddit.random_weights(V + 1), cedd.absorb(V)
+    x, t = noisy(process)
+    sigma = process.sigma(t).float()
+    wrong = (ddit.outputs(weights, x, sigma, mistake) - ddit.outputs(weights, x, sigma)).abs().max()
+    assert float(wrong) > 5 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mdlm", "gidd"])
+def test_what_a_network_is_told_would_be_seen(name: str) -> None:
+    process, _, told = KINDS[name]
+    weights = ddit.random_weights(V + 1)
+    x, t = noisy(process)
+    sigma = process.sigma(t)
+    right = ddit.outputs(weights, x, told(t, sigma).float())
+    for other in ({"t": t, "sigma": sigma, "nothing": 0 * t}[wrong] for wrong in ("t", "sigma", "nothing")):
+        if not torch.equal(other, told(t, sigma)):
+            assert float((ddit.outputs(weights, x, other.float()) - right).abs().max()) > 5 * TOLERANCE
+
+
+# ---- what their own code computed -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["sedd", "mdlm"])
+def fixture(request: pytest.FixtureRequest) -> tuple[str, cedd.LanguageModel, dict[str, Tensor]]:
+    root = data_root()
+    given = os.environ.get("CEDD_FIXTURES", str(root.parent / "fixtures") if root else "")
+    folder = Path(given) / request.param
+    if not given or not (folder / "io.npz").is_file():
+        pytest.skip("needs outputs of the published code: set CEDD_FIXTURES to a folder with sedd/ and mdlm/")
+    with np.load(folder / "io.npz", allow_pickle=False) as stored:
+        return request.param, cedd.import_model(folder, device="cpu"), {k: torch.from_numpy(stored[k]) for k in stored}
+
+
+def test_outputs_are_those_of_their_code(fixture) -> None:
+    name, model, io = fixture
+    found, size = model.model(io["x_t"], io["sigma"]), model.process.vocab_size
+    if name == "sedd":
+        # Theirs are scaled, and 0 at the token that is read.
+        scaled = found - (torch.log(torch.expm1(io["sigma"])) + math.log(size))[:, None, None]
+        known, there = io["log_score"][..., :size], io["x_t"][..., None] == torch.arange(size)
+        assert float((scaled - known)[~there].abs().max()) < TOLERANCE
+        scores = cedd.log_scores(model.method, model.process, found, io["x_t"], io["t"])
+        masked = io["x_t"] == model.process.mask_id
+        assert float((scores - known)[masked].abs().max()) < TOLERANCE
+    else:
+        assert float((found - io["logits"][..., :size]).abs().max()) < TOLERANCE
+        noise = model.process.noise(io["t"]).like(io["x_t"])
+        posterior = model.method.parameterization.log_posterior(found, io["x_t"], noise)
+        assert float((posterior.gather(-1, io["x0"][..., None])[..., 0] - io["log_p_x0"]).abs().max()) < TOLERANCE
+
+
+def test_losses_are_those_of_their_code(fixture) -> None:
+    """MDLM's is our loss of ceddt; SEDD's is ours and the constant that it adds at a mask, sigma' r (log r - 1)."""
+    name, model, io = fixture
+    masked = io["x_t"] == model.process.mask_id
+    draws = Draws(torch.where(masked, 1 - 1e-9, 0.0).double(), torch.zeros_like(io["x0"]))
+    for k in range(len(io["x0"])):
+        one = Draws(draws.u[k : k + 1], draws.redraw[k : k + 1])
+        batch = noisy_batch(model.method, model.process, io["x0"][k : k + 1], io["t"][k : k + 1].double(), one)
+        assert torch.equal(batch.inputs, io["x_t"][k : k + 1])
+        ours = float(batch_loss(model.method, model.model, batch)) * io["x0"].shape[1]
+        if name == "mdlm":
+            assert ours == pytest.approx(float(io["nll_64"][k].sum()), rel=1e-5)
+        else:
+            ratio = 1 / torch.expm1(model.process.sigma(io["t"][k]))
+            constant = model.process.alpha_rate(io["t"][k]) * ratio * (torch.log(ratio) - 1) * masked[k].sum()
+            assert ours + float(constant) == pytest.approx(float(io["loss_64"][k]), rel=1e-5)
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------------
+
+
+def _with(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**config, **changes}
+
+
+MDLM, UDLM = CONFIGS["mdlm"][0], CONFIGS["udlm"][0]
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "of no family": (
+        {"model_type": "llama"},
+        "describes a model of type 'llama' and is of no family that is imported: SE",
+    ),
+    "no type": ({"hidden_size": 3}, "has no model_type and is of no family"),
+    "remote code": (
+        {"model_type": "other", "auto_map": {"AutoModel": "modeling_other.Other"}},
+        r"its network is remote code \(modeling_other.Other\), which is never run",
+    ),
+    "labels": (_with(UDLM, cfg=True, cfg_num_classes=3), "cfg is True; a network that is conditioned on labels"),
+    "causal": (_with(MDLM, causal=True), "causal is True; an autoregressive network is not imported"),
+    "blocks": (_with(CONFIGS["bd3lm"][0], block_size=4), "block_size is 4; block diffusion is imported only where one"),
+    "no size": ({k: v for k, v in MDLM.items() if k != "cond_dim"}, "gives no number as cond_dim; got None"),
+    "rows": (_with(MDLM, vocab_size=V + 2), f"vocab_embed.embedding has {V + 1} rows, but .* asks for {V + 2}"),
+    "width": (_with(MDLM, hidden_dim=30), r"is \[18, 24\], but config.json asks for 30 columns"),
+    "depth": (_with(MDLM, n_blocks=3), r"lacks blocks.2.attn_out.weight"),
+    "fewer blocks": (
+        _with(MDLM, n_blocks=1),
+        "holds 10 tensors that have no place, first blocks.1.adaLN_modulation.bias",
+    ),
+    "noise": (
+        _with(CONFIGS["sedd"][0], noise={"type": "cosine"}),
+        "noise.type is 'cosine'; it must be loglinear or geo",
+    ),
+    "graph": (_with(CONFIGS["sedd"][0], graph={"type": "tree"}), "graph.type is 'tree'; it must be absorb or uniform"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_imported_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config, message = REFUSED[name]
+    prefix = "" if name in ("noise", "graph") else "backbone."
+    rows = V if name == "labels" else V + 1
+    folder, out = ddit.write(tmp_path / "theirs", config, ddit.random_weights(rows), prefix), tmp_path / "ours"
+    with pytest.raises(ValueError, match=message):
+        cedd.import_model(folder, device="cpu")
+    assert main(["import", str(folder), "--out", str(out)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["theirs"]
+
+
+def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
+    folder, weights = published(tmp_path / "theirs", "mdlm")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"pytorch_model.bin is a pickle, which can run code when it is read; only safe"
+    ):
+        cedd.import_model(folder)
+    with pytest.raises(ValueError, match=r"pytorch_model.bin is a pickle"):
+        cedd.import_model(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    for name, value, message in (
+        ("rotary_emb.inv_freq", weights["rotary_emb.inv_freq"] * 0.5, "other frequencies"),
+        ("logit_bias", torch.ones(1, 1, 1), "logit_bias is not 0"),
+        ("extra.weight", torch.ones(2), "holds 1 tensors that have no place, first extra.weight"),
+    ):
+        ddit.write(folder, MDLM, weights | {name: value}, "backbone.")
+        with pytest.raises(ValueError, match=message):
+            cedd.import_model(folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="is not a complete safetensors file"):
+        cedd.import_model(folder)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        cedd.import_model(folder)
+    with pytest.raises(ValueError, match=r"there is no folder .*; on the hub, names are owner/name"):
+        cedd.import_model(tmp_path / "nothing" / "here")
+
+
+def test_a_tokenizer_must_fit(tmp_path: Path) -> None:
+    folder, _ = published(tmp_path / "theirs", "duo")
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\na\nb\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"the tokenizer .* has 4 tokens, and the network 17"):
+        cedd.import_model(folder, tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer is called 'gtp2'; use gpt2, bert, none, or a folder"):
+        cedd.import_model(folder, "gtp2")
+    words = ["[UNK]", "[SEP]", *"abcdefghijklmn"]  # one fewer than the network has: the last is [PAD]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    model = cedd.import_model(folder, tmp_path, device="cpu")
+    assert model.tokenizer.vocab_size == V
+    assert model.tokenizer.encode("A b").tolist() == [2, 3]
+    assert model.tokenizer.decode([2, V - 1, 3]) == "a b"
+    drawn = " ".join(model.generate(4, steps=4, seed=0))
+    assert "[PAD]" not in drawn
+
+
+# ---- a folder like any other ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sedd", "mdlm", "duo", "gidd"])
+def test_an_imported_folder_is_a_model(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = published(tmp_path / "theirs", name)
+    out = tmp_path / "ours"
+    assert main(["import", str(folder), "--out", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["tokenizer"] == "ids"
+    assert (facts["family"], facts["source"]) == (name.upper(), "theirs")
+    model, theirs = cedd.load(out, device="cpu"), cedd.import_model(folder, device="cpu")
+    x, t = noisy(model.process)
+    sigma = model.process.sigma(t).float()
+    assert torch.equal(model.model(x, sigma), theirs.model(x, sigma))
+    assert model.process == theirs.process
+    text = " ".join(str(k % V) for k in range(40))
+    found = model.perplexity(text, draws=4)
+    assert math.isfinite(found.nats_per_token)
+    assert len(model.generate(seed=0, steps=4)[0].split()) == ddit.LENGTH
+    assert model.infill("3 4 ____{2}", steps=4, seed=0).startswith("3 4 ")
+    assert main(["import", str(folder), "--out", str(out)]) == 2
+    assert "is there already" in capsys.readouterr().err
