@@ -18,7 +18,7 @@ from torch import Tensor
 from cedd.models.kernels.row_triton import LOG2_E
 
 WARPS = 8
-"""Of a program; the fastest of `benchmarks/kernels.py` on an H200."""
+"""Of a program; the fastest of `benchmarks/kernel_times.py` on an H200."""
 CHIP_FITS = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9
 """Whether a program has room here. It was measured on Hopper; for other chips the compiler spills half of it, or the
 shared memory is too small. Asked at import, for a compiler that traces the network cannot ask."""

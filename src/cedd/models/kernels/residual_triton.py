@@ -42,7 +42,7 @@ class Launch:
         return {"DROPPED": dropped, "BLOCK": block, "ROWS": self.rows, "num_warps": self.warps}
 
 
-# The fastest of `benchmarks/kernels.py` on an H200.
+# The fastest of `benchmarks/kernel_times.py` on an H200.
 FORWARD = Launch(rows=4, warps=4)
 BACKWARD = Launch(rows=2, warps=2)
 

@@ -1,6 +1,6 @@
 """The kernels of a training step alone, over their block sizes: how near the memory's speed they come.
 
-    python benchmarks/kernels.py
+    python benchmarks/kernel_times.py
 
 Needs a CUDA device and Triton. Prints milliseconds and gigabytes a second for each setting; the settings in the code
 are the fastest of these on one NVIDIA H200, or within 1% of it.
