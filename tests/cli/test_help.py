@@ -305,6 +305,7 @@ BAD = [
     ("theory --vocab 50", "choose V from 2 to 10"),
     ("completion tcsh", "use one of bash, zsh, fish"),
     ("quickstart --steps 0", "steps must be at least 1"),
+    ("quickstart --minutes 0", "--minutes must be positive"),
     ("quickstart --fats", "did you mean --fast"),
     ("quickstart --device gpu", "there is no device 'gpu'"),
     ("quickstart --out book.txt", "book.txt is a file"),

@@ -1,18 +1,31 @@
 """`cedd quickstart --fast` from end to end: what it prints, what its page shows, and that its commands do it again."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from cedd.bench.train import our_step, timed
 from cedd.cli import main
 from cedd.cli.arguments import Quickstart, parse
 from cedd.cli.completion import help_text
-from cedd.cli.quickstart import activation, configuration
+from cedd.cli.quickstart import (
+    LEAST_STEPS,
+    OTHER_SECONDS,
+    OTHER_STEPS,
+    activation,
+    configuration,
+    in_time,
+    summary,
+)
 from cedd.training.config import read_config
 
 Record = dict
@@ -155,5 +168,51 @@ def test_the_run_fits_its_device_and_is_not_compiled(kind: str, monkeypatch: pyt
     config.check()
     assert config.model.build(config.process.build(96), config.length, causal=False)
     assert config.compile == {"cpu": "off", "cuda": "record"}[kind]
-    assert (config.steps, config.batch.size) == {"cpu": (5000, 16), "cuda": (1500, 128)}[kind]
-    assert f"{config.steps} on a" in help_text("quickstart")
+    assert config.batch.size == {"cpu": 16, "cuda": 128}[kind]
+    assert kind == "cpu" or f"after {config.steps} steps" in help_text("quickstart")
+
+
+@pytest.mark.parametrize("milliseconds", [5, 29, 92, 2000])
+def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Its steps and all that is not training fit into --minutes at the speed measured first; a GPU needs no more."""
+    monkeypatch.setattr("cedd.cli.quickstart.timed", lambda step, steps, warmup, device: [milliseconds] * max(1, steps))
+    said = io.StringIO()
+    config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
+    for minutes in (4, 20):
+        chosen = in_time(config, 60 * minutes, Console(file=said, width=200))
+        seconds = OTHER_SECONDS + (chosen.steps + OTHER_STEPS) * milliseconds / 1000
+        assert chosen.steps == LEAST_STEPS or 0.97 * 60 * minutes < seconds <= 60 * minutes
+        assert f"{milliseconds} ms on this machine: {chosen.steps} steps for {minutes} minutes" in said.getvalue()
+        assert (chosen.evaluation.every, chosen.checkpoint_every) == (chosen.steps // 10,) * 2
+        chosen.check()
+    monkeypatch.setattr("cedd.cli.quickstart.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("cedd.cli.quickstart.our_step", lambda config, vocabulary: contextlib.nullcontext())
+    faster = in_time(configuration(Quickstart(out=tmp_path / "run")), 240, Console(quiet=True))
+    assert faster.steps <= 1500
+    assert (faster.steps == 1500) == (milliseconds <= 29)
+
+
+def test_a_step_is_really_timed(tmp_path: Path):
+    config = configuration(Quickstart(fast=True, out=tmp_path / "run", device="cpu"))
+    with our_step(config, 97) as step:
+        assert all(0 < each < 60_000 for each in timed(step, 2, 1, torch.device("cpu")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_begun_keeps_its_steps(out: Path):
+    config = configuration(Quickstart(fast=True, out=out, device="cpu"))
+    assert in_time(config, 6000, Console(quiet=True)).steps == config.steps == 60
+
+
+def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
+    """60 steps of a tiny network are above; figures that are below get no such line."""
+    report = SimpleNamespace(
+        bound=SimpleNamespace(bits_per_character=4.0, ci95=(3.9, 4.1)),
+        baselines=[SimpleNamespace(name="gzip", bits_per_character=2.6)],
+        correction=None,
+        commands={},
+    )
+    above = summary(report, 60, out / "report.html", 30.0)
+    assert "above gzip: 60 steps are too few; cedd quickstart --minutes 20" in above
+    report.bound.bits_per_character = 2.5
+    assert "above gzip" not in summary(report, 60, out / "report.html", 30.0)

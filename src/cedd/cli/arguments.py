@@ -89,16 +89,18 @@ class Quickstart(CommonArguments):
     """example: cedd quickstart
 
     Train a character model on Python's own manual, bound its bits per character beside simple models, let it write,
-    fill in and correct, and write it all to OUT/report.html. Minutes on two cores; --fast is a 30-second version.
-    The same command goes on where it was interrupted.
+    fill in and correct, and write it all to OUT/report.html. It measures how fast this machine is and trains for as
+    many steps as fit into --minutes; --fast is a 30-second version. The same command goes on where it was interrupted.
     """
 
     fast: bool = False
     """A tiny network and a few steps: to see that everything works."""
     out: Path | None = None
     """The run's folder: runs/quickstart, or runs/quickstart-fast with --fast."""
+    minutes: float = 4.0
+    """How long all of it may take; a GPU is done sooner, after 1500 steps."""
     steps: int | None = None
-    """Training steps: 5000 on a CPU, 1500 on a GPU, 60 with --fast."""
+    """Training steps, instead of those that fit into --minutes; 60 with --fast."""
     seed: int = 0
     """Of everything random."""
 

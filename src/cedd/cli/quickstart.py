@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
+from cedd.bench.train import our_step, timed
+from cedd.cli import UserError
 from cedd.cli.arguments import Quickstart
 from cedd.cli.console import PlainConsole
 from cedd.cli.progress import Stages
@@ -20,8 +24,9 @@ from cedd.report.measure import describe_run
 from cedd.report.pages import PAGE_FILE, interval, number, write_report
 from cedd.report.records import Effort, RunReport
 from cedd.report.runs import open_run
-from cedd.training.config import PRESETS, TrainConfig
+from cedd.training.config import PRESETS, TrainConfig, read_config
 from cedd.training.loop import train
+from cedd.training.run_folder import TRAIN_FILE
 
 DEFAULT_OUT = Path("runs/quickstart")
 
@@ -31,6 +36,8 @@ def run(arguments: Quickstart) -> int:
     console = PlainConsole(stderr=True)
     started = time.monotonic()
     config = configuration(arguments)
+    if arguments.steps is None and not arguments.fast:
+        config = in_time(config, 60 * arguments.minutes, console)
     console.print(
         f"training {config.method} on {config.process.name} for {config.steps} steps on the text of Python's manual; "
         f"the run's folder is {config.out}",
@@ -51,29 +58,70 @@ def run(arguments: Quickstart) -> int:
     if arguments.json:
         print(json.dumps({**report.record(), "page": str(page)}))
     else:
-        print(summary(report, page, time.monotonic() - started))
+        print(summary(report, config.steps, page, time.monotonic() - started))
     return 0
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The run
 
 
 def configuration(arguments: Quickstart) -> TrainConfig:
     """The run that quickstart trains: what has measured best in the time that its device has (docs/lab-notes.md)."""
+    if not 0 < arguments.minutes < float("inf"):
+        raise UserError(f"--minutes must be positive; got {arguments.minutes:g}")
     if arguments.fast:
         base, folder = replace(PRESETS["tiny"][1], steps=60, log_every=1, compile="off"), f"{DEFAULT_OUT.name}-fast"
     else:
         kind = pick_device(arguments.device).type
         base, folder = (gpu_run if kind == "cuda" else cpu_run)(PRESETS["char"][1]), DEFAULT_OUT.name
-    steps = base.steps if arguments.steps is None else arguments.steps
-    every = max(1, steps // (4 if arguments.fast else 10))
-    return replace(
+    base = replace(
         base,
         out=arguments.out or DEFAULT_OUT.with_name(folder),
         text=replace(base.text, holdout_by="documents"),
-        evaluation=replace(base.evaluation, every=every, sequences=32, samples=0),
-        checkpoint_every=every,
-        steps=steps,
+        evaluation=replace(base.evaluation, sequences=32, samples=0),
         seed=arguments.seed,
         device=arguments.device,
     )
+    return of_steps(base, base.steps if arguments.steps is None else arguments.steps, 4 if arguments.fast else 10)
+
+
+def of_steps(config: TrainConfig, steps: int, evaluations: int = 10) -> TrainConfig:
+    """The same run with so many steps, evaluated and saved a few times on its way."""
+    every = max(1, steps // evaluations)
+    return replace(config, steps=steps, evaluation=replace(config.evaluation, every=every), checkpoint_every=every)
+
+
+def in_time(config: TrainConfig, seconds: float, console: Console) -> TrainConfig:
+    """The run with as many steps as fit, at the speed that this machine has now; one that was begun keeps its own.
+
+    The rate's fall depends on the number of steps, so it is chosen before the first one.
+    """
+    begun = config.out / TRAIN_FILE
+    if begun.is_file():
+        return of_steps(config, read_config(begun).steps)
+    started, device = time.monotonic(), pick_device(config.device)
+    with our_step(config, VOCABULARY) as step:
+        first = statistics.median(timed(step, 4, 4, device))
+        each = statistics.mean(timed(step, max(4, round(1000 * MEASURED_SECONDS / first)), 0, device)) / 1000
+    left = seconds - OTHER_SECONDS - (time.monotonic() - started)
+    fitting = max(LEAST_STEPS, int(left / each - OTHER_STEPS))
+    steps = min(config.steps, fitting) if device.type == "cuda" else fitting
+    console.print(
+        f"a step takes {1000 * each:.0f} ms on this machine: {steps} steps for {seconds / 60:g} minutes (--minutes)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return of_steps(config, steps)
+
+
+VOCABULARY = 97
+"""About as many characters as the manual has; it hardly matters to a step's time."""
+MEASURED_SECONDS = 4.0
+OTHER_SECONDS, OTHER_STEPS = 20.0, 1200
+"""What is not training takes so many seconds, and as long as so many steps where the network is needed: 5000 steps of
+29 ms were done with all else after 210 s."""
+LEAST_STEPS = 60
 
 
 def cpu_run(base: TrainConfig) -> TrainConfig:
@@ -112,7 +160,7 @@ def device_text(device: torch.device) -> str:
     return f"{threads} CPU thread{'s' * (threads != 1)}" if device.type == "cpu" else device.type
 
 
-def summary(report: RunReport, page: Path, seconds: float) -> str:
+def summary(report: RunReport, steps: int, page: Path, seconds: float) -> str:
     """The figures, a sample, and what to do next."""
     bound = report.bound
     rows = [(b.name, b.bits_per_character, "") for b in report.baselines]
@@ -120,6 +168,9 @@ def summary(report: RunReport, page: Path, seconds: float) -> str:
     width = max(len(name) for name, *_ in rows)
     lines = ["bits per character of held-out text (at most, for this model):", ""]
     lines += [f"  {name:<{width}}  {number(bits)}{note}" for name, bits, note in sorted(rows, key=lambda row: -row[1])]
+    gzip = next(b.bits_per_character for b in report.baselines if b.name == "gzip")
+    if bound.bits_per_character > gzip:
+        lines += ["", f"above gzip: {steps} steps are too few; cedd quickstart --minutes 20 --out runs/longer has more"]
     if report.correction is not None:
         done = report.correction
         lines += [
