@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from cedd.cli import main
+from cedd.cli import COMMANDS, main
 from cedd.cli.arguments import ARGUMENTS
 from cedd.cli.parsing import option_names
 from tests.tasks.models import save_random
@@ -43,6 +43,9 @@ def make_world(folder: Path) -> None:
         assert main([*words.split(), "--evaluation.every", "1", "--device", "cpu"]) == 0
     (folder / "samples.jsonl").write_text('{"made_by": {}}\n{"text": "a text", "ids": [1, 2]}\n')
     (folder / "figures.json").write_text('{"bits": 1.5}')
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "config.json").write_text('{"model_type": "mdlm"}')
+    shutil.copy(folder / "model" / "model.safetensors", folder / "foreign")
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -79,6 +82,7 @@ ON_A_MODEL = {
     "spelling": "spelling model --data book.txt --blocks 1 --passes 1 --thresholds 0.5",
     "export": "export model --out exported",
     "report": "report run --sequences 2 --draws 1 --samples 0",
+    "import": "import foreign --out imported",
     "genppl": "genppl --samples samples.jsonl --judge ./nowhere",
     "train": "train tiny --data book.txt --out trained --steps 1",
     "quickstart": "quickstart --fast --steps 1 --out quick",
@@ -165,6 +169,9 @@ RANGES = {
         --steps 0 | --batch.size 0 | --optimizer.rate nan | --method x | --process.name x | --length 0 |
         --data nowhere | --process.p-m 7 | --model.width 3 | --text.holdout 7 | --text.tokenizer x | --keep 0 |
         --process.settings a | --process.schedule.name x | --out book.txt | --resume x | --batch.accumulate 0
+    """,
+    "import": """
+        --weights int4 | --tokenizer ~nosuchuser/x | --tokenizer nowhere | --out model | --out nowhere/x | more
     """,
     "quickstart": """
         --steps 0 | --out book.txt | --device meta
@@ -266,6 +273,23 @@ def is_needed(name: str, path: tuple[str, ...]) -> bool:
 
 def writing(file: Path, content: str | bytes) -> Callable[[], None]:
     return lambda: (file.write_text(content) if isinstance(content, str) else file.write_bytes(content), None)[1]
+
+
+FOREIGN = (
+    *({}, {"model_type": 3}, {"model_type": []}, {"model_type": "gpt2"}, {"model_type": "mdlm", "hidden_dim": "x"}),
+    *({"model_type": "mdlm", "vocab_size": -1}, {"model": 3}, {"ngpus": 1, "graph": [], "model": {}}, {"model": []}),
+    *({"model_type": "mdlm", "n_blocks": 2**70}, {"model_type": "duo"}, {"model_type": "gidd"}, {"graph": {"type": 3}}),
+)
+
+
+def foreign_inputs(world: Path) -> Iterator[Input]:
+    """Networks of others that are none."""
+    file, words = world / "foreign" / "config.json", tuple(ON_A_MODEL["import"].split())
+    for text in (*map(json.dumps, FOREIGN), NESTED, "[]", "3", "", "\x1b[31m", '{"model_type": '):
+        yield Input(words, writing(file, text), f"config.json: {text[:60]}")
+    for content in (b"", b"x" * 100, NESTED.encode()):
+        yield Input(words, writing(file.with_name("model.safetensors"), content), "damaged weights")
+    yield Input(words, file.unlink, "no config.json")
 
 
 def file_inputs(world: Path) -> Iterator[Input]:
@@ -372,6 +396,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def inputs(world: Path) -> list[Input]:
     found = [*usage_inputs(), *range_inputs(), *record_inputs(world), *file_inputs(world), *data_inputs(world)]
+    found += foreign_inputs(world)
     random.Random(0).shuffle(found)
     return found
 
@@ -416,5 +441,6 @@ def test_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_all_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path: Path):
     every = inputs(world)
-    assert len(every) >= 500
+    assert len(every) >= 1000
+    assert {given.words[0] for given in every} == set(COMMANDS)
     assert survey(world, tmp_path, every) == {}

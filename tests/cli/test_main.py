@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from cedd.cli import main
 from cedd.cli.console import PlainConsole
 from cedd.device import pick_device
 from cedd.names import printable
+from cedd.training.config import PRESETS, to_json
 from tests.tasks.models import save_random
 
 ESCAPE = "\x1b[31mred\x1b]0;title\x07"
@@ -106,6 +108,15 @@ def test_a_device_may_be_torchs_own_and_a_prompt_must_be_a_text(run: str):
     assert pick_device(torch.device("cpu")) == torch.device("cpu")
     with pytest.raises(ValueError, match="a prompt is a text; got 5"):
         model.generate(prompt=5)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_report_away_from_the_runs_data_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
+    folder = save_random(tmp_path / "run")
+    config = replace(PRESETS["tiny"][1], data="book.txt", out=Path("run"))
+    (folder / "train.json").write_text(json.dumps(to_json(config)))
+    monkeypatch.chdir(folder)
+    line = last_line(["report", str(folder)], capsys)
+    assert line.endswith("was trained on book.txt, which is not here: go to the folder it was trained from")
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from scipy import stats
 
 import cedd
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.samplers import Corrector, Fixed, Sharpening, inverse_cdf, prompt, sample, time_grid
+from cedd.samplers import Corrector, Fixed, Sharpening, default_steps, inverse_cdf, prompt, sample, time_grid
 from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value
 
 COMBINATIONS = [
@@ -421,3 +421,8 @@ def test_bad_input_is_refused(options, message):
     process = arguments.pop("process")
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         sample(Table(process, 3), process, arguments.pop("shape"), **arguments)
+
+
+@pytest.mark.parametrize(("length", "steps"), [(1, 64), (64, 64), (256, 64), (512, 128), (1024, 256), (9999, 256)])
+def test_a_step_for_four_tokens_unless_asked(length: int, steps: int):
+    assert default_steps(length) == steps

@@ -45,7 +45,7 @@ class SamplerOptions:
     sampler: str = "analytic"
     """analytic, euler, tau-leaping, first-hitting, or a step rule that you added to RULES."""
     steps: int | None = None
-    """Steps from noise to data; by default one a token, from 64 to 256 (first-hitting takes one a token always)."""
+    """Steps from noise to data; by default one for four tokens, from 64 to 256 (first-hitting: one a token)."""
     grid: str = "uniform"
     """Where the steps lie: uniform, evenly in time, or jumps, evenly in jumps."""
     temperature: float = 1.0

@@ -37,7 +37,7 @@ class SamplingOptions:
 
     sampler: str = "analytic"
     steps: int | None = None
-    """By default one a token, from 64 to 256."""
+    """By default one for four tokens, from 64 to 256."""
     temperature: float = 1.0
     top_p: float = 1.0
     grid: str = "uniform"
