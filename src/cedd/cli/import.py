@@ -6,7 +6,6 @@ import json
 
 from cedd.cli import UserError
 from cedd.cli.arguments import Import
-from cedd.storage import atomic_folder
 from cedd.tasks import import_model
 
 
@@ -19,8 +18,7 @@ def run(arguments: Import) -> int:
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     revision = {} if arguments.revision is None else {"revision": arguments.revision}
     model = import_model(arguments.name, arguments.tokenizer, device="cpu", **revision)
-    with atomic_folder(out) as folder:
-        model.save_pretrained(folder, weights=arguments.weights, extra={"title": out.name})
+    model.save_pretrained(out, weights=arguments.weights, extra={"title": out.name})
     origin = model.folder.config["imported"]
     facts = {
         "out": str(out),
