@@ -56,6 +56,11 @@ class Method:
             own = "its own bound" if self.dynamics.noisy else "an exact likelihood"
             raise ValueError(f"{self.name} has {own} and no {bound}; ask for the bound tight")
 
+    @property
+    def meaning(self) -> str:
+        """What the network's outputs are, in words."""
+        return self.parameterization.meaning if self.dynamics.noisy else "probabilities of the next token"
+
     def require_scores(self) -> Parameterization:
         """The parameterization of a method that has a reverse process."""
         if not self.dynamics.noisy:

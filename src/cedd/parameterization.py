@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +86,9 @@ def step_law(stay: Tensor, remask: Tensor, jumps: Tensor, x_t: Tensor, noise: Ke
 
 class Parameterization(ABC):
     """The meaning of outputs [*S, V] at noisy tokens x_t [*S]."""
+
+    meaning: ClassVar[str] = "of a kind of their own"
+    """What the outputs are, in words: networks of the same can be trained on as one another's."""
 
     @abstractmethod
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
@@ -169,6 +173,8 @@ def _evidence(noise: Noise) -> Tensor:
 class Score(Parameterization):
     """log s_y = o_y: the network gives the ratios themselves (SEDD)."""
 
+    meaning: ClassVar[str] = "ratios"
+
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         return full_precision(outputs)
 
@@ -193,6 +199,8 @@ class Score(Parameterization):
 @dataclass(frozen=True)
 class ScaledScore(Score):
     """log s_y = o_y + log mean_h p(y|h)/p(x|h): the network only corrects the ratio of ignorance (SEDDs)."""
+
+    meaning: ClassVar[str] = "scaled ratios"
 
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         outputs = full_precision(outputs)
@@ -299,6 +307,8 @@ class AffineScore:
 
 class Affine(Parameterization):
     """A parameterization whose scores are affine in f = softmax(o)."""
+
+    meaning: ClassVar[str] = "probabilities of the clean token"
 
     def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
         """base and gain, from the network's log-probability of the token that is there. All [*S].

@@ -6,6 +6,7 @@ at once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import tyro
 from cedd.cli.parsing import parse_arguments
 from cedd.names import suggestion
 from cedd.report.records import Effort
-from cedd.training.config import PRESETS, TrainConfig
+from cedd.training.config import PRESETS, TrainConfig, starting_from
 
 PAGE_SUFFIXES = (".html", ".htm")
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
@@ -469,7 +470,8 @@ usage: cedd train {__NAMES__} [OPTIONS]      (cedd train char --help lists them)
 
 Train a network on a text file, a folder of them, a jsonl, a hub data set (hf:NAME) or python-manual.
 Every setting of the preset can be changed: --method cedd --process.name uniform --batch.size 64 --steps 5000.
-A run that was killed goes on with the same command. Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
+From another model's weights: --from RUN. A run that was killed goes on with the same command.
+Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
 
 __PRESETS__"""
 
@@ -495,5 +497,9 @@ def _parse_train(words: list[str]) -> Train:
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}{suggestion(name, PRESETS)}")
     summary, config = PRESETS[name]
+    split = [part for word in rest for part in (word.split("=", 1) if word.startswith("--from=") else [word])]
+    start = next((after for word, after in itertools.pairwise(split) if word == "--from"), None)
+    if start is not None:
+        config = starting_from(config, start)
     description = f"example: cedd train {name} --data {config.data} --out runs/first\n\n{summary}"
     return parse_arguments(Train, rest, prog=f"cedd train {name}", description=description, default=Train(config))

@@ -73,5 +73,5 @@ def train_command(config: TrainConfig) -> str:
     words = ["train", nearest]
     for key, value in changes[nearest].items():
         values = [part for pair in value.items() for part in pair] if isinstance(value, dict) else [value]
-        words += [f"--{key.replace('_', '-')}", *map(str, values)]
+        words += [f"--{'from' if key == 'start' else key.replace('_', '-')}", *map(str, values)]
     return command(*words)

@@ -8,8 +8,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
+
+from cedd.models.locate import CONFIG_FILE, locate
 from cedd.models.options import SIZES, NetworkOptions, TransformerConfig
 from cedd.names import suggestion
 from cedd.storage import from_json, read_json, reading
@@ -49,7 +52,7 @@ class ProcessConfig:
     """The noise process."""
 
     name: str = "absorb"
-    """absorb, uniform, roulette, eroulette, or one that you added to PROCESSES."""
+    """absorb, uniform, roulette, eroulette, hybrid, or one that you added to PROCESSES."""
     p_m: float = 0.95
     """Roulette: the share of masking among all events."""
     p_u: float = 0.1
@@ -93,7 +96,9 @@ class ModelConfig(NetworkOptions):
     """The network's size and options."""
 
     def build(self, process: TokenProcess, length: int, causal: bool) -> TransformerConfig:
-        options = dataclasses.asdict(self) | {"time_conditioning": self.time_conditioning and not causal}
+        options: dict[str, Any] = dataclasses.asdict(self) | {
+            "time_conditioning": self.time_conditioning and not causal
+        }
         has_mask = process.has_mask or causal
         return TransformerConfig(
             vocab_size=process.vocab_size, has_mask=has_mask, length=length, causal=causal, **options
@@ -240,6 +245,9 @@ class TrainConfig:
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """With several ranks: replicate the network (ddp) or shard it (fsdp)."""
     tensorboard: bool = False
+    start: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN")] = None
+    """Start from the weights of this run or model, with a new optimizer. Its network, tokenizer, length, method and
+    process are then the defaults, and the preset's are not."""
 
     def check(self) -> None:
         """Refuse settings that would fail later, in one sentence."""
@@ -364,6 +372,47 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
     "medium": _preset("medium", "24 blocks of width 1024, sequences of 1024 GPT-2 tokens", **_LANGUAGE),
 }
 """Complete runs, each of a network's size in SIZES, with a line about it."""
+
+# ----------------------------------------------------------------------------------------------------------------
+# From another model
+
+
+def starting_from(config: TrainConfig, start: str) -> TrainConfig:
+    """The configuration with the network, tokenizer, length, method and process of a run or model in their places."""
+    folder = locate(start)
+    with reading(folder / CONFIG_FILE):
+        record = read_json(folder / CONFIG_FILE)
+        network, method = record["network"], record["method"]
+        options = {part.name: network[part.name] for part in dataclasses.fields(ModelConfig) if part.name in network}
+        return dataclasses.replace(
+            config,
+            start=start,
+            method=method if isinstance(method, str) else method["name"],
+            process=_process_of_record(record["process"]),
+            model=ModelConfig(**options),
+            length=record["length"],
+            text=dataclasses.replace(config.text, tokenizer=str(folder)),
+        )
+
+
+def _process_of_record(record: Mapping[str, Any]) -> ProcessConfig:
+    """The settings of a process that was saved."""
+    own = {name: value for name, value in record.items() if name not in ("vocab_size", "schedule", "mask_share")}
+    share = record.get("mask_share", {})
+    share = share if isinstance(share, Mapping) else {"start": share, "stop": share}
+    known = {part.name for part in dataclasses.fields(ProcessConfig)}
+    schedule = dict(record.get("schedule", {}))
+    usual = {part.name for part in dataclasses.fields(ScheduleConfig)}
+    return ProcessConfig(
+        **{name: value for name, value in own.items() if name in known},
+        **{f"share_{name}": value for name, value in share.items()},
+        settings={name: value for name, value in own.items() if name not in known},
+        schedule=ScheduleConfig(
+            **{name: value for name, value in schedule.items() if name in usual},
+            settings={name: value for name, value in schedule.items() if name not in usual},
+        ),
+    )
+
 
 # ----------------------------------------------------------------------------------------------------------------
 # JSON

@@ -17,7 +17,7 @@ from cedd.data.batches import BatchSampler, Prefetcher
 from cedd.data.tokenizers import Tokenizer
 from cedd.data.training_data import TrainingData, prepare_training_data
 from cedd.methods import get_method
-from cedd.models.folder import ModelFolder, save_description
+from cedd.models.folder import ModelFolder, load_folder, save_description
 from cedd.models.locate import TRAIN_FILE, WEIGHTS_FILE
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
@@ -30,6 +30,7 @@ from cedd.training.records import Records, plot_log
 from cedd.training.run_folder import folder_lock, refuse_other_data, refuse_other_run
 from cedd.training.signals import StopRequest
 from cedd.training.speed import Meter
+from cedd.training.start import check_start
 from cedd.training.step import StepFigures, Stepper
 from cedd.training.validation import Patience, Validation
 
@@ -124,7 +125,10 @@ class Trainer:
         refuse_other_data(config, self.data)
         self.process = config.process.build(self.data.tokenizer.vocab_size)
         self.method.check(self.process)
-        self.stepper = Stepper(config, ranks, self.method, self.process)
+        source = None if config.start is None else load_folder(config.start)
+        if source is not None:
+            check_start(source, self.data.tokenizer, self.method, self.process)
+        self.stepper = Stepper(config, ranks, self.method, self.process, source)
         self.state = self.stepper.state
         self.validation = Validation(config, self.method, self.process, self.data, self.stepper.precision, ranks.device)
         self.patience = Patience(config.evaluation.patience)

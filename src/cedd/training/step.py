@@ -14,6 +14,7 @@ from torch import Tensor
 from cedd.losses import NoisyBatch
 from cedd.methods import Method
 from cedd.models.ema import EMA
+from cedd.models.folder import ModelFolder
 from cedd.models.transformer import Transformer
 from cedd.network import with_rounded
 from cedd.process import TokenProcess
@@ -23,6 +24,7 @@ from cedd.training.distributed import LossModule, Ranks, choose_strategy, distri
 from cedd.training.noising import StepBatch
 from cedd.training.optimizer import learning_rate
 from cedd.training.precision import Precision
+from cedd.training.start import take_over
 from cedd.training.state import DROPOUT, TrainingState, derived_seed
 from cedd.training.update import Update, make_optimizers
 
@@ -57,7 +59,14 @@ class StepFigures:
 class Stepper:
     """The network of a run with its gradient, optimizer and average; `state` is all that a step changes."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks, method: Method, process: TokenProcess) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        ranks: Ranks,
+        method: Method,
+        process: TokenProcess,
+        source: ModelFolder | None = None,
+    ) -> None:
         self.config, self.ranks = config, ranks
         mode = {"auto": "graphs" if ranks.device.type == "cuda" else "off"}.get(config.compile, config.compile)
         compiled = mode in ("on", "graphs")
@@ -65,7 +74,10 @@ class Stepper:
         strategy = choose_strategy(config, ranks)
         torch.manual_seed(config.seed)
         network = config.model.build(process, config.length, causal=not method.dynamics.noisy)
-        model = Transformer(network).to(ranks.device).train()
+        model = Transformer(network)
+        if source is not None:
+            take_over(model, source)
+        model = model.to(ranks.device).train()
         at_once = strategy == "single" and config.batch.accumulate == 1  # one backward pass makes a step's gradient
         run = model
         if at_once and self.precision.autocasts:  # sums of rounded gradients would lose digits

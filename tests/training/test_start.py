@@ -1,0 +1,114 @@
+"""A run that starts from another model: it takes over what it must, learns on, and refuses what means other things."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import cedd
+from cedd.cli.arguments import parse
+from cedd.data.tokenizers import ByteTokenizer
+from cedd.models.folder import save_folder
+from cedd.process import process_from_config
+from cedd.report.commands import train_command
+from cedd.training.config import ProcessConfig, TrainConfig, starting_from
+from cedd.training.loop import Trainer
+from tests.models import ddit
+from tests.training.runs import ALONE, changed, run
+from tests.training.test_methods_train import fixed_loss
+
+Make = Callable[..., TrainConfig]
+pytestmark = pytest.mark.usefixtures("no_plot")
+
+
+def trainer(config: TrainConfig) -> Trainer:
+    return Trainer(config, ALONE, Console(quiet=True))
+
+
+@pytest.fixture
+def first(config: Make) -> TrainConfig:
+    """A run on absorb."""
+    made = config("first", {"process.name": "absorb", "method": "cedd", "steps": 40, "checkpoint_every": 40})
+    run(made)
+    return made
+
+
+def test_from_absorb_to_roulette(config: Make, first: TrainConfig) -> None:
+    """The first loss is that of the model it starts from, not that of an untrained one, and it falls on."""
+    changes = {"steps": 30, "checkpoint_every": 30, "process.name": "roulette", "method": "bayes"}
+    start = changed(starting_from(config("second"), str(first.out)), changes)
+    begun, untrained = trainer(start), trainer(replace(start, start=None, out=start.out.with_name("third")))
+    before = fixed_loss(begun)
+    assert before < fixed_loss(untrained) - 0.05
+    known = cedd.load(first.out, device="cpu").model.state_dict()
+    for name, value in begun.state.ema.shadow.items():
+        assert torch.equal(value, known[name])  # the average starts there too
+    assert all(not tensor.any() for optimizer in begun.state.optimizers for tensor in optimizer.tensors().values())
+    begun.run()
+    assert fixed_loss(begun) < before - 0.005
+    model = cedd.load(start.out, device="cpu")
+    assert (model.method.name, model.process.config()["name"]) == ("bayes", "roulette")
+
+
+def test_an_imported_network_learns(config: Make, tmp_path: Path) -> None:
+    published = {"model_type": "mdlm", "vocab_size": 257, "hidden_dim": ddit.D, "cond_dim": ddit.C, "dropout": 0.0}
+    published |= {"n_blocks": ddit.DEPTH, "n_heads": ddit.HEADS, "model_length": ddit.LENGTH}
+    folder = ddit.write(tmp_path / "theirs", published, ddit.random_weights(257), "backbone.")
+    model = cedd.import_model(folder, device="cpu")
+    ours = tmp_path / "ours"
+    save_folder(ours, replace(model.folder, tokenizer=ByteTokenizer()))
+    start = changed(starting_from(config("run"), str(ours)), {"steps": 30, "checkpoint_every": 30})
+    assert (start.method, start.model.told, start.model.mlp_bias) == ("ceddt", "nothing", True)
+    begun = trainer(start)
+    before = fixed_loss(begun)
+    begun.run()
+    assert fixed_loss(begun) < before - 0.1
+
+
+def test_a_network_without_the_mask(config: Make, first: TrainConfig) -> None:
+    """From absorb to uniform the mask's row is left out; back it is missing."""
+    start = changed(starting_from(config("second"), str(first.out)), {"process.name": "uniform"})
+    run(start)
+    back = changed(starting_from(config("third"), str(start.out)), {"process.name": "absorb"})
+    with pytest.raises(ValueError, match=r"was never shown a mask; start it on a process without one \(uniform\)"):
+        trainer(back)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"method": "sedd"},
+            r"\(cedd\) are probabilities of the clean token, those of sedd ratios; train it by a method whose",
+        ),
+        ({"method": "ar"}, "those of ar probabilities of the next token"),
+        ({"text.tokenizer": "byte"}, r"are not those of the data \(byte\); use its own: --text.tokenizer"),
+        ({"model.width": 32}, "has other sizes than the run's, first at backbone.blocks.0.attention.output.weight"),
+    ],
+)
+def test_what_means_something_else_is_refused(config: Make, first: TrainConfig, changes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(changed(starting_from(config("second"), str(first.out)), changes))
+
+
+def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) -> None:
+    words = ["tiny", "--from", str(first.out), "--out", str(tmp_path / "second"), "--process.name", "roulette"]
+    asked = parse("train", words).config
+    assert parse("train", ["tiny", f"--from={first.out}", *words[3:]]).config == asked
+    assert asked.start == str(first.out)
+    assert (asked.method, asked.process.name, asked.length) == ("cedd", "roulette", first.length)
+    assert asked.model == first.model
+    assert asked.text.tokenizer == str(first.out)
+    assert f"--from {first.out}" in train_command(asked)
+
+
+@pytest.mark.parametrize("process", [ProcessConfig(name) for name in ("absorb", "uniform", "eroulette", "hybrid")])
+def test_a_process_is_taken_over(config: Make, first: TrainConfig, process: ProcessConfig, tmp_path: Path) -> None:
+    made = process.build(5)
+    folder = cedd.load(first.out, device="cpu").folder
+    save_folder(tmp_path / "model", replace(folder, process=made))
+    again = starting_from(config("second"), str(tmp_path / "model")).process
+    assert again.build(5).config() == process_from_config(made.config()).config()
