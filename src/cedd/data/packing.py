@@ -44,7 +44,7 @@ from cedd.storage import (
     write_durably,
 )
 
-FORMAT = "cedd-packed-1"
+FORMAT = "cedd-packed-2"
 TOKENS_FILE = "tokens.bin"
 HEADER_FILE = "header.json"
 _CHUNK_CHARACTERS = 1 << 20  # the unit of work, the same for any number of workers
