@@ -81,12 +81,12 @@ def time_attention(batch: int) -> None:
     cosine, sine = (table.cuda() for table in rotary_tables(length, width))
     gigabytes = gradient.numel() * gradient.itemsize / 1e9
     held = qkv.detach()
-    log_sums = attention_triton._forward(held, cosine, sine, False)[1]
+    log_sums = attention_triton._forward(held, cosine, sine, False, None)[1]
     for warps in (4, 8, 16):
         attention_triton.WARPS = warps
-        time = recorded(lambda: attention_triton._forward(held, cosine, sine, False))
+        time = recorded(lambda: attention_triton._forward(held, cosine, sine, False, None))
         report(f"attention of {batch}, {warps} warps", time, 4 * gigabytes)
-        time = recorded(lambda: attention_triton._backward(gradient, held, cosine, sine, log_sums, False))
+        time = recorded(lambda: attention_triton._backward(gradient, held, cosine, sine, log_sums, False, None))
         report(f"  and its gradient, {warps} warps", time, 7 * gigabytes)
     report(f"torch's, of {batch}", recorded(lambda: attention(*held.transpose(1, 3).unbind(2))), 4 * gigabytes)
 

@@ -1,13 +1,15 @@
 """Attention by one program a head, against torch's with the rotation written out."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from cedd.models.kernels import EPSILON
 from cedd.models.kernels import attention as attention_module
-from cedd.models.kernels.attention import attend
+from cedd.models.kernels.attention import attend, project
 from cedd.models.kernels.rotation import rotary_tables, rotate
 from cedd.models.transformer import Transformer, config_from_preset
 from tests.interpreted import compiled_for_a_chip, run_interpreted
@@ -25,14 +27,17 @@ def inputs(shape, dtype=torch.float32, device="cpu"):
     return qkv, [table.to(device) for table in rotary_tables(length, width)], gradient
 
 
-def plain(qkv, cosine, sine, causal):
+def plain(qkv, cosine, sine, causal, largest_score=None):
     """Written out, in float64."""
-    return plain_of_rotated(rotate(qkv, cosine, sine), causal)
+    return plain_of_rotated(rotate(qkv, cosine, sine), causal, largest_score)
 
 
-def plain_of_rotated(qkv, causal):
+def plain_of_rotated(qkv, causal, largest_score=None):
     queries, keys, values = qkv.transpose(1, 3).unbind(2)
     scores = queries @ keys.transpose(-1, -2) / queries.shape[-1] ** 0.5
+    if largest_score is not None:  # the cosine of the angle between a query and a key, times the largest score
+        squares = [part.square().mean(-1) + EPSILON for part in (queries, keys)]
+        scores = scores * largest_score / (values.shape[-1] * squares[0][..., None] * squares[1][..., None, :]) ** 0.5
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
     return (scores.softmax(-1) @ values).transpose(1, 2)
@@ -48,14 +53,14 @@ def check_kernel(device, tolerance, dtype=torch.float32, shapes=SHAPES):
 
     check_layouts(attend_short, device, dtype)
     for shape in shapes:
-        for causal in (False, True):
+        for options in ((False, None), (True, None), (False, 12.0), (True, 5.0)):
             qkv, (cosine, sine), gradient = inputs(shape, dtype, device)
             exact = qkv.detach().double().requires_grad_()
-            wanted = results(lambda x: plain(x, cosine.double(), sine.double(), causal), exact, gradient)  # noqa: B023
-            got = results(lambda x: attend_short(x, cosine, sine, causal), qkv, gradient)  # noqa: B023
+            wanted = results(lambda x: plain(x, cosine.double(), sine.double(), *options), exact, gradient)  # noqa: B023
+            got = results(lambda x: attend_short(x, cosine, sine, *options), qkv, gradient)  # noqa: B023
             for name, a, b in zip(("mixed", "d_qkv"), got, wanted, strict=True):
                 error = (a - b).norm() / b.norm()
-                assert error < tolerance, f"{name} {shape} causal={causal}: {error}"
+                assert error < tolerance, f"{name} {shape} causal, largest_score = {options}: {error}"
 
 
 def check_layouts(attend_short, device, dtype):
@@ -91,31 +96,32 @@ def check_network():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_module, "takes_kernels", lambda tensor: True)
         calls = recorded_calls(patch)
-        for causal in (False, True):
-            agree_with_torch(patch, "tiny", causal, "cpu", torch.float16, 5e-3)
-        assert calls == [False, False, True, True], "one for each of two blocks"
+        for options in ((False, None), (True, None), (False, 12.0)):
+            agree_with_torch(patch, "tiny", "cpu", torch.float16, 5e-3, *options)
+        wanted = [(False, None), (True, None), (False, 12.0)]
+        assert calls == [options for options in wanted for _ in range(2)], "one for each of two blocks"
         patch.setattr(attention_triton, "CHIP_FITS", False)
-        agree_with_torch(patch, "tiny", False, "cpu", torch.float16, 0.0)
-        assert len(calls) == 4, "another chip takes torch's"
+        agree_with_torch(patch, "tiny", "cpu", torch.float16, 0.0, False, None)
+        assert len(calls) == 6, "another chip takes torch's"
 
 
 def recorded_calls(patch):
-    """A list that grows with every call of the kernel, by whether it is causal."""
+    """A list that grows with every call of the kernel, by whether it is causal, and its largest score."""
     from cedd.models.kernels import attention_triton
 
     kernel, calls = attention_triton.attend_short, []
 
-    def recording(qkv, cosine, sine, causal):
-        calls.append(causal)
-        return kernel(qkv, cosine, sine, causal)
+    def recording(qkv, cosine, sine, *options):
+        calls.append(options)
+        return kernel(qkv, cosine, sine, *options)
 
     patch.setattr(attention_triton, "attend_short", recording)
     return calls
 
 
-def agree_with_torch(patch, preset, causal, device, dtype, tolerance):
+def agree_with_torch(patch, preset, device, dtype, tolerance, causal, largest_score):
     torch.manual_seed(0)
-    changes = {"dropout": 0.0, "causal": causal, "time_conditioning": not causal}
+    changes = {"dropout": 0.0, "causal": causal, "time_conditioning": not causal, "largest_score": largest_score}
     model = Transformer(config_from_preset(preset, vocab_size=50, has_mask=True, **changes)).to(device)
     x_t = torch.randint(51, (4, model.config.length - 3), device=device)
     with torch.no_grad():  # what starts at zero would hide the attention
@@ -141,13 +147,21 @@ def test_kernel_interpreted():
     run_interpreted("from tests.models.test_attention import check_kernel; check_kernel('cpu', 2e-6)")
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_without_a_kernel(causal):
+@pytest.mark.parametrize("options", [(False, None), (True, None), (False, 12.0)])
+def test_without_a_kernel(options):
     torch.manual_seed(1)
     x, projection = torch.randn(2, 9, 12, dtype=torch.float64), nn.Linear(12, 36, bias=False).double()
     cosine, sine = (table.double() for table in rotary_tables(9, 4))
-    wanted = plain(projection(x).unflatten(-1, (3, 3, -1)), cosine, sine, causal)
-    torch.testing.assert_close(attend(x, projection, 3, (cosine, sine), causal), wanted)
+    wanted = plain(projection(x).unflatten(-1, (3, 3, -1)), cosine, sine, *options)
+    torch.testing.assert_close(attend(x, projection, 3, (cosine, sine), *options), wanted)
+
+
+def test_no_score_exceeds_the_largest():
+    torch.manual_seed(2)
+    x, projection = 100 * torch.randn(2, 9, 12), nn.Linear(12, 36, bias=False)
+    queries, keys, _ = project(x, projection, 3, rotary_tables(9, 4), 7.0)
+    scores = queries @ keys.transpose(-1, -2) / 2
+    assert 6.0 < scores.abs().max() < 7.0 + 1e-4
 
 
 @pytest.mark.parametrize(
@@ -179,9 +193,9 @@ def test_the_kernels_compile_for_a_chip():
 
     types = dict.fromkeys(("qkv", "output", "d_output", "d_qkv"), "*bf16")
     types |= {"cosine": "*fp32", "sine": "*fp32", "log_sums": "*fp32", "length": "i32", "scale": "fp32"}
-    constants = {"CAUSAL": False, "HALF": 32, "BLOCK": 128}
     kernels: tuple[Any, ...] = (attention_triton._forward_kernel, attention_triton._backward_kernel)
-    for kernel in kernels:
+    for kernel, normed in itertools.product(kernels, (False, True)):
+        constants = {"CAUSAL": False, "NORMED": normed, "HALF": 32, "BLOCK": 128}
         aligned = [name for name in types if name in kernel.arg_names and name != "scale"]
         assert "wgmma" in compiled_for_a_chip(kernel, types, constants, attention_triton.WARPS, aligned)
 
@@ -193,11 +207,11 @@ def test_kernel_on_the_device(dtype, tolerance):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_network_on_the_device(monkeypatch, causal):
+@pytest.mark.parametrize("options", [(False, None), (True, None), (False, 12.0)])
+def test_a_network_on_the_device(monkeypatch, options):
     """The same features and gradients, up to bfloat16's rounding, as by torch's attention."""
     from cedd.models.kernels import attention_triton
 
     calls = recorded_calls(monkeypatch)
-    agree_with_torch(monkeypatch, "char", causal, "cuda", torch.bfloat16, 0.03)
-    assert calls == [causal] * (4 if attention_triton.CHIP_FITS else 0)
+    agree_with_torch(monkeypatch, "char", "cuda", torch.bfloat16, 0.03, *options)
+    assert calls == [options] * (4 if attention_triton.CHIP_FITS else 0)

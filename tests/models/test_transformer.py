@@ -154,9 +154,10 @@ def test_a_causal_network_never_sees_the_future_and_a_diffusion_network_does():
     assert ((model(x, SIGMA) - model(changed, SIGMA)).abs().amax(-1) > 1e-9).all()
 
 
+@pytest.mark.parametrize("largest_score", [None, 12.0])
 @pytest.mark.parametrize("pieces", [[1] * 16, [5] + [1] * 11, [16], [4, 7, 5]])
-def test_cache_equals_the_whole_forward_pass(pieces):
-    model, x = causal(), tokens()
+def test_cache_equals_the_whole_forward_pass(pieces, largest_score):
+    model, x = causal(largest_score=largest_score), tokens()
     cache = model.new_cache(3, length=16)
     outputs = [model.head(model.features(piece, cache=cache)) for piece in x.split(pieces, dim=1)]
     torch.testing.assert_close(torch.cat(outputs, 1), model(x), rtol=1e-10, atol=1e-10)
@@ -246,7 +247,12 @@ def test_presets_build_and_unknown_names_are_refused():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"heads": 5}, "multiple of 10"), ({"depth": 0}, "depth"), ({"dropout": 1.0}, "dropout")],
+    [
+        ({"heads": 5}, "multiple of 10"),
+        ({"depth": 0}, "depth"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"largest_score": 0.0}, "largest_score"),
+    ],
 )
 def test_impossible_shapes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class NetworkOptions:
     told: str = "sigma"
     """What the network is told of the noise: sigma; nothing, 0 in its place; or hybrid-time:P_U, the time t at which
     the hybrid process with this p_u has that sigma (as GIDD's networks are)."""
+    largest_score: float | None = None
+    """Norm queries and keys, so that no score of the attention exceeds this; None: leave them as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,8 @@ class TransformerConfig(NetworkOptions):
                 f"width {self.width} does not divide into {self.heads} heads of an even size: "
                 f"use a multiple of {2 * self.heads}"
             )
+        if self.largest_score is not None and not 0.0 < self.largest_score < math.inf:
+            raise ValueError(f"largest_score must be positive and finite, if given, but is {self.largest_score}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must lie in [0, 1), but is {self.dropout}")
 

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from cedd.clocks import Hybrid
 from cedd.device import has_float64
 from cedd.models.head import VocabularyHead
-from cedd.models.kernels.attention import attend, attention
+from cedd.models.kernels.attention import attend, attention, project
 from cedd.models.kernels.gelu import gelu
 from cedd.models.kernels.matmul import matmul_dtype
-from cedd.models.kernels.rotation import project_and_rotate, rotary_tables
+from cedd.models.kernels.rotation import rotary_tables
 from cedd.models.kernels.rows import gather_rows
 from cedd.models.options import SIZES as SIZES
 from cedd.models.options import NetworkOptions as NetworkOptions
@@ -81,19 +81,20 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.heads, self.causal = layer, config.heads, config.causal
+        self.largest_score = config.largest_score
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
         if cache is None:
-            values = attend(x, self.qkv, self.heads, rotation, self.causal)
+            values = attend(x, self.qkv, self.heads, rotation, self.causal, self.largest_score)
         else:
             values = self._with_cache(x, rotation, cache)
         return self.output(values.flatten(2))
 
     def _with_cache(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache) -> Tensor:
         """As `attend`, to what the cache holds as well."""
-        queries, keys, values = project_and_rotate(x, self.qkv, self.heads, *rotation)  # each [B, H, L, D/H]
+        queries, keys, values = project(x, self.qkv, self.heads, rotation, self.largest_score)  # each [B, H, L, D/H]
         keys, values = cache.append(self.layer, keys, values)
         past, new, mask = cache.length, queries.shape[2], None
         if past > 0 and new > 1:  # new position i sees the past ones and the new ones up to i

@@ -13,6 +13,9 @@ and, given the gradient do of o,
 of which dq and dk are rotated back. torch's kernels go through the keys in blocks, for sequences of any length, and
 leave the rotation to others. A short sequence's S fits the registers of one program on a Hopper chip, which then does
 all of it, and reads and writes everything once.
+
+Where scores have a largest value s, q and k are normed: q ← q r with r = (mean q² + ε)^(-1/2), which a rotation does
+not change. Then S = s q kᵀ / W, and r (dq - q mean(q dq)) takes the place of dq.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cedd.models.kernels import takes_kernels
+from cedd.models.kernels import EPSILON, at_least_float32, takes_kernels
 from cedd.models.kernels.matmul import float32_matmul, matmul_dtype
-from cedd.models.kernels.rotation import project_and_rotate
+from cedd.models.kernels.rotation import Heads, project_and_rotate
 
 SHORT = 128
 """Positions up to which a head's S is one program's."""
@@ -34,14 +37,33 @@ attention = float32_matmul(F.scaled_dot_product_attention)
 
 
 def attend(
-    x: Tensor, projection: nn.Linear, heads: int, rotation: tuple[Tensor, Tensor], causal: bool = False
+    x: Tensor,
+    projection: nn.Linear,
+    heads: int,
+    rotation: tuple[Tensor, Tensor],
+    causal: bool = False,
+    largest_score: float | None = None,
 ) -> Tensor:
     """x [B, L, D] -> o [B, L, H, W]; each position sees all, or those up to its own if causal."""
     if is_short(x, heads):
         from cedd.models.kernels.attention_triton import attend_short
 
-        return attend_short(projection(x).unflatten(-1, (3, heads, -1)), *rotation, causal)
-    return attention(*project_and_rotate(x, projection, heads, *rotation), is_causal=causal).transpose(1, 2)
+        return attend_short(projection(x).unflatten(-1, (3, heads, -1)), *rotation, causal, largest_score)
+    return attention(*project(x, projection, heads, rotation, largest_score), is_causal=causal).transpose(1, 2)
+
+
+def project(
+    x: Tensor, projection: nn.Linear, heads: int, rotation: tuple[Tensor, Tensor], largest_score: float | None = None
+) -> Heads:
+    """x [B, L, D] to rotated queries and keys, and values; with a largest score, queries and keys are normed so that
+    q·k / sqrt(W) never exceeds it."""
+    queries, keys, values = project_and_rotate(x, projection, heads, *rotation)
+    if largest_score is None:
+        return Heads(queries, keys, values)
+    width = values.shape[-1]
+    queries, keys = (F.rms_norm(at_least_float32(part), (width,), eps=EPSILON) for part in (queries, keys))
+    queries = queries * (largest_score * width**-0.5)
+    return Heads(queries.to(values.dtype), keys.to(values.dtype), values)
 
 
 def is_short(x: Tensor, heads: int) -> bool:

@@ -15,8 +15,10 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
+from cedd.models.kernels import EPSILON
 from cedd.models.kernels.row_triton import LOG2_E
 
+NORM_EPSILON = tl.constexpr(EPSILON)
 WARPS = 8
 """Of a program; the fastest of `benchmarks/kernel_times.py` on an H200."""
 CHIP_FITS = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] == 9
@@ -45,6 +47,22 @@ def _rotated(values, cosines, sines, positions, stride, length, HALF: tl.constex
     a = first * cosines - second * sines
     b = first * sines + second * cosines
     return a.to(values.dtype.element_ty), b.to(values.dtype.element_ty)
+
+
+@triton.jit
+def _normed(a, b, HALF: tl.constexpr):
+    """Both halves of vectors, scaled to a mean square of 1, and what they were multiplied by, [L, 1]."""
+    wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
+    squares = tl.sum(wide_a * wide_a, 1) + tl.sum(wide_b * wide_b, 1)
+    factors = tl.rsqrt(squares / (2 * HALF) + NORM_EPSILON)[:, None]
+    return (wide_a * factors).to(a.dtype), (wide_b * factors).to(b.dtype), factors
+
+
+@triton.jit
+def _through_norm(d_a, d_b, a, b, factors, HALF: tl.constexpr):
+    """The gradient of what `_normed` made into a and b, given theirs."""
+    mean = ((tl.sum(d_a * a, 1) + tl.sum(d_b * b, 1)) / (2 * HALF))[:, None]
+    return (d_a - a * mean) * factors, (d_b - b * mean) * factors
 
 
 @triton.jit
@@ -89,11 +107,14 @@ def _scores(a1, a2, b1, b2, scale, keys, queries, length, CAUSAL: tl.constexpr):
 @triton.jit
 def _forward_kernel(
     qkv, cosine, sine, output, log_sums, length, scale,
-    CAUSAL: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at_o, at_q, at_sum, width = _place(length, HALF)
     here = tl.arange(0, BLOCK)
     q1, q2, k1, k2, values, _, _ = _read(qkv + at_q, cosine, sine, here, width, length, HALF)
+    if NORMED:
+        q1, q2, _ = _normed(q1, q2, HALF)
+        k1, k2, _ = _normed(k1, k2, HALF)
     scores = _scores(q1, q2, k1, k2, scale, here[None, :], here[:, None], length, CAUSAL)
     maximum = tl.max(scores, 1)
     scores = tl.exp2(scores - maximum[:, None])
@@ -106,12 +127,15 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     d_output, qkv, cosine, sine, log_sums, d_qkv, length, scale,
-    CAUSAL: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Keys go down and queries across, so that what three of the products begin with is in registers already."""
     at_o, at_q, at_sum, width = _place(length, HALF)
     here = tl.arange(0, BLOCK)
     q1, q2, k1, k2, values, cosines, sines = _read(qkv + at_q, cosine, sine, here, width, length, HALF)
+    if NORMED:
+        q1, q2, of_q = _normed(q1, q2, HALF)
+        k1, k2, of_k = _normed(k1, k2, HALF)
     gradient = _half(d_output + at_o, here, width, length, 2 * HALF)
     log_sum = tl.load(log_sums + at_sum + here, mask=here < length, other=0.0)
     scores = _scores(k1, k2, q1, q2, scale, here[:, None], here[None, :], length, CAUSAL)
@@ -125,19 +149,23 @@ def _backward_kernel(
     d_scores = tl.trans(d_scores)
     d_q1 = tl.dot(d_scores, k1, input_precision="ieee")
     d_q2 = tl.dot(d_scores, k2, input_precision="ieee")
+    if NORMED:
+        d_q1, d_q2 = _through_norm(d_q1, d_q2, q1, q2, of_q, HALF)  # pyright: ignore[reportPossiblyUnboundVariable]
+        d_k1, d_k2 = _through_norm(d_k1, d_k2, k1, k2, of_k, HALF)  # pyright: ignore[reportPossiblyUnboundVariable]
     d_qkv += at_q
     _store_rotated_back(d_qkv, d_q1, d_q2, cosines, sines, here, 3 * width, length, HALF)
     _store_rotated_back(d_qkv + width, d_k1, d_k2, cosines, sines, here, 3 * width, length, HALF)
     _store_half(d_qkv + 2 * width, d_values, here, 3 * width, length, 2 * HALF)
 
 
-def _launch(kernel: Any, qkv: Tensor, causal: bool, *tensors: Tensor) -> None:
+def _launch(kernel: Any, qkv: Tensor, causal: bool, largest_score: float | None, *tensors: Tensor) -> None:
     """One program for each head of each sequence. What the kernel only reads need not be contiguous."""
     batch, length, _, heads, width = qkv.shape
     block = max(16, triton.next_power_of_2(length))
-    options = {"CAUSAL": causal, "HALF": width // 2, "BLOCK": block, "num_warps": WARPS}
+    normed, scale = (False, width**-0.5) if largest_score is None else (True, largest_score / width)
+    options = {"CAUSAL": causal, "NORMED": normed, "HALF": width // 2, "BLOCK": block, "num_warps": WARPS}
     with torch.cuda.device_of(qkv):
-        kernel[heads, batch](*(tensor.contiguous() for tensor in tensors), length, width**-0.5, **options)
+        kernel[heads, batch](*(tensor.contiguous() for tensor in tensors), length, scale, **options)
 
 
 def _outputs(qkv: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,17 +176,27 @@ def _outputs(qkv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("cedd::attend_short", mutates_args=())
-def _forward(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _forward(
+    qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool, largest_score: float | None
+) -> tuple[Tensor, Tensor]:
     """o [B, L, H, W], and each query's log-sum-exp over its keys [B, H, L], to base 2."""
     output, log_sums = _outputs(qkv)
-    _launch(_forward_kernel, qkv, causal, qkv, cosine, sine, output, log_sums)
+    _launch(_forward_kernel, qkv, causal, largest_score, qkv, cosine, sine, output, log_sums)
     return output, log_sums
 
 
 @torch.library.custom_op("cedd::attend_short_backward", mutates_args=())
-def _backward(d_output: Tensor, qkv: Tensor, cosine: Tensor, sine: Tensor, log_sums: Tensor, causal: bool) -> Tensor:
+def _backward(
+    d_output: Tensor,
+    qkv: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    log_sums: Tensor,
+    causal: bool,
+    largest_score: float | None,
+) -> Tensor:
     d_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    _launch(_backward_kernel, qkv, causal, d_output, qkv, cosine, sine, log_sums, d_qkv)
+    _launch(_backward_kernel, qkv, causal, largest_score, d_output, qkv, cosine, sine, log_sums, d_qkv)
     return d_qkv
 
 
@@ -173,17 +211,19 @@ def _(d_output: Tensor, qkv: Tensor, *_: object) -> Tensor:
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, cosine, sine, ctx.causal = inputs
+    qkv, cosine, sine, *ctx.options = inputs
     ctx.save_for_backward(qkv, cosine, sine, output[1])
 
 
 def _differentiate(ctx: Any, d_output: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return _backward(d_output, *ctx.saved_tensors, ctx.causal), None, None, None
+    return _backward(d_output, *ctx.saved_tensors, *ctx.options), None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_remember)
 
 
-def attend_short(qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool = False) -> Tensor:
+def attend_short(
+    qkv: Tensor, cosine: Tensor, sine: Tensor, causal: bool = False, largest_score: float | None = None
+) -> Tensor:
     """q, k, v [B, L, 3, H, W], not yet rotated, and the tables of their positions [L, 3, 1, W] -> o [B, L, H, W]."""
-    return _forward(qkv, cosine, sine, causal)[0]
+    return _forward(qkv, cosine, sine, causal, largest_score)[0]
