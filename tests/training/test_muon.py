@@ -6,12 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from torch import Tensor, nn
 
 from cedd.training.config import OptimizerConfig
-from cedd.training.distributed import Ranks
-from cedd.training.loop import Trainer
 from cedd.training.muon import Muon, orthogonalized
 from tests.interpreted import run_interpreted
 from tests.training.runs import final_log, run, updated
@@ -146,13 +143,6 @@ def test_sweeps_interpreted():
 @pytest.mark.gpu
 def test_sweeps_on_the_device():
     check_sweeps("cuda")
-
-
-def test_sharding_is_refused_before_any_work(config, monkeypatch):
-    monkeypatch.setattr("cedd.training.loop.data_of_run", lambda _: pytest.fail("the data was prepared"))
-    settings = config("run", {"optimizer.matrices": "muon", "strategy": "fsdp"})
-    with pytest.raises(ValueError, match="use --strategy ddp, or adamw"):
-        Trainer(settings, Ranks(0, 2, torch.device("cpu")), Console(quiet=True))
 
 
 CONFIG = OptimizerConfig(matrices="muon", rate=1e-2, eps=1e-6, weight_decay=0.1, clip=0.1)

@@ -87,6 +87,16 @@ def test_weights_after_several_steps_are_those_of_one_process(
     assert suffixes == {".json", ".jsonl", ".safetensors"}
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_muons_steps_are_those_of_one_process(config: Make, tmp_path: Path, strategy: str):
+    """With all that the preset small-fast has; a weight decay tells whether each rank moves its own rows."""
+    settings = {**SETTINGS, "optimizer.matrices": "muon", "optimizer.weight_decay": 0.1, "model.largest_score": 12.0}
+    settings |= {"optimizer.embedding_rate": 4e-3, "optimizer.head_rate": 1e-3, "batch.complementary": True}
+    alone(train_together, config("one", settings), tmp_path / "one.held")
+    assert together(train_together, config("two", {**settings, "strategy": strategy}), tmp_path / "two.held") == [0, 0]
+    assert_near(tmp_path / "one.held", tmp_path / "two.held")
+
+
 def loaded_alone(config: TrainConfig) -> dict[str, torch.Tensor]:
     """The newest checkpoint's tensors, as one process reads them."""
     with double_precision():

@@ -7,7 +7,7 @@ starts at the batch and ends at the loss.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
@@ -98,11 +98,9 @@ class LossModule(nn.Module):
 
 
 def choose_strategy(config: TrainConfig, ranks: Ranks) -> Strategy:
-    """auto: replicate. Muon is refused with sharding."""
+    """auto: replicate."""
     if ranks.world_size == 1:
         return "single"
-    if config.strategy == "fsdp" and config.optimizer.matrices == "muon":
-        raise ValueError("muon needs full matrices, and sharding splits them; use --strategy ddp, or adamw")
     return "fsdp" if config.strategy == "fsdp" else "ddp"
 
 
@@ -137,3 +135,25 @@ def gather_full(tensor: Tensor) -> Tensor:
     """A sharded tensor gathered from all ranks (a collective call); any other as it is."""
     gather = getattr(tensor, "full_tensor", None)
     return gather() if gather is not None else tensor
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """A sharded tensor's part on this rank, in the same memory; any other as it is."""
+    part = getattr(tensor, "to_local", None)
+    return part() if part is not None else tensor
+
+
+def with_full_matrices(function: Callable[[Tensor], Tensor], parts: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of function(matrices [n, R, C]), given its parts of n matrices that are all sharded as `like`
+    [R, C] is; a collective call. Matrices that are not sharded are full as they are."""
+    if not hasattr(like, "full_tensor"):
+        return function(parts)
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # takes a while, and few need it
+
+    assert isinstance(like, DTensor)
+    mesh, rows = like.device_mesh, [Shard(1)]  # FSDP shards a matrix by its rows
+    assert like.placements == (Shard(0),)
+    shape, stride = torch.Size((len(parts), *like.shape)), (like.numel(), like.shape[1], 1)
+    full = DTensor.from_local(parts, mesh, rows, run_check=False, shape=shape, stride=stride).full_tensor()
+    made = DTensor.from_local(function(full), mesh, [Replicate()], run_check=False)
+    return made.redistribute(mesh, rows).to_local()

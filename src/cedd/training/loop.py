@@ -24,7 +24,7 @@ from cedd.models.weights import save_weights
 from cedd.storage import write_json
 from cedd.training.checkpoints import Checkpoints, RunIdentity
 from cedd.training.config import TrainConfig, settings_of_run, to_json
-from cedd.training.distributed import Ranks, choose_strategy, gather_full, joined_ranks
+from cedd.training.distributed import Ranks, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.records import Records, plot_log
 from cedd.training.run_folder import folder_lock, refuse_other_data, refuse_other_run
@@ -118,7 +118,6 @@ class Trainer:
     ) -> None:
         self.config, self.ranks, self.console, self.hooks = config, ranks, console, hooks or Hooks()
         self.method = get_method(config.method).with_sigma_floor(config.process.sigma_floor)
-        choose_strategy(config, ranks)  # refuses before any work is done
         refuse_other_run(config)
         with ranks.first_goes_first():
             self.data = data_of_run(config) if data is None else data

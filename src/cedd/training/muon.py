@@ -11,19 +11,22 @@ Newton-Schulz iterations, x ← (a + b xxᵀ + c (xxᵀ)²) x, whose coefficient
 all of them near 1, which is close enough. The projection to queries, keys and values is one matrix.
 
 The steps are those of `torch.optim.Muon`, which takes one matrix after the other and skips a step only if the host
-decides so. Here matrices of one shape are stepped together, and the device decides.
+decides so. Here matrices of one shape are stepped together, and the device decides. Where matrices are sharded, every
+rank gathers N, computes all of U Vᵀ, and moves its own rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from cedd.training.config import OptimizerConfig
+from cedd.training.distributed import local_part, with_full_matrices
 from cedd.training.optimizer import Optimizer, excess_of
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -63,12 +66,10 @@ class Muon(Optimizer):
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__(parameters)
+        super().__init__(parameters, 1.0 if config.matrix_rate is None else config.matrix_rate / config.rate)
         self.values = [matrix.detach() for matrix in parameters.values()]
         self.momenta = list(self.moments["exp_avg"].values())
         self.momentum, self.decay, self.dtype = config.momentum, config.weight_decay, dtype
-        self.relative_rate = 1.0 if config.matrix_rate is None else config.matrix_rate / config.rate
-        """Its rate, in units of AdamW's."""
         shapes = dict.fromkeys(value.shape for value in self.values)
         self._alike = [[i for i, value in enumerate(self.values) if value.shape == shape] for shape in shapes]
         self._directions: list[Tensor] = []
@@ -76,18 +77,18 @@ class Muon(Optimizer):
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
         """The host waits for nothing."""
         excess, rate = excess_of(norm, clip), self.relative_rate * rate
+        orthogonalize = partial(orthogonalized, dtype=self.dtype)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for alike in self._alike:
-            gradient = torch.stack([gradients[i] for i in alike]).float() / excess
-            before = torch.stack([self.momenta[i] for i in alike])
+            values, momenta = ([local_part(all_[i]) for i in alike] for all_ in (self.values, self.momenta))
+            gradient = torch.stack([local_part(gradients[i]) for i in alike]).to(momenta[0].dtype) / excess
+            before, like = torch.stack(momenta), self.values[alike[0]]
             momentum = before.lerp(gradient, 1 - self.momentum)
-            direction = orthogonalized(gradient.lerp(momentum, self.momentum), self.dtype).float()
-            values = [self.values[i] for i in alike]
-            step = direction * (-rate * step_size(values[0]))
+            direction = with_full_matrices(orthogonalize, gradient.lerp(momentum, self.momentum), like)
+            step = direction.to(momentum.dtype) * (-rate * step_size(like))
             if self.decay:
                 step -= rate * self.decay * torch.stack(values)
             torch._foreach_add_(values, torch.where(finite, step, 0.0).unbind())  # type: ignore[attr-defined]
-            momenta = [self.momenta[i] for i in alike]
             torch._foreach_copy_(momenta, torch.where(finite, momentum, before).unbind())  # type: ignore[attr-defined]
         self.count(finite)
 
