@@ -17,6 +17,9 @@ trial, so that it can be changed meanwhile; a trial that fails is noted, and the
      "finals": [{"name": "long", "seconds": 340, "sequences": 4096, "keep": false}],
      "overhead": 8, "final_start": 1e12}
 
+`first` in a base, an entry or a final trains the same weights by other settings before, for a share of the seconds: by
+`"first": {"share": 0.3, "settings": {"method": "ar", "model.time_conditioning": false}}` as a causal network.
+
 Files of tokens are as in a packed set: 16 bits, little-endian. FOLDER receives `trials.jsonl`, a line a trial, and a
 folder a trial with its log and the bound of each block.
 """
@@ -57,6 +60,7 @@ SPEC = {
     "warmup_share": 0.03,
     "seconds": 70.0,
     "steps": None,  # instead of seconds
+    "first": None,  # {"share": of the seconds, "settings": {...}}: what trains the same weights before
     "data": [],  # files of tokens, little-endian 16 bits
     "held_out": "",
     "others": {},  # more held-out files, by name
@@ -171,6 +175,40 @@ class Trial:
         state.ema.updates = state.step = 0
         self.trainer.stepper.update.refresh()
 
+    @torch.no_grad()
+    def start_from(self, other: Trial) -> None:
+        """Begin with the weights that another trial ended with; modulations begin as its norms, and with open gates."""
+        theirs = dict(other.trainer.state.model.named_parameters())
+        for name in theirs.keys() & self.first.keys():
+            self.first[name].copy_(theirs[name])
+        if (conditioning := self.trainer.state.model.backbone.conditioning) is not None:
+            bias = self.first["backbone.conditioning.modulation.bias"].view(conditioning.count, -1)
+            scales = [weight - 1 for name, weight in theirs.items() if name.endswith("norm.weight")]
+            bias[1::3] = torch.stack(scales)
+            bias[2:-2:3] = 1.0
+        self.begin()
+
+    def run_for(self, seconds: float, steps: int | None = None) -> dict[str, Any]:
+        """Train for as many steps as fit the seconds, at the present step time, or for a given number."""
+        trainer, spec = self.trainer, self.spec
+        step = self.step_seconds()
+        steps = steps or max(1, math.floor(seconds / step))
+        optimizer = replace(trainer.config.optimizer, warmup=max(1, round(spec["warmup_share"] * steps)))
+        trainer.config = trainer.stepper.config = replace(trainer.config, steps=steps, optimizer=optimizer)
+        ema = trainer.state.ema
+        ema.decay = max(0.0, 1 - 1 / max(1.0, spec["ema_share"] * steps))
+        ema.every = min(4, max(1, steps // 100))
+        wall, losses = self.run(steps)
+        print(f"{steps} steps in {wall:.1f} s", flush=True)
+        return {
+            "steps": steps,
+            "tokens": steps * trainer.config.batch.size * trainer.config.length,
+            "step_ms": round(1e3 * step, 2),
+            "training_seconds": round(steps * step, 1),
+            "wall_seconds": round(wall, 1),
+            "losses": losses,
+        }
+
     def step_seconds(self, windows: int = 12, steps: int = 4) -> float:
         """Of a step, when nobody disturbs it: of some windows of steps, the second fastest."""
         self.run(4)
@@ -243,29 +281,30 @@ def run_trial(folder: Path) -> None:
     share_the_interpreter()
     began = time.perf_counter()
     device = torch.device("cuda", 0) if spec["device"] == "cuda" else torch.device(spec["device"])
-    config = config_of(spec, folder / "run")
-    # Held-out blocks will do to compile the network; the text may not be there yet.
-    data = data_of(spec, config.length, [spec["held_out"]])
-    trainer = Trainer(config, Ranks(0, 1, device), Console(quiet=True), data=data)
-    trial = Trial(trainer, spec)
-    trial.run(6)
-    trial.begin()
+    first = spec["first"]
+    trials: list[Trial] = []
+    for stage in [*([merged(spec, first)] if first else []), spec]:
+        config = config_of(stage, folder / "run")
+        # Held-out blocks will do to compile the network; the text may not be there yet.
+        data = data_of(stage, config.length, [stage["held_out"]])
+        trials.append(Trial(Trainer(config, Ranks(0, 1, device), Console(quiet=True), data=data), stage))
+        trials[-1].run(6)
+        trials[-1].begin()
     compiled = time.perf_counter() - began
     (folder / READY).touch()
     print(f"ready after {compiled:.1f} s", flush=True)
     while not (folder / GO).exists():
         time.sleep(0.02)
+    *before, trial = trials
+    trainer, seconds, done = trial.trainer, spec["seconds"], list[dict[str, Any]]()
     trial.read_tokens()
-    step = trial.step_seconds()
-    steps = spec["steps"] or max(1, math.floor(spec["seconds"] / step))
-    optimizer = replace(trainer.config.optimizer, warmup=max(1, round(spec["warmup_share"] * steps)))
-    trainer.config = trainer.stepper.config = replace(trainer.config, steps=steps, optimizer=optimizer)
-    ema = trainer.state.ema
-    ema.decay = max(0.0, 1 - 1 / max(1.0, spec["ema_share"] * steps))
-    ema.every = min(4, max(1, steps // 100))
-    wall, losses = trial.run(steps)
-    print(f"{steps} steps in {wall:.1f} s", flush=True)
-    before = time.perf_counter()
+    for other in before:
+        other.read_tokens()
+        done.append(other.run_for(first["share"] * seconds, other.spec["steps"]))
+        trial.start_from(other)
+        seconds -= first["share"] * seconds
+    trained = trial.run_for(seconds, spec["steps"])
+    began = time.perf_counter()
     average, each = trial.bound(True, trainer.data.validation)
     last, _ = trial.bound(False, trainer.data.validation)
     others = {
@@ -274,18 +313,14 @@ def run_trial(folder: Path) -> None:
     }
     np.save(folder / "per_sequence.npy", each.numpy())
     result = {
-        "steps": steps,
-        "tokens": steps * trainer.config.batch.size * trainer.config.length,
-        "step_ms": round(1e3 * step, 2),
-        "training_seconds": round(steps * step, 1),
-        "wall_seconds": round(wall, 1),
+        **trained,
+        "first": done,
         "compile_seconds": round(compiled, 1),
-        "evaluation_seconds": round(time.perf_counter() - before, 1),
+        "evaluation_seconds": round(time.perf_counter() - began, 1),
         "average": average,
         "last": last,
         "others": others,
         "parameters": trainer.state.model.num_parameters(),
-        "losses": losses,
     }
     write_json(folder / RESULT, result)
 

@@ -18,8 +18,9 @@ from cedd.models.transformer import SIZES
 from cedd.training.config import PRESETS
 
 
-def test_every_preset_can_be_timed():
-    assert get_args(get_type_hints(Bench)["preset"]) == tuple(SIZES) == tuple(PRESETS)
+def test_every_size_can_be_timed_and_trained():
+    assert get_args(get_type_hints(Bench)["preset"]) == tuple(SIZES)
+    assert set(SIZES) <= set(PRESETS)
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, "1 {}thread"), (2, "2 {}threads")])

@@ -18,10 +18,12 @@ def test_a_series(tmp_path: Path):
         generator.integers(20, size=32 * blocks).astype("<u2").tofile(tmp_path / f"{name}.bin")
     settings = {"length": 32, "model.width": 16, "model.depth": 1, "model.heads": 2, "batch.size": 8}
     texts = {"data": [str(tmp_path / "train.bin")], "held_out": str(tmp_path / "held_out.bin"), "vocab_size": 20}
+    causal = {"method": "ar", "model.time_conditioning": False}
     entries = [
         {"name": "start", "expected": 3.0},
         {"name": "impossible", "settings": {"model.heads": 3}},
         {"name": "worse", "settings": {"optimizer.rate": 10.0}},
+        {"name": "after-causal", "keep": False, "first": {"share": 0.5, "settings": causal}},
     ]
     plan = {
         "base": {"settings": settings, "steps": 4, "sequences": 12, "device": "cpu", **texts},
@@ -33,11 +35,13 @@ def test_a_series(tmp_path: Path):
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     subprocess.run([sys.executable, str(SCRIPT), str(tmp_path / "plan.json"), str(tmp_path / "out")], check=True)
     lines = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
-    assert [line["name"] for line in lines] == ["start", "impossible", "worse", "final"]
-    start, impossible, worse, final = lines
+    assert [line["name"] for line in lines] == ["start", "impossible", "worse", "after-causal", "final"]
+    start, impossible, worse, after, final = lines
     assert "does not divide into 3 heads" in impossible["failed"]
     assert (start["kept"], worse["kept"], final["kept"]) == (True, False, False)
     assert worse["against_best"][0] > 0
+    assert [stage["steps"] for stage in after["first"]] == [4]
+    assert after["average"] != start["average"]
     assert final["spec"]["settings"] == settings
     assert final["steps"] == 4
     assert final["others"]["again"] == final["average"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cedd.models.transformer import Transformer, config_from_preset
 from cedd.training.config import PRESETS, OptimizerConfig
 from cedd.training.optimizer import learning_rate
 from cedd.training.update import gradient_norm, make_optimizers
@@ -96,6 +97,20 @@ def test_the_rate_is_the_steps_own():
     # Adam's first step has the length of the rate in every coordinate that has a gradient.
     moved = torch.cat([(p.detach() - b).abs().flatten() for p, b in zip(network.parameters(), before, strict=True)])
     assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_embedding_and_head_may_have_rates_of_their_own():
+    network = Transformer(config_from_preset("tiny", vocab_size=5, has_mask=True, dropout=0.0))
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    config = OptimizerConfig(rate=1e-3, embedding_rate=4e-3, head_rate=2e-3)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for optimizer in make_optimizers(network, config):
+        optimizer.step(1e-4, torch.tensor(1.0), 0.0, torch.tensor(True))  # a tenth of the highest rates
+    # Adam's first step has the length of the rate in every coordinate.
+    moved = {name: float((before[name] - p).detach().mean()) for name, p in network.named_parameters()}
+    own = {"backbone.embedding.weight": 4e-4, "head.weight": 2e-4, "head.bias": 2e-4}
+    assert moved == pytest.approx({name: own.get(name, 1e-4) for name in moved}, rel=1e-3)
 
 
 def test_a_gradient_that_is_not_finite_touches_nothing():

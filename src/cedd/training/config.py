@@ -129,12 +129,15 @@ class OptimizerConfig:
 
     matrices: Literal["adamw", "muon"] = "adamw"
     """The optimizer of the blocks' matrices; all other parameters are AdamW's. muon may learn more per step at the same
-    rate, its steps take longer, and it cannot be sharded."""
+    rate, and its steps take longer."""
     momentum: float = 0.95
     """Muon's momentum."""
     matrix_rate: float | None = None
     """Muon's highest rate, by default `rate`; it warms up and falls as `rate` does."""
     rate: float = 3e-4
+    embedding_rate: float | None = None
+    head_rate: float | None = None
+    """AdamW's highest rates for the embedding of the tokens and for the vocabulary head, by default `rate`."""
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -184,7 +187,7 @@ class BatchConfig:
     other (exactly so where the two times add up to 1 and the schedule is log-linear)."""
     lowest_time: float = 1e-3
     highest_time: float = 1.0
-    """Below 1 the model is a corrector only: it is never trained on strong noise, so it cannot generate text."""
+    """Below 1 the strongest noise is never seen: a corrector needs none, a model that generates must extrapolate."""
     last_highest_time: float | None = None
     """The highest time of the last step, approached linearly: training starts with strong noise, from which a network
     learns faster, and ends with the weak noise of the task."""
@@ -298,7 +301,11 @@ _LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("optimizer.warmup", "be a number of steps from 0 up", lambda x: x >= 0),
     ("optimizer.ema_every", "be at least 1, if given", lambda x: x >= 1),
     ("optimizer.rate optimizer.eps", "be positive and finite", lambda x: 0.0 < x < math.inf),
-    ("optimizer.matrix_rate", "be positive and finite, if given", lambda x: 0.0 < x < math.inf),
+    (
+        "optimizer.matrix_rate optimizer.embedding_rate optimizer.head_rate",
+        "be positive and finite, if given",
+        lambda x: 0.0 < x < math.inf,
+    ),
     ("optimizer.beta1 optimizer.beta2 optimizer.ema optimizer.momentum", "lie in [0, 1)", lambda x: 0.0 <= x < 1.0),
     ("optimizer.weight_decay", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
     ("optimizer.clip", "be a norm, or 0 for no clipping", lambda x: x >= 0.0),
@@ -314,8 +321,10 @@ def model_of_size(name: str, **changes: Any) -> ModelConfig:
     return ModelConfig(**{**shape, **changes})
 
 
-def _preset(size: str, summary: str, *, dropout: float = 0.0, **settings: Any) -> tuple[str, TrainConfig]:
-    model, length = model_of_size(size, dropout=dropout), SIZES[size]["length"]
+def _preset(
+    size: str, summary: str, *, dropout: float = 0.0, largest_score: float | None = None, **settings: Any
+) -> tuple[str, TrainConfig]:
+    model, length = model_of_size(size, dropout=dropout, largest_score=largest_score), SIZES[size]["length"]
     return summary, TrainConfig(out=Path("(give --out)"), model=model, length=length, **settings)
 
 
@@ -369,9 +378,34 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
         keep=1,
     ),
     "small": _preset("small", "the paper's network and protocol: 12 blocks of width 768 on GPT-2 tokens", **_LANGUAGE),
+    # Each setting that differs from small's is a line of the lab notes ("Language models in minutes").
+    "small-fast": _preset(
+        "small",
+        "the network of small, trained for the lowest bound after six minutes on one GPU",
+        data="corpus",
+        largest_score=12.0,
+        text=DataConfig(tokenizer="gpt2", workers=8),
+        optimizer=OptimizerConfig(
+            matrices="muon",
+            matrix_rate=2e-3,
+            rate=7e-4,
+            embedding_rate=2.8e-3,
+            head_rate=1.4e-3,
+            warmup=200,
+            schedule="linear",
+            decay_share=0.7,
+            loss="sum",
+            ema=0.993,
+        ),
+        batch=BatchConfig(size=256, complementary=True, lowest_time=0.2, highest_time=0.8),
+        evaluation=EvaluationConfig(every=2000),
+        steps=6500,
+        checkpoint_every=2000,
+        keep=1,
+    ),
     "medium": _preset("medium", "24 blocks of width 1024, sequences of 1024 GPT-2 tokens", **_LANGUAGE),
 }
-"""Complete runs, each of a network's size in SIZES, with a line about it."""
+"""Complete runs, each with a line about it; every size of SIZES has one of its name."""
 
 # ----------------------------------------------------------------------------------------------------------------
 # From another model

@@ -44,15 +44,16 @@ def reachable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
 
 
 class Optimizer(ABC):
-    """Steps parameters, given by name. Its moments exist from the start, so that a checkpoint can be read into them."""
+    """Steps parameters, given by name, at a rate in units of the run's. Its moments exist from the start, so that a
+    checkpoint can be read into them."""
 
     MOMENTS: ClassVar[tuple[str, ...]]
     """The names of its moments in a checkpoint: tensors of a parameter's shape."""
     table: Any = None
     """The addresses that the kernels use; None where they cannot be used."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.parameters = dict(parameters)
+    def __init__(self, parameters: Mapping[str, nn.Parameter], relative_rate: float = 1.0) -> None:
+        self.parameters, self.relative_rate = dict(parameters), relative_rate
         self.moments = {
             moment: {
                 name: torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -106,8 +107,10 @@ class AdamW(Optimizer):
 
     MOMENTS = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
-        super().__init__(parameters)
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, relative_rate: float = 1.0
+    ) -> None:
+        super().__init__(parameters, relative_rate)
         self.config, values = config, list(parameters.values())
         self._torch = torch.optim.AdamW(
             values,
@@ -125,7 +128,7 @@ class AdamW(Optimizer):
         """On CUDA clipping and skipping are left to torch's kernel, which divides by the scale and skips its update: no
         sweep over the gradients for clipping, and the host does not wait for the device."""
         optimizer, parameters = self._torch, list(self.parameters.values())
-        optimizer.param_groups[0]["lr"] = rate
+        optimizer.param_groups[0]["lr"] = self.relative_rate * rate
         if finite.is_cuda and not hasattr(parameters[0], "full_tensor"):
             optimizer.grad_scale = excess_of(norm, clip)  # pyright: ignore[reportAttributeAccessIssue]
             optimizer.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
@@ -144,6 +147,6 @@ class AdamW(Optimizer):
 
     def sweep(self, rate: float, excess: Tensor, finite: Tensor, pace: float) -> None:
         betas, epsilon, decay = (self.config.beta1, self.config.beta2), self.config.eps, self.config.weight_decay
-        settings = {"rate": rate, "betas": betas, "epsilon": epsilon, "decay": decay, "pace": pace}
+        settings = {"rate": self.relative_rate * rate, "betas": betas, "epsilon": epsilon, "decay": decay, "pace": pace}
         self.table.update(self.counts[0], excess, finite, **settings)
         self.count(finite)

@@ -22,11 +22,19 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
-    """AdamW, and Muon for the matrices of the blocks where the configuration says so."""
-    parameters = trained(model)
-    matrices = {n: p for n, p in parameters.items() if config.matrices == "muon" and is_muons(n, p)}
-    rest = {name: parameter for name, parameter in parameters.items() if name not in matrices}
-    return [AdamW(rest, config), *([Muon(matrices, config)] if matrices else [])]
+    """AdamW, with one more for each part that has a rate of its own, and Muon for the matrices of the blocks where the
+    configuration says so."""
+    rest, optimizers = trained(model), list[Optimizer]()
+    if config.matrices == "muon":
+        matrices = {name: parameter for name, parameter in rest.items() if is_muons(name, parameter)}
+        optimizers += [Muon(matrices, config)] if matrices else []
+    for part, rate in {"backbone.embedding.": config.embedding_rate, "head.": config.head_rate}.items():
+        if rate is not None:
+            own = {name: parameter for name, parameter in rest.items() if name.startswith(part)}
+            optimizers.append(AdamW(own, config, rate / config.rate))
+    taken = {name for optimizer in optimizers for name in optimizer.parameters}
+    rest = {name: parameter for name, parameter in rest.items() if name not in taken}
+    return [AdamW(rest, config), *optimizers]
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
