@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,7 +207,7 @@ def test_a_run_that_was_begun_keeps_its_steps(out: Path):
 
 def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
     """60 steps of a tiny network are above; figures that are below get no such line."""
-    report = SimpleNamespace(
+    report: Any = SimpleNamespace(
         bound=SimpleNamespace(bits_per_character=4.0, ci95=(3.9, 4.1)),
         baselines=[SimpleNamespace(name="gzip", bits_per_character=2.6)],
         correction=None,
