@@ -365,8 +365,25 @@ def _protocol(rows: Rows) -> str:
 
 def _notable(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings of a recipe that a reader asks for."""
-    names = ("matrices", "matrix_rate", "rate", "beta2", "schedule", "decay_share", "warmup", "ema")
-    for name in (*(f"optimizer.{name}" for name in names), "model.dropout", "batch.size", "batch.complementary"):
+    names = (
+        "matrices",
+        "matrix_rate",
+        "rate",
+        "embedding_rate",
+        "head_rate",
+        "beta2",
+        "schedule",
+        "decay_share",
+        "warmup",
+        "ema",
+    )
+    for name in (
+        *(f"optimizer.{name}" for name in names),
+        "model.dropout",
+        "model.largest_score",
+        "batch.size",
+        "batch.complementary",
+    ):
         yield name.partition(".")[2], recipe[name]
     yield "times", f"[{recipe['batch.lowest_time']}, {recipe['batch.highest_time']}]"
 
