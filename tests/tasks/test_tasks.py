@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2, CharTokenizer
 from cedd.models.loaded import SamplingOptions
 from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
-from cedd.tasks.infill import blank_template
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
@@ -172,19 +170,6 @@ def test_blanks():
     for many in ("____", "____{99999999999999999999}"):  # refused before it is made
         with pytest.raises(ValueError, match="with its blanks"):
             infill(mending(length=8), f"a cat {many}")
-
-
-def test_infilling_begins_where_as_much_is_noise_as_is_blank(runs):
-    """1 - keep(t) is the share of blanks, on every process; with nothing given all is noise."""
-    for kind in (("absorb", "cedd"), ("roulette", "bayes"), ("uniform", "sedd")):
-        loaded = load(runs[kind], device="cpu")
-        template = blank_template(loaded, "a cat ____")
-        noise = loaded.process.noise(torch.tensor(template.start, dtype=torch.float64))
-        assert float(1 - noise.keep) == pytest.approx(0.4, abs=1e-6)
-        assert blank_template(loaded, "____{8}").start == 1.0
-        times = []
-        infill(loaded, "a cat ____", options=FAST, callback=lambda step, time, x, times=times: times.append(time))
-        assert times[0] == pytest.approx(template.start)
 
 
 def test_autoregressive_models_do_not_infill(runs):

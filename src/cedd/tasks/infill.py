@@ -1,23 +1,14 @@
 """Filling blanks: "The ____ sat on the ____." keeps all that is given, and the model writes the rest.
 
 A blank is three or more underscores: as many tokens as it has underscores, or as many as ____{12} says.
-
-Sampling begins at the time t at which as many tokens are noise as are blank, 1 - keep(t) = blanks / L. At t = 1 the
-network would be told that all it reads is noise, and not trust what is given.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-
-import torch
 
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.process import TokenProcess
-from cedd.quadrature import bisect
-from cedd.samplers.grids import LAST_TIME
 from cedd.samplers.loop import Callback
 from cedd.tasks.template import Template
 
@@ -44,16 +35,7 @@ def blank_template(loaded: LoadedModel, text: str) -> Template:
     template = parse_template(text, loaded.tokenizer)
     if (length := template.width) > loaded.length:
         raise ValueError(f"the text has {length} tokens with its blanks, but the model reads {loaded.length}")
-    return replace(template, start=start_time(template, loaded.process))
-
-
-def start_time(template: Template, process: TokenProcess) -> float:
-    """The time at which as many tokens are noise as are blank, 1 where nothing is given."""
-    blank = 1 - template.given.double().mean()
-    if blank == 1:
-        return 1.0
-    time = bisect(lambda t: 1 - torch.exp(-process.alpha(t) - process.beta(t)), blank, 0.0, 1.0, halvings=40)
-    return max(float(time), 2 * LAST_TIME)
+    return template
 
 
 def infill(

@@ -47,8 +47,6 @@ class Template:
 
     parts: Sequence[Given | Blank]
     tokenizer: Tokenizer
-    start: float = 1.0
-    """The time from which blanks are filled."""
 
     @classmethod
     def of(cls, parts: Sequence[str | int], tokenizer: Tokenizer) -> Template:
@@ -103,7 +101,7 @@ class Template:
         """n ways to fill it, as tokens [n, L]."""
         if n < 1:
             raise ValueError(f"at least one sample must be asked for; got {n}")
-        return loaded.draw((n, self.width), options or SamplingOptions(), self.constraint, callback, t_start=self.start)
+        return loaded.draw((n, self.width), options or SamplingOptions(), self.constraint, callback)
 
     def fill(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None
