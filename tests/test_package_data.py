@@ -15,7 +15,7 @@ from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks.card import model_card
 
-LIMIT = 25_000_000
+LIMIT = 32_000_000
 
 PROSE = """\
 The ferry was late again that morning, and the people who waited for it had long since run out of things to say about
@@ -110,15 +110,17 @@ def test_the_model_leaves_alone_what_is_no_mistake(model, text):
     ("typed", "meant"),
     [
         ("It was a drak and stormy nihgt", "It was a dark and stormy night"),
+        ("I hav a speling mistke", "I have a spelling mistake"),
+        ("alot of people beleive inthe goverment", "a lot of people believe in the government"),
+        ("THE GOVERMENT RECIEVED THE LETER", "THE GOVERNMENT RECEIVED THE LETTER"),
         ("teh cat sat on teh mat", "the cat sat on the mat"),
-        ("Recieve teh lettar", "Receive the lettar"),
+        ("Recieve the lettar", "Receive the letter"),
         ("I recieved your letter from the freind of yours", "I received your letter from the friend of yours"),
         ("He came form London", "He came from London"),
         ("He had a form to fill", "He had a form to fill"),
     ],
 )
-def test_the_model_sees_transpositions(model, typed, meant):
-    """Except what it does not: "lettar" keeps its a, and of "teh cat", alone, it is not sure enough."""
+def test_the_model_corrects_words(model, typed, meant):
     assert model.correct(typed) == meant
 
 

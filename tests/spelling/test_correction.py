@@ -93,7 +93,7 @@ def test_a_folder_has_defaults_of_its_own():
             r"a rate of wrong tokens must lie in \(0, 0.966\) for this model's process; got 0.99, without t",
         ),
         ({"threshold": 2.0}, "threshold"),
-        ({"change": "words"}, "letters or all; got 'words'"),
+        ({"change": "spaces"}, "words, letters or all; got 'spaces'"),
         ({"passes": 0}, "passes must be at least 1"),
         ({"reach": -1}, "reach must be at least 0"),
         ({"steps": 0}, "steps must be at least 1"),

@@ -46,7 +46,7 @@ def test_an_emphasis_is_a_word(model):
 
 def test_line_ends_make_no_difference(model):
     unix, dos = model.correct(LINES), model.correct(LINES.replace("\n", "\r\n"))
-    assert len(unix.changes) > 4
+    assert len(unix.changes) >= 4
     assert dos == unix.replace("\n", "\r\n")
 
 

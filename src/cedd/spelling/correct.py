@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,17 @@ from cedd.data.text import encode_text, without_surrogates
 from cedd.models.loaded import LoadedModel
 from cedd.spelling.decide import revise
 from cedd.spelling.letters import protected_tokens, token_groups
+from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
+from cedd.spelling.likelihood import Likelihoods
 from cedd.spelling.options import CorrectionOptions
+from cedd.spelling.rewrite import WORD_THRESHOLD, Reader, rewritings
 from cedd.spelling.scores import TokenScores, Watch, score_tokens
 from cedd.spelling.transpositions import READINGS
 
 
 @dataclass(frozen=True)
 class Change:
-    """One token that was replaced."""
+    """One token, or one word or two, that was replaced."""
 
     position: int
     """Where it begins in the given text, in characters."""
@@ -33,22 +38,60 @@ class Change:
     """p(x_0 = the new token), given the text as it was (one step) or as it became (several)."""
     doubt: float
     """1 - p(x_0 = the old token)."""
+    corrected_position: int = 0
+    """Where the new one begins in the corrected text."""
+    candidates: tuple[tuple[str, float], ...] = ()
+    """Of words: what may have been meant, with probabilities, the likeliest first; the old text is among it."""
+
+    def moved(self, offset: int) -> Change:
+        """The same in a text that has so much more before it."""
+        return replace(self, position=self.position + offset)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From where to where it was, in the given text."""
+        return self.position, self.position + len(self.before)
+
+    @property
+    def corrected_span(self) -> tuple[int, int]:
+        """From where to where it is now, in the corrected text."""
+        return self.corrected_position, self.corrected_position + len(self.after)
 
 
 class Corrected(str):
-    """The corrected text, with what was changed."""
+    """The corrected text, with what was changed, in order.
+
+    Args:
+        text: the corrected text.
+        original: the text as it was given.
+        changes: what was replaced; where it stands in the corrected text is found here.
+        doubts: what was not replaced, though something else may have been meant: `after` is what it was.
+    """
 
     original: str
     changes: tuple[Change, ...]
+    doubts: tuple[Change, ...]
 
-    def __new__(cls, text: str, original: str, changes: tuple[Change, ...]) -> Corrected:
+    def __new__(cls, text: str, original: str, changes: Sequence[Change], doubts: Sequence[Change] = ()) -> Corrected:
         made = super().__new__(cls, text)
-        made.original, made.changes = original, changes
+        made.original = original
+        both = list(_placed(sorted([*changes, *doubts], key=lambda change: change.position)))
+        made.changes = tuple(change for change in both if change.before != change.after)
+        made.doubts = tuple(change for change in both if change.before == change.after)
         return made
 
     @property
     def text(self) -> str:
         return str(self)
+
+
+def _placed(changes: Iterable[Change]) -> Iterator[Change]:
+    """The changes with their places in the corrected text; of a character's bytes several may change."""
+    end = shift = 0
+    for change in changes:
+        start = max(end, change.position + shift)
+        end, shift = start + len(change.after), shift + len(change.after) - len(change.before)
+        yield replace(change, corrected_position=start)
 
 
 def corrections(
@@ -69,9 +112,57 @@ def corrections(
         for draft, mark in parts:
             fixed, changed = draft.corrected(options, seed, watch)
             done += [fixed, mark]
-            changes += [replace(change, position=change.position + offset) for change in changed]
+            changes += [change.moved(offset) for change in changed]
             offset += len(draft.text) + len(mark)
-        yield Corrected("".join(done), text, tuple(changes))
+        yield Corrected("".join(done), text, changes)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Word by word
+
+
+@lru_cache(maxsize=2)
+def reader_of(file: Path, changed: int) -> Reader:
+    """The reader with the lexicon of a file, which was changed at this time."""
+    return Reader(load_lexicon(file))
+
+
+def lexicon_file(loaded: LoadedModel) -> Path | None:
+    """The lexicon beside a model, if there is one."""
+    file = loaded.folder.path / LEXICON_FILE
+    return file if file.is_file() else None
+
+
+def correct_words(
+    loaded: LoadedModel,
+    text: str,
+    *,
+    t: float,
+    threshold: float = WORD_THRESHOLD,
+    ignored: frozenset[str] = frozenset(),
+    watch: Watch | None = None,
+) -> Corrected:
+    """The text corrected word by word (`rewrite`) with the lexicon beside the model, which is asked at time t."""
+    if not isinstance(text, str):
+        raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
+    file = lexicon_file(loaded)
+    if file is None:
+        raise ValueError(f"words are corrected with a lexicon, and {loaded.folder.path} has no {LEXICON_FILE}")
+    reader = reader_of(file, file.stat().st_mtime_ns)
+    found = rewritings(reader, text, threshold, Likelihoods(loaded, t, watch), ignored)
+    parts, end, changes, doubts = list[str](), 0, list[Change](), list[Change]()
+    for one in found:
+        before, after = text[one.start : one.stop], one.text
+        change = Change(one.start, before, after, one.confidence, 1 - one.own, candidates=one.candidates)
+        (changes if one.made else doubts).append(change)
+        if one.made:
+            parts += [text[end : one.start], after]
+            end = one.stop
+    return Corrected("".join([*parts, text[end:]]), text, changes, doubts)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Token by token
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,12 @@ class CorrectionOptions:
     own is the probability of the order as it is (`transpositions`).
     Of all rules that break as many right tokens this one fixes most: a change adds best to the expected number of fixed
     tokens and own to that of broken ones, and those with the highest ratio are made."""
-    change: Literal["letters", "all"] | None = None
-    """letters: a plain letter may become another of its script and case, and nothing else changes: no space, digit,
-    punctuation, capital or accent (`letters.plain_letter`), and no letter of an address, a name with digits or another
-    string that is no word (`letters.non_words`). all: any token may become any other. By default letters, where tokens
-    are characters or bytes."""
+    change: Literal["words", "letters", "all"] | None = None
+    """words: one word or two become others, of any length, with the lexicon beside the model (`rewrite`); the default
+    where there is one. letters: a plain letter may become another of its script and case, and nothing else changes: no
+    space, digit, punctuation, capital or accent (`letters.plain_letter`), and no letter of an address, a name with
+    digits or another string that is no word (`letters.non_words`). all: any token may become any other. Without a
+    lexicon letters, where tokens are characters or bytes."""
     passes: int = 3
     """How often the text is read at most; later passes see the changes of earlier ones."""
     reach: int = 3
@@ -69,7 +70,11 @@ class CorrectionOptions:
             ("swaps", 0 <= self.swaps < 1, "is a share of neighbouring letters and must lie in [0, 1)"),
             ("max_surprise", limit is None or limit >= 0, "is in nats a letter and must be 0 or more"),
             ("temperature", 0 <= self.temperature < math.inf, "must be 0 or more, and finite"),
-            ("change", self.change in (None, "letters", "all"), "says what may be changed, letters or all"),
+            (
+                "change",
+                self.change in (None, "words", "letters", "all"),
+                "says what may be changed: words, letters or all",
+            ),
             ("passes", self.passes >= 1, "must be at least 1"),
             ("reach", self.reach >= 0, "must be at least 0"),
             ("steps", self.steps >= 1, "must be at least 1"),

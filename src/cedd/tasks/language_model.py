@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import CARD_FILE
 from cedd.models.published import import_folder
 from cedd.spelling.correct import Corrected
+from cedd.spelling.lexicon import LEXICON_FILE, LEXICON_WEIGHTS_FILE
 from cedd.storage import atomic_write
 from cedd.tasks.card import model_card
 from cedd.tasks.correct import correct
@@ -156,6 +158,9 @@ class LanguageModel(LoadedModel):
             kept["origin"] = origin_of(own)
         with replaced_model(folder, own, force) as made:
             save_folder(made, self.folder, weights or self.folder.weights, {**kept, **(extra or {})})
+            for file in (LEXICON_FILE, LEXICON_WEIGHTS_FILE):
+                if (self.folder.path / file).is_file():
+                    shutil.copyfile(self.folder.path / file, made / file)
             card = model_card(read_description(made), self.model.num_parameters())
             atomic_write(made / CARD_FILE, card.encode())
 

@@ -1,0 +1,293 @@
+"""Correction word by word: words and their case, the noise of people, near words, the lexicon's file, decisions."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cedd.spelling.candidates import Neighbours, edit_distances, ones
+from cedd.spelling.channel import Channel, alignment, learn_edits
+from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
+from cedd.spelling.rewrite import FEATURES, Reader, rewritings
+from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
+from cedd.spelling.words import acronyms, like, tokens_of
+
+WORDS = [
+    ".",
+    ",",
+    "#",
+    "the",
+    "a",
+    "of",
+    "and",
+    "to",
+    "letter",
+    "received",
+    "he",
+    "was",
+    "in",
+    "government",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "together",
+    "lot",
+    "house",
+    "home",
+    "went",
+]
+SENTENCES = (
+    ". he received the letter .",
+    ". the cat sat on the mat .",
+    ". he went to the government .",
+    ". he was in the house .",
+    ". he went home .",
+    ". a lot of the government .",
+    ". the cat and the mat together .",
+)
+PAIRS = [("recieved", "received"), ("hoem", "home"), ("leter", "letter"), ("goverment", "government"), ("teh", "the")]
+PAIRS += [("lettter", "letter"), ("lettar", "letter")]
+
+
+@pytest.fixture(scope="module")
+def lexicon():
+    """A language of some sentences."""
+    index = {word: number for number, word in enumerate(WORDS)}
+    counts = np.full(len(WORDS), 2000)
+    grams: dict[tuple[int, ...], int] = {}
+    for sentence in SENTENCES:
+        numbers = [index[word] for word in sentence.split()]
+        for size in (2, 3):
+            for start in range(len(numbers) - size + 1):
+                gram = tuple(numbers[start : start + size])
+                grams[gram] = grams.get(gram, 0) + 500
+    twos, threes = ([g for g in grams if len(g) == size] for size in (2, 3))
+    h = np.concatenate([hashes(np.array(twos)), hashes(np.array(threes))])
+    table = gram_table(h, np.array([grams[g] for g in twos + threes]), 200)
+    channel = Channel(learn_edits([(*pair, 1.0) for pair in PAIRS], least=1.0))
+    weights = {"channel": 0.8, "context": 0.5, "kept": 3.0, "kept rare capital": 9.0}
+    weights |= {"split": -2.0, "kept unknown": -5.0, "kept acronym": 9.0}
+    rows = {"alone": weights, "network": weights}
+    assert weights.keys() <= set(FEATURES)
+    V = len(WORDS)
+    return Lexicon(list(WORDS), np.log(counts), np.zeros(V, bool), np.full(V, 0.5), table, channel, rows)
+
+
+def corrected(lexicon, text, **options):
+    made = text
+    for one in reversed(rewritings(Reader(lexicon), text, 0.5, **options)):
+        made = made[: one.start] + one.text + made[one.stop :] if one.made else made
+    return made
+
+
+# ---- kinds of edits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("he recieved the letter.", "he received the letter."),  # swapped
+        ("he received the leter.", "he received the letter."),  # missing
+        ("he received the lettter.", "he received the letter."),  # extra
+        ("he received the lettar.", "he received the letter."),  # replaced
+        ("he received theletter.", "he received the letter."),  # joined
+        ("the cat and the mat to gether.", "the cat and the mat together."),  # split
+        ("Teh cat sat on teh mat.", "The cat sat on the mat."),
+        ("HE RECIEVED THE LETER.", "HE RECEIVED THE LETTER."),
+        ("he recieved, the\r\nleter\u00a0\u2014 hoem.", "he received, the\r\nletter\u00a0\u2014 home."),
+    ],
+)
+def test_every_kind_of_edit_is_made(lexicon, written, meant):
+    assert corrected(lexicon, written) == meant
+    assert corrected(lexicon, meant) == meant
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "he went to leter.com and me@leter and leter_x and leter9",
+        "he received `leter` and leter() and $leter",
+        "he went to the Leterman of the house",  # a name
+        "he received the naïve lettér",
+        "he received the LETER in the house",  # an acronym
+        "he received the lEter",
+        "x" * 5000,
+        "",
+    ],
+)
+def test_what_is_no_word_stays(lexicon, text):
+    assert corrected(lexicon, text) == text
+
+
+def test_ignored_words_are_right(lexicon):
+    assert corrected(lexicon, "he received the leter", ignored={"leter"}) == "he received the leter"
+
+
+def test_another_language_stays(lexicon):
+    foreign = "mat the was letter of on home cat in he to house and sat received the mat the on of leter " * 3
+    assert corrected(lexicon, foreign) == foreign
+
+
+def test_a_network_decides_what_is_open(lexicon):
+    """It is asked about the likeliest options in the text, and its answer counts."""
+    asked = []
+
+    def likes(word):
+        def scores(text, spans):
+            asked.extend(text[:start] + new + text[stop:] for start, stop, new in spans)
+            return np.array([10.0 * (new == word) for _, _, new in spans])
+
+        return scores
+
+    alone, network = lexicon.weights["alone"] | {"kept": 9.0}, lexicon.weights["network"] | {"network": 5.0}
+    unsure = replace(lexicon, weights={"alone": alone, "network": network})
+    text = "he received the leter."
+    assert corrected(unsure, text, likelihoods=likes("letter")) == "he received the letter."
+    assert corrected(unsure, text, likelihoods=likes("leter")) == text
+    assert "he received the letter." in asked
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([*WORDS[3:], "leter", "hoem", "Teh", "to gether", "9", "\r\n", ". "]), max_size=12))
+def test_rewritings_do_not_overlap_and_a_second_correction_changes_nothing_back(lexicon, words):
+    text = " ".join(words)
+    made = [one for one in rewritings(Reader(lexicon), text, 0.5) if one.made]
+    assert all(first.stop <= second.start for first, second in itertools.pairwise(made))
+    assert all(text[one.start : one.stop] != one.text for one in made)
+    assert all(0 <= p <= 1 for one in made for _, p in one.candidates)
+    once = corrected(lexicon, text)
+    assert corrected(lexicon, once) == corrected(lexicon, corrected(lexicon, once))
+
+
+# ---- parts --------------------------------------------------------------------------------------------------------
+
+
+def slow_distance(a, b):
+    cost = {(i, 0): i for i in range(len(a) + 1)} | {(0, j): j for j in range(len(b) + 1)}
+    for i, j in itertools.product(range(1, len(a) + 1), range(1, len(b) + 1)):
+        cost[i, j] = min(cost[i - 1, j] + 1, cost[i, j - 1] + 1, cost[i - 1, j - 1] + (a[i - 1] != b[j - 1]))
+        if i > 1 and j > 1 and a[i - 2 : i] == b[j - 2 : j][::-1]:
+            cost[i, j] = min(cost[i, j], cost[i - 2, j - 2] + 1)
+    return cost[len(a), len(b)]
+
+
+letters = st.text("abc", min_size=1, max_size=6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(letters, min_size=1, max_size=6), letters)
+def test_distances_are_those_of_the_textbook(words, written):
+    width = max(map(len, words))
+    coded = np.zeros((len(words), width), np.uint8)
+    for row, word in enumerate(words):
+        coded[row, : len(word)] = [ord(c) for c in word]
+    lengths = np.array([len(word) for word in words], np.int8)
+    found = edit_distances(coded, lengths, np.frombuffer(written.encode(), np.uint8))
+    assert found.tolist() == [slow_distance(word, written) for word in words]
+
+
+@settings(max_examples=50, deadline=None)
+@given(letters, letters)
+def test_an_alignment_spells_both_words_with_the_fewest_edits(written, meant):
+    steps = alignment(written, meant)
+    assert "".join(a for a, _ in steps) == meant
+    assert "".join(b for _, b in steps) == written
+    assert sum(a != b for a, b in steps) == slow_distance(meant, written)
+
+
+def test_bits_are_counted():
+    numbers = np.array([0, 1, 3, 2**63 + 7, 2**64 - 1], np.uint64)
+    assert ones(numbers).tolist() == [0, 1, 2, 4, 64]
+
+
+def test_seen_edits_are_likelier_than_others(lexicon):
+    channel = lexicon.channel
+    assert channel.log_probability("recieved", "received") > channel.log_probability("reveiced", "received")
+    assert channel.log_probability("the", "the") > -0.2
+    assert -math.inf < channel.log_probability("xqzz", "letter") < -15
+
+
+def test_near_words_and_splits(lexicon):
+    near = Neighbours(lexicon)
+    assert near.near("leter")[0].words == ("letter",)
+    assert {c.words for c in near.splits("alot")} == {("a", "lot")}
+
+
+def test_counts_of_words_in_a_row_come_back(lexicon):
+    numbers = lexicon.numbers(["the", "cat", "sat", "mat"])
+    known, unknown = lexicon.gram_counts(np.stack([numbers[:2], numbers[2:]]))
+    assert 350 < known / 3 < 700 or 350 < known < 1500
+    assert unknown == 0
+    text = np.stack([lexicon.numbers(s.split()) for s in (". the cat sat on", ". the cat mat on")])
+    good, bad = lexicon.log_probabilities(text).sum(-1)
+    assert good > bad
+
+
+def test_a_lexicon_comes_back_from_its_file(lexicon, tmp_path):
+    save_lexicon(tmp_path / "w.safetensors", lexicon)
+    again = load_lexicon(tmp_path / "w.safetensors")
+    assert again.words == lexicon.words
+    assert np.array_equal(again.table, lexicon.table)
+    np.testing.assert_allclose(again.log_counts, lexicon.log_counts, atol=0.05)
+    assert again.weights == lexicon.weights
+    assert again.channel.edits.keys() == lexicon.channel.edits.keys()
+    content = (tmp_path / "w.safetensors").read_bytes()
+    for damaged in (content[:-50], content[:100], b"", content[:8] + b"x" * 200):
+        (tmp_path / "w.safetensors").write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            load_lexicon(tmp_path / "w.safetensors")
+
+
+def test_case_is_that_of_what_was_written():
+    assert [like(a, "it's") for a in ("teh", "Teh", "TEH", "I", "te’h")] == ["it's", "It's", "IT'S", "It's", "it’s"]
+    assert acronyms(tokens_of("He saw NASA there")) == [False, False, True, False]
+    assert acronyms(tokens_of("HE SAW NASA THERE")) == [False] * 4
+
+
+# ---- the protocol -------------------------------------------------------------------------------------------------
+
+
+def test_kinds_of_mistakes():
+    kinds = {
+        ("recieve", "receive"): "swapped",
+        ("hav", "have"): "missing",
+        ("havve", "have"): "extra",
+        ("hove", "have"): "replaced",
+        ("cat", "car"): "real word",
+        ("alot", "a lot"): "joined",
+        ("to gether", "together"): "split",
+        ("fisix", "physics"): "several",
+    }
+    assert {pair: kind_of(Pair(*pair), {"cat"}) for pair in kinds} == kinds
+
+
+def test_a_word_is_in_one_part_whatever_its_case():
+    words = [f"word{i}" for i in range(1000)]
+    assert [part_of(word) for word in words] == [part_of(word.upper()) for word in words]
+    shares = {part: sum(part_of(word) == part for word in words) for part in ("train", "dev", "test")}
+    assert 550 < shares["train"] < 650
+    assert 150 < shares["dev"] < 250
+
+
+def test_mistakes_are_put_into_sentences():
+    pairs = {"list": [Pair("leter", "letter"), Pair("hoem", "home")]}
+    (one,) = placed(pairs, ["The Letter came to us."], 5)
+    assert (one.written, one.meant) == ("The Leter came to us.", "The Letter came to us.")
+
+
+@pytest.mark.parametrize(
+    ("corrected", "expected"),
+    [
+        ("I have a lot.", (1, 1, 0, 2, 0)),
+        ("I have alot!", (1, 0, 0, 2, 0)),
+        ("I have a slot.", (1, 0, 1, 2, 0)),
+        ("i had a lot", (1, 1, 0, 2, 1)),
+    ],
+)
+def test_outcomes_are_counted_in_words(corrected, expected):
+    assert tuple(outcome(Misspelt("I have a lot.", "I have alot.", Pair("alot", "a lot")), corrected)) == expected
