@@ -10,7 +10,7 @@ import pytest
 from rich.style import Style
 
 from cedd.cli import main
-from cedd.cli.correct import coloured
+from cedd.cli.correct import PIECE, coloured, pieces
 from cedd.models import locate
 from cedd.names import printable
 from cedd.spelling.correct import Change
@@ -193,7 +193,7 @@ def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
         (["correct", "teh", "--file", "x"], "not both"),
         (["correct", "--file", "/no/such/file"], "there is no file or folder /no/such/file\n"),
         (["correct", "--file", "FOLDER/lettre.txt"], "FOLDER/lettre.txt; did you mean FOLDER/letter.txt?"),
-        (["correct", "--file", "FOLDER"], "FOLDER is a folder; --file reads one file, such as FOLDER/letter.txt"),
+        (["correct", "--file", "FOLDER"], "FOLDER is a folder; name a file of it, such as FOLDER/letter.txt"),
         (["correct", "teh", "--rate", "0"], "rate is a share of wrong tokens"),
         (["correct", "teh", "--reach", "-1"], "reach"),
         (
@@ -235,7 +235,7 @@ def test_no_text_at_a_terminal_is_said(shelf, capsys, monkeypatch):
     feed(monkeypatch, b"")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert main(["correct", "--device", "cpu"]) == 2
-    assert 'there is no text: cedd correct "It was a drak and stormy nihgt", -' in capsys.readouterr().err
+    assert 'there is no text: cedd correct "I hav a speling mistke", -' in capsys.readouterr().err
 
 
 def test_correcting_imports_nothing_that_it_does_not_need(tmp_path):
@@ -249,3 +249,112 @@ def test_correcting_imports_nothing_that_it_does_not_need(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# ---- files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def letter(shelf, tmp_path):
+    path = tmp_path / "letter.txt"
+    path.write_bytes(b"teh cat sat on teh mat\r\n\xff and teh hat")
+    return path
+
+
+def changed_letter(letter, capfdbinary):
+    assert main(["correct", str(letter), "--device", "cpu"]) == 0
+    return capfdbinary.readouterr().out
+
+
+def test_a_file_is_corrected_in_place_with_a_backup(letter, capfdbinary):
+    before, after = letter.read_bytes(), changed_letter(letter, capfdbinary)
+    letter.chmod(0o640)
+    assert before != after
+    assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 0
+    assert (letter.read_bytes(), letter.with_name("letter.txt.bak").read_bytes()) == (after, before)
+    assert letter.stat().st_mode & 0o777 == 0o640
+    assert capfdbinary.readouterr().out == b""
+
+
+def test_a_file_without_its_backup_is_left_as_it_is(letter, capsys):
+    before = letter.read_bytes()
+    letter.with_name("letter.txt.bak").mkdir()
+    assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written" in said
+    assert said.count("\n") == 1
+    assert letter.read_bytes() == before
+
+
+def test_a_file_that_changes_while_it_is_read_is_left_as_it_is(letter, capsys, monkeypatch):
+    from cedd.cli import correct as command
+
+    def whole(source, correct, true=command.whole):
+        corrected = true(source, correct)
+        letter.write_bytes(b"new teh")
+        return corrected
+
+    monkeypatch.setattr(command, "whole", whole)
+    assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
+    assert "was changed by another program" in capsys.readouterr().err
+    assert letter.read_bytes() == b"new teh"
+    assert not letter.with_name("letter.txt.bak").exists()
+
+
+def test_a_check_fails_where_something_would_change(letter, capfdbinary):
+    assert main(["correct", str(letter), "--check", "--device", "cpu"]) == 1
+    lines = capfdbinary.readouterr().out.decode("utf-8", "surrogateescape").splitlines()
+    assert lines
+    assert all(line.startswith(f"{letter}:") and " -> " in line for line in lines)
+    assert main(["correct", str(letter), "--check", "--threshold", "0", "--device", "cpu"]) == 0
+    assert capfdbinary.readouterr().out == b""
+
+
+def test_a_diff_is_one_that_patch_takes(letter, capfdbinary):
+    assert main(["correct", str(letter), "--diff", "--device", "cpu"]) == 0
+    lines = capfdbinary.readouterr().out.split(b"\n")
+    assert lines[0] == f"--- {letter}".encode()
+    assert b"-teh cat sat on teh mat\r" in lines
+    assert lines.count(b"\\ No newline at end of file") in (0, 2)
+
+
+def test_spans_rebuild_both_texts(letter, capsys):
+    assert main(["correct", str(letter), "--json", "--device", "cpu"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    text, original, changes = result["text"], result["original"], result["changes"]
+    assert changes
+    built, end = "", 0
+    for change in changes:
+        (first, last), (start, stop) = change["span"], change["corrected_span"]
+        assert (original[first:last], text[start:stop]) == (change["before"], change["after"])
+        built += original[end:first] + change["after"]
+        end = last
+    assert built + original[end:] == text
+
+
+def test_a_long_text_comes_out_piece_by_piece():
+    content = ("A line of text.\r\n" * 5000 + "x" * 70_000 + " \xe9 end").encode()
+    made = list(pieces(io.BytesIO(content)))
+    assert "".join(made) == content.decode()
+    assert len(made) > 5
+    assert max(map(len, made)) <= 2 * PIECE
+    assert not any(piece.endswith("\r") for piece in made)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--diff", "--check", "LETTER"], "different results"),
+        (["--in-place", "-"], "--in-place corrects files"),
+        (["--suggest", "0", "LETTER"], "1 or more"),
+        (["--check", "LETTER", "/no/such/file"], "there is no file or folder /no/such/file"),
+        (["LETTER", "--ignore-words", "/no/such/words"], "there is no file or folder /no/such/words"),
+        (["LETTER", "--ignore-words", "LETTER"], "can ignore words"),
+    ],
+)
+def test_files_that_cannot_be_corrected_are_one_line(words, message, letter, capsys):
+    letter.write_text("teh")
+    assert main(["correct", *(str(letter) if word == "LETTER" else word for word in words), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

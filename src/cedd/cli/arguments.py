@@ -194,29 +194,41 @@ class Infill(SamplingArguments):
 
 @dataclass(frozen=True)
 class Correct(CommonArguments):
-    """example: cedd correct "It was a drak and stormy nihgt"
+    """example: cedd correct "I hav a speling mistke"
 
-    Correct the spelling of a text: replaced letters and transpositions, at unknown places. The model is the one that
-    comes with cedd, english-char, or a RUN of yours on a process that shuffles (uniform, roulette):
+    Correct the spelling of a text, or of files: cedd correct letter.txt --diff. With the model that comes with cedd,
+    english-char, words are corrected (letters replaced, swapped, missing, extra; words joined or split); with a RUN of
+    yours on a process that shuffles (uniform, roulette), letters are replaced and swapped:
     cedd correct runs/first "teh cat sat on teh mat". TEXT - reads standard input, and so does no text at all; what is
     not changed comes out byte for byte. Options that are not given are the model's own.
     """
 
-    words: ModelAndText = ()
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT|FILE...")] = ()
     file: Path | None = None
     """Read the text from a file."""
+    diff: bool = False
+    """Print what would change as a unified diff."""
+    in_place: bool = False
+    """Write the corrected text back to the files; FILE.bak keeps what was there."""
+    check: bool = False
+    """Print each change as FILE:LINE:COLUMN, and exit with 1 if there is any."""
+    ignore_words: Path | None = None
+    """A file of words, one a line, that are right."""
+    suggest: int | None = None
+    """List so many candidates with their probabilities for each doubtful word, instead of the text."""
     rate: float | None = None
     """The share of wrong letters that is expected (0.05, unless the model has its own)."""
     t: float | None = None
     """The time that the network is told (the one at which its process has this rate)."""
     threshold: float | None = None
-    """A letter is replaced if own / (own + best) is below this: own is its probability, best that of the likeliest
-    other (0.5 or more: the argmax)."""
-    change: Literal["letters", "all"] | None = None
-    """letters (the default): plain letters become others of their case, except in addresses, names with digits and the
-    like; accents, spaces, digits and punctuation stay. all: anything may change."""
+    """A word or letter is replaced if own / (own + best) is below this: own is its probability, best that of the
+    likeliest other (0.5 or more: the argmax)."""
+    change: Literal["words", "letters", "all"] | None = None
+    """words: with the lexicon beside the model, the default where there is one. letters: plain letters become others of
+    their case, except in addresses, names with digits and the like; accents, spaces, digits and punctuation stay. all:
+    anything may change."""
     passes: int | None = None
-    """How often the text is read at most; later passes see the changes of earlier ones."""
+    """Of letters, as all that follows: how often the text is read at most; later passes see earlier changes."""
     reach: int | None = None
     """Of changes within so many tokens a pass makes only the strongest (3); 0 makes all at once."""
     max_surprise: float | None = None

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import difflib
+import io
 import json
+import shutil
 import sys
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from rich.style import Style
@@ -15,57 +22,270 @@ from cedd.cli.arguments import Correct
 from cedd.cli.console import PlainConsole
 from cedd.cli.given import model_and_text
 from cedd.cli.progress import progress_bar
+from cedd.models.locate import is_model, locate, packaged, pretrained_names
 from cedd.names import printable
-from cedd.spelling.correct import CorrectionProgress
-from cedd.spelling.options import correction_options
-from cedd.tasks import Corrected, CorrectionOptions, load
+from cedd.storage import atomic_write
+from cedd.tasks import Change, Corrected, CorrectionOptions, LanguageModel, load
 
 A_FEW_LINES = 1000
 """Characters."""
+PIECE = 1 << 14
+"""Characters that are corrected at once; a longer text comes out piece by piece."""
+BACKUP = ".bak"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a text comes from: typed, a file, or standard input."""
+
+    name: str
+    text: str | None = None
+    path: Path | None = None
+
+    @property
+    def size(self) -> int | None:
+        """In bytes, where that is known."""
+        if self.text is not None:
+            return len(self.text.encode("utf-8", "surrogateescape"))
+        return None if self.path is None else self.path.stat().st_size
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        if self.text is not None:
+            yield io.BytesIO(self.text.encode("utf-8", "surrogateescape"))
+        elif self.path is None:
+            yield sys.stdin.buffer
+        else:
+            with self.path.open("rb") as file:
+                yield file
 
 
 def run(arguments: Correct) -> int:
-    """Print the corrected text; on a terminal with new letters in colour, as JSON with positions and confidences."""
-    name, given = model_and_text(arguments.words)
+    """Correct one text or several files, and show the result in the way that is asked for."""
+    if sum((arguments.diff, arguments.in_place, arguments.check, arguments.suggest is not None)) > 1:
+        raise UserError("--diff, --in-place, --check and --suggest are different results; give one of them")
+    if arguments.suggest is not None and arguments.suggest < 1:
+        raise UserError(f"--suggest needs a number of candidates, 1 or more; got {arguments.suggest}")
+    name, sources = model_and_sources(arguments)
+    if arguments.in_place and any(source.path is None for source in sources):
+        raise UserError("--in-place corrects files; give their names")
+    few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
+    if few:
+        torch.set_num_threads(1)  # read in hundredths of a second: on a busy machine threads would wait for each other
+    model = load(name, arguments.device)
+    correct = corrector(arguments, model)
+    found, records = False, list[dict[str, object]]()
+    visible = not (few or arguments.json)
+    with progress_bar("correcting", visible) as progress:
+        for source in sources:
+            changed = False
+            if arguments.in_place:
+                changed = rewrite_file(source, correct)
+            elif arguments.json:
+                records.append(record(source, whole(source, correct), arguments.suggest))
+                changed = bool(records[-1]["changes"])
+            elif arguments.diff:
+                changed = show_diff(source, whole(source, correct))
+            elif arguments.check or arguments.suggest is not None:
+                changed = show_lines(source, whole(source, correct), arguments.suggest)
+            else:
+                stream(source, correct, progress if visible else lambda done, planned: None)
+            found = found or changed
+    if arguments.json:
+        print(json.dumps(records[0] if len(records) == 1 else records))
+    return int(found and arguments.check)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is corrected, and by what
+
+
+def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
+    """The model and the texts of a command line that says [RUN] TEXT or [RUN] FILE..."""
+    words = list(arguments.words)
+    if words and all(word != "-" for word in words):
+        model = words[0] if words[0] and (words[0] in pretrained_names() or is_model(words[0])) else None
+        files = words[model is not None :]
+        on_files = arguments.diff or arguments.in_place or arguments.check
+        if files and (on_files or all(is_file(word) for word in files)):
+            if arguments.file is not None:
+                raise UserError("give files by their names or by --file, not both")
+            return packaged("english-char") if model is None else locate(model), [file_source(Path(f)) for f in files]
+    name, given = model_and_text(words)
     typed = given is not None and given != "-"
     if typed and arguments.file is not None:
         raise UserError("give the text or a file of it, not both")
-    text = given if typed else read_input(arguments.file, asked=given == "-")
-    assert text is not None
-    if len(text) <= A_FEW_LINES:  # read in hundredths of a second: on a busy machine threads would wait for each other
-        torch.set_num_threads(1)
-    model = load(name, arguments.device)
+    if typed:
+        return name, [Source("text", text=given)]
+    if arguments.file is not None:
+        return name, [file_source(arguments.file)]
+    if given is None and sys.stdin.isatty():
+        raise UserError('there is no text: cedd correct "I hav a speling mistke", - to type it, or a FILE')
+    return name, [Source("standard input")]
+
+
+def is_file(word: str) -> bool:
+    """Whether a word names a file; a text may be too long for a name."""
+    try:
+        return Path(word).expanduser().is_file()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def file_source(path: Path) -> Source:
+    """A file, if there is one."""
+    path = path.expanduser()
+    if path.is_dir():
+        texts = sorted(path.glob("*.txt"))
+        raise UserError(f"{path} is a folder; name a file of it{f', such as {texts[0]}' if texts else ''}")
+    if not path.exists():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    return Source(str(path), path=path)
+
+
+def corrector(arguments: Correct, model: LanguageModel) -> Callable[[str], Corrected]:
+    """What corrects a piece of text."""
     options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
-    visible = len(text) > A_FEW_LINES and not arguments.json
-    with progress_bar("correcting", visible) as progress:
-        watch = CorrectionProgress([correction_options(model, options)], progress).read if visible else None
-        corrected = model.correct(text, **options, seed=arguments.seed, watch=watch)
-    if arguments.json:
-        changes = [asdict(change) for change in corrected.changes]
-        print(json.dumps({"text": corrected.text, "original": text, "changes": changes}))
-        return 0
-    style = terminal_style()
-    write_output((for_terminal(corrected.text) if style is None else coloured(corrected, style)) + "\n" * typed)
-    return 0
+    if arguments.ignore_words is not None:
+        words = arguments.ignore_words.expanduser().read_text(encoding="utf-8").split()
+        options["ignored_words"] = frozenset(words)
+    return lambda text: model.correct(text, **options, seed=arguments.seed)
 
 
-def read_input(file: Path | None, *, asked: bool) -> str:
-    """The text of a file or of standard input, with its line ends as they are; bytes that are no UTF-8 come through
-    as lone surrogates, which correction leaves alone."""
-    if file is None and not asked and sys.stdin.isatty():
-        raise UserError('there is no text: cedd correct "It was a drak and stormy nihgt", - to type it, or --file FILE')
-    if file is None:
-        content = sys.stdin.buffer.read()
-    elif file.is_dir():
-        texts = sorted(file.glob("*.txt"))
-        raise UserError(f"{file} is a folder; --file reads one file{f', such as {texts[0]}' if texts else ''}")
-    else:
-        content = file.read_bytes()
-    return content.decode("utf-8", "surrogateescape")
+# ----------------------------------------------------------------------------------------------------------------
+# Piece by piece
+
+
+def pieces(stream: BinaryIO) -> Iterator[str]:
+    """The text of a stream in pieces of at most twice `PIECE` characters, cut after a line if one ends there, else
+    after a space. Bytes that are no UTF-8 come through as lone surrogates, which correction leaves alone."""
+    decoder, kept = codecs.getincrementaldecoder("utf-8")("surrogateescape"), ""
+    while True:
+        content = stream.read(PIECE)
+        kept += decoder.decode(content, final=not content)
+        if not content:
+            if kept:
+                yield kept
+            return
+        if len(kept) > PIECE:
+            cut = 1 + max(kept.rfind("\n"), -1)
+            cut = cut or 1 + kept.rfind(" ") or len(kept) - 1  # never between \r and \n
+            yield kept[:cut]
+            kept = kept[cut:]
+
+
+def whole(source: Source, correct: Callable[[str], Corrected]) -> Corrected:
+    """All pieces of a text together, with places in the whole."""
+    with source.opened() as stream:
+        return joined([correct(piece) for piece in pieces(stream)])
+
+
+def joined(parts: Sequence[Corrected]) -> Corrected:
+    """Pieces of a text, one after another, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    offset, changes, doubts = 0, list[Change](), list[Change]()
+    for part in parts:
+        changes += [change.moved(offset) for change in part.changes]
+        doubts += [change.moved(offset) for change in part.doubts]
+        offset += len(part.original)
+    return Corrected("".join(parts), "".join(part.original for part in parts), changes, doubts)
+
+
+def stream(source: Source, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]) -> None:
+    """Print the corrected text, each piece as soon as it is there; on a terminal with what is new in colour."""
+    style, done, size = terminal_style(), 0, source.size
+    with source.opened() as opened:
+        for piece in pieces(opened):
+            corrected = correct(piece)
+            write_output(for_terminal(corrected.text) if style is None else coloured(corrected, style))
+            done += len(piece.encode("utf-8", "surrogateescape"))
+            progress(done, done if size is None else size)
+    if source.text is not None:
+        write_output("\n")
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Results
+
+
+def record(source: Source, corrected: Corrected, suggest: int | None) -> dict[str, object]:
+    """As JSON."""
+
+    def shown(change: Change) -> dict[str, object]:
+        spans = {"span": change.span, "corrected_span": change.corrected_span}
+        listed = [{"text": text, "probability": p} for text, p in change.candidates[:suggest]] if suggest else None
+        return (
+            {**asdict(change), **spans, "candidates": listed}
+            if suggest
+            else {name: value for name, value in {**asdict(change), **spans}.items() if name != "candidates"}
+        )
+
+    result: dict[str, object] = {"text": corrected.text, "original": corrected.original}
+    if source.path is not None:
+        result["file"] = source.name
+    result["changes"] = [shown(change) for change in corrected.changes]
+    if suggest:
+        result["doubts"] = [shown(change) for change in corrected.doubts]
+    return result
+
+
+def show_diff(source: Source, corrected: Corrected) -> bool:
+    """Print a unified diff, as patch takes it."""
+    before, after = (text.splitlines(keepends=True) for text in (corrected.original, corrected.text))
+    for line in difflib.unified_diff(before, after, source.name, source.name):
+        write_output(for_terminal(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"))
+    return bool(corrected.changes)
+
+
+def show_lines(source: Source, corrected: Corrected, suggest: int | None) -> bool:
+    """Print a line for each change, and with suggestions also for each doubt."""
+    listed = sorted([*corrected.changes, *(corrected.doubts if suggest else ())], key=lambda change: change.position)
+    line, start, at = 1, 0, 0
+    for change in listed:
+        line += corrected.original.count("\n", at, change.position)
+        start, at = corrected.original.rfind("\n", 0, change.position) + 1, change.position
+        said = change.after
+        if suggest:
+            said = ", ".join(f"{text} {probability:.2f}" for text, probability in change.candidates[:suggest])
+        place = f"{source.name}:{line}:{change.position - start + 1}"
+        write_output(for_terminal(f"{place}: {change.before} -> {said}\n"))
+    return bool(corrected.changes)
+
+
+def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
+    """Write the corrected text to the file, if anything changed, and what was there beside it.
+
+    Nothing is touched if the file changes while it is read, or if the backup cannot be written.
+    """
+    assert source.path is not None
+    path = source.path.resolve()
+    before = state(path)
+    corrected = whole(source, correct)
+    if not corrected.changes:
+        return False
+    backup = path.with_name(path.name + BACKUP)
+    if state(path) != before:
+        raise UserError(f"{source.name} was changed by another program while it was read; nothing was written")
+    try:
+        shutil.copyfile(path, backup)
+        shutil.copystat(path, backup)
+    except OSError as error:
+        raise UserError(f"{backup} cannot be written ({error.strerror}), so {source.name} was left as it is") from error
+    mode = path.stat().st_mode
+    atomic_write(path, corrected.text.encode("utf-8", "surrogateescape"))
+    path.chmod(mode)
+    return True
+
+
+def state(path: Path) -> tuple[int, int, int]:
+    """What differs when a file was changed."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size, about.st_ino
 
 
 def write_output(text: str) -> None:
-    """The counterpart of `read_input`, on standard output, or on what stands in for it and takes only text."""
+    """Bytes as they were read, on standard output, or on what stands in for it and takes only text."""
     sys.stdout.flush()
     if hasattr(sys.stdout, "buffer"):
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
@@ -90,10 +310,9 @@ def terminal_style() -> Style | None:
 def coloured(corrected: Corrected, style: Style) -> str:
     """The corrected text as a terminal shows it, with what was put in in this style."""
     shown: list[str] = []
-    end = shift = 0
+    end = 0
     for change in corrected.changes:
-        start = max(end, change.position + shift)  # of a character's bytes several may change
-        shown.append(printable(corrected.text[end:start]))
-        end, shift = start + len(change.after), shift + len(change.after) - len(change.before)
-        shown.append(style.render(printable(corrected.text[start:end])))
+        start, stop = change.corrected_span
+        shown += [printable(corrected.text[end:start]), style.render(printable(corrected.text[start:stop]))]
+        end = stop
     return "".join([*shown, printable(corrected.text[end:])])
