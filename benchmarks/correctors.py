@@ -1,0 +1,272 @@
+"""Correctors of English on real misspellings: ours and others', fixed and broken, speed, start and size.
+
+    python benchmarks/correctors.py --out correctors.json
+
+Misspellings of the test part of the lists in CEDD_DATA/misspellings (--part dev: those for choices) stand one each in
+sentences of the corpus that nothing was counted in, beside clean sentences, and sentences with two words joined or one
+split. Peers that are not installed are skipped, and named: pyspellchecker, symspellpy, autocorrect and codespell are on
+the package index (typos as well), aspell and hunspell in Debian. The interval of a share is by sentences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from english_words import corpus_texts, held_out_sentences
+
+import cedd
+from cedd.data.folders import data_folder
+from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
+from cedd.spelling.shares import Share
+from cedd.spelling.word_protocol import LISTS, Misspelt, joined_and_split, measure, placed, read_pairs
+from cedd.spelling.words import like
+from cedd.storage import write_json
+
+Correct = Callable[[Sequence[str]], list[str]]
+"""Corrected texts, in order."""
+WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)*")
+KNOWN = 40_000
+"""The most frequent words of the lexicon: what is written and among them is a real word."""
+SHOWN = ("real", "replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
+
+
+class Absent(Exception):
+    """A peer that is not installed."""
+
+
+def need(module: str) -> None:
+    """Refuse to go on without a package."""
+    if importlib.util.find_spec(module) is None:
+        raise Absent(f"pip install {module}")
+
+
+def program(name: str) -> str:
+    """Where a program is."""
+    if (found := shutil.which(name)) is None:
+        raise Absent(f"there is no program {name}")
+    return found
+
+
+def each_word(correct: Callable[[str], str | None]) -> Correct:
+    """Texts corrected word by word, with the case of what was written."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return like(match[0], correct(match[0].lower()) or match[0]) if len(match[0]) > 1 else match[0]
+
+    return lambda texts: [WORD.sub(replaced, text) for text in texts]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The correctors
+
+
+def ours(**options: Any) -> Correct:
+    """cedd."""
+    model = cedd.load("english-char", "cpu")
+    return lambda texts: [str(model.correct(text, **options)) for text in texts]
+
+
+def pyspellchecker() -> Correct:
+    """The most frequent word of those fewest edits away."""
+    need("spellchecker")
+    from spellchecker import SpellChecker  # pyright: ignore[reportMissingImports]
+
+    return each_word(SpellChecker().correction)
+
+
+def symspell() -> Correct:
+    """The first suggestion for each word."""
+    need("symspellpy")
+    from importlib.resources import files
+
+    from symspellpy import SymSpell, Verbosity  # pyright: ignore[reportMissingImports]
+
+    tool = SymSpell()
+    tool.load_dictionary(str(files("symspellpy") / "frequency_dictionary_en_82_765.txt"), 0, 1)
+
+    def correct(word: str) -> str | None:
+        found = tool.lookup(word, Verbosity.TOP, max_edit_distance=2)
+        return found[0].term if found else None
+
+    return each_word(correct)
+
+
+def autocorrect() -> Correct:
+    """As it comes."""
+    need("autocorrect")
+    from autocorrect import Speller  # pyright: ignore[reportMissingImports]
+
+    tool = Speller("en")
+    return lambda texts: [tool(text) for text in texts]
+
+
+def in_a_file(command: Callable[[Path], Sequence[str]]) -> Correct:
+    """A program that corrects a file in place, a text a line."""
+
+    def correct(texts: Sequence[str]) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "text.txt"
+            path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+            subprocess.run([*command(path)], capture_output=True, check=False)
+            return path.read_text(encoding="utf-8").split("\n")[: len(texts)]
+
+    return correct
+
+
+def codespell() -> Correct:
+    """Its list of misspellings."""
+    need("codespell_lib")
+    return in_a_file(lambda path: [sys.executable, "-m", "codespell_lib", "-w", str(path)])
+
+
+def typos() -> Correct:
+    """Its list of misspellings."""
+    name = program("typos")
+    return in_a_file(lambda path: [name, "--write-changes", str(path)])
+
+
+def ispell(name: str, *more: str) -> Callable[[], Correct]:
+    """A program that speaks ispell's protocol: the first suggestion for each unknown word."""
+
+    def make() -> Correct:
+        command = [program(name), "-a", *more]
+
+        def correct(texts: Sequence[str]) -> list[str]:
+            given = "".join(f"^{text}\n" for text in texts)
+            said = subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+            answers = said.split("\n", 1)[1].split("\n\n")
+            return [with_suggestions(text, answer) for text, answer in zip(texts, answers, strict=False)]
+
+        return correct
+
+    return make
+
+
+def with_suggestions(text: str, answer: str) -> str:
+    """A text with the first suggestion of each line "& word count offset: first, second" in the word's place."""
+    found: list[str] = []
+    end = 0
+    for line in answer.splitlines():
+        if line.startswith("& "):
+            head, _, listed = line.partition(": ")
+            word = head.split()[1]
+            if (start := text.find(word, end)) >= 0:
+                found += [text[end:start], listed.split(", ")[0]]
+                end = start + len(word)
+    return "".join([*found, text[end:]])
+
+
+CORRECTORS: Mapping[str, Callable[[], Correct]] = {
+    "cedd correct": ours,
+    "cedd, letters only": lambda: ours(change="letters"),
+    "pyspellchecker": pyspellchecker,
+    "symspellpy": symspell,
+    "autocorrect": autocorrect,
+    "codespell": codespell,
+    "typos": typos,
+    "aspell": ispell("aspell", "--lang=en_US"),
+    "hunspell": ispell("hunspell", "-d", "en_US"),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The test
+
+
+def test_set(corpus: Path, lists: Path, part: str, count: int, clean: int, spaces: int) -> list[Misspelt]:
+    """Sentences of one part, with `count` mistakes of each list."""
+    found = held_out_sentences([end for _, end in corpus_texts(corpus, 5.0)], part)
+    pairs = {name: read_pairs(lists / f"{name}.tsv", part) for name in LISTS}
+    return [
+        *(Misspelt(text, text) for text in found[:clean]),
+        *placed(pairs, found[clean:], count),
+        *joined_and_split(found[:clean], spaces),
+    ]
+
+
+def tested(make: Callable[[], Correct], given: Sequence[Misspelt], known: set[str]) -> dict[str, Any]:
+    """One corrector: what it fixes and breaks, and how fast it is."""
+    begin = time.perf_counter()
+    correct = make()
+    correct([given[0].written])
+    start = time.perf_counter() - begin
+    texts = [sentence.written for sentence in given]
+    begin = time.perf_counter()
+    answers = dict(zip(texts, correct(texts), strict=True))
+    seconds = time.perf_counter() - begin
+    shares = measure(answers.__getitem__, given, known)
+    return {
+        "groups": {name: outcome.record() for name, outcome in shares.items()},
+        "start_s": round(start, 2),
+        "characters_per_s": round(sum(map(len, texts)) / seconds),
+        "shares": shares,
+    }
+
+
+def percent(share: Share) -> str:
+    """A share with its interval."""
+    low, high = share.ci95
+    return f"{100 * share.value:.1f} ({100 * low:.1f}–{100 * high:.1f})"
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """As Markdown."""
+    names = ("fixed, %", "altered, %", "clean words broken, %", *SHOWN[1:], "characters/s", "start, s")
+    lines = ["| tool | " + " | ".join(names) + " |", "|---|" + "--:|" * len(names)]
+    for tool, result in results.items():
+        shares = result["shares"]
+        kinds = [f"{100 * shares[kind].fixed.value:.1f}" if kind in shares else "" for kind in SHOWN[1:]]
+        real, clean = shares["real"], shares["clean"].broken
+        cells = [percent(real.fixed), percent(real.altered), f"{100 * clean.value:.2f}", *kinds]
+        lines.append(f"| {tool} | {' | '.join(cells)} | {result['characters_per_s']:,} | {result['start_s']} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Test all that are installed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
+    parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
+    parser.add_argument("--part", choices=("dev", "test"), default="test")
+    parser.add_argument("--count", type=int, default=300, help="mistakes of each list")
+    parser.add_argument("--clean", type=int, default=500, help="sentences without mistakes")
+    parser.add_argument("--spaces", type=int, default=100, help="joined words, and as many split ones")
+    parser.add_argument("--only", nargs="*", choices=list(CORRECTORS), default=list(CORRECTORS))
+    parser.add_argument("--out", type=Path, help="write all figures to this .json")
+    arguments = parser.parse_args()
+    try:
+        corpus, lists = data_folder("corpus", arguments.corpus), data_folder("misspellings", arguments.lists)
+    except ValueError as error:
+        parser.error(str(error))
+    folder = Path(cedd.__file__).parent / "pretrained" / "english-char"
+    known = set(load_lexicon(folder / LEXICON_FILE).words[:KNOWN])
+    given = test_set(corpus, lists, arguments.part, arguments.count, arguments.clean, arguments.spaces)
+    results: dict[str, dict[str, Any]] = {}
+    for name in arguments.only:
+        try:
+            results[name] = tested(CORRECTORS[name], given, known)
+        except Absent as why:
+            print(f"{name} is skipped: {why}", file=sys.stderr)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(table(results))
+    print(
+        f"\n{len(given)} sentences, part {arguments.part}. The model of cedd with its lexicon has {size / 1e6:.1f} MB."
+    )
+    if arguments.out is not None:
+        plain = {name: {k: v for k, v in result.items() if k != "shares"} for name, result in results.items()}
+        write_json(arguments.out, {"part": arguments.part, "sentences": len(given), "bytes": size, "tools": plain})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

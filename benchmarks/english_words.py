@@ -1,0 +1,287 @@
+"""Make the lexicon in the box: `words.safetensors` of english-char, from books, Wikipedia and lists of misspellings.
+
+    python benchmarks/english_words.py --out src/cedd/pretrained/english-char
+
+Words and their sequences are counted in CEDD_DATA/corpus (books.txt.xz, wikipedia.txt.xz), of which the last
+--held-out megabytes are left out: mistakes are put into sentences of these. The noise of people is learnt from the
+training part of the lists in CEDD_DATA/misspellings, and the weights of decisions are fitted on the training part in
+sentences of the first half of what was left out: those without the network on all doubts, those with it on --asked
+doubts that are open. --weights-only fits the weights of a lexicon that is there. Half an hour on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import re
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cedd import load
+from cedd.data.folders import data_folder
+from cedd.spelling.channel import Channel, learn_edits
+from cedd.spelling.lexicon import (
+    DISCOUNT,
+    LEXICON_FILE,
+    Lexicon,
+    gram_table,
+    hashes,
+    load_lexicon,
+    save_lexicon,
+    save_weights,
+)
+from cedd.spelling.likelihood import Likelihoods
+from cedd.spelling.rewrite import FEATURES, WORD_THRESHOLD, Doubt, Reader, asked_options, is_open, with_network
+from cedd.spelling.word_protocol import (
+    LISTS,
+    Misspelt,
+    bare_words,
+    joined_and_split,
+    number,
+    placed,
+    read_pairs,
+    sentences,
+)
+from cedd.spelling.words import Token, key_of, tokens_of
+
+TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+|[.!?;:,]|\n\n")
+LEAST = {1: 4, 2: 3, 3: 6}
+"""Words and sequences of two and three that are counted less often are left out."""
+BUCKETS = 395_000
+OF_LISTS = {"birkbeck": 0.3}
+"""Weights of pairs: this list is large, and of other mistakes than most."""
+HELD_OUT = {"train": (0.0, 0.5), "dev": (0.5, 0.75), "test": (0.75, 1.0)}
+"""The parts of the text that was left out."""
+T = 0.0986
+"""What the network is told, as the model's folder says."""
+
+
+def corpus_texts(folder: Path, held_out: float) -> list[tuple[str, str]]:
+    """Each text of the corpus, and what is left out at its end, cut between paragraphs."""
+    texts: list[tuple[str, str]] = []
+    for path in sorted(folder.glob("*.txt.xz")):
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            text = file.read()
+        cut = text.rfind("\n\n", 0, len(text) - int(held_out * 1e6))
+        texts.append((text[:cut], text[cut:]))
+    return texts
+
+
+def held_out_sentences(texts: Sequence[str], part: str) -> list[str]:
+    """The sentences of one part of what was left out, in a fixed order without meaning."""
+    first, last = HELD_OUT[part]
+    found = [s for text in texts for s in sentences(text[int(first * len(text)) : int(last * len(text))])]
+    return sorted(found, key=lambda sentence: number("s", sentence))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Counts
+
+
+class Counted(NamedTuple):
+    """Words by falling count, how often they are written without capitals, and the corpus as their numbers."""
+
+    words: list[str]
+    counts: NDArray[np.int64]
+    lower: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+
+
+def count_words(texts: Sequence[str]) -> Counted:
+    """All tokens of the texts, as the lexicon has them."""
+    types: dict[str, int] = {}
+    found = array("I")
+    for text in texts:
+        start = 0
+        while start < len(text):
+            end = text.find("\n\n", start + 4_000_000)
+            end = len(text) if end < 0 else end
+            found.extend([types.setdefault(token, len(types)) for token in TOKEN.findall(text, start, end)])
+            start = end
+    written = np.frombuffer(found, np.uint32)
+    folded: dict[str, int] = {}
+    fold = np.array([folded.setdefault(key_of(token), len(folded)) for token in types])
+    counts = np.bincount(written, minlength=len(types))
+    plain = np.array([token == token.lower() for token in types])
+    total = np.bincount(fold, weights=counts).astype(np.int64)
+    lower = np.bincount(fold, weights=counts * plain).astype(np.int64)
+    order = np.argsort(-total, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    names = list(folded)
+    return Counted([names[i] for i in order.tolist()], total[order], lower[order], rank[fold][written])
+
+
+def count_grams(numbers: NDArray[np.int64], size: int, V: int, least: int) -> tuple[NDArray[np.int64], Any]:
+    """Sequences of `size` words below V that stand in the text `least` times, and how often."""
+    parts = [numbers[i : len(numbers) - size + 1 + i] for i in range(size)]
+    inside = np.logical_and.reduce([part < V for part in parts])
+    keys = np.zeros(int(inside.sum()), np.int64)
+    for part in parts:
+        keys = keys << 20 | part[inside]
+    keys.sort()
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    counts = np.diff(np.append(first, len(keys)))
+    keys, counts = keys[first][counts >= least], counts[counts >= least]
+    return np.stack([keys >> 20 * (size - 1 - i) & 0xFFFFF for i in range(size)], -1), counts
+
+
+def make_lexicon(texts: Sequence[str], lists: Path) -> Lexicon:
+    """Words, sequences and the noise of people; no weights yet."""
+    counted = count_words(texts)
+    V = int((counted.counts >= LEAST[1]).sum())
+    counts = counted.counts[:V]
+    pairs, pair_counts = count_grams(counted.numbers, 2, V, LEAST[2])
+    triples, triple_counts = count_grams(counted.numbers, 3, V, LEAST[3])
+    table = gram_table(
+        np.concatenate([hashes(pairs), hashes(triples)]), np.concatenate([pair_counts, triple_counts]), BUCKETS
+    )
+    weighted = [
+        (pair.written, pair.meant, OF_LISTS.get(name, 1.0))
+        for name in LISTS
+        for pair in read_pairs(lists / f"{name}.tsv", "train")
+        if " " not in pair.written + pair.meant
+    ]
+    named = counted.lower[:V] < 0.3 * counts
+    lexicon = Lexicon(
+        counted.words[:V],
+        np.log(counts),
+        named,
+        np.ones(V),
+        table,
+        Channel(learn_edits(weighted)),
+        {},
+    )
+    stored = np.maximum(lexicon.gram_counts(pairs) - DISCOUNT, 0)
+    left = np.clip(1 - np.bincount(pairs[:, 0], weights=stored, minlength=V) / counts, 0.01, 1)
+    return replace(lexicon, left=left)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Weights
+
+
+class Example(NamedTuple):
+    """A doubt, and which of its options is right: the first, that is none, if what was meant is not among them."""
+
+    sentence: Misspelt
+    tokens: list[Token]
+    doubt: Doubt
+    right: int
+
+
+def training_sentences(texts: Sequence[str], lists: Path, mistakes: int, clean: int) -> list[Misspelt]:
+    """Sentences with mistakes of the training part, and without."""
+    found = held_out_sentences(texts, "train")
+    pairs = {name: read_pairs(lists / f"{name}.tsv", "train") for name in LISTS}
+    spaces = joined_and_split(found[:clean], clean // 5)
+    return [*(Misspelt(s, s) for s in found[:clean]), *placed(pairs, found[clean:], mistakes), *spaces]
+
+
+def examples(reader: Reader, given: Sequence[Misspelt]) -> list[Example]:
+    """All doubts in the sentences."""
+    made: list[Example] = []
+    for sentence in given:
+        tokens, meant, text = tokens_of(sentence.written), bare_words(sentence.meant), sentence.written
+        for doubt in reader.doubts(text, tokens):
+            rights = [
+                place
+                for place, o in enumerate(doubt.options)
+                if place
+                and bare_words(text[: tokens[o.first].start] + o.text + text[tokens[o.last - 1].stop :]) == meant
+            ]
+            wrong = sentence.pair is not None and bool(rights)
+            made.append(Example(sentence, tokens, doubt, rights[0] if wrong else 0))
+    return made
+
+
+def fit(given: Sequence[Example], without: Sequence[str] = (), penalty: float = 2e-5) -> NDArray[np.float64]:
+    """The weights that make the right options most probable: softmax regression with a quadratic penalty."""
+    most = max(len(example.doubt.options) for example in given)
+    features = torch.zeros(len(given), most, len(FEATURES))
+    absent = torch.full((len(given), most), -1e9)
+    for row, example in enumerate(given):
+        size = len(example.doubt.options)
+        features[row, :size], absent[row, :size] = torch.from_numpy(example.doubt.features).float(), 0.0
+    right = torch.tensor([example.right for example in given])
+    used = torch.tensor([float(name not in without) for name in FEATURES])
+    weights = torch.zeros(len(FEATURES), requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=300, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        fitted = torch.nn.functional.cross_entropy(features @ (weights * used) + absent, right)
+        value = fitted + penalty * weights.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    found = (weights * used).detach().double().numpy()
+    print(f"{len(given)} doubts, {loss().item():.4f} nats: {dict(zip(FEATURES, found.round(2).tolist(), strict=True))}")
+    return found
+
+
+def open_examples(given: Sequence[Example], weights: NDArray[np.float64], model: str, count: int) -> list[Example]:
+    """Doubts that the weights leave open, with what the network says of their likeliest options."""
+    likelihoods, made = Likelihoods(load(model, "cpu"), T), list[Example]()
+    for example in sorted(given, key=lambda e: number("open", e.sentence.written, e.doubt.place)):
+        p = example.doubt.probabilities(weights)
+        if not is_open(p, WORD_THRESHOLD):
+            continue
+        kept = asked_options(p)
+        asked = example.doubt.only(kept)
+        (doubt,) = with_network(example.sentence.written, example.tokens, [asked], likelihoods)
+        made.append(example._replace(doubt=doubt, right=kept.index(example.right) if example.right in kept else 0))
+        if len(made) == count:
+            break
+    return made
+
+
+def main() -> int:
+    """Count, learn, fit, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
+    parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
+    parser.add_argument("--out", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--held-out", type=float, default=5.0, help="megabytes at the end of each text")
+    parser.add_argument("--mistakes", type=int, default=1500, help="of each list, to fit the weights on")
+    parser.add_argument("--clean", type=int, default=3000, help="sentences without mistakes, for the same")
+    parser.add_argument("--asked", type=int, default=1000, help="doubts that the network is asked about, for the same")
+    parser.add_argument("--weights-only", action="store_true", help="the lexicon is there; fit its weights anew")
+    arguments = parser.parse_args()
+    try:
+        corpus, lists = data_folder("corpus", arguments.corpus), data_folder("misspellings", arguments.lists)
+    except ValueError as error:
+        parser.error(str(error))
+    texts, file = corpus_texts(corpus, arguments.held_out), arguments.out / LEXICON_FILE
+    lexicon = load_lexicon(file) if arguments.weights_only else make_lexicon([text for text, _ in texts], lists)
+    given = training_sentences([end for _, end in texts], lists, arguments.mistakes, arguments.clean)
+    found = examples(Reader(lexicon), given)
+    plain = fit(found, without=("network",))
+    informed = (
+        fit(open_examples(found, plain, str(arguments.out), arguments.asked), penalty=2e-4)
+        if arguments.asked
+        else plain
+    )
+    named: dict[str, dict[str, float]] = {
+        name: {feature: float(value) for feature, value in zip(FEATURES, weights.round(4), strict=True)}
+        for name, weights in (("alone", plain), ("network", informed))
+    }
+    if arguments.weights_only:
+        save_weights(file, named)
+    else:
+        save_lexicon(file, replace(lexicon, weights=named))
+    print(f"{file}: {len(lexicon.words)} words, {file.stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
