@@ -1,9 +1,6 @@
 """`cedd export`: a run becomes a folder that can be given away, measured, and exported again with its figures."""
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from cedd.spelling.calibrate import calibrate, level_options
 from cedd.storage import locked
 from cedd.tasks import load
 from cedd.training.config import PRESETS, to_json
+from tests.limits import files_up_to
 from tests.tasks.models import mending, save_random
 
 
@@ -204,17 +202,6 @@ def test_a_full_disk_leaves_the_old_model_as_it_was(run, tmp_path, capsys, out):
     assert line.endswith("model.safetensors: File too large\n")
     assert contents(tmp_path) == before
     assert not (tmp_path / "new").exists()
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """The system refuses to write longer files, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_home_is_expanded_where_the_shell_does_not(run, tmp_path, capsys, monkeypatch):

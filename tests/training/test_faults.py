@@ -1,18 +1,29 @@
-"""Kill -9 at any moment, also inside a checkpoint's write: the run goes on, and ends with the same bits."""
+"""Kills, a full disk, damage: what is complete stays, what is not is found, and a run ends with the same bits."""
 
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from cedd.data.packing import open_packed
 from cedd.training.config import TrainConfig
+from tests.training.faults import (
+    PARTS,
+    Campaign,
+    damage,
+    exchanges,
+    full_disk,
+    kill,
+    kills_in_export,
+    kills_in_packing,
+    two_at_once,
+)
 from tests.training.processes import PATIENCE, POINTS, start_training, wait
-from tests.training.runs import assert_same_run, changed, checkpoint_steps, run, tiny_config
+from tests.training.runs import assert_same_run, checkpoint_steps, run, tiny_config
 
 Make = Callable[..., TrainConfig]
 pytestmark = pytest.mark.usefixtures("server", "no_plot")
@@ -44,14 +55,6 @@ def test_killed_inside_a_save(config: Make, never_killed: Path, point: str):
     assert not hidden
 
 
-def kill(child: BaseProcess) -> bool:
-    """Kill -9; whether the child was still running."""
-    assert child.pid is not None
-    if child.exitcode is None:
-        os.kill(child.pid, signal.SIGKILL)
-    return wait(child) == -signal.SIGKILL
-
-
 def test_killed_at_random_moments(config: Make, never_killed: Path):
     """Somewhere after the steps 2, 5 and 8 were logged: mostly in a step, or in the save after 3, 6 or 9."""
     settings, chance = config("killed", SETTINGS), random.Random(0)
@@ -71,18 +74,35 @@ def test_killed_at_random_moments(config: Make, never_killed: Path):
     assert_same_run(never_killed, settings.out)
 
 
+@pytest.fixture
+def campaign(tmp_path: Path) -> Campaign:
+    return Campaign(tmp_path, size=2)
+
+
+SMALL = (kills_in_packing, kills_in_export, full_disk, damage, exchanges, two_at_once)
+
+
+@pytest.mark.parametrize("part", SMALL, ids=lambda part: part.__name__)
+def test_a_few_faults_of_every_kind(campaign: Campaign, part: Callable[[Campaign], None]):
+    part(campaign)
+    assert campaign.counts
+    assert not campaign.lost
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_again_and_again(config: Make, seed: int):
-    """A checkpoint after every other step: most of the time is spent in saves."""
-    often = {"steps": 300, "checkpoint_every": 2, "keep": 1 + seed, "log_every": 10}
-    run(config("whole", {**often, "checkpoint_every": 300}))
-    settings, chance = config("killed", often), random.Random(seed)
-    landed = 0
-    for _ in range(12):
-        child = start_training(settings)
-        time.sleep(chance.uniform(0.0, 1.5))
-        landed += kill(child)
-    assert landed > 3
-    run(changed(settings, {"checkpoint_every": 70}))
-    assert_same_run(config("whole").out, settings.out)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+def test_a_campaign_of_faults(tmp_path: Path, part: Callable[[Campaign], None]):
+    """As many as the environment's CEDD_FAULTS says."""
+    campaign = Campaign(tmp_path, size=int(os.environ.get("CEDD_FAULTS", "20")))
+    part(campaign)
+    print(campaign.table())  # noqa: T201
+    assert sum(campaign.counts.values()) >= campaign.size // 2
+    assert not campaign.lost
+
+
+def test_a_fault_that_is_not_found_is_counted_as_lost(campaign: Campaign, monkeypatch: pytest.MonkeyPatch):
+    """So the campaign can fail."""
+    monkeypatch.setattr("tests.training.faults.open_packed", lambda folder: open_packed(folder, verify=False))
+    campaign.size = 10
+    damage(campaign)
+    assert [names[0] for names in campaign.lost] == ["packed set"]
