@@ -68,14 +68,31 @@ class Method:
         return self.parameterization
 
     def config(self) -> str | dict[str, Any]:
-        """A JSON record of a method of the table, for `method_from_config`: its name, and a floor that was changed."""
-        if self.with_sigma_floor(_SIGMA_FLOOR) != METHODS.get(self.name):
+        """A JSON record of a method of the table, for `method_from_config`: its name, and what was changed of it, the
+        floor of sigma and where its path stops."""
+        usual = METHODS.get(self.name)
+        if usual is None or self.with_sigma_floor(_SIGMA_FLOOR).with_stop(usual.dynamics.stop) != usual:
             raise ValueError(
                 f"{self.name} cannot be saved: METHODS has no such method, or another one of this name; give it a name "
                 "of its own there"
             )
         floor = getattr(self.parameterization, "sigma_floor", _SIGMA_FLOOR)
-        return self.name if floor == _SIGMA_FLOOR else {"name": self.name, "sigma_floor": floor}
+        changed = {} if floor == _SIGMA_FLOOR else {"sigma_floor": floor}
+        if self.dynamics.stop != usual.dynamics.stop:
+            changed["stop"] = self.dynamics.stop
+        return {"name": self.name, **changed} if changed else self.name
+
+    def stops_short(self, process: TokenProcess) -> bool:
+        """Whether the path ends before t = 0, at a time that can be chosen (`with_stop`)."""
+        return self.dynamics.end(self.parameterization, process) > 0
+
+    def with_stop(self, stop: float) -> Method:
+        """The same with another time at which a path that has to stop short of t = 0 does so."""
+        if not isinstance(self.dynamics, Reversal | Flow):
+            return self
+        if not 0 < stop < 1:
+            raise ValueError(f"a path stops at a time between 0 and 1; got {stop!r}")
+        return replace(self, dynamics=replace(self.dynamics, stop=stop))
 
     def with_sigma_floor(self, floor: float) -> Method:
         """The same with another floor of sigma in the denoiser's ratios; as it is for other parameterizations."""
@@ -115,9 +132,10 @@ def get_method(method: str | Method) -> Method:
 def method_from_config(record: str | Mapping[str, Any], sigma_floor: float | None = None) -> Method:
     """The method whose `config()` was this record, with the floor of sigma that is given if the record has none."""
     changed = {} if isinstance(record, str) else record
-    sigma_floor = changed.get("sigma_floor", sigma_floor)
+    sigma_floor, stop = changed.get("sigma_floor", sigma_floor), changed.get("stop")
     method = get_method(record if isinstance(record, str) else record["name"])
-    return method if sigma_floor is None else method.with_sigma_floor(float(sigma_floor))
+    method = method if sigma_floor is None else method.with_sigma_floor(float(sigma_floor))
+    return method if stop is None else method.with_stop(float(stop))
 
 
 def log_scores(method: str | Method, process: TokenProcess, outputs: Tensor, x_t: Tensor, t: Time) -> Tensor:

@@ -98,6 +98,17 @@ class Parameterization(ABC):
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """log p(x_0 | x_t), normalised over the V tokens."""
 
+    def log_reconstruction(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """The log of the law by which a path that stops short of t = 0 draws x_0 from x_t, normalised over the V
+        tokens: the posterior, in a form that gives every possible token a chance."""
+        return self.log_posterior(outputs, x_t, noise)
+
+    def stops_short(self, process: TokenProcess) -> bool:
+        """Whether the ratios at clean tokens grow like 1/t whatever the network says, so that the path has to stop
+        short of t = 0: down to it, tokens would jump infinitely often."""
+        del process
+        return False
+
     def kinks(self, process: TokenProcess) -> tuple[float, ...]:
         """The sigmas at which the ratios are not smooth in time, which integrals want to know."""
         del process
@@ -195,6 +206,16 @@ class Score(Parameterization):
         log_weights = put_at_token(log_weights, x_t, raised, masked)
         return certain_where_fixed(log_weights - log_weights.logsumexp(-1, keepdim=True), x_t, noise)
 
+    def log_reconstruction(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """Bayes' rule with the ratios at a small t in the place of those of the data: p(x_t | z) s_z, normalised.
+
+        It differs from the posterior by what a redraw explains, (1 - exp(-beta)) S/V, which for a network that is off
+        may be more than there is.
+        """
+        log_weights = self.log_scores(outputs, x_t, noise)
+        log_weights = put_at_token(log_weights, x_t, _evidence(noise).to(log_weights), noise.is_mask(x_t))
+        return certain_where_fixed(log_weights - log_weights.logsumexp(-1, keepdim=True), x_t, noise)
+
 
 @dataclass(frozen=True)
 class ScaledScore(Score):
@@ -214,6 +235,9 @@ class ScaledScore(Score):
         # 1/E - 1/(E+V) = V / (E (E+V))
         excess = log_v - log_e - torch.logaddexp(log_e, torch.full_like(log_e, log_v))
         return torch.where(noise.is_mask(x_t), at_mask, torch.logaddexp(torch.zeros_like(excess), excess))
+
+    def stops_short(self, process: TokenProcess) -> bool:
+        return process.can_shuffle and not process.jumps_at_zero
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from cedd.clocks import (
 )
 from cedd.device import has_float64
 from cedd.names import suggestion
+from cedd.quadrature import integrate
 from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedule_from_config
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -424,14 +425,19 @@ class TokenProcess:
             paper_prior_entropy=0.0 if self.has_mask else math.log(V),
         )
 
-    def integrated_out_rate(self) -> float:
-        """The expected number of jumps of one token over (0, 1]: the integral of alive (alpha' + beta' (1-1/V)).
+    def integrated_out_rate(self, since: float = 0.0) -> float:
+        """The expected number of jumps of one token over (since, 1]: the integral of alive (alpha' + beta' (1-1/V)).
 
         Its negative is the analytic term of J2 (paper, Proposition 6).
         """
         start = torch.exp(-self.alpha_just_after_zero)
         masked = float(start * -torch.expm1(-(self.alpha(1.0) - self.alpha_just_after_zero)))
-        return masked + (1 - 1 / self.vocab_size) * self.clocks.shuffling_while_alive()
+        whole = masked + (1 - 1 / self.vocab_size) * self.clocks.shuffling_while_alive()
+        return whole - integrate(self._mean_out_rate, 0.0, since) if since > 0 else whole
+
+    def _mean_out_rate(self, t: Tensor) -> Tensor:
+        leave = self.alpha_rate(t) + self.beta_rate(t) * (1 - 1 / self.vocab_size)
+        return torch.exp(-self.alpha(t)) * leave
 
     @property
     def alpha_just_after_zero(self) -> Tensor:

@@ -273,7 +273,7 @@ class Chain:
             model, method = self.network.network.model, self.network.method
             p0 = self.p0.reshape((self.process.vocab_size,) * self.space.length)
             self._bounds[bound] = exact_bound(
-                model, self.process, p0, method=method, bound=bound, sigma_dtype=torch.float64
+                model, self.process, p0, method=method, bound=bound, time_floor=0.0, sigma_dtype=torch.float64
             )
         return self._bounds[bound]
 

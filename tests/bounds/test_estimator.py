@@ -11,7 +11,8 @@ from torch import Tensor
 import cedd
 from cedd import network
 from cedd.bounds.estimator import estimate_bound
-from cedd.dynamics import BOUNDS, Corrector
+from cedd.bounds.stop import STOPS, choose_stop
+from cedd.dynamics import BOUNDS, Bound, Corrector
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.process import TokenProcess
 from tests.networks import Model, every_process, random_data, random_network
@@ -69,7 +70,8 @@ def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
             generator=generator(8),
             batch=4096,
         )
-        if math.isinf(exact):  # scaled scores of clean tokens grow like 1/t
+        if math.isinf(exact):  # a score's posterior at sigma(0) > 0 may give the data no chance
+            assert (method, process.jumps_at_zero, bound) == ("sedds", True, "tight")
             assert found.nats_per_token == math.inf
             continue
         assert abs(found.nats_per_token - exact) < 4 * found.stderr, (bound, sampling)
@@ -100,7 +102,7 @@ def test_the_three_bounds_differ_by_what_no_model_influences(name: str) -> None:
             data,
             method="cedd",
             bound=bound,
-            sampling="stratified",
+            time_floor=0.0,
             draws=4,
             generator=generator(4),
         ).nats_per_token
@@ -122,17 +124,19 @@ def test_the_papers_constants() -> None:
         assert end.conditional_entropy - end.paper_prior_entropy == pytest.approx(constant, abs=5e-5)
 
 
-def test_the_time_floor_leaves_out_what_lies_below_it() -> None:
-    """SEDDs on uniform has an infinite bound; above 1e-4 it is finite, and both ways of drawing agree on it."""
+@pytest.mark.parametrize(("bound", "method"), itertools.product(BOUNDS, ("sedds", "bayes")))
+def test_a_time_floor_is_where_the_path_ends_or_is_cut(bound: Bound, method: str) -> None:
+    """Another than the default's: estimate and enumeration agree within 4 standard errors, both ways of drawing."""
     process = PROCESSES["uniform"]
     model, data = random_network(process, L, seed=1, size=0.5), sequences(random_data(V, L, seed=2), 200, generator(3))
-    found = [
-        estimate_bound(
+    exact = cedd.exact_bound(model, process, empirical(data, V), method=method, bound=bound, time_floor=1e-2)
+    for sampling in SAMPLINGS:
+        found = estimate_bound(
             model,
             process,
             data,
-            method="sedds",
-            bound="j1",
+            method=method,
+            bound=bound,
             sampling=sampling,
             time_floor=1e-2,
             draws=32,
@@ -140,11 +144,31 @@ def test_the_time_floor_leaves_out_what_lies_below_it() -> None:
             generator=generator(4),
             batch=4096,
         )
-        for sampling in SAMPLINGS
-    ]
-    assert all(math.isfinite(x.nats_per_token) for x in found)
-    error = math.hypot(found[0].stderr, found[1].stderr)
-    assert abs(found[0].nats_per_token - found[1].nats_per_token) < 4 * error
+        assert found.earliest_time == 1e-2
+        assert abs(found.nats_per_token - exact) < 4 * found.stderr, sampling
+
+
+def test_down_to_zero_scaled_scores_have_no_finite_bound() -> None:
+    process = PROCESSES["uniform"]
+    model, data = random_network(process, L, seed=1, size=0.5), sequences(random_data(V, L, seed=2), 20, generator(3))
+    assert estimate_bound(model, process, data, method="sedds", time_floor=0.0).nats_per_token == math.inf
+    default = estimate_bound(model, process, data, method="sedds", generator=generator(4))
+    assert default.earliest_time == cedd.METHODS["sedds"].dynamics.stop
+    assert math.isfinite(default.nats_per_token)
+
+
+def test_the_best_stop_is_found() -> None:
+    """Of the grid, that with the least exact bound (or its neighbour, where the two are within the noise)."""
+    process = PROCESSES["roulette"]
+    model, p0 = random_network(process, L, seed=1, size=0.5), random_data(V, L, seed=2)
+    data = sequences(p0, 60, generator(3))
+    exact = [cedd.exact_bound(model, process, empirical(data, V), method="sedds", time_floor=stop) for stop in STOPS]
+    chosen = choose_stop(model, process, data, method="sedds", draws=16)
+    assert exact[STOPS.index(chosen.dynamics.stop)] < min(exact) + 0.05
+    assert choose_stop(model, process, data, method="cedd") is cedd.METHODS["cedd"]
+    assert cedd.methods.method_from_config(chosen.config()) == chosen
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        chosen.with_stop(0.0)
 
 
 # ---- an honest error ----------------------------------------------------------------------------------------
@@ -177,17 +201,6 @@ def test_coverage_roughly(name: str, method: str) -> None:
     assert 0.8 < ratio < 1.25
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "method"), [("absorb", "cedd"), ("uniform", "bayes"), ("roulette", "cedd"), ("uniform", "sedd")]
-)
-def test_coverage(name: str, method: str) -> None:
-    """1,000 repetitions: a right 95% interval falls outside of [0.93, 0.97] once in 270 times."""
-    share, bias, _ = coverage(PROCESSES[name], method, 1000, seed=2)
-    assert 0.93 <= share <= 0.97
-    assert abs(bias) < 4
-
-
 def test_the_monte_carlo_error_is_that_of_repetition() -> None:
     """On fixed data: reported against observed over 100 repetitions, whose own error is 7%."""
     process = PROCESSES["roulette"]
@@ -201,6 +214,17 @@ def test_the_monte_carlo_error_is_that_of_repetition() -> None:
     observed = torch.tensor([x.nats_per_token for x in found]).std().item()
     reported = math.sqrt(sum(x.stderr**2 for x in found) / len(found))
     assert 0.75 < reported / observed < 1.35
+
+
+def test_independent_draws_have_no_interval() -> None:
+    process = PROCESSES["uniform"]
+    model, data = random_network(process, L, seed=1), sequences(random_data(V, L, seed=2), 60, generator(3))
+    found = estimate_bound(model, process, data, method="cedd", bound="j1", sampling="independent", draws=4)
+    assert found.heavy_tailed
+    assert found.stderr > 0
+    assert all(math.isnan(end) for end in (*found.ci95, *found.sequence_ci95, *found.monte_carlo_ci95))
+    with pytest.raises(ValueError, match="no interval that a tolerance"):
+        estimate_bound(model, process, data, method="cedd", sampling="independent", tolerance=0.1)
 
 
 def test_one_sequence_has_a_monte_carlo_error_only() -> None:
@@ -237,14 +261,14 @@ def test_tight_needs_a_fraction_of_the_evaluations() -> None:
     data, model = bigram_text(100, 64, size)
     process = cedd.absorb(size)
 
-    def error(bound: Literal["tight", "j1"]) -> float:
+    def error(sampling: Literal["stratified", "independent"]) -> float:
         found = estimate_bound(
-            model, process, data, method="cedd", bound=bound, draws=16, fixed_set=True, generator=generator(1)
+            model, process, data, method="cedd", sampling=sampling, draws=16, fixed_set=True, generator=generator(1)
         )
         assert found.evaluations == 1600
         return found.stderr
 
-    assert (error("j1") / error("tight")) ** 2 > 4
+    assert (error("independent") / error("stratified")) ** 2 > 4
 
 
 # ---- what it promises ---------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_a_broken_terminal_term_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_broken_out_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = TokenProcess.integrated_out_rate
-    monkeypatch.setattr(TokenProcess, "integrated_out_rate", lambda self: whole(self) + 1e-6)
+    monkeypatch.setattr(TokenProcess, "integrated_out_rate", lambda self, since=0.0: whole(self, since) + 1e-6)
     assert failing("Theorem 4", "Proposition 6", "J1 = J2", "the paper's J1 - J2") == [
         "Theorem 4",
         "Proposition 6",

@@ -93,12 +93,22 @@ def token_law(
     """p(x_s | x_t) of every position, [M, L, n]."""
     if method == "dfm":
         return _flow_law(rule, process, outputs, x, t, s, corrector)
+    if s == 0 and method == "sedds" and process.can_shuffle:
+        return _reconstruction_law(process, outputs, x, t)
     if rule == "analytic":
         noise, earlier = process.noise(t).like(x), process.noise(s).like(x)
         law = cedd.get_method(method).parameterization.reverse_step(outputs, x, noise, earlier).numpy()
     else:
         law = _law_by_rates(method, rule, process, outputs, x, t, s)
     return _clean(law, s, process)
+
+
+def _reconstruction_law(process: TokenProcess, outputs: Tensor, x: Tensor, t: float) -> np.ndarray:
+    """The last step of scaled scores, which their bound pays for: p(x_t | z) s_z over the tokens z."""
+    scores, V = cedd.log_scores("sedds", process, outputs, x, t).exp(), process.vocab_size
+    law = process.transition_matrix(t)[x, :V] * scores
+    law = law / law.sum(-1, keepdim=True)
+    return torch.nn.functional.pad(law, (0, process.num_states - V)).numpy()
 
 
 def _clean(law: np.ndarray, s: float, process: TokenProcess) -> np.ndarray:

@@ -226,3 +226,11 @@ def test_the_bound_of_flow_matching_is_of_what_is_drawn():
     bound = cedd.exact_bound(model, process, p0, method="dfm")
     cross_entropy = -float((p0 * torch.from_numpy(counts / counts.sum()).log()).sum())
     assert cross_entropy < bound + 0.01
+
+
+def test_scaled_scores_stop_where_their_bound_does():
+    """And end with the step that it pays for, which `test_one_step` holds against its law."""
+    process, method = cedd.uniform(3), cedd.METHODS["sedds"].with_stop(0.05)
+    times: list[float] = []
+    sample(Table(process, 1, seed=1), process, (1, 1), method=method, steps=4, callback=lambda k, t, x: times.append(t))
+    assert times[-2:] == [0.05, 0.0]

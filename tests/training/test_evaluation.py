@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from cedd.bounds.estimator import estimate_bound
+from cedd.bounds.stop import STOPS, choose_stop
 from cedd.data.training_data import prepare_training_data
 from cedd.models.folder import load_folder
 from cedd.training.config import TrainConfig
-from cedd.training.records import plot_log
 from cedd.training.state import EVALUATION, derived_seed
 from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
 
@@ -45,22 +45,29 @@ def test_every_kind_of_method_is_evaluated(config: Make, method: str, process: s
     assert [record["step"] for record in samples] == [6, 6, 12, 12]
     assert all(len(record["text"]) == 12 for record in samples)
     assert result.bound is not None
-    if method == "sedds":  # whose cost of clean tokens grows like 1/t where a process shuffles: no finite bound
-        assert all(record["nats_per_token"] is None for record in bounds)
-    else:
-        assert result.bound == bounds[-1]["nats_per_token"]
-        assert 0.5 < result.bound < 20
+    assert result.bound == bounds[-1]["nats_per_token"]
+    assert 0.5 < result.bound < 20
 
 
-def test_the_log_is_json_even_where_the_bound_is_infinite(config: Make):
-    run(config("run", {**SMALL, "method": "sedds", "process.name": "uniform"}))
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    for line in (config().out / "log.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
-    assert plot_log(config().out) is not None
+def test_where_a_path_stops_is_chosen_on_training_text_and_stands_in_the_folder(config: Make):
+    """What the run logs last is of the process that its folder describes."""
+    settings = config("run", {**SMALL, "method": "sedds", "process.name": "uniform"})
+    result = run(settings)
+    folder, data = load_folder(settings.out), prepare_training_data(settings.data, length=12, cache=settings.text.cache)
+    assert folder.method.dynamics.stop in STOPS
+    assert json.loads((settings.out / "config.json").read_text())["method"] == folder.method.config()
+    blocks = torch.from_numpy(data.train.evenly_spaced(32))
+    assert choose_stop(folder.model, folder.process, blocks, method="sedds") == folder.method
+    generator = torch.Generator().manual_seed(derived_seed(settings.seed, EVALUATION))
+    again = estimate_bound(
+        folder.model,
+        folder.process,
+        torch.from_numpy(data.validation.evenly_spaced(16)),
+        method=folder.method,
+        draws=4,
+        generator=generator,
+    )
+    assert again.nats_per_token == result.bound
 
 
 def test_the_bound_is_that_of_the_averaged_weights(config: Make):

@@ -31,6 +31,9 @@ SHRINK = 4.0
 SHRINK_SEQUENCE = 20.0
 """And how many that for all sequences is worth, against a sequence's own."""
 _ROWS_PER_VARIATE = 12
+_LEAST_SIGHTINGS = 40
+"""Draws in which a case must have occurred for its variates to be used: what is learnt of a rarer one is far off, and
+with it the first draw of it in the other half."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class HalfDraws:
     magnitude: Tensor  # [N, D, C]
     case: Tensor  # [N, D, L] int8
     cost: Tensor  # [N, D, L] float32
+
+    @property
+    def sightings(self) -> Tensor:
+        """In how many draws each case occurs, [C]."""
+        return torch.stack([(self.case == case).any(-1).sum() for case in range(3)])
 
     @property
     def omega(self) -> Tensor:
@@ -85,6 +93,10 @@ def expectations(half: HalfDraws) -> Tensor:
     return result
 
 
+_CASE_OF_COLUMN = torch.tensor([-1] * 3 + [0, 1, 2] * 2 + [-1] * (TIME_DEGREE - 2) + [0, 1, 2])
+"""The case that a column of `variates` is about; -1 for those of time."""
+
+
 def variates(half: HalfDraws, expected: Tensor) -> Tensor:
     """[N, D, Z], for expectations [N, L, C] that half's own draws had no part in."""
     time = half.dv[..., None] * legendre(2 * half.v - 1, TIME_DEGREE)
@@ -117,17 +129,23 @@ def _least_squares(design: Tensor, target: Tensor, weight: Tensor | None = None)
     return solution / scale
 
 
-def coefficients(value: Tensor, variate: Tensor) -> Tensor:
+def often_seen(sightings: Tensor) -> Tensor:
+    """The columns of `variates` that are not about a case of few sightings [C]: [Z] bool."""
+    return (_CASE_OF_COLUMN < 0) | (sightings >= _LEAST_SIGHTINGS)[_CASE_OF_COLUMN]
+
+
+def coefficients(value: Tensor, variate: Tensor, usable: Tensor) -> Tensor:
     """Least squares of values [M] on variates [M, Z], about their sample means: [Z], 0 for columns that are left out.
 
-    Columns beyond a twelfth of the number of values are left out (the last first), as are those that do not vary.
+    Columns beyond a twelfth of the number of values are left out (the last first), as are those that do not vary or are
+    not usable [Z].
     """
     result = torch.zeros(variate.shape[1], dtype=torch.float64)
     if len(value) < _ROWS_PER_VARIATE or not bool(torch.isfinite(value).all()):
         return result
     # For absorb the counts' variates vanish but for rounding: its odds are the count itself.
     varies = variate.std(0) > 1e-6 * value.std()
-    chosen = varies.nonzero().squeeze(-1)[: len(value) // _ROWS_PER_VARIATE]
+    chosen = (varies & usable).nonzero().squeeze(-1)[: len(value) // _ROWS_PER_VARIATE]
     if len(chosen):
         columns = variate[:, chosen]
         result[chosen] = _least_squares(columns - columns.mean(0), value - value.mean())

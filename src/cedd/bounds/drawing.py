@@ -4,8 +4,10 @@ Shapes: N sequences, L positions, D draws per sequence (a draw is a time and a n
 
 Errors. The Monte Carlo error comes from the two halves, which are independent designs on the same sequences: a quarter
 of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
-a round. With fewer than 16 such differences, successive differences of a sequence's draws in the order of their strata
-are used, which counts the trend from one stratum to the next as noise: pessimistic, never optimistic.
+a round. What all sequences have in common at a level is no noise in the mean, since the levels of all together are
+stratified: it is taken out of the values first, as the mean of the four draws at the nearest levels. With fewer than 16
+such differences, successive differences of a sequence's draws in the order of their strata are used, which counts the
+trend from one stratum to the next as noise: pessimistic, never optimistic.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cedd.bounds.control import HalfDraws, coefficients, expectations, variates
+from cedd.bounds.control import HalfDraws, coefficients, expectations, often_seen, variates
 from cedd.bounds.proposal import case_codes, directed_draw, number_of_uniforms, plain_draw
-from cedd.bounds.times import PathTimes, stratified_levels
+from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, PathTimes, stratified_levels
 from cedd.dynamics.path import Cases, PathCost, Target, case_probabilities, position_costs
 from cedd.dynamics.reverse import JUST_AFTER_ZERO
 from cedd.network import Network
@@ -63,9 +65,17 @@ class Evaluation:
     def device(self) -> torch.device:
         return self.network.device
 
+    @property
+    def clean_tokens_cost(self) -> bool:
+        """Whether the network is asked about tokens that noise has not touched."""
+        x0 = self.data[:1]
+        noise = self.process.noise(torch.full((1,), 0.5, dtype=torch.float64))
+        return bool(self.target.path.positions(x0, noise.like(x0)).any())
+
     def half(self, draws: int, which: Tensor, generator: torch.Generator) -> HalfDraws:
         """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
-        times = PathTimes(self.process, self.data.shape[1], self.target.low)
+        shares = CLEAN_COSTS if self.clean_tokens_cost else CLEAN_IS_FREE
+        times = PathTimes(self.process, self.data.shape[1], self.target.low, shares)
         drawn = times.at(stratified_levels(len(which), draws, generator).reshape(-1))
         magnitude = self.target.path.magnitude(drawn.noise)
         share = magnitude.normalised()
@@ -129,8 +139,8 @@ class Evaluation:
         first = torch.arange(min(_PROBED, len(self.data)))
         noise = self.process.noise(torch.full((len(first),), _PROBE, dtype=torch.float64))
         network, x0, noise, _ = next(self._batches(first, noise))
-        if not bool(self.target.path.positions(x0, noise.like(x0)).any()):
-            return False  # clean tokens cost nothing
+        if not self.clean_tokens_cost:
+            return False
         cost = position_costs(network, self.target.path, x0, x0, noise)
         self.report(len(x0))
         return float(cost.mean()) * _PROBE > 1e-3
@@ -166,12 +176,16 @@ class SequenceValues:
     """One value for each sequence [N], without `terminal`, and the Monte Carlo variance of their mean.
 
     shared: the part of that variance which all values have in common, so that their scatter does not show it.
+    curve: what the scatter of the values shows of a common curve in time, which the mean has not.
+    heavy_tailed: whether the draws are such that their variance diverges.
     """
 
     per_sequence: Tensor
     variance: float
     freedom: int
     shared: float = 0.0
+    curve: float = 0.0
+    heavy_tailed: bool = False
 
 
 class StratifiedDraws:
@@ -182,6 +196,8 @@ class StratifiedDraws:
         self.values: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2]
         self.variates: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2, Z]
         self.reconstructions: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N]
+        self.levels: tuple[list[Tensor], list[Tensor]] = ([], [])  # v of a round: [N, D/2]
+        self.sightings = torch.zeros(2, 3, dtype=torch.int64)  # draws of each half in which each case occurs
 
     def add(self, draws: int, generator: torch.Generator | None) -> None:
         """One more round: `draws` of each sequence, made even."""
@@ -190,20 +206,22 @@ class StratifiedDraws:
         size = max(1, _BLOCK // (each * length))
         blocks = [self._block(each, which, generator) for which in parts_of(count, size)]
         for half in range(2):
-            values, columns, ends = (torch.cat(parts) for parts in zip(*(b[half] for b in blocks), strict=True))
+            values, columns, ends, v = (torch.cat(parts) for parts in zip(*(b[half] for b in blocks), strict=True))
+            self.levels[half].append(v)
             self.values[half].append(values)
             self.variates[half].append(columns)
             self.reconstructions[half].append(ends)
 
     def _block(
         self, draws: int, which: Tensor, generator: torch.Generator | None
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Values, variates and reconstructions of both halves for some of the sequences."""
+    ) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Values, variates, reconstructions and levels of both halves for some of the sequences."""
         first, second, first_end, second_end = child_generators(4, generator)
         halves = [self.evaluation.half(draws, which, g) for g in (first, second)]
         ends = [self.evaluation.reconstruction(draws, which, g).mean(1) for g in (first_end, second_end)]
+        self.sightings += torch.stack([half.sightings for half in halves])
         learnt = [expectations(half) for half in halves]
-        return [(halves[h].value, variates(halves[h], learnt[1 - h]), ends[h]) for h in range(2)]
+        return [(halves[h].value, variates(halves[h], learnt[1 - h]), ends[h], halves[h].v) for h in range(2)]
 
     @property
     def diverges(self) -> bool:
@@ -214,29 +232,51 @@ class StratifiedDraws:
         """Subtract the control variates, and see how far the halves are apart."""
         residuals, freedom_lost = zip(*(self._residuals(half) for half in range(2)), strict=True)
 
-        def mean(half: int) -> Tensor:
-            ends = zip(residuals[half], self.reconstructions[half], strict=True)
-            return torch.stack([residual.mean(1) + end for residual, end in ends])
-
-        means = torch.stack([mean(0), mean(1)])  # [2, rounds, N]
-        rounds, count = means.shape[1:]
-        if rounds * count >= _FEW_DIFFERENCES:
-            variance = float((means[0] - means[1]).square().sum()) / 4 / (rounds * count) ** 2
-            freedom = rounds * count
+        values = torch.stack([torch.stack([r.mean(1) for r in parts]) for parts in residuals])  # [2, rounds, N]
+        ends = torch.stack([torch.stack(parts) for parts in self.reconstructions])
+        means = values + ends
+        count = means[0].numel()
+        curve = 0.0
+        if count >= _FEW_DIFFERENCES:
+            excess = [
+                [_beyond_neighbours(r, v).mean(1) for r, v in zip(*of_half, strict=True)]
+                for of_half in zip(residuals, self.levels, strict=True)
+            ]
+            noise = torch.stack([torch.stack(parts) for parts in excess])
+            variance, freedom = _half_variance(noise) + _half_variance(ends), count
+            curve = max(0.0, _half_variance(means) - variance)
         else:
             variance, freedom = successive_variance([r for half in residuals for r in half])
         # Coefficients have a noise of their own, the same for all sequences: Z of them from M values add Z/M.
         shared = variance * max(freedom_lost)
-        return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared)
+        return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared, curve)
 
     def _residuals(self, half: int) -> tuple[list[Tensor], float]:
         """The values of a half less their variates, round by round, and Z/M of the coefficients."""
         other = 1 - half
         values = torch.cat([v.reshape(-1) for v in self.values[other]])
         columns = torch.cat([z.flatten(0, 1) for z in self.variates[other]])
-        subtract = coefficients(values, columns)
+        subtract = coefficients(values, columns, often_seen(self.sightings[other]))
         left = [v - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
         return left, int((subtract != 0).sum()) / len(values)
+
+
+def _half_variance(means: Tensor) -> float:
+    """The variance of the mean over both halves, from the differences of a sequence's two values [2, rounds, N]."""
+    return float((means[0] - means[1]).square().sum()) / 4 / means[0].numel() ** 2
+
+
+def _beyond_neighbours(values: Tensor, levels: Tensor) -> Tensor:
+    """Values [N, D] less the mean of those at the four nearest levels, scaled to have the variance of their noise."""
+    order = levels.reshape(-1).argsort()
+    sorted_values, last = values.reshape(-1)[order], len(order) - 1
+    place = torch.arange(len(order))
+    first = (place - 2).clamp(0, max(0, last - 4))
+    window = (first[:, None] + torch.arange(5)).clamp_max(last)
+    around = (sorted_values[window].sum(1) - sorted_values) / 4
+    result = torch.empty_like(sorted_values)
+    result[order] = (sorted_values - around) / math.sqrt(1.25)
+    return result.reshape(values.shape)
 
 
 def successive_variance(parts: list[Tensor]) -> tuple[float, int]:
@@ -253,7 +293,11 @@ def successive_variance(parts: list[Tensor]) -> tuple[float, int]:
 
 
 class IndependentDraws:
-    """Independent uniform times and plain noise."""
+    """Independent uniform times and plain noise.
+
+    Times are met with density 1; at a small t a token is touched with a probability of the order of t, and counts for
+    1/t then: the chance of a value above x falls like 1/x^2, and the variance diverges like a logarithm.
+    """
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
@@ -283,4 +327,4 @@ class IndependentDraws:
             float(part.var(1).mean()) / part.numel() if part.shape[1] > 1 else math.nan
             for part in (values, *([] if self.evaluation.target.reconstruction is None else [ends]))
         ]
-        return SequenceValues(per_sequence, sum(variances), len(values) * (values.shape[1] - 1))
+        return SequenceValues(per_sequence, sum(variances), len(values) * (values.shape[1] - 1), heavy_tailed=True)

@@ -6,12 +6,18 @@ Two questions have two errors. How far is this number from the bound of the *pop
 Its standard error is that of a mean of N independent values, one for each sequence (clustered by sequence: the draws of
 one sequence are never counted as independent data). How far is it from the bound on *these very* sequences, which an
 endless evaluation would give? That is the Monte Carlo standard error: smaller, and the one that more draws reduce.
+
+The values of sequences are skewed to the right: a mean that lies below the truth comes with an error that is too small,
+and Student's interval then ends below it. The population's interval is Student's for Hall's transformation of the t
+statistic, which takes the skewness out (P. Hall, On the removal of skewness by transformation, 1992):
+
+    g(T) = T + a/3 T^2 + a^2/27 T^3 + a/6,        a = skewness of the values / sqrt(N)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +45,8 @@ class BoundEstimate:
         draws: noisy versions of each sequence.
         length: L.
         reached: whether a requested tolerance was.
+        heavy_tailed: drawn so that the variance diverges at t = 0. There is no interval then: it would be too narrow.
+        earliest_time: where the path of `tight` ends and x_0 is drawn (0: nowhere), or where j1 and j2 are cut.
     """
 
     bound: str
@@ -53,6 +61,8 @@ class BoundEstimate:
     draws: int
     length: int
     reached: bool = True
+    heavy_tailed: bool = False
+    earliest_time: float = 0.0
 
     @property
     def stderr(self) -> float:
@@ -61,16 +71,21 @@ class BoundEstimate:
 
     @property
     def ci95(self) -> Interval:
-        """The 95% interval of nats_per_token, by Student's t."""
+        """The 95% interval of nats_per_token (NaN where there is none)."""
         return self.monte_carlo_ci95 if self.fixed_set else self.sequence_ci95
 
     @property
     def sequence_ci95(self) -> Interval:
-        return _interval(self.nats_per_token, self.sequence_stderr, len(self.per_sequence) - 1)
+        """For the population of sequences, by Hall's transformation."""
+        freedom = 0 if self.heavy_tailed else len(self.per_sequence) - 1
+        return _interval(self.nats_per_token, self.sequence_stderr, freedom, skewness_of_mean(self.per_sequence))
 
     @property
     def monte_carlo_ci95(self) -> Interval:
-        return _interval(self.nats_per_token, self.monte_carlo_stderr, self.monte_carlo_freedom)
+        """For these sequences, by Student's t."""
+        return _interval(
+            self.nats_per_token, self.monte_carlo_stderr, 0 if self.heavy_tailed else self.monte_carlo_freedom
+        )
 
     @property
     def perplexity(self) -> float:
@@ -84,6 +99,16 @@ class BoundEstimate:
     @property
     def bits_per_token(self) -> float:
         return self.nats_per_token / math.log(2)
+
+    def shifted(self, bound: str, shift: float) -> BoundEstimate:
+        """The same draws as an estimate of a bound that differs by a constant."""
+        return replace(
+            self,
+            bound=bound,
+            nats_per_token=self.nats_per_token + shift,
+            per_sequence=self.per_sequence + shift,
+            terminal=self.terminal + shift,
+        )
 
     def running(self) -> tuple[Tensor, Tensor]:
         """The estimate after 2, 3, ... N sequences, in their order, and the half-width of its 95% band: [N-1] each."""
@@ -106,15 +131,39 @@ def mean_and_stderr(values: Tensor) -> tuple[float, float]:
     return float(values.mean()), error
 
 
+def skewness_of_mean(values: Tensor) -> float:
+    """The skewness of the mean of independent values: that of the values over sqrt(N)."""
+    centred = values - values.mean()
+    spread = float(centred.square().mean())
+    if not (math.isfinite(spread) and spread > 0):
+        return 0.0
+    return float(centred.pow(3).mean()) / spread**1.5 / math.sqrt(len(values))
+
+
+def mean_interval(values: Tensor) -> Interval:
+    """The 95% interval of the mean of the population of independent values."""
+    mean, error = mean_and_stderr(values)
+    return _interval(mean, error, len(values) - 1, skewness_of_mean(values))
+
+
 def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
-def _interval(centre: float, error: float, freedom: int) -> Interval:
+def _interval(centre: float, error: float, freedom: int, skewness: float = 0.0) -> Interval:
     if freedom < 1 or math.isnan(error):
         return (math.nan, math.nan)
-    half = student_quantile(freedom) * error if error > 0 else 0.0
-    return centre - half, centre + half
+    if error == 0:
+        return centre, centre
+    quantile = student_quantile(freedom)
+    return centre - error * _untransformed(quantile, skewness), centre - error * _untransformed(-quantile, skewness)
+
+
+def _untransformed(value: float, a: float) -> float:
+    """The T with g(T) = value of the module's head: 3/a ((1 + a (value - a/6))^(1/3) - 1)."""
+    if abs(a) < 1e-6:
+        return value
+    return 3 / a * (math.cbrt(1 + a * (value - a / 6)) - 1)
 
 
 def student_quantile(freedom: int) -> float:

@@ -2,22 +2,22 @@
 
 Shapes: N sequences, L positions, V vocabulary, D draws per sequence (a draw is a time and a noisy sequence at it).
 
-The bounds `tight`, `j1` and `j2` are defined in dynamics/reverse.py; all three are one path integral plus constants
-(`terminal`) that no model influences.
+The bounds `tight`, `j1` and `j2` are defined in dynamics/reverse.py: a path integral plus constants (`terminal`) that
+no model influences, and for a path that stops short of t = 0 what its last step costs.
 
 Two ways to draw:
 
     stratified    times stratified within each sequence and across sequences, at a density that follows the scatter of
                   the integrand (bounds/times.py); noisy sequences with one position chosen on purpose, which keeps
                   the variance finite down to t = 0 (bounds/proposal.py); cross-fitted control variates
-                  (bounds/control.py). The default for `tight`, and the one to use.
-    independent   independent uniform times and plain noise, as in the paper; lbar for j2 and l otherwise. The default
-                  for `j1` and `j2`. Its variance grows without bound (like a logarithm) as times near 0 are met.
+                  (bounds/control.py). The default, and the one to use.
+    independent   independent uniform times and plain noise, as in the paper; lbar for j2 and l otherwise. Its variance
+                  grows without bound (like a logarithm) as times near 0 are met, so that it gets a standard error but
+                  no interval: benchmarks/bound_coverage.py shows how often that would miss.
 
-Errors. The population's is the standard deviation of the N per-sequence values over sqrt(N). It treats them as
-independent, which stratification across sequences makes slightly pessimistic and never optimistic: what strata share is
-the mean curve in time, and the control variates have taken that out of each value already. The Monte Carlo error, for
-these very sequences, comes from two independent halves of the draws (bounds/drawing.py).
+Errors. The population's is the standard deviation of the N per-sequence values over sqrt(N), less what they show of a
+curve in time that all sequences share: stratification across sequences has taken that out of their mean. The Monte
+Carlo error, for these very sequences, comes from two independent halves of the draws (bounds/drawing.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from cedd.bounds.drawing import Evaluation, IndependentDraws, SequenceValues, St
 from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
 from cedd.device import model_device
 from cedd.dynamics import Bound, Corrector, Dynamics
+from cedd.dynamics.path import Target
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, evaluating
 from cedd.process import TokenProcess
@@ -67,8 +68,9 @@ def estimate_bound(
 ) -> BoundEstimate:
     """A bound on the negative log-likelihood of data [N, L], in nats per token, with its error (see the module's head).
 
-    A network whose cost of clean tokens grows like 1/t (sedds on a process that shuffles, dfm without a time floor) has
-    an infinite bound, and so is the estimate; time_floor=1e-4 gives the finite numbers of published code.
+    Down to t = 0, a network whose cost of clean tokens grows like 1/t has an infinite bound. The path of methods whose
+    every network is such (sedds on a process that shuffles, dfm) stops before (`Method.with_stop`); for another,
+    time_floor=1e-3 gives a finite bound that is as true.
 
     Args:
         model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`; one with `features` and `head` is run
@@ -83,9 +85,9 @@ def estimate_bound(
             half a percent on either side), `max_draws` are made, or more draws cannot help because the sequences
             themselves differ.
         generator: the random number generator.
-        sampling: "stratified" or "independent"; by default what the module's head says for the bound.
-        time_floor: leave out earlier times, as published code does (1e-4). Default 0, but 1e-4 for dfm, whose bound is
-            infinite without (and whose last step is then counted).
+        sampling: "stratified" or "independent" (the module's head).
+        time_floor: where the path of `tight` ends: there x_0 is drawn, and what that costs is counted. Default: where
+            the method's does, which for most is 0. For j1 and j2 the earliest time, 1e-4 as in the paper.
         corrector: dfm's corrector.
         fixed_set: give the error for these very sequences instead of for the population they are drawn from.
         max_draws: the most that a tolerance can ask for.
@@ -96,6 +98,8 @@ def estimate_bound(
     """
     chosen = get_method(method)
     _check(chosen, process, data, bound, draws, tolerance, time_floor)
+    if tolerance is not None and sampling == "independent":
+        raise ValueError("independent draws have no interval that a tolerance could be held against; use stratified")
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
     home = model_device(model, data.device) if device is None else device
     network = Network.of(model, process.vocab_size, home, extras, len(data))
@@ -103,14 +107,15 @@ def estimate_bound(
     with evaluating(model):
         if not dynamics.noisy:
             return _exact(network, process, dynamics, clean, batch, fixed_set, progress)
-        way = sampling or ("stratified" if bound == "tight" else "independent")
-        low = dynamics.stop if time_floor is None else time_floor
+        way = sampling or "stratified"
+        earliest = dynamics.earliest(chosen.parameterization, process, bound)
+        low = earliest if time_floor is None else time_floor
         with_entropy = way == "stratified" or bound != "j2"
         target = dynamics.target(chosen.parameterization, process, bound, with_entropy=with_entropy, low=low)
         counter = _Counter(progress)
         evaluation = Evaluation(network, process, clean, target, batch, counter.add)
         if evaluation.grows_like_inverse_time():
-            return _infinite(bound, target.terminal, counter.done, clean, fixed_set)
+            return _infinite(bound, target, counter.done, clean, fixed_set)
         drawn = StratifiedDraws(evaluation) if way == "stratified" else IndependentDraws(evaluation)
         total = 0
         while True:
@@ -118,9 +123,9 @@ def estimate_bound(
             drawn.add(draws, generator)
             total += draws
             if drawn.diverges:
-                return _infinite(bound, target.terminal, counter.done, clean, fixed_set)
+                return _infinite(bound, target, counter.done, clean, fixed_set)
             settled = drawn.settle()
-            estimate = _estimate(bound, settled, target.terminal, counter.done, total, clean, fixed_set, tolerance)
+            estimate = _estimate(bound, settled, target, counter.done, total, clean, fixed_set, tolerance)
             if estimate.reached or total + draws > max_draws or _is_hopeless(estimate):
                 return estimate
 
@@ -128,27 +133,32 @@ def estimate_bound(
 def _estimate(
     bound: str,
     settled: SequenceValues,
-    terminal: float,
+    target: Target | None,
     evaluations: int,
     draws: int,
     data: Tensor,
     fixed_set: bool,
     tolerance: float | None,
 ) -> BoundEstimate:
+    """An estimate of settled values; without a target they are exact."""
+    terminal = 0.0 if target is None else target.terminal
     values = settled.per_sequence + terminal
     mean, error = mean_and_stderr(values)
+    scatter = max(error**2 - settled.curve, settled.variance - settled.shared) if settled.curve > 0 else error**2
     estimate = BoundEstimate(
         bound=bound,
         nats_per_token=mean,
         per_sequence=values,
-        sequence_stderr=math.sqrt(error**2 + settled.shared),
+        sequence_stderr=math.sqrt(scatter + settled.shared),
         monte_carlo_stderr=math.sqrt(settled.variance),
         monte_carlo_freedom=settled.freedom,
         fixed_set=fixed_set or len(values) < 2,
         terminal=terminal,
+        earliest_time=0.0 if target is None else target.low,
         evaluations=evaluations,
         draws=draws,
         length=data.shape[1],
+        heavy_tailed=settled.heavy_tailed,
     )
     if tolerance is None:
         return estimate
@@ -156,10 +166,10 @@ def _estimate(
     return replace(estimate, reached=(high - low) / 2 <= math.log1p(tolerance))
 
 
-def _infinite(bound: str, terminal: float, evaluations: int, data: Tensor, fixed_set: bool) -> BoundEstimate:
+def _infinite(bound: str, target: Target, evaluations: int, data: Tensor, fixed_set: bool) -> BoundEstimate:
     """The estimate of an integral that diverges at t = 0."""
     settled = SequenceValues(torch.full((len(data),), math.inf, dtype=torch.float64), math.nan, 0)
-    return _estimate(bound, settled, terminal, evaluations, 0, data, fixed_set, None)
+    return _estimate(bound, settled, target, evaluations, 0, data, fixed_set, None)
 
 
 def _is_hopeless(estimate: BoundEstimate) -> bool:
@@ -186,7 +196,7 @@ def _exact(
         parts.append(dynamics.token_nats(network.of_sequences(rows), process, x0).mean(1).cpu())
         counter.add(len(rows))
     settled = SequenceValues(torch.cat(parts), 0.0, len(data))
-    return _estimate("tight", settled, 0.0, len(data), 1, data, fixed_set, None)
+    return _estimate("tight", settled, None, len(data), 1, data, fixed_set, None)
 
 
 @dataclass

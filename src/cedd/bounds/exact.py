@@ -3,13 +3,13 @@
 Shapes: V vocabulary, n states (V+1 with a mask), L positions; N = n^L noisy and M = V^L clean sequences, both in the
 order of itertools.product (so that a vector over M reshapes to [V] * L); K times.
 
-    tight   E int lbar - int E[out-rate] + H(p_1, p_r) - H(p_{0+|0}) + E[-log p(x_0 | x_{0+})]
+    tight   E int lbar - int E[out-rate] + H(p_1, p_r) - H(p_{t0|0}) + E[-log p(x_0 | x_{t0})]
     j1      E int l                                    the paper's, without KL(p_{1|0} || p_r)
     j2      E int lbar - int E[out-rate] + H(p_r)      the paper's, with p_r all mask (or uniform)
 
-each divided by L. The last two terms of `tight` are the jump of a schedule with sigma(0) > 0: data are clean at t = 0
-and have seen sigma(0) of noise right after it, so the path ends at x_{0+} and x_0 is drawn from the posterior. They
-are zero for every other schedule. Discrete flow matching has a path of its own, which stops short of t = 0.
+each divided by L. The last two terms of `tight` are the end of a path that stops at t0 > 0, or at 0+ where a schedule
+has sigma(0) > 0 (data are clean at t = 0 and have seen sigma(0) of noise right after it); elsewhere they are zero. The
+paper's two are cut at t = 1e-4. Discrete flow matching has a path of its own, which stops short of t = 0 too.
 
 The learned reverse process has the rates Q_t(x_t, y) s_y. Its law at t = 0 is found by fourth-order Magnus steps in
 log(exp(sigma) - 1), the variable in which rates of order 1/t are of order one.
@@ -194,6 +194,8 @@ class Enumerated:
     space: Space
     method: Method
     network: Network
+    stop: float
+    """The earliest time."""
 
     @property
     def process(self) -> TokenProcess:
@@ -201,7 +203,7 @@ class Enumerated:
 
     @cached_property
     def axis(self) -> Axis:
-        return Axis(self.process, self.method.dynamics.stop, self.method.parameterization.kinks(self.process))
+        return Axis(self.process, self.stop, self.method.parameterization.kinks(self.process))
 
     @property
     def tolerance(self) -> float:
@@ -218,9 +220,12 @@ class Enumerated:
         x_t = self.space.states.expand(times, count, length)
         return outputs.cpu().reshape(*x_t.shape, -1), x_t, noise.like(x_t)
 
-    def reconstructions(self, t: Tensor) -> Tensor:
-        """p(x_0^i | x_t) at every state, [K, N, L, V]."""
-        return self.method.require_scores().log_posterior(*self.at(t)).exp()
+    def reconstructions(self) -> Tensor:
+        """p(x_0^i | x_t) at every state of the path's end, [N, L, V]."""
+        t = self.axis.time(torch.tensor([max(self.axis.edges[0], _SMALLEST_SIGMA)], dtype=torch.float64))[0]
+        meaning = self.method.require_scores()
+        law = meaning.log_reconstruction if self.stop > 0 else meaning.log_posterior
+        return law(*self.at(t)).exp()[0]
 
     def losses(self, path: PathCost, t: Tensor) -> Tensor:
         """What the path costs at every state for each clean token at the position: [K, N, L, V]."""
@@ -241,11 +246,18 @@ class Enumerated:
 
 
 def enumerated(
-    model: AnyModel, space: Space, method: Method, *, sigma_dtype: torch.dtype, device: torch.device | None = None
+    model: AnyModel,
+    space: Space,
+    method: Method,
+    *,
+    sigma_dtype: torch.dtype,
+    device: torch.device | None = None,
+    stop: float | None = None,
 ) -> Enumerated:
-    """A model with its meaning, ready for every state of a space."""
+    """A model with its meaning, ready for every state of a space, down to `stop` (by default where its path ends)."""
     network = Network.of(model, space.process.vocab_size, device or torch.device("cpu"))
-    return Enumerated(space, method, replace(network, sigma_dtype=sigma_dtype, double=True))
+    end = method.dynamics.end(method.parameterization, space.process) if stop is None else stop
+    return Enumerated(space, method, replace(network, sigma_dtype=sigma_dtype, double=True), end)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -259,6 +271,7 @@ def exact_bound(
     *,
     method: str | Method,
     bound: Bound = "tight",
+    time_floor: float | None = None,
     sigma_dtype: torch.dtype = torch.float32,
 ) -> float:
     """A bound of the module's head, in nats per token, by enumeration and quadrature.
@@ -271,6 +284,7 @@ def exact_bound(
         p0: the law of the data, [V] * L; it sums to one.
         method: what the model's outputs mean.
         bound: "tight", "j1" or "j2".
+        time_floor: where `tight` stops and x_0 is drawn, and where j1 and j2 are cut; by default as `estimate_bound`.
         sigma_dtype: what the network is told of the time is float32, as everywhere, which leaves 7 digits; a network
             that is a function of float64 can ask for it and get 9.
     """
@@ -279,12 +293,12 @@ def exact_bound(
     chosen.check_bound(bound)
     if not chosen.dynamics.noisy:
         return exact_cross_entropy(model, process, p0, method=chosen)
-    network = enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=p0.device)
+    meaning, dynamics = chosen.parameterization, chosen.dynamics
+    low = dynamics.earliest(meaning, process, bound) if time_floor is None else time_floor
+    network = enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=p0.device, stop=low)
     flat = p0.double().cpu().reshape(-1)
-    target = chosen.dynamics.target(
-        chosen.parameterization, process, bound, with_entropy=bound == "j1", low=chosen.dynamics.stop
-    )
-    path = path_integral(network, flat, target.path) / space.length
+    target = dynamics.target(meaning, process, bound, with_entropy=bound == "j1", low=low)
+    path = target.scale * path_integral(network, flat, target.path) / space.length
     end = 0.0 if target.reconstruction is None else _reconstruction(network, flat)
     return path + target.terminal + end
 
@@ -302,8 +316,9 @@ def path_integral(network: Enumerated, p0: Tensor, path: PathCost) -> float:
 
 def _reconstruction(network: Enumerated, p0: Tensor) -> float:
     """E[-log p(x_0 | x_t)] per token at the end of the path."""
-    t = torch.tensor([max(network.axis.stop, JUST_AFTER_ZERO)], dtype=torch.float64)
-    return float(-torch.xlogy(network.space.belief(p0, t), network.reconstructions(t)).sum() / network.space.length)
+    t = torch.tensor([max(network.stop, JUST_AFTER_ZERO)], dtype=torch.float64)
+    read, weight = network.reconstructions(), network.space.belief(p0, t)[0]
+    return float(-torch.xlogy(weight, read).sum() / network.space.length)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -380,8 +395,8 @@ def _reverse(network: Enumerated, steps: int) -> Tensor:
     for high, low in itertools.pairwise(marks):
         share = max(2, math.ceil(steps * (high - low) / (marks[0] - marks[-1])))
         law = _magnus(network, law, high, low, share)
-    read = network.reconstructions(network.axis.time(torch.tensor([edges[0]], dtype=torch.float64))[0])[0]
-    if not process.jumps_at_zero:  # the path is at its end: only masks are still to be drawn
+    read = network.reconstructions()
+    if network.stop == 0 and not process.jumps_at_zero:  # the path is at its end: only masks are still to be drawn
         tokens = torch.nn.functional.one_hot(space.states.clamp_max(process.vocab_size - 1), process.vocab_size)
         read = torch.where((space.states == process.vocab_size)[..., None], read, tokens.double())
     return law @ torch.stack([read[:, i][:, space.clean[:, i]] for i in range(space.length)]).prod(0)

@@ -5,10 +5,13 @@ Two changes of variable, both made of the two clocks alone:
 1. The path integrand of a good network is of the order of the rate at which untouched tokens are touched for the first
    time, keep (alpha' + beta') with keep = exp(-alpha-beta). In the variable that grows at this rate it is bounded, but
    for a logarithm at t = 0. A bad network may cost as much as alpha' + beta' even where keep is nothing. So a part of
-   the draws is even in sigma = alpha + beta, and a part is even in t:
+   the draws is even in sigma = alpha + beta, and a part is even in t. Where clean tokens cost something, a bad network
+   may make that as much as 1/sigma, down to where its ratios are tamed; a few draws that meet such costs are a tail
+   that the others do not tell of. There a part is even in the logarithm of sigma, too (above 1e-4). With
+   s = sigma(t) - sigma(low) and s1 = sigma(1) - sigma(low),
 
-       v(t) = 0.7 (keep(low) - keep(t)) / (keep(low) - keep(1)) + 0.15 (sigma(t) - sigma(low)) / (sigma(1) - sigma(low))
-              + 0.15 (t - low) / (1 - low)
+       v(t) = A (keep(low) - keep(t)) / (keep(low) - keep(1)) + B s / s1 + C (t - low) / (1 - low)
+              + D log(1 + s / 1e-4) / log(1 + s1 / 1e-4)
 
 2. With about L v touched positions, the cost of a sequence scatters like 1/sqrt(v) around its mean at v, down to where
    the proposal (bounds/proposal.py) sees to it that one is touched. Draws go where the scatter is: v has a density
@@ -23,6 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +34,18 @@ from torch import Tensor
 from cedd.process import Noise, TokenProcess
 from cedd.quadrature import bisect
 
-BY_KEEP, BY_SIGMA, BY_TIME = 0.7, 0.15, 0.15
-"""The shares of draws that are even in keep, in sigma and in t."""
+
+class Shares(NamedTuple):
+    """A, B, C and D of the module's head, which sum to one."""
+
+    keep: float
+    sigma: float
+    time: float
+    log: float
+
+
+CLEAN_IS_FREE, CLEAN_COSTS = Shares(0.7, 0.15, 0.15, 0.0), Shares(0.4, 0.3, 0.1, 0.2)
+_EVEN_BELOW = 1e-4  # in sigma: where the logarithm gives way
 _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _SMALLEST = 1e-9  # in v: what lies below counts for less than that
 _HALVINGS = 48
@@ -50,11 +64,15 @@ class DrawnTimes:
 
 @dataclass(frozen=True)
 class PathTimes:
-    """Levels u in [0, 1] <-> times t in (low, 1], for sequences of a given length."""
+    """Levels u in [0, 1] <-> times t in (low, 1], for sequences of a given length.
+
+    shares: CLEAN_COSTS where tokens that noise has not touched cost something.
+    """
 
     process: TokenProcess
     length: int
     low: float = 0.0
+    shares: Shares = CLEAN_IS_FREE
 
     def at(self, u: Tensor) -> DrawnTimes:
         """The times of the levels u, which are uniform in [0, 1]."""
@@ -84,7 +102,10 @@ class PathTimes:
         start, end = self._sigma_at_ends
         since = self.process.sigma(t) - start
         touched = torch.expm1(-since) / math.expm1(start - end)  # of keep, without the cancellation at small t
-        return BY_KEEP * touched + BY_SIGMA * since / (end - start) + BY_TIME * (t - self.low) / (1 - self.low)
+        by_log = torch.log1p(since / _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW)
+        by_time = (t - self.low) / (1 - self.low)
+        share = self.shares
+        return share.keep * touched + share.sigma * since / (end - start) + share.time * by_time + share.log * by_log
 
     def time(self, v: Tensor) -> Tensor:
         """t(v), by bisection."""
@@ -95,7 +116,10 @@ class PathTimes:
         start, end = self._sigma_at_ends
         rate = noise.alpha_rate + noise.beta_rate
         touching = torch.exp(start - noise.sigma) * rate / -math.expm1(start - end)
-        return 1 / (BY_KEEP * touching + BY_SIGMA * rate / (end - start) + BY_TIME / (1 - self.low))
+        by_log = rate / (noise.sigma - start + _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW)
+        by_sigma, by_time = rate / (end - start), 1 / (1 - self.low)
+        share = self.shares
+        return 1 / (share.keep * touching + share.sigma * by_sigma + share.time * by_time + share.log * by_log)
 
 
 def stratified_levels(sequences: int, draws: int, generator: torch.Generator) -> Tensor:

@@ -162,17 +162,21 @@ def _table(result: Measurement) -> Table:
     estimates = list(result.bounds.values())
     table.add_row("nats per token", *[f"{e.nats_per_token:.4f}" for e in estimates])
     table.add_row("  standard error", *[f"{e.stderr:.4f}" for e in estimates])
-    table.add_row("  95% interval", *[f"[{e.ci95[0]:.4f}, {e.ci95[1]:.4f}]" for e in estimates])
+    table.add_row("  95% interval", *[_interval(e.ci95, 4) for e in estimates])
     table.add_row("  Monte Carlo standard error", *[f"{e.monte_carlo_stderr:.4f}" for e in estimates])
     table.add_row("  of which terminal", *[f"{e.terminal:.4f}" for e in estimates])
     table.add_row("bits per token", *[f"{e.bits_per_token:.4f}" for e in estimates])
     table.add_row("perplexity per token", *[f"{e.perplexity:.2f}" for e in estimates])
-    table.add_row("  95% interval", *[f"[{e.perplexity_ci95[0]:.2f}, {e.perplexity_ci95[1]:.2f}]" for e in estimates])
+    table.add_row("  95% interval", *[_interval(e.perplexity_ci95, 2) for e in estimates])
     units = [result.per_unit(e) for e in estimates]
     for unit in units[0]:
         table.add_row(unit.replace("_", " "), *[f"{u[unit]:.4f}" if u[unit] < 1e4 else f"{u[unit]:.4g}" for u in units])
     table.add_row("network evaluations", *[f"{e.evaluations:,}" for e in estimates])
     return table
+
+
+def _interval(ends: tuple[float, float], digits: int) -> str:
+    return "none" if math.isnan(ends[0]) else f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
 
 
 def _notes(result: Measurement, tolerance: float | None) -> list[str]:
@@ -181,13 +185,24 @@ def _notes(result: Measurement, tolerance: float | None) -> list[str]:
     notes: list[str] = []
     if math.isinf(estimate.nats_per_token):
         notes.append(
-            "The bound is infinite: the cost of clean tokens grows like 1/t. --time-floor 1e-4 leaves t < 1e-4 out."
+            "The bound is infinite: the cost of clean tokens grows like 1/t. --time-floor 1e-3 stops the path there "
+            "and counts what its last step costs: a finite bound that is as true."
         )
     elif tolerance is not None and not estimate.reached:
         notes.append(
             f"The interval is wider than {tolerance:.2%}: the sequences differ more than their draws scatter. "
             "More sequences narrow it; --fixed-set asks about these ones only."
         )
+    if estimate.heavy_tailed:
+        notes.append(
+            "There is no interval: a few independent draws near t = 0 make up much of the estimate, and an estimate "
+            "that missed them would look precise. --sampling stratified covers them."
+        )
     if estimate.bound != "tight":
-        notes.append(f"{estimate.bound} is the paper's and no bound: its terminal term is left out. tight keeps it.")
+        notes.append(
+            f"{estimate.bound} is the paper's and no bound: its terminal term and t < {estimate.earliest_time:g} are "
+            "left out. tight keeps them."
+        )
+    elif estimate.earliest_time > 0:
+        notes.append(f"The path ends at t = {estimate.earliest_time:g}; the last step's cost is part of the bound.")
     return notes

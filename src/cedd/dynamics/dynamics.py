@@ -26,6 +26,8 @@ from cedd.process import Noise, TokenProcess
 
 Bound = Literal["tight", "j1", "j2"]
 BOUNDS: tuple[Bound, ...] = ("tight", "j1", "j2")
+PAPER_CUT = 1e-4
+"""The earliest time of the paper's j1 and j2."""
 
 Callback = Callable[[int, float, Tensor], None]
 """Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
@@ -54,8 +56,8 @@ class Dynamics(ABC):
     take the place of a path and of step rules."""
     bounds: ClassVar[tuple[Bound, ...]] = BOUNDS
     """The bounds that there are."""
-    stop: ClassVar[float] = 0.0
-    """The time at which the path ends, unless told otherwise."""
+    stop: float = 0.0
+    """The time at which a path that has to stop short of t = 0 does so."""
 
     # What can be combined
 
@@ -70,6 +72,17 @@ class Dynamics(ABC):
     def with_corrector(self, corrector: object) -> Dynamics:
         """The same with a corrector, where there is one."""
         raise ValueError("the corrector belongs to flow matching; use method='dfm', or leave it out")
+
+    # Where the path ends
+
+    def end(self, parameterization: Parameterization, process: TokenProcess) -> float:
+        """The time at which the path ends, of the bound `tight` as of a sampler: there x_0 is drawn from x_t."""
+        del parameterization, process
+        return self.stop
+
+    def earliest(self, parameterization: Parameterization, process: TokenProcess, bound: Bound) -> float:
+        """The earliest time of a bound: the path's end, and the paper's cut for the paper's bounds."""
+        return self.end(parameterization, process) if bound == "tight" else PAPER_CUT
 
     # Training
 
@@ -102,8 +115,9 @@ class Dynamics(ABC):
     def rules(self) -> Mapping[str, StepRule]:
         """The laws of one step back, by name; there is always `analytic`."""
 
-    def last_rule(self) -> StepRule:
+    def last_rule(self, parameterization: Parameterization, process: TokenProcess) -> StepRule:
         """The law of the step to t = 0, which denoises whatever the rule."""
+        del parameterization, process
         return self.rules()["analytic"]
 
     def only_reveals(self, process: TokenProcess) -> bool:

@@ -72,10 +72,9 @@ class Flow(Dynamics):
     """The velocity of the module's head, with a corrector or without."""
 
     corrector: Corrector = NO_CORRECTOR
+    stop: float = 1e-4
 
     bounds: ClassVar[tuple[Bound, ...]] = ("tight",)
-    stop: ClassVar[float] = 1e-4
-    """Where the flow stops unless told otherwise."""
 
     def check_parts(self, parameterization: Parameterization, objective: Objective) -> None:
         if not (isinstance(parameterization, Denoiser) and isinstance(objective, CrossEntropy)):
@@ -96,13 +95,14 @@ class Flow(Dynamics):
     def target(
         self, parameterization: Parameterization, process: TokenProcess, bound: Bound, *, with_entropy: bool, low: float
     ) -> Target:
-        reconstruction = Reconstruction(parameterization) if low > 0 or process.jumps_at_zero else None
+        stops = low > 0 or process.jumps_at_zero
+        reconstruction = Reconstruction(parameterization.log_reconstruction) if stops else None
         return Target(FlowPath(self.corrector), low, 1.0, reconstruction, process.terminal().kl)
 
     def rules(self) -> Mapping[str, StepRule]:
         return flow_rules(self.corrector)
 
-    def last_rule(self) -> StepRule:
+    def last_rule(self, parameterization: Parameterization, process: TokenProcess) -> StepRule:
         return _LAST_RULE
 
     def only_reveals(self, process: TokenProcess) -> bool:

@@ -8,6 +8,7 @@ A position is in one of three cases: `same` (x_t = x0), `moved` (another token),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from cedd.network import Network, Places
 from cedd.objectives.objective import Rows
-from cedd.parameterization import Parameterization, at_token, can_jump
+from cedd.parameterization import at_token, can_jump
 from cedd.process import Kernel, Noise
 
 
@@ -70,15 +71,18 @@ class PathCost(ABC):
 
 @dataclass(frozen=True)
 class Reconstruction(PathCost):
-    """-log p(x_0 | x_t): what the data cost at the end of a path that stops short of t = 0."""
+    """-log p(x_0 | x_t): what the data cost at the end of a path that stops short of t = 0.
 
-    parameterization: Parameterization
+    log_law: (outputs, x_t, noise) -> log p(x_0 | x_t), normalised over the V tokens.
+    """
+
+    log_law: Callable[[Tensor, Tensor, Noise], Tensor]
 
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
         return can_jump(x_t, noise)
 
     def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
-        return -at_token(self.parameterization.log_posterior(outputs, rows.x_t, rows.noise), rows.x0).double()
+        return -at_token(self.log_law(outputs, rows.x_t, rows.noise), rows.x0).double()
 
     def magnitude(self, noise: Noise) -> Cases:
         return Cases(same=noise.c, moved=noise.shuffled, masked=noise.a)

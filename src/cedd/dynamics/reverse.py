@@ -18,8 +18,14 @@ same expectation. The three bounds are one integral plus constants that no model
     j1      E int l                                              the paper's J1
     j2      E int lbar - int E[out-rate] + H(p_r)                the paper's J2
 
-A schedule that starts at sigma_min > 0 adds E[-log p(x_0 | x_{0+})] to `tight`: the path ends at x_{0+}, and the data
-are reconstructed from it.
+Where the path ends before t = 0. A schedule that starts at sigma_min > 0 ends it at x_{0+}. Ratios that grow like 1/t
+at clean tokens (ScaledScore on a process that shuffles) would make tokens jump infinitely often: their path is stopped
+at a small t0, and x_0 is drawn from x_{t0}. By the chain rule E[-log p(x_0 | x_{t0})] is added to `tight`. It is then a
+true bound on what a sampler draws that ends so too:
+
+    tight   E int_{t0}^1 l + KL(p_{1|0} || p_r) + E[-log p(x_0 | x_{t0})]
+
+The paper's j1 and j2 are cut at t = 1e-4: the mean over later times stands for the mean over all.
 
 The step rules:
 
@@ -59,27 +65,41 @@ JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class Reversal(Dynamics):
-    """The time reversal of any process, by the ratios of any parameterization."""
+    """The time reversal of any process, by the ratios of any parameterization.
+
+    stop: t0 of the module's head, for parameterizations that need one.
+    """
+
+    stop: float = 1e-3
+
+    def end(self, parameterization: Parameterization, process: TokenProcess) -> float:
+        return self.stop if parameterization.stops_short(process) else 0.0
 
     def target(
         self, parameterization: Parameterization, process: TokenProcess, bound: Bound, *, with_entropy: bool, low: float
     ) -> Target:
-        """The module's head. Times below `low` are left out, and the mean over the others stands for the mean over
-        all, as in the paper."""
-        end, jump = process.terminal(), float(process.kernel(JUST_AFTER_ZERO).entropy)
+        """The module's head: `tight` ends at `low`, the paper's are cut there."""
+        final, start = process.terminal(), float(process.kernel(max(low, JUST_AFTER_ZERO)).entropy)
+        scale = 1.0 if bound == "tight" else 1 / (1 - low)
+        jumps, jumps_since = process.integrated_out_rate(), process.integrated_out_rate(low)
+        known_mean = scale * (final.conditional_entropy - start - jumps_since)  # E int K
+        paper = final.paper_prior_entropy - jumps
         if with_entropy:
-            known_mean = end.conditional_entropy - jump  # E int (K + out-rate)
-            terminal = {"tight": end.kl, "j1": 0.0, "j2": end.paper_prior_entropy - known_mean}[bound]
+            terminal = {"tight": final.kl, "j1": 0.0, "j2": paper - known_mean}[bound]
         else:
-            prior = {"tight": end.cross_entropy - jump, "j1": end.conditional_entropy - jump}
-            terminal = prior.get(bound, end.paper_prior_entropy) - process.integrated_out_rate()
+            terminal = {"tight": final.cross_entropy - start - jumps_since, "j1": known_mean, "j2": paper}[bound]
+        stopped, ends_early = low > 0, low > 0 or process.jumps_at_zero
+        law = parameterization.log_reconstruction if stopped else parameterization.log_posterior
         return Target(
             path=ScorePath(parameterization, with_entropy),
             low=low,
-            scale=1 / (1 - low),
-            reconstruction=Reconstruction(parameterization) if bound == "tight" and process.jumps_at_zero else None,
+            scale=scale,
+            reconstruction=Reconstruction(law) if bound == "tight" and ends_early else None,
             terminal=terminal,
         )
+
+    def last_rule(self, parameterization: Parameterization, process: TokenProcess) -> StepRule:
+        return RECONSTRUCTION if self.end(parameterization, process) > 0 else RULES["analytic"]
 
     def rules(self) -> Mapping[str, StepRule]:
         return RULES
@@ -113,9 +133,11 @@ class ScorePath(PathCost):
 
     def magnitude(self, noise: Noise) -> Cases:
         """Masks are set at rate alpha' alive and cost -log f each. Moved tokens are as many, at beta' keep; and a token
-        that has not moved pays for the suspicion that it has."""
-        shuffling = noise.beta_rate * noise.keep
-        return Cases(same=shuffling, moved=shuffling, masked=noise.alpha_rate * noise.alive)
+        that has not moved pays for the suspicion that it has, which a bad network has of many: rare draws that meet it
+        would be a tail, so it is given a third of what masks are."""
+        shuffling, masking = noise.beta_rate * noise.keep, noise.alpha_rate * noise.alive
+        same = torch.where(noise.beta_rate > 0, shuffling + masking / 3, 0.0)
+        return Cases(same=same, moved=shuffling, masked=masking)
 
 
 def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) -> Tensor:
@@ -186,6 +208,16 @@ def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
 
     return StepRule(name, leap, law)
 
+
+def _reconstruction_law(
+    parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
+) -> Tensor:
+    law = parameterization.log_reconstruction(outputs, x_t, noise).exp()
+    return torch.cat([law, torch.zeros_like(law[..., :1])], -1) if noise.has_mask else law
+
+
+RECONSTRUCTION = StepRule("reconstruction", lambda score, earlier: score.reverse(earlier), _reconstruction_law)
+"""The step that a path which stops short of t = 0 ends with: what its bound pays for."""
 
 RULES: Mapping[str, StepRule] = {
     rule.name: rule

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, student_quantile
+from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, mean_interval
 from cedd.bounds.estimator import Sampling, estimate_bound
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
@@ -131,8 +131,8 @@ def measure(
 ) -> Measurement:
     """The bounds of a run on data [N, L], with the options of `estimate_bound`.
 
-    The same seed shows any run the same times and noise. `all` is one estimate, drawn once: the three bounds differ by
-    constants.
+    The same seed shows any run the same times and noise. j1 and j2 have the same earliest time and differ by a
+    constant: of `all`, they are one estimate.
     """
     if folder.process.vocab_size < folder.tokenizer.vocab_size:
         raise ValueError(
@@ -153,27 +153,20 @@ def measure(
         )
 
     wanted = asked_bounds(folder, bound)
-    if len(wanted) == 1:
-        return Measurement(folder, {wanted[0]: estimate(wanted[0], sampling)}, protocol)
-    way = sampling or "stratified"
-    if folder.process.jumps_at_zero:  # `tight` then has a reconstruction that the others have not
-        return Measurement(folder, {one: estimate(one, way) for one in wanted}, protocol)
-    first = estimate(wanted[0], way)
-    return Measurement(folder, {one: _as_bound(first, folder, one) for one in wanted}, protocol)
+    found: dict[str, BoundEstimate] = {}
+    for one in wanted:
+        found[one] = _as_j2(found["j1"], folder) if one == "j2" and "j1" in found else estimate(one, sampling)
+    return Measurement(folder, found, protocol)
 
 
-def _as_bound(estimate: BoundEstimate, folder: ModelFolder, bound: Bound) -> BoundEstimate:
-    """The same draws as an estimate of another bound."""
+def _as_j2(estimate: BoundEstimate, folder: ModelFolder) -> BoundEstimate:
+    """The draws of j1 as an estimate of j2."""
     method, process = folder.method, folder.process
-    terminal = method.dynamics.target(method.parameterization, process, bound, with_entropy=True, low=0.0).terminal
-    shift = terminal - estimate.terminal
-    return replace(
-        estimate,
-        bound=bound,
-        nats_per_token=estimate.nats_per_token + shift,
-        per_sequence=estimate.per_sequence + shift,
-        terminal=terminal,
+    own, other = (
+        method.dynamics.target(method.parameterization, process, one, with_entropy=True, low=estimate.earliest_time)
+        for one in ("j1", "j2")
     )
+    return estimate.shifted("j2", other.terminal - own.terminal)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -206,10 +199,11 @@ def compare(first: BoundEstimate, second: BoundEstimate) -> Comparison:
         raise ValueError("a paired comparison needs the same sequences: evaluate both runs on the same blocks")
     values = second.per_sequence - first.per_sequence
     mean, error = mean_and_stderr(values)
-    half = student_quantile(len(values) - 1) * error if len(values) > 1 else math.nan
+    heavy_tailed = first.heavy_tailed or second.heavy_tailed
+    interval = (math.nan, math.nan) if heavy_tailed else mean_interval(values)
     both = torch.stack([first.per_sequence, second.per_sequence])
     correlation = float(torch.corrcoef(both)[0, 1]) if len(values) > 1 else math.nan
-    return Comparison(first.bound, mean, error, (mean - half, mean + half), correlation)
+    return Comparison(first.bound, mean, error, interval, correlation)
 
 
 def check_comparable(first: ModelFolder, second: ModelFolder) -> None:
@@ -251,11 +245,13 @@ def _estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
         "infinite": math.isinf(estimate.nats_per_token),
         "stderr": estimate.stderr,
         "ci95": estimate.ci95,
+        "heavy_tailed": estimate.heavy_tailed,
         "perplexity_ci95": estimate.perplexity_ci95,
         "clustered_by_sequence": not estimate.fixed_set,
         "sequence_stderr": estimate.sequence_stderr,
         "monte_carlo_stderr": estimate.monte_carlo_stderr,
         "terminal": estimate.terminal,
+        "earliest_time": estimate.earliest_time,
         "evaluations": estimate.evaluations,
         "draws_per_sequence": estimate.draws,
         "sequences": len(estimate.per_sequence),

@@ -257,7 +257,7 @@ def sample(
     network = Network.of(model, process.vocab_size, device, extras, shape[0])
     host = _host_generator(generator)
     sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
-    end = max(dynamics.stop, LAST_TIME)
+    end = max(dynamics.end(chosen.parameterization, process), LAST_TIME)
     times = time_grid(process, steps, grid, start=t_start, end=end, final_denoise=final_denoise)
 
     def draw_tokens(start: int, stop: int) -> Tensor:
@@ -273,7 +273,7 @@ def sample(
             parameterization=chosen.parameterization,
             dynamics=dynamics,
             rule=_rule_of(sampler, dynamics),
-            last_rule=dynamics.last_rule(),
+            last_rule=dynamics.last_rule(chosen.parameterization, process),
             times=times,
             sharpening=sharpening,
             constraint=_part(constraint, start, stop),

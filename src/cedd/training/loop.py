@@ -16,7 +16,7 @@ from rich.console import Console
 from cedd.data.batches import BatchSampler, Prefetcher
 from cedd.data.tokenizers import Tokenizer
 from cedd.data.training_data import TrainingData, prepare_training_data
-from cedd.methods import get_method
+from cedd.methods import Method, get_method
 from cedd.models.folder import ModelFolder, load_folder, save_description
 from cedd.models.locate import TRAIN_FILE, WEIGHTS_FILE
 from cedd.models.transformer import Transformer
@@ -201,6 +201,7 @@ class Trainer:
         if pending is not None:
             loss, _ = self._account(pending)
         self._save()
+        self._describe_end()
         return TrainResult(state.step, loss, bound, state.step >= config.steps, reason, number)
 
     def _account(self, figures: StepFigures) -> tuple[float, bool]:
@@ -250,10 +251,8 @@ class Trainer:
         started_before = (config.out / TRAIN_FILE).is_file()
         if self.ranks.is_first:
             self.checkpoints.sweep()
-            model = ModelFolder(state.model, self.process, self.method, self.data.tokenizer, config.length)
-            reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
             write_json(config.out / TRAIN_FILE, to_json(config), indent=2)  # from now on the folder is this run's
-            save_description(config.out, model, {"data": reports})
+            self._describe(self.method)
         found = self.checkpoints.load_latest(state.tensors())
         if found is not None:
             step, values = found
@@ -266,6 +265,21 @@ class Trainer:
             raise ValueError(f"{config.out} has no complete checkpoint to resume from; use --resume auto to restart")
         elif started_before:
             self._say(f"{config.out} has no complete checkpoint: starting from the first step")
+
+    def _describe(self, method: Method) -> None:
+        """Everything of the run's model but its weights."""
+        model = ModelFolder(self.state.model, self.process, method, self.data.tokenizer, self.config.length)
+        reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
+        save_description(self.config.out, model, {"data": reports})
+
+    def _describe_end(self) -> None:
+        """Where the path of the final weights ends, for a method that has to choose."""
+        if not self.method.stops_short(self.process):
+            return
+        model = self.state.averaged_model()  # all ranks are needed to gather a sharded average
+        if self.ranks.is_first:
+            self._describe(self.validation.stopped(model))
+        self.ranks.barrier()
 
     def _save(self) -> None:
         """A checkpoint, then the averaged weights as the run's model."""

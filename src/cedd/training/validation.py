@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cedd.bounds.estimator import estimate_bound
+from cedd.bounds.stop import choose_stop
 from cedd.data.training_data import TrainingData
 from cedd.methods import Method
 from cedd.models.transformer import Transformer
@@ -18,6 +19,8 @@ from cedd.training.config import TrainConfig
 from cedd.training.precision import Precision
 from cedd.training.records import Records
 from cedd.training.state import EVALUATION, derived_seed
+
+_BLOCKS_FOR_THE_STOP = 32
 
 
 @dataclass(frozen=True)
@@ -31,20 +34,27 @@ class Validation:
     precision: Precision
     device: torch.device
 
+    def stopped(self, model: Transformer) -> Method:
+        """The method with the end of its path that is best on training blocks, where there is one to choose."""
+        blocks = torch.from_numpy(self.data.train.evenly_spaced(_BLOCKS_FOR_THE_STOP)).to(self.device)
+        with torch.no_grad(), self.precision.autocast():
+            return choose_stop(model, self.process, blocks, method=self.method)
+
     def measure(self, model: Transformer, step: int, records: Records) -> float:
         """The bound on validation blocks in nats per token; it and some samples are written to the records."""
         chosen, seed = self.config.evaluation, derived_seed(self.config.seed, EVALUATION)
+        method = self.stopped(model)
         blocks = torch.from_numpy(self.data.validation.evenly_spaced(chosen.sequences)).to(self.device)
         with torch.no_grad(), self.precision.autocast():
             estimate = estimate_bound(
                 model,
                 self.process,
                 blocks,
-                method=self.method,
+                method=method,
                 draws=chosen.draws,
                 generator=torch.Generator().manual_seed(seed),
             )
-            texts = self._samples(model, seed) if chosen.samples > 0 else []
+            texts = self._samples(model, method, seed) if chosen.samples > 0 else []
         names = ("nats_per_token", "stderr", "perplexity", "ci95")
         figures = {name: getattr(estimate, name) for name in names}
         records.write(step, "bound", {**figures, "sequences": len(blocks)})
@@ -57,13 +67,13 @@ class Validation:
         )
         return estimate.nats_per_token
 
-    def _samples(self, model: Transformer, seed: int) -> list[str]:
+    def _samples(self, model: Transformer, method: Method, seed: int) -> list[str]:
         chosen = self.config.evaluation
         tokens = sample(
             model,
             self.process,
             (chosen.samples, self.config.length),
-            method=self.method,
+            method=method,
             steps=chosen.sample_steps,
             generator=torch.Generator().manual_seed(seed),
             device=self.device,
