@@ -289,7 +289,7 @@ def test_the_benchmark_resumes_after_a_kill(tmp_path):
     places = ["--data", "data", "--cache", "cache", "--out", "runs", "--results", str(results)]
     command = [sys.executable, str(BENCHMARK), *options, *places, "--only", "ar", "sedds/absorb"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        for line in process.stdout:
+        for line in process.stdout or ():
             if line.startswith("sedds/absorb: step"):
                 process.send_signal(signal.SIGKILL)
                 break
