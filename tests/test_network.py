@@ -169,8 +169,7 @@ def test_on_a_device_the_check_waits_until_it_is_asked() -> None:
     check.settle()  # once is enough
 
 
-@pytest.mark.parametrize("tolerance", [None, 0.01])
-@pytest.mark.parametrize("sampling", ["stratified", "independent"])
+@pytest.mark.parametrize(("tolerance", "sampling"), [(None, "stratified"), (0.01, "stratified"), (None, "independent")])
 def test_a_text_without_a_chance_has_an_infinite_bound(tolerance: float | None, sampling) -> None:
     """f(x0) = 0: the bound is infinite, and no tolerance goes on to look for it."""
 

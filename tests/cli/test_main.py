@@ -168,9 +168,12 @@ def test_the_table_is_printed_before_the_picture_is_drawn(run: str, tmp_path: Pa
 @pytest.mark.parametrize("delay", [0.2, 0.8, 1.4])
 def test_an_interrupt_while_modules_are_imported_is_130(delay: float, tmp_path: Path):
     """At several moments: while Python itself starts, it is Python that ends the process, by the signal."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "cedd", "correct"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command, pipe = [sys.executable, "-m", "cedd", "correct"], subprocess.PIPE
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child of tests that ignore it would too
+    try:
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    finally:
+        signal.signal(signal.SIGINT, before)
     time.sleep(delay)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)

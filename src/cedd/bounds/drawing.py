@@ -6,8 +6,8 @@ Errors. The Monte Carlo error comes from the two halves, which are independent d
 of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
 a round. What all sequences have in common at a level is no noise in the mean, since the levels of all together are
 stratified: it is taken out of the values first, as the mean of the four draws at the nearest levels. With fewer than 16
-such differences, successive differences of a sequence's draws in the order of their strata are used, which counts the
-trend from one stratum to the next as noise: pessimistic, never optimistic.
+such differences, those of the two draws of a stratum are used: each sequence has as many as strata. That is exact for
+one sequence, and for several it counts as noise what stratification across them takes out.
 """
 
 from __future__ import annotations
@@ -246,7 +246,8 @@ class StratifiedDraws:
             variance, freedom = _half_variance(noise) + _half_variance(ends), count
             curve = max(0.0, _half_variance(means) - variance)
         else:
-            variance, freedom = successive_variance([r for half in residuals for r in half])
+            variance, freedom = _stratum_variance([a - b for a, b in zip(*residuals, strict=True)])
+            variance += _half_variance(ends)
         # Coefficients have a noise of their own, the same for all sequences: Z of them from M values add Z/M.
         shared = variance * max(freedom_lost)
         return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared, curve)
@@ -279,17 +280,12 @@ def _beyond_neighbours(values: Tensor, levels: Tensor) -> Tensor:
     return result.reshape(values.shape)
 
 
-def successive_variance(parts: list[Tensor]) -> tuple[float, int]:
-    """The variance of the mean over all draws of all sequences, from differences of neighbouring strata [N, D].
-
-    Half the squared difference of two neighbours is the mean of their variances plus a quarter of their trend.
-    """
-    differences = torch.cat([part.diff(dim=1).reshape(-1) for part in parts])
-    if differences.numel() == 0:
-        return math.nan, 0
-    draws = sum(part.numel() for part in parts)
-    # Neighbouring differences share a draw, which leaves about two thirds of their number as degrees of freedom.
-    return float(differences.square().mean()) / 2 / draws, max(1, differences.numel() * 2 // 3)
+def _stratum_variance(differences: list[Tensor]) -> tuple[float, int]:
+    """The variance of the mean over all draws, from the differences of the two draws of each stratum [N, D/2] a round,
+    and its degrees of freedom (Satterthwaite: strata that scatter little count for little)."""
+    squares = torch.cat([part.square().reshape(-1) for part in differences])
+    total, fourth = float(squares.sum()), float(squares.square().sum())
+    return total / (2 * len(squares)) ** 2, max(1, round(total**2 / fourth)) if fourth > 0 else len(squares)
 
 
 class IndependentDraws:

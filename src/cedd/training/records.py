@@ -35,6 +35,8 @@ def _is_record(value: Any) -> bool:
     """Whether a line of a log is one that a run wrote."""
     if not isinstance(value, dict) or not isinstance(value.get("step"), int) or "kind" not in value:
         return False
+    if value["kind"] == "nonfinite":  # its figures are words
+        return True
     figures = (value.get(name) for name in ("loss", "nats_per_token", "stderr"))
     return all(figure is None or isinstance(figure, int | float) for figure in figures)
 
