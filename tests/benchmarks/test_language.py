@@ -1,6 +1,5 @@
 """benchmarks/language.py on a tiny corpus: its cells, its results file, its judges, its tables and its page."""
 
-import importlib
 import json
 import shutil
 import signal
@@ -8,15 +7,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cedd.training.config import from_json, to_json
+from tests.benchmarks.scripts import BENCHMARKS, definitions
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "language.py"
+BENCHMARK = BENCHMARKS / "language.py"
 PAGE = BENCHMARK.parents[1] / "docs" / "language.md"
 FILES = ("wikitext2.test.raw.txt", "wikitext103.test.txt", "ptb.test.txt", "lm1b.heldout-00000-of-00050.txt")
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "an", "old", "dog", "run")
@@ -24,14 +22,7 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "an", "old", "dog"
 
 @pytest.fixture(scope="module")
 def benchmark():
-    """Everything that the files of the benchmark define, by name; they import each other as a script's neighbours."""
-    if not BENCHMARK.is_file():
-        pytest.skip("benchmarks/ is part of the source tree only")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARK.parent))
-        names = ("cells", "language_cells", "language_text", "language_measure", "language_tables", "language")
-        found = [vars(importlib.import_module(name)) for name in names]
-    return SimpleNamespace(**{name: value for module in found for name, value in module.items()})
+    return definitions("cells", "language_cells", "language_text", "language_measure", "language_tables", "language")
 
 
 def write_data(root):

@@ -1,6 +1,5 @@
 """benchmarks/spelling.py: its cells, its results file and its tables."""
 
-import importlib
 import json
 import re
 import statistics
@@ -8,26 +7,18 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from cedd.training.config import same_run, to_json
+from tests.benchmarks.scripts import BENCHMARKS, definitions
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "spelling.py"
+BENCHMARK = BENCHMARKS / "spelling.py"
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    """Everything that the files of the benchmark define, by name; they import each other as a script's neighbours."""
-    if not BENCHMARK.is_file():
-        pytest.skip("benchmarks/ is part of the source tree only")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARK.parent))
-        names = ("cells", "spelling_recipes", "spelling_books", "spelling_tables", "spelling")
-        found = [vars(importlib.import_module(name)) for name in names]
-    return SimpleNamespace(**{name: value for module in found for name, value in module.items()})
+    return definitions("cells", "spelling_recipes", "spelling_books", "spelling_tables", "spelling")
 
 
 def test_books_are_written_a_character_at_a_time_in_gpt2s_tokens(benchmark):

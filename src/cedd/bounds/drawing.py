@@ -134,13 +134,11 @@ class Evaluation:
 
         (Smaller shares diverge too, but add a thousandth of a nat only once the earliest time is divided by e.)
         """
-        if self.target.low > 0 or self.process.jumps_at_zero:
+        if self.target.low > 0 or self.process.jumps_at_zero or not self.clean_tokens_cost:
             return False
         first = torch.arange(min(_PROBED, len(self.data)))
         noise = self.process.noise(torch.full((len(first),), _PROBE, dtype=torch.float64))
         network, x0, noise, _ = next(self._batches(first, noise))
-        if not self.clean_tokens_cost:
-            return False
         cost = position_costs(network, self.target.path, x0, x0, noise)
         self.report(len(x0))
         return float(cost.mean()) * _PROBE > 1e-3

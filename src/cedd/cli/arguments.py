@@ -17,6 +17,7 @@ import tyro
 from cedd.cli.parsing import parse_arguments
 from cedd.names import suggestion
 from cedd.report.records import Effort
+from cedd.spelling.protocols import PaperOptions, UserOptions
 from cedd.training.config import PRESETS, TrainConfig, starting_from
 
 PAGE_SUFFIXES = (".html", ".htm")
@@ -263,26 +264,8 @@ class Spelling(CommonArguments):
     """both: each that the model allows (user's: a character tokenizer, and a process that shuffles)."""
     blocks: int = 50
     """Test on so many consecutive blocks from the middle of the book; 0: all of it."""
-    t: float = 0.05
-    """Paper's: the time of the noise."""
-    batch: int = 32
-    """Paper's: blocks shown to the network at once."""
-    mistakes: Literal["letters", "swaps"] = "letters"
-    """User's: letters replaced by other letters, or neighbouring letters of a word exchanged."""
-    rate: float = 0.05
-    """User's: the share of letters that are replaced, or of pairs of neighbours that are exchanged."""
-    thresholds: tuple[float, ...] = (0.5, 0.2, 0.05)
-    """User's: a letter is replaced if it weighs less than this, as in cedd correct; 0.5 leaves all to the argmax."""
-    passes: tuple[int, ...] = (1, 3)
-    """User's: how often the text is read, each a curve over the thresholds."""
-    steps: tuple[int, ...] = ()
-    """User's: also by so many steps of the reverse process, sampled for each threshold (8 take as long as 9 passes)."""
-    times: tuple[float, ...] = ()
-    """User's: diffusion times t at which the network reads the text; by default the time of its error rate."""
-    change: Literal["letters", "all"] | None = None
-    """User's: what may be changed, as in cedd correct."""
-    swaps: float | None = None
-    """User's: the share of exchanged neighbours that correction expects, as in cedd correct; 0 looks for none."""
+    paper: Annotated[PaperOptions, tyro.conf.arg(name="")] = field(default_factory=PaperOptions)
+    user: Annotated[UserOptions, tyro.conf.arg(name="")] = field(default_factory=UserOptions)
     plot: Path | None = None
     """User's: draw fixed over broken to this .png, .pdf or .svg."""
     seed: int = 0

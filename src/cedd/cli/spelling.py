@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -26,7 +26,7 @@ from cedd.tasks import LanguageModel, load
 
 def run(arguments: Spelling) -> int:
     """Measure by one protocol or both."""
-    paper, user = PaperProtocol(**_own(PaperProtocol, arguments)), UserProtocol(**_own(UserProtocol, arguments))
+    paper, user = PaperProtocol(**vars(arguments.paper)), UserProtocol(**vars(arguments.user))
     seed = arguments.seed
     check_writable(arguments.plot, PLOT_SUFFIXES)
     if paper.batch < 1 or arguments.blocks < 0:
@@ -59,11 +59,6 @@ def run(arguments: Spelling) -> int:
     return 0
 
 
-def _own(protocol: type[PaperProtocol | UserProtocol], arguments: Spelling) -> dict[str, Any]:
-    """Those of the command's options that are a protocol's."""
-    return {field.name: getattr(arguments, field.name) for field in fields(protocol)}
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # What is printed
 
@@ -81,7 +76,7 @@ class Measured:
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
-        model, book, asked = self.model, self.book, self.arguments
+        model, book, asked = self.model, self.book, self.arguments.user
         corrections = [correction.record() for correction in self.corrections]
         return {
             "run": self.arguments.model,
@@ -109,7 +104,7 @@ class Measured:
         if self.corrections:
             seen = self.corrections[0].outcomes
             console.print(
-                f"\nUser's protocol: {name}, {seen.fixed.total:,} {MISTAKES[self.arguments.mistakes].counted}"
+                f"\nUser's protocol: {name}, {seen.fixed.total:,} {MISTAKES[self.arguments.user.mistakes].counted}"
             )
             console.print(_user_table(self.corrections))
             console.print(

@@ -20,6 +20,7 @@ from cedd.models.loaded import LoadedModel
 from cedd.network import AnyModel, Network, Places
 from cedd.process import Noise, TokenProcess
 from cedd.spelling.book import Book, Progress
+from cedd.spelling.protocols import PaperOptions
 from cedd.spelling.shares import Share
 
 
@@ -42,13 +43,8 @@ class Restoration:
 
 
 @dataclass(frozen=True)
-class PaperProtocol:
+class PaperProtocol(PaperOptions):
     """How the paper tests correction."""
-
-    t: float = 0.05
-    """Paper's: the time of the noise."""
-    batch: int = 32
-    """Paper's: blocks shown to the network at once."""
 
     def why_not(self, loaded: LoadedModel, book: Book, seed: int) -> str:
         """Why it cannot be measured, or nothing if it can."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from cedd.spelling.book import Book, Progress
 from cedd.spelling.correct import CorrectionProgress, corrections
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.options import CorrectionOptions, correction_options
+from cedd.spelling.protocols import UserOptions
 from cedd.spelling.shares import Share
 from cedd.storage import atomic_file
 
@@ -111,25 +112,8 @@ class CorrectionResult:
 
 
 @dataclass(frozen=True)
-class UserProtocol:
+class UserProtocol(UserOptions):
     """Which mistakes are made, and in which ways they are corrected."""
-
-    mistakes: Literal["letters", "swaps"] = "letters"
-    """User's: letters replaced by other letters, or neighbouring letters of a word exchanged."""
-    rate: float = 0.05
-    """User's: the share of letters that are replaced, or of pairs of neighbours that are exchanged."""
-    thresholds: tuple[float, ...] = (0.5, 0.2, 0.05)
-    """User's: a letter is replaced if it weighs less than this, as in cedd correct; 0.5 leaves all to the argmax."""
-    passes: tuple[int, ...] = (1, 3)
-    """User's: how often the text is read, each a curve over the thresholds."""
-    steps: tuple[int, ...] = ()
-    """User's: also by so many steps of the reverse process, sampled for each threshold (8 take as long as 9 passes)."""
-    times: tuple[float, ...] = ()
-    """User's: diffusion times t at which the network reads the text; by default the time of its error rate."""
-    change: Literal["letters", "all"] | None = None
-    """User's: what may be changed, as in cedd correct."""
-    swaps: float | None = None
-    """User's: the share of exchanged neighbours that correction expects, as in cedd correct; 0 looks for none."""
 
     def why_not(self, loaded: LoadedModel, book: Book, seed: int) -> str:
         """Why it cannot be measured, or nothing if it can."""
