@@ -128,7 +128,7 @@ class Benchmark(ABC):
         return max(done, default=0.0) + self.arguments.start_seconds
 
     def complete(self, results: Results) -> None:  # noqa: B027 - most have nothing to do
-        """What is left to do once the cells have run."""
+        """What is left to do when a cell has ended, and once all have; nothing else changes the results meanwhile."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -308,7 +308,7 @@ class Results:
     """What every cell has told, rewritten as a whole by this one process."""
 
     def __init__(self, path: Path, benchmark: Benchmark) -> None:
-        self.path, self.facts, self._lock = path, benchmark.facts, threading.Lock()
+        self.path, self.facts, self.lock = path, benchmark.facts, threading.RLock()
         self.content = read_results(path, benchmark) if path.is_file() else {"format": 1, "cells": {}}
         protocol = benchmark.protocol
         if protocol is not None:
@@ -328,7 +328,7 @@ class Results:
     def take(self, cell: str, event: dict[str, Any]) -> None:
         """Enter one event of a cell: begin, turn, point, raw, final or end."""
         kind = event.pop("event")
-        with self._lock:
+        with self.lock:
             cells = self.content["cells"]
             if kind == "begin":
                 kept = [p for p in cells.get(cell, {}).get("curve", []) if 0 < p["step"] <= event["step"]]
@@ -402,10 +402,8 @@ class Workers:
     def __init__(self, benchmark: Benchmark, results: Results, until: float | None) -> None:
         self.benchmark, self.results, self.until = benchmark, results, until
         self.running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
-        self.told: set[tuple[str, str]] = set()
-        """Cells with the names of their events."""
-        self.done_at = 0.0
-        """When all that run are expected to be done, by time.time()."""
+        self.told: dict[tuple[str, str], float] = {}
+        """Cells with the names of their events, and when they told them last, by time.time()."""
 
     @property
     def have_had_their_turn(self) -> bool:
@@ -419,12 +417,17 @@ class Workers:
         thread = threading.Thread(target=self.follow, args=(cell, process))
         thread.start()
         self.running[cell] = (process, thread)
-        self.done_at = self.expected_end(cell)
 
     def expected_end(self, cell: str) -> float:
         """Of a cell that is started now, by time.time(): it has its turn after those that run."""
-        free_at = max(time.time(), self.done_at if self.running else 0.0)
-        return free_at + self.benchmark.seconds(cell, self.results.content)
+        return time.time() + sum(map(self.left, self.running)) + self.benchmark.seconds(cell, self.results.content)
+
+    def left(self, cell: str) -> float:
+        """Seconds that a running cell is expected to need yet; when it has its turn, it has been compiled."""
+        whole, turn = self.benchmark.seconds(cell, self.results.content), self.told.get((cell, "turn"))
+        if turn is None:
+            return whole
+        return max(0.0, turn + whole - self.benchmark.arguments.start_seconds - time.time())
 
     def follow(self, cell: str, process: subprocess.Popen[str]) -> None:
         """Enter what a worker tells until it ends."""
@@ -435,15 +438,15 @@ class Workers:
                 continue
             event = json.loads(line)
             say(cell, event, self.benchmark.scores(event))
-            self.told.add((cell, event["event"]))
+            self.told[cell, event["event"]] = time.time()
             self.results.take(cell, event)
 
-    def failed(self) -> list[str]:
-        """Forget the workers that have ended; the cells of those that did not say so."""
+    def ended(self) -> list[str]:
+        """The cells of the workers that have ended, which are then forgotten."""
         ended = [cell for cell, (process, _) in self.running.items() if process.poll() is not None]
         for cell in ended:
             self.running.pop(cell)[1].join()
-        return [cell for cell in ended if (cell, "end") not in self.told]
+        return ended
 
     def stop(self) -> None:
         """Upon which they save."""
@@ -451,6 +454,15 @@ class Workers:
             process.terminate()
             process.wait()
             thread.join()
+
+
+def complete_early(benchmark: Benchmark, results: Results) -> None:
+    """What would be left to do in the end, while other cells run: a machine that is lent may be gone by then."""
+    try:
+        with results.lock:
+            benchmark.complete(results)
+    except (ValueError, RuntimeError, OSError) as error:  # such as too little memory beside a cell that is trained
+        print(f"put off until the cells are done: {error}", file=sys.stderr, flush=True)
 
 
 def run(benchmark: Benchmark) -> int:
@@ -479,9 +491,12 @@ def run(benchmark: Benchmark) -> int:
         while workers.running or (waiting and fits(waiting[0])):
             if waiting and fits(waiting[0]) and workers.have_had_their_turn:
                 workers.start(waiting.pop(0))
-            for cell in workers.failed():
-                failed += 1
-                print(f"{cell}: failed; see {console_file(benchmark.configuration(cell))}", flush=True)
+            for cell in workers.ended():
+                if (cell, "end") in workers.told:
+                    complete_early(benchmark, results)
+                else:
+                    failed += 1
+                    print(f"{cell}: failed; see {console_file(benchmark.configuration(cell))}", flush=True)
             time.sleep(0.1)
     finally:
         workers.stop()

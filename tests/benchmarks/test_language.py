@@ -254,6 +254,49 @@ def test_nothing_is_begun_that_would_not_be_done_in_time(benchmark, arguments, c
     assert run(budget=500, timed=400)[0] == cells
 
 
+def test_a_cell_that_has_its_turn_is_expected_from_then_on(benchmark, arguments, monkeypatch, tmp_path):
+    """The next one is compiled meanwhile, so it must be known early whether there is time for it."""
+    whole = benchmark.Language(replace(arguments, only=(), results=tmp_path / "fresh.json", start_seconds=90.0))
+    workers = benchmark.Workers(whole, benchmark.Results(whole.arguments.results, whole), None)
+    now = [1000.0]
+    monkeypatch.setattr(benchmark.time, "time", lambda: now[0])
+    assert workers.expected_end("cedd/absorb") == 1420
+    workers.running["ar"] = None
+    assert workers.expected_end("cedd/absorb") == 1840
+    now[0] = 1050.0
+    workers.told["ar", "turn"] = 1050.0  # compiled: 330 s are left
+    assert workers.expected_end("cedd/absorb") == 1050 + 330 + 420
+    now[0] = 1250.0
+    assert workers.expected_end("cedd/absorb") == 1380 + 420
+    now[0] = 1500.0  # longer than expected: any moment
+    assert workers.expected_end("cedd/absorb") == 1920
+
+
+def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, capsys, monkeypatch, tmp_path):
+    """Whoever stops the command, or the machine, loses no judgement; and a judge that fails stops no cell."""
+    fresh = replace(arguments, only=("ar", "cedd/absorb"), results=tmp_path / "fresh.json", out=tmp_path)
+    language, calls = benchmark.Language(fresh), []
+
+    def start(self, cell):
+        self.running[cell] = None
+        self.told[cell, "turn"] = self.told[cell, "end"] = 0.0
+
+    def ended(self):
+        return [self.running.popitem()[0]] if self.running else []
+
+    def complete(results):
+        calls.append(results)
+        if len(calls) < 3:
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(benchmark.Workers, "start", start)
+    monkeypatch.setattr(benchmark.Workers, "ended", ended)
+    monkeypatch.setattr(language, "complete", complete)
+    assert benchmark.run(language) == 0
+    assert len(calls) == 3  # after each cell, and in the end
+    assert capsys.readouterr().err.count("put off until the cells are done: no memory") == 2
+
+
 def test_every_cell_of_the_tables_can_be_configured(benchmark):
     arguments = benchmark.Arguments()
     arguments.check()
