@@ -122,13 +122,11 @@ class Evaluate(CommonArguments):
 
     Bound the perplexity of a run on text, with a 95% interval (the example: after cedd quickstart).
     Until the interval is narrow enough:           cedd evaluate runs/first --data wikitext2 --tolerance 0.5%
-    Two runs on the same sequences, times, noise:  cedd evaluate runs/first runs/second --data book.txt
+    Several in one table, with differences:        cedd evaluate runs/first runs/second --data book.txt
     """
 
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run's folder, or a model by its name."""
-    other: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN_B]")] = None
-    """Another, to compare with the first."""
+    models: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Runs' folders, or models by their names; each is compared with the first, whatever its tokenizer."""
     data: str = "python-manual"
     """A text file, folder or .jsonl; wikitext2, wikitext103, ptb, lambada, lm1b; hf:NAME; or python-manual."""
     bound: Literal["tight", "j1", "j2", "all"] = "tight"
@@ -146,7 +144,10 @@ class Evaluate(CommonArguments):
     corrector: float | None = None
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     max_sequences: int | None = None
-    """Evaluate so many, evenly spaced over the set."""
+    """Evaluate so many, evenly spaced over the set (with several tokenizers: stretches of about as much text)."""
+    wrap: Literal["none", "bos-eos", "trained"] = "none"
+    """Put each block between the tokens that begin and end a document: bos-eos for all runs, trained for imported
+    networks that were trained so (MDLM, DUO)."""
     most_unknown: float = 0.01
     """Refuse a text of which a larger share are characters that the tokenizer does not know."""
     split: str = "test"

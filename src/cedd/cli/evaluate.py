@@ -1,32 +1,34 @@
-"""`cedd evaluate`: the perplexity of a run on text, with an interval; or of two runs, compared."""
+"""`cedd evaluate`: the perplexity of a run on text, with an interval; or of several runs, in one table."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
+from torch import Tensor
 
 from cedd.cli.arguments import Evaluate
 from cedd.cli.console import PlainConsole
 from cedd.cli.progress import progress_bar
+from cedd.data.evaluation_sets import EvaluationData
 from cedd.device import pick_device
 from cedd.dynamics import Corrector
+from cedd.evaluation.comparison import Reading, Scored, differences_record, figures_record, scored, units_of
 from cedd.evaluation.perplexity import (
     PLOT_SUFFIXES,
     VALUE_SUFFIXES,
-    Comparison,
     Measurement,
     asked_bounds,
-    check_comparable,
-    choose_sequences,
     compare,
     comparison_record,
     load_data,
     measure,
     measurement_record,
+    read_blocks,
     save_per_sequence,
     save_plot,
 )
@@ -35,24 +37,29 @@ from cedd.storage import check_writable, json_sha256
 
 
 def run(arguments: Evaluate) -> int:
-    """Measure one run, or two and their difference."""
+    """Measure one run, or several and their differences."""
     tolerance = parse_share(arguments.tolerance)
     check_writable(arguments.plot, PLOT_SUFFIXES)
     check_writable(arguments.per_sequence, VALUE_SUFFIXES)
     if arguments.batch < 1:
         raise ValueError(f"a batch has at least one sequence; got {arguments.batch}")
+    if not arguments.models:
+        raise ValueError("name at least one run: cedd evaluate RUN [RUN ...]")
     device = pick_device(arguments.device)
-    paths = [path for path in (arguments.model, arguments.other) if path is not None]
-    folders = [load_folder(path, device) for path in paths]
+    folders = [load_folder(path, device) for path in arguments.models]
     for folder in folders:
         asked_bounds(folder, arguments.bound)
-        check_comparable(folders[0], folder)
     started = time.perf_counter()
-    where = {"split": arguments.split, "root": arguments.data_root, "workers": arguments.workers}
-    loaded = load_data(arguments.data, folders[0].tokenizer, folders[0].length, **where)
-    data, protocol = choose_sequences(loaded, arguments.max_sequences, folders[0].tokenizer, arguments.most_unknown)
+    readings = [Reading(folder, _loaded(arguments, folder)) for folder in folders]
+    units = units_of(readings, arguments.max_sequences)
+    if arguments.per_sequence is not None and units.shares is not None:
+        raise ValueError("these runs read different sequences; --per-sequence writes values of the same ones")
+    chosen = [
+        read_blocks(reading.data, blocks, reading.folder.tokenizer, arguments.most_unknown)
+        for reading, blocks in zip(readings, units.blocks, strict=True)
+    ]
 
-    def measured(folder: ModelFolder) -> Measurement:
+    def measured(folder: ModelFolder, data: Tensor, protocol: dict[str, Any]) -> Measurement:
         with progress_bar(folder.path.name, not arguments.json) as progress:
             return measure(
                 folder,
@@ -70,18 +77,32 @@ def run(arguments: Evaluate) -> int:
                 progress=progress,
             )
 
-    results = [measured(folder) for folder in folders]
-    comparison = compare(results[0].main, results[1].main) if len(results) > 1 else None
+    results = [measured(folder, *given) for folder, given in zip(folders, chosen, strict=True)]
+    table = [scored(units, place, result) for place, result in enumerate(results)]
     seconds = time.perf_counter() - started
     if arguments.json:
-        print(json.dumps(_record(arguments, results, comparison, protocol, seconds)))
+        print(json.dumps(_record(arguments, table, seconds)))
     else:
-        _print(PlainConsole(), results, comparison, protocol, tolerance)
+        _print(PlainConsole(), table, tolerance)
     if arguments.per_sequence is not None:
         save_per_sequence(arguments.per_sequence, results)
     if arguments.plot is not None:
         save_plot(arguments.plot, results)
     return 0
+
+
+def _loaded(arguments: Evaluate, folder: ModelFolder) -> EvaluationData:
+    """The data as a run reads them."""
+    trained = folder.config.get("imported", {}).get("wrap", "none")
+    return load_data(
+        arguments.data,
+        folder.tokenizer,
+        folder.length,
+        split=arguments.split,
+        root=arguments.data_root,
+        workers=arguments.workers,
+        wrap=(trained if arguments.wrap == "trained" else arguments.wrap) == "bos-eos",
+    )
 
 
 def parse_share(text: str | None) -> float | None:
@@ -101,55 +122,85 @@ def parse_share(text: str | None) -> float | None:
 # What is printed
 
 
-def _record(
-    arguments: Evaluate,
-    results: list[Measurement],
-    comparison: Comparison | None,
-    protocol: dict[str, Any],
-    seconds: float,
-) -> dict[str, Any]:
+def _record(arguments: Evaluate, table: list[Scored], seconds: float) -> dict[str, Any]:
+    results = [run.measurement for run in table]
     record: dict[str, Any] = {
-        "data": protocol,
-        "runs": [measurement_record(result) for result in results],
+        "data": _in_common(results),
+        "runs": [_run_record(run, _in_common(results)) for run in table],
         "seed": arguments.seed,
         "device": arguments.device,
         "seconds": round(seconds, 3),
     }
-    if comparison is not None:
-        record["comparison"] = comparison_record(comparison)
+    if len(table) > 1:
+        record["comparisons"] = [differences_record(run, table[0]) for run in table[1:]]
+    if len(table) == 2 and table[0].units.shares is None:
+        record["comparison"] = comparison_record(compare(results[0].main, results[1].main))
     return record | {"record_sha256": json_sha256({"data": record["data"], "runs": record["runs"]})}
 
 
-def _print(
-    console: PlainConsole,
-    results: list[Measurement],
-    comparison: Comparison | None,
-    protocol: dict[str, Any],
-    tolerance: float | None,
-) -> None:
+def _in_common(results: list[Measurement]) -> dict[str, Any]:
+    """What the protocols of all runs say."""
+    first = results[0].protocol
+    return {key: first[key] for key in first if all(result.protocol.get(key) == first[key] for result in results)}
+
+
+def _run_record(run: Scored, common: dict[str, Any]) -> dict[str, Any]:
+    """A run as JSON: on its own blocks, and, where these are not all runs' blocks, on the text in common."""
+    record = measurement_record(run.measurement)
+    if run.units.shares is None:
+        return record
+    own = {key: value for key, value in run.measurement.protocol.items() if key not in common}
+    return record | {"data": own, "in_common": figures_record(run)}
+
+
+def _print(console: PlainConsole, table: list[Scored], tolerance: float | None) -> None:
+    results = [run.measurement for run in table]
+    for protocol in (results[0].protocol,) if table[0].units.shares is None else [r.protocol for r in results]:
+        _print_protocol(console, protocol)
+    console.print(_table(results[0]) if len(table) == 1 else _table_of_runs(table))
+    for result in results:
+        for note in _notes(result, tolerance):
+            console.print(note if len(results) == 1 else f"{result.folder.name}: {note}")
+    if len(table) > 1:
+        units, count = table[0].units, len(next(iter(table[0].values.values())))
+        each = "" if units.shares is None else f" of {units.bytes:,.0f} bytes"
+        console.print(f"Each run less the first, paired over the same {count} {units.name}{each}; 95% intervals.")
+
+
+def _print_protocol(console: PlainConsole, protocol: Mapping[str, Any]) -> None:
     split = f" ({protocol['split']})" if protocol.get("split") else ""
+    wrapped = " between the tokens that begin and end a document" if protocol.get("wrap") else ""
     console.print(
         f"{protocol['set']}{split}: {protocol['evaluated_sequences']} of {protocol['blocks']} sequences of "
-        f"{protocol['length']} tokens, {protocol['remainder_tokens']} tokens left over; {protocol['packing']}; "
-        f"detokenizer {protocol['detokenizer']}; tokenizer {protocol['tokenizer']}; "
+        f"{protocol['length']} tokens{wrapped}, {protocol['remainder_tokens']} tokens left over; "
+        f"{protocol['packing']}; detokenizer {protocol['detokenizer']}; tokenizer {protocol['tokenizer']}; "
         f"protocol {protocol['protocol_sha256'][:12]}"
     )
     if protocol["unknown_share"] > 0:
         console.print(
             f"{protocol['unknown_share']:.2%} of the tokens stand for characters that the model does not know"
         )
-    for result in results:
-        console.print(_table(result))
-        for note in _notes(result, tolerance):
-            console.print(note)
-    if comparison is not None:
-        low, high = comparison.ci95
-        ratio_low, ratio_high = comparison.perplexity_ratio_ci95
-        console.print(
-            f"{results[1].folder.name} less {results[0].folder.name} ({comparison.bound}, paired by sequence): "
-            f"{comparison.difference:+.4f} nats per token [{low:+.4f}, {high:+.4f}], perplexity x "
-            f"{comparison.perplexity_ratio:.4f} [{ratio_low:.4f}, {ratio_high:.4f}]"
-        )
+
+
+def _table_of_runs(runs: list[Scored]) -> Table:
+    """A row for each run and bound, in units that do not depend on the tokenizer."""
+    table = Table()
+    for title in ("", "bound", "perplexity per token", "bits per byte", "perplexity per word", "bits less the first"):
+        table.add_column(title, justify="left" if title in ("", "bound") else "right")
+    for run in runs:
+        folder = run.measurement.folder
+        name = f"{folder.name}\n{folder.method.name} on {(folder.process.spec or {}).get('name', '')}"
+        for bound, estimate in run.measurement.bounds.items():
+            figure, less = run.figure(bound), None if run is runs[0] else run.less(runs[0], bound)
+            table.add_row(
+                name if bound == next(iter(run.values)) else "",
+                bound,
+                f"{estimate.perplexity:.2f}\n{_interval(estimate.perplexity_ci95, 2)}",
+                f"{figure.bits_per_byte:.4f}\n{_interval(figure.ci95, 4)}",
+                f"{_short(figure.per_word)}\n[{', '.join(map(_short, figure.per_word_ci95))}]",
+                "" if less is None else f"{less.bits_per_byte:+.4f}\n{_interval(less.ci95, 4)}",
+            )
+    return table
 
 
 def _table(result: Measurement) -> Table:
@@ -170,9 +221,13 @@ def _table(result: Measurement) -> Table:
     table.add_row("  95% interval", *[_interval(e.perplexity_ci95, 2) for e in estimates])
     units = [result.per_unit(e) for e in estimates]
     for unit in units[0]:
-        table.add_row(unit.replace("_", " "), *[f"{u[unit]:.4f}" if u[unit] < 1e4 else f"{u[unit]:.4g}" for u in units])
+        table.add_row(unit.replace("_", " "), *[_short(u[unit]) for u in units])
     table.add_row("network evaluations", *[f"{e.evaluations:,}" for e in estimates])
     return table
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if value < 1e4 else f"{value:.4g}"
 
 
 def _interval(ends: tuple[float, float], digits: int) -> str:
@@ -205,4 +260,9 @@ def _notes(result: Measurement, tolerance: float | None) -> list[str]:
         )
     elif estimate.earliest_time > 0:
         notes.append(f"The path ends at t = {estimate.earliest_time:g}; the last step's cost is part of the bound.")
+    if not result.folder.tokenizer.lossless:
+        notes.append(
+            f"The tokenizer {result.folder.tokenizer.name!r} drops capitals, accents and line breaks: what these would "
+            "cost is in neither the bits per byte nor the perplexity per word."
+        )
     return notes

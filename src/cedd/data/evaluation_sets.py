@@ -15,6 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cedd.data.corpora import READER, Corpus, FileCorpus, HubCorpus, Piece, cut_document
 from cedd.data.detokenizers import LAMBADA, LM1B, PTB, WIKITEXT, Detokenizer
 from cedd.data.folders import data_root
@@ -160,10 +163,29 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Blocks to evaluate on, and the protocol that made them: names, hashes and counts, as JSON."""
+    """Blocks to evaluate on, and the protocol that made them: names, hashes and counts, as JSON.
+
+    ends: the tokens that stand before and after the text of each block, where there are such.
+    """
 
     packed: PackedDataset
     protocol: dict[str, Any]
+    ends: tuple[int, int] | None = None
+
+    def blocks(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
+        """These blocks, [N, L]."""
+        inner = self.packed[which]
+        return inner if self.ends is None else np.pad(inner, ((0, 0), (1, 1)), constant_values=(self.ends,))
+
+    def wrapped(self, first: int, last: int) -> EvaluationData:
+        """The same blocks between two tokens, which count like others."""
+        protocol = self.protocol | {
+            "wrap": "bos-eos",
+            "length": self.packed.length + 2,
+            "tokens": self.protocol["tokens"] + 2 * self.protocol["blocks"],
+            "protocol_sha256": json_sha256({"inner": self.protocol["protocol_sha256"], "ends": [first, last]}),
+        }
+        return EvaluationData(self.packed, protocol, (first, last))
 
 
 def load_evaluation_set(

@@ -133,8 +133,7 @@ class PackedDataset:
 
         A set is often several texts one after another: its first blocks are of the first of them.
         """
-        count = len(self) if most is None else min(most, len(self))
-        return self[np.arange(count) * len(self) // max(1, count)]
+        return self[evenly_spaced(len(self), most)]
 
     def from_starts(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
         """L tokens from each of these places [B] on, [B, L]; after the last block comes the first."""
@@ -168,6 +167,12 @@ class PackedDataset:
         made = {"remainder": policy.remainder, "packing": policy.name}
         report = {name: header[name] for name in counts} | made | {name: header[name] for name in hashes}
         return report | {"blocks": len(self)}
+
+
+def evenly_spaced(count: int, most: int | None) -> NDArray[np.int64]:
+    """At most so many of 0..count-1 (None: all)."""
+    chosen = count if most is None else min(most, count)
+    return np.arange(chosen) * count // max(1, chosen)
 
 
 def _check_holdout(holdout: float) -> None:

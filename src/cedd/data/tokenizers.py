@@ -46,6 +46,21 @@ class Tokenizer(ABC):
     """The character that stands for those outside `characters`, where there is one; it is never written."""
     silent: Sequence[int] = ()
     """Tokens that stand for no text, such as padding."""
+    lossless: bool = True
+    """Whether the text can be had back from its tokens."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that blocks begin with where networks are trained so; that which ends them, for most."""
+        return self.eos_id
+
+    @cached_property
+    def widths(self) -> NDArray[np.float64]:
+        """About how many bytes of text each token stands for, [V]: for most kinds exactly. At least one."""
+        lengths = [len(self.decode([token]).encode("utf-8", "surrogatepass")) for token in range(self.vocab_size)]
+        lengths = np.array(lengths, dtype=np.float64)
+        lengths[[token for token in (self.eos_id, *self.silent) if token is not None]] = 0
+        return lengths.clip(1)
 
     @property
     def characters(self) -> Mapping[str, int] | None:
@@ -267,6 +282,10 @@ class ByteTokenizer(Tokenizer):
     def single_characters(self) -> Mapping[str, int]:
         return {chr(byte): byte for byte in range(128)}
 
+    @cached_property
+    def widths(self) -> NDArray[np.float64]:
+        return np.ones(self.vocab_size)
+
     def starts(self, text: str) -> NDArray[np.intp]:
         return np.repeat(np.arange(len(text)), [len(character.encode()) for character in text])
 
@@ -341,6 +360,13 @@ class _ByteLevelBPE(Tokenizer):
             plain = token == END_OF_TEXT or any(character not in byte_of for character in token)
             content[identity] = token.encode("utf-8") if plain else bytes(byte_of[c] for c in token)
         return content
+
+    @cached_property
+    def widths(self) -> NDArray[np.float64]:
+        lengths = np.array([len(content) for content in self.token_bytes], dtype=np.float64)
+        if self.eos_id is not None:
+            lengths[self.eos_id] = 1
+        return lengths.clip(1)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return self.encode_batch([text])[0]
@@ -444,6 +470,7 @@ class BERTTokenizer(Tokenizer):
     that what is decoded is not quite what was encoded."""
 
     kind = "bert"
+    lossless = False
 
     def __init__(self, vocab: Sequence[str], name: str = "bert") -> None:
         import tokenizers  # slow to import, and few need it
@@ -462,6 +489,15 @@ class BERTTokenizer(Tokenizer):
     def from_folder(cls, folder: str | Path) -> BERTTokenizer:
         """From `vocab.txt`, a token a line."""
         return cls((Path(folder) / "vocab.txt").read_text(encoding="utf-8").splitlines())
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocab.index("[CLS]") if "[CLS]" in self.vocab else self.eos_id
+
+    @cached_property
+    def widths(self) -> NDArray[np.float64]:
+        """With the blank before a word."""
+        return np.array([len(token.removeprefix("##")) + (not token.startswith("##")) for token in self.vocab], float)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         _utf8(self.name, text)
@@ -497,6 +533,11 @@ class IdTokenizer(Tokenizer):
     def _decode_run(self, ids: NDArray[np.int64]) -> str:
         return " ".join(map(str, ids.tolist()))
 
+    @cached_property
+    def widths(self) -> NDArray[np.float64]:
+        """With the blank between numbers."""
+        return np.array([len(str(token)) + 1 for token in range(self.vocab_size)], float)
+
     def definition(self) -> dict[str, Any]:
         return {"vocab_size": self.vocab_size}
 
@@ -509,6 +550,15 @@ class PaddedTokenizer(Tokenizer):
     def __init__(self, base: Tokenizer, name: str | None = None) -> None:
         self.base, self.name = base, name or f"{base.name}+pad"
         self.vocab_size, self.eos_id, self.silent = base.vocab_size + 1, base.eos_id, (base.vocab_size,)
+        self.lossless = base.lossless
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.base.bos_id
+
+    @cached_property
+    def widths(self) -> NDArray[np.float64]:
+        return np.append(self.base.widths, 1.0)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return self.base.encode(text)

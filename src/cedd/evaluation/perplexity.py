@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, mean_interval
 from cedd.bounds.estimator import Sampling, estimate_bound
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
-from cedd.data.packing import pack
+from cedd.data.packing import evenly_spaced, pack
 from cedd.data.text import MOST_UNKNOWN, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.dynamics import BOUNDS, Bound
@@ -52,8 +53,21 @@ def load_data(
     root: str | Path | None = None,
     cache: str | Path | None = None,
     workers: int = 1,
+    wrap: bool = False,
 ) -> EvaluationData:
-    """An evaluation set by its name, or a file, folder or hub data set, as blocks with the protocol that made them."""
+    """An evaluation set by its name, or a file, folder or hub data set, as blocks with the protocol that made them.
+
+    wrap: each block stands between the tokens that begin and end a document, and has two tokens of text fewer.
+    """
+    if wrap:
+        first, last = tokenizer.bos_id, tokenizer.eos_id
+        if first is None or last is None or length < 3:
+            raise ValueError(
+                f"blocks of {length} tokens of the tokenizer {tokenizer.name!r} cannot be wrapped: that takes a token "
+                "that ends documents, and room for it at both ends"
+            )
+        inner = load_data(spec, tokenizer, length - 2, split=split, root=root, cache=cache, workers=workers)
+        return inner.wrapped(first, last)
     is_file = expanded(spec).exists() or spec == PYTHON_MANUAL
     if not is_file and re.fullmatch(r"[\w-]+", spec):  # a bare word: an evaluation set, or refused by name
         return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)
@@ -73,7 +87,14 @@ def choose_sequences(
     """
     if most is not None and most < 1:
         raise ValueError(f"an evaluation needs at least one sequence; got {most}")
-    blocks = data.packed.evenly_spaced(most)
+    return read_blocks(data, evenly_spaced(len(data.packed), most), tokenizer, most_unknown)
+
+
+def read_blocks(
+    data: EvaluationData, which: NDArray[np.integer], tokenizer: Tokenizer, most_unknown: float = MOST_UNKNOWN
+) -> tuple[Tensor, dict[str, Any]]:
+    """These sequences [N, L], and the protocol that says how many they are."""
+    blocks = data.blocks(which)
     unknown = unknown_share(tokenizer, blocks, most_unknown)
     return torch.from_numpy(blocks), data.protocol | {"evaluated_sequences": len(blocks), "unknown_share": unknown}
 
@@ -204,20 +225,6 @@ def compare(first: BoundEstimate, second: BoundEstimate) -> Comparison:
     both = torch.stack([first.per_sequence, second.per_sequence])
     correlation = float(torch.corrcoef(both)[0, 1]) if len(values) > 1 else math.nan
     return Comparison(first.bound, mean, error, interval, correlation)
-
-
-def check_comparable(first: ModelFolder, second: ModelFolder) -> None:
-    """Refuse two runs that do not read the same sequences."""
-    if first.tokenizer.fingerprint != second.tokenizer.fingerprint:
-        raise ValueError(
-            f"{first.path} and {second.path} have different tokenizers, so that no sequence is the same to both: "
-            "evaluate each on its own and compare bits per character"
-        )
-    if first.length != second.length:
-        raise ValueError(
-            f"{first.path} reads {first.length} tokens and {second.path} {second.length}: a paired comparison needs "
-            "the same length; evaluate each on its own"
-        )
 
 
 # ----------------------------------------------------------------------------------------------------------------

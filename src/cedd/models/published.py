@@ -99,6 +99,7 @@ class Family:
         told: what the network is told of the noise (see `NetworkOptions.told`).
         tokenizer: the tokenizer that its released networks were trained with.
         rows_in: the number that the rows may be rounded up to a multiple of.
+        wrapped: whether its blocks stood between the tokens that begin and end a document.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Family:
     told: Callable[[Description], str]
     tokenizer: str
     rows_in: int = 1
+    wrapped: Callable[[Description], bool] = lambda _: False
 
 
 def _sedd_process(vocab_size: int, config: Description) -> TokenProcess:
@@ -168,6 +170,7 @@ FAMILIES: tuple[Family, ...] = (
         method=lambda _: "ceddt",
         told=lambda config: "sigma" if config.get("time_conditioning", default=False) else "nothing",
         tokenizer="gpt2",
+        wrapped=lambda config: config.kind != "bd3lm",
     ),
     Family(
         "DUO",
@@ -177,6 +180,7 @@ FAMILIES: tuple[Family, ...] = (
         method=lambda _: "bayes",
         told=_told_sigma,
         tokenizer="gpt2",
+        wrapped=lambda _: True,
     ),
     Family(
         "UDLM",
@@ -370,6 +374,7 @@ def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None,
         Path(path_or_name).expanduser() == folder
     )  # of a folder the name is enough: where it was is nobody's business
     origin = {"family": family.name, "source": folder.resolve().name if local else str(path_or_name)}
+    origin |= {"wrap": "bos-eos"} if family.wrapped(description) else {}
     model = model.eval().requires_grad_(False)
     config = {"imported": origin}
     return ModelFolder(model, process, get_method(family.method(description)), chosen, network.length, config, folder)
