@@ -161,9 +161,18 @@ def test_outputs_that_are_no_numbers_are_refused(bad: float, method: str, proces
             call()
 
 
+def test_a_row_without_any_possible_token_is_refused() -> None:
+    outputs = torch.zeros(2, 3, V)
+    outputs[1, 2] = -torch.inf
+    with pytest.raises(ValueError, match="rows without any possible token"):
+        network_module.OutputCheck().look_at(outputs)
+    outputs[1, 2, 0] = 0.0
+    network_module.OutputCheck().look_at(outputs)
+
+
 def test_on_a_device_the_check_waits_until_it_is_asked() -> None:
     check = network_module.OutputCheck()
-    check._worst = torch.tensor(float("nan"))
+    check._totals = [torch.tensor(1.0), torch.tensor(float("nan"))]
     with pytest.raises(ValueError, match="the network returned nan"):
         check.settle()
     check.settle()  # once is enough

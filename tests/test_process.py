@@ -289,6 +289,14 @@ def test_a_geometric_schedule_jumps_at_zero() -> None:
 # ---- shapes -----------------------------------------------------------------------------------------------------
 
 
+def test_a_record_for_each_entry() -> None:
+    noise = roulette(5).noise(torch.linspace(0.1, 0.9, 4, dtype=torch.float64))
+    apart = noise.unbind()
+    assert len(apart) == 4
+    assert all(torch.equal(one.beta, noise.beta[k]) and one.t == noise.t[k] for k, one in enumerate(apart))
+    assert {(one.vocab_size, one.has_mask) for one in apart} == {(5, True)}
+
+
 def test_fields_spread_and_rows_are_picked() -> None:
     noise = cedd.roulette(4).noise(torch.tensor([0.1, 0.7]))
     x = torch.zeros(2, 3, dtype=torch.int64)

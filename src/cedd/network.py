@@ -12,6 +12,7 @@ the network as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -171,23 +172,20 @@ class OutputCheck:
     """Checks outputs for nan and infinity: at once on a CPU; on a GPU in `settle`, to avoid a synchronization."""
 
     def __init__(self) -> None:
-        self._worst: Tensor | None = None
+        self._totals: list[Tensor] = []
 
     def look_at(self, outputs: Tensor) -> None:
-        """Outputs [.., V]. The largest of a row is nan if any is, and -inf if no token is possible."""
+        """Outputs [.., V]. The largest of a row is nan if any is, and -inf if no token is possible; a total keeps that."""
         if not outputs.numel():
             return
+        self._totals.append(outputs.detach().amax(-1).sum(dtype=torch.float64))
         if outputs.device.type == "cpu":
-            self._worst = outputs.detach().amax(-1).abs().amax()
             self.settle()
-        else:
-            worst = outputs.detach().amax()
-            self._worst = worst if self._worst is None else torch.maximum(self._worst, worst)
 
     def settle(self) -> None:
         """Raise a ValueError if any output so far was nan or infinite."""
-        worst, self._worst = self._worst, None
-        if worst is not None and not bool(torch.isfinite(worst)):
+        totals, self._totals = self._totals, []
+        if totals and not math.isfinite(totals[0] if len(totals) == 1 else torch.stack(totals).sum()):
             raise ValueError(
                 "the network returned nan, or infinity, or rows without any possible token: its weights may be "
                 "damaged, or its training has diverged"

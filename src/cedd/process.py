@@ -157,6 +157,12 @@ class Kernel:
         """The entries at `index` (ids or a Boolean mask) of the flattened fields: [*S] -> [N]."""
         return self.map(lambda v: v.reshape(-1)[index.to(v.device)])
 
+    def unbind(self) -> list[Self]:
+        """A record for each entry of the fields' first dimension: [K, *S] -> K times [*S]."""
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        columns = zip(*(value.unbind() for value in tensors.values()), strict=True)
+        return [replace(self, **dict(zip(tensors, entries, strict=True))) for entries in columns]
+
     def inverse(self) -> Kernel:
         """The inverse matrix: both clocks run backwards."""
         return Kernel(self.vocab_size, self.has_mask, -self.alpha, -self.beta)

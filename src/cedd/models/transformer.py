@@ -48,11 +48,17 @@ from cedd.models.options import config_from_preset as config_from_preset
 from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare_branches
 from cedd.names import suggestion
 
+
+def _in_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function of sigma, computed in float64 where the device has it."""
+    return lambda sigma: function(sigma.double() if has_float64(sigma.device) else sigma)
+
+
 TOLD: Mapping[str, Callable[..., Callable[[Tensor], Tensor]]] = {
     "sigma": lambda: lambda sigma: sigma,
     "nothing": lambda: torch.zeros_like,
     # Without the slower end of the process: the t of GIDD's formulas.
-    "hybrid-time": lambda p_u: Hybrid(float(p_u), eps=1e-12).time,
+    "hybrid-time": lambda p_u: _in_float64(Hybrid(float(p_u), eps=1e-12).time),
 }
 """What a network may be told of the noise, by name: from the number after the colon to a function of sigma."""
 FREQUENCIES = 128
@@ -179,8 +185,7 @@ class TimeConditioning(nn.Module):
     def forward(self, sigma: Tensor) -> list[Modulation]:
         """One for each branch, and one for the last norm."""
         with torch.autocast(sigma.device.type, enabled=False):
-            level = self.told(sigma.double() if has_float64(sigma.device) else sigma)
-            embedded = self._embed(level.float()).to(self.hidden.weight.dtype)
+            embedded = self._embed(self.told(sigma).float()).to(self.hidden.weight.dtype)
             vector = F.silu(self.output(F.silu(self.hidden(embedded))))
         *parts, shift, scale = self.modulation(vector).view(-1, self.count, 1, self.width).unbind(1)
         branches = [Modulation(*parts[i : i + 3]) for i in range(0, len(parts), 3)]

@@ -63,7 +63,7 @@ def denoise(run: Run, x: Tensor) -> Tensor:
     """The loop: x [B, L] from the first time of the grid to the last."""
     device, steps = x.device, len(run.times) - 1
     noise, earlier = run.process.noise(run.times[:-1]), run.process.noise(run.times[1:])
-    noise_here, earlier_here = noise.to(device), earlier.to(device)
+    levels = list(zip(noise.to(device).unbind(), earlier.to(device).unbind(), strict=True))
     sigma = noise.sigma.to(device=device, dtype=torch.float32)
     held = _held(run.constraint, x.shape)
     x = run.constraint(x) if run.constraint is not None else x.clone()
@@ -75,7 +75,7 @@ def denoise(run: Run, x: Tensor) -> Tensor:
         stop = min(start + block, steps)
         planned = list(plan.block(start, stop, device)) if plan is not None else [None] * (stop - start)
         for k, candidates in zip(range(start, stop), planned, strict=True):
-            now, next_ = noise_here.map(lambda v, k=k: v[k]), earlier_here.map(lambda v, k=k: v[k])
+            now, next_ = levels[k]
             if candidates is None:
                 x = _dense_step(run, run.rule_of(k), x, held, now, next_, sigma[k])
             else:
@@ -118,6 +118,8 @@ def _jump_step(
 
         def drawn(outputs: Tensor, part: slice) -> Tensor:
             u, v = candidates.u[part], candidates.v[part]
+            if run.reveals_only:
+                return run.sharpening.draw(outputs.double(), v)
             return jump(rule, run, outputs.double(), here[rows[part]], noise, earlier, u, v)
 
         outputs = run.network.rows(x, sigma, candidates.places, full_precision=True)
@@ -133,8 +135,6 @@ def jump(
     """Candidates x [R] with outputs [R, V] (float64): each jumps if u < 1 - stay, to where v says."""
     parameterization = run.parameterization
     assert isinstance(parameterization, Affine)
-    if run.reveals_only:
-        return run.sharpening.draw(outputs, v)
     now, next_ = noise.like(x), earlier.like(x)
     log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
     leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
