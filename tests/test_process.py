@@ -290,7 +290,7 @@ def test_a_geometric_schedule_jumps_at_zero() -> None:
 
 
 def test_a_record_for_each_entry() -> None:
-    noise = roulette(5).noise(torch.linspace(0.1, 0.9, 4, dtype=torch.float64))
+    noise = cedd.roulette(5).noise(torch.linspace(0.1, 0.9, 4, dtype=torch.float64))
     apart = noise.unbind()
     assert len(apart) == 4
     assert all(torch.equal(one.beta, noise.beta[k]) and one.t == noise.t[k] for k, one in enumerate(apart))

@@ -175,7 +175,7 @@ class OutputCheck:
         self._totals: list[Tensor] = []
 
     def look_at(self, outputs: Tensor) -> None:
-        """Outputs [.., V]. The largest of a row is nan if any is, and -inf if no token is possible; a total keeps that."""
+        """Outputs [.., V]. The largest of a row is nan if any is, and -inf if no token is possible; so is their sum."""
         if not outputs.numel():
             return
         self._totals.append(outputs.detach().amax(-1).sum(dtype=torch.float64))
