@@ -430,9 +430,13 @@ class GPT2Tokenizer(_ByteLevelBPE):
 
 
 class BPETokenizer(_ByteLevelBPE):
-    """Byte-level BPE trained on the data; its first token ends a document."""
+    """Byte-level BPE trained on the data; its first token ends a document, and is no text that a model writes."""
 
     kind = "bpe"
+
+    def __init__(self, vocab: Mapping[str, int], merges: Iterable[Iterable[str]], name: str) -> None:
+        super().__init__(vocab, merges, name)
+        self.silent = () if self.eos_id is None else (self.eos_id,)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPETokenizer:

@@ -92,6 +92,10 @@ class Records:
             self._last_print = now
             self._console.print(f"step {step}  {figures}", highlight=False, soft_wrap=True)
 
+    def expect(self, steps: int) -> None:
+        """The run has so many steps now."""
+        self._progress.update(self._task, total=steps)
+
     def say(self, message: str) -> None:
         self._console.print(message, highlight=False, markup=False, soft_wrap=True)
 

@@ -1,0 +1,274 @@
+"""Train the model in the box that writes English: `english`, on books and Wikipedia.
+
+    python benchmarks/english.py --corpus corpus --prepare --workers 8
+    python benchmarks/english.py --corpus corpus --seconds 470 --export english
+
+The corpus is a folder with `books.txt.xz` and `wikipedia.txt.xz`, or other texts. A byte-level BPE is trained on
+every eighth piece of it (--prepare ends there, once all text is in tokens: it needs no GPU), then the network for
+--seconds: after the warm-up of the rate, which does not depend on it, the number of steps is chosen by the speed so
+far. The settings are those of the preset `small-fast` but for what `recipe` changes. A run that was stopped goes on.
+
+--export writes the model as it is shipped, by `cedd export`: weights in int8 and the words of the card below. Last the
+bound on held-out documents is printed, of the weights as trained and of those that were exported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from language_text import ENDINGS, Documents, stem
+from rich.console import Console
+
+from cedd.cli import main as cedd
+from cedd.data.corpora import Piece
+from cedd.data.folders import data_folder
+from cedd.data.packing import PackedDataset, pack, select_documents
+from cedd.data.tokenizers import HEADER_FILE, BPETokenizer, Tokenizer, load_tokenizer
+from cedd.data.training_data import TrainingData
+from cedd.evaluation.perplexity import compare, measure
+from cedd.models.folder import load_folder
+from cedd.models.locate import TRAIN_FILE
+from cedd.storage import json_sha256, write_json
+from cedd.training.config import PRESETS, DataConfig, TrainConfig, read_config, to_json
+from cedd.training.distributed import joined_ranks
+from cedd.training.loop import Hooks, Trainer, share_the_interpreter
+
+WRAPPED = ("books",)
+"""Files whose paragraphs are broken into lines; their lines are joined, so that samples have none."""
+LINE_END = re.compile(r"(?<!\n)\n(?!\n)")
+UNTIMED = 20
+"""First steps, slowed down by compilation."""
+EVERY = 100
+"""Steps after which the number of all steps is chosen anew, as long as the rate does not fall yet."""
+ABOUT = """\
+447 English books from Project Gutenberg, in the public domain, and a collection of English Wikipedia articles, under
+CC BY-SA, which share no 13 words in a row with the usual evaluation sets; one document in 200 is held out. War and
+Peace, Pride and Prejudice and Crime and Punishment are in neither. The licence named above, Apache 2.0, is that of the
+weights. One NVIDIA H200, 8 minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """example: python benchmarks/english.py --corpus corpus --seconds 470 --export english
+
+    Train the model in the box that writes English.
+    """
+
+    corpus: Path | None = None
+    """Folder of the texts; by default CEDD_DATA/corpus."""
+    prepare: bool = False
+    """Only make the tokenizer and the blocks of tokens."""
+    seconds: float = 470.0
+    """Of training, after the first steps."""
+    out: Path = Path("runs/english")
+    export: Path | None = None
+    """Folder to write the model to, as it is shipped."""
+    results: Path | None = None
+    """Write the bounds here too."""
+    tokens: int = 8192
+    """Of the vocabulary."""
+    thinning: int = 8
+    """The tokenizer is trained on one in so many pieces of text."""
+    holdout: float = 0.005
+    blocks: int = 1024
+    """Held-out ones of each file, on which the bound is estimated."""
+    length: int = 128
+    width: int = 512
+    depth: int = 8
+    heads: int = 8
+    batch: int = 512
+    warmup: int = 300
+    workers: int = 1
+    cache: Path | None = None
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(eq=False)
+class Passages(Documents):
+    """Documents in which a line is a paragraph."""
+
+    def content_sha256(self) -> str:
+        return json_sha256({"documents": super().content_sha256(), "joined lines": WRAPPED})
+
+    def pieces(self) -> Iterator[Piece]:
+        part = "validation" if self.held_out else "train"
+        for file, source in zip(self.files, self._sources, strict=True):
+            for piece in select_documents(source.pieces(), part, self.holdout):
+                yield Piece(LINE_END.sub(" ", piece.text), piece.ends_document) if stem(file) in WRAPPED else piece
+
+
+@dataclass(frozen=True)
+class Text:
+    """The corpus in tokens."""
+
+    arguments: Arguments
+
+    @property
+    def files(self) -> list[Path]:
+        folder = data_folder("corpus", self.arguments.corpus)
+        found = sorted(path for path in folder.glob("*") if path.name.endswith(ENDINGS))
+        if not found:
+            raise ValueError(f"{folder} has no text to train on ({', '.join(ENDINGS)})")
+        return found
+
+    def tokenizer(self) -> Tokenizer:
+        """The one beside the run, trained when it is first asked for."""
+        arguments = self.arguments
+        folder = arguments.out.with_name(arguments.out.name + "-tokenizer")
+        if not (folder / HEADER_FILE).is_file():
+            texts = Passages(self.files, arguments.holdout, held_out=False).texts()
+            folder.mkdir(parents=True, exist_ok=True)
+            BPETokenizer.train(islice(texts, 0, None, arguments.thinning), arguments.tokens).save(folder)
+        return load_tokenizer(folder)
+
+    def packed(self, files: list[Path], tokenizer: Tokenizer, *, held_out: bool) -> PackedDataset:
+        arguments = self.arguments
+        documents = Passages(files, arguments.holdout, held_out)
+        return pack(documents, tokenizer, arguments.length, cache=arguments.cache, workers=arguments.workers)
+
+    def training(self) -> TrainingData:
+        """Blocks to learn from, and the held-out ones of all files."""
+        tokenizer = self.tokenizer()
+        train, held_out = (self.packed(self.files, tokenizer, held_out=part) for part in (False, True))
+        return TrainingData(tokenizer, train, held_out)
+
+
+def recipe(arguments: Arguments) -> TrainConfig:
+    """`small-fast` for a smaller network and more tokens a step.
+
+    The network is not told the time: then what it says of a blank depends on the text alone, as infilling needs it.
+    Times are nearly all, not those around 1/2: samples begin with nothing but masks.
+    """
+    usual = PRESETS["small-fast"][1]
+    shape: dict[str, Any] = {"width": arguments.width, "depth": arguments.depth, "heads": arguments.heads}
+    return replace(
+        usual,
+        data="corpus",
+        out=arguments.out,
+        model=replace(usual.model, **shape, told="nothing", conditioning_width=8),
+        length=arguments.length,
+        text=DataConfig(tokenizer=f"bpe:{arguments.tokens}", holdout=arguments.holdout, holdout_by="documents"),
+        optimizer=replace(usual.optimizer, warmup=arguments.warmup, ema=0.996),
+        batch=replace(usual.batch, size=arguments.batch, lowest_time=0.05, highest_time=0.95, cut="anew"),
+        evaluation=replace(usual.evaluation, every=0),
+        steps=10_000,
+        checkpoint_every=1_000_000,
+        log_every=100,
+        seed=arguments.seed,
+        device=arguments.device,
+    )
+
+
+@dataclass
+class InTime(Hooks):
+    """As many steps as fit the seconds, at the speed so far; the rate must not fall before the number is final."""
+
+    seconds: float
+    began: tuple[int, float] | None = None
+
+    def before_step(self, trainer: Trainer) -> None:
+        config, step, now = trainer.config, trainer.state.step, time.monotonic()
+        if self.began is None:
+            if step >= UNTIMED:
+                self.began = step, now
+            return
+        first, start = self.began
+        falls = (1 - config.optimizer.decay_share) * config.steps
+        if step % EVERY or not config.optimizer.warmup <= step < falls - EVERY:
+            return
+        left = self.seconds - (now - start)
+        steps = max(step + EVERY, step + int(left * (step - first) / (now - start)))
+        trainer.config = trainer.stepper.config = replace(config, steps=steps)
+        trainer.records.expect(steps)
+        write_json(config.out / TRAIN_FILE, to_json(trainer.config), indent=2)
+
+
+def train(arguments: Arguments) -> int:
+    """All steps, of which a run that goes on has chosen the number; 0, or the exit code of a run that was stopped."""
+    config, console = recipe(arguments), Console(stderr=True)
+    begun = config.out / TRAIN_FILE
+    hooks = Hooks() if begun.is_file() else InTime(arguments.seconds)
+    if begun.is_file():
+        config = replace(config, steps=read_config(begun).steps)
+    config.check()
+    share_the_interpreter()
+    with joined_ranks(config.device) as ranks:
+        return Trainer(config, ranks, console, hooks, Text(arguments).training()).run().exit_code
+
+
+def export(arguments: Arguments, words: list[str]) -> int:
+    """The model as it is shipped."""
+    command = shlex.join(["python", "benchmarks/english.py", "--corpus", "corpus", *public(words)])
+    said = ["--title", "english", "--about", ABOUT, "--command", command]
+    return cedd(["export", str(arguments.out), "--out", str(arguments.export), "--weights", "int8", "--force", *said])
+
+
+def public(words: list[str]) -> list[str]:
+    """The settings of a command line, without what is of one machine."""
+    private = ("--corpus", "--out", "--export", "--results", "--workers", "--cache", "--device")
+    kept = [(name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name not in private]
+    return [word for pair in kept for word in pair]
+
+
+def bounds(arguments: Arguments) -> dict[str, Any]:
+    """On the held-out documents of each file: of the weights as trained, and by how much those exported are worse."""
+    text, device = Text(arguments), "cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu"
+    models = {"trained": load_folder(arguments.out, device)}
+    if arguments.export is not None:
+        models["exported"] = load_folder(arguments.export, device)
+    found: dict[str, Any] = {}
+    for file in text.files:
+        packed = text.packed([file], text.tokenizer(), held_out=True)
+        blocks = torch.from_numpy(packed.evenly_spaced(arguments.blocks))
+        measured = {
+            name: measure(model, blocks, packed.report(), draws=2, fixed_set=True, device=device, batch=256)
+            for name, model in models.items()
+        }
+        found[stem(file)] = {name: record(one) for name, one in measured.items()}
+        if "exported" in measured:
+            other = compare(measured["trained"].main, measured["exported"].main)
+            found[stem(file)]["exported less trained"] = {"nats_per_token": other.difference, "ci95": other.ci95}
+    return found
+
+
+def record(one: Any) -> Mapping[str, Any]:
+    """A bound, in nats a token with its interval, and in bits a character."""
+    estimate = one.main
+    return {"nats_per_token": estimate.nats_per_token, "ci95": estimate.ci95, **one.per_unit(estimate)}
+
+
+def main() -> int:
+    """Prepare, train, export, measure."""
+    arguments = tyro.cli(Arguments, description=Arguments.__doc__)
+    try:
+        if arguments.prepare:
+            data = Text(arguments).training()
+            print(json.dumps({part: getattr(data, part).report() for part in ("train", "validation")}))
+            return 0
+        stopped = train(arguments)
+    except (ValueError, OSError) as error:
+        print(f"english: {error}", file=sys.stderr)
+        return 2
+    if stopped or (arguments.export is not None and (stopped := export(arguments, sys.argv[1:]))):
+        return stopped
+    found = bounds(arguments)
+    print(json.dumps(found))
+    if arguments.results is not None:
+        write_json(arguments.results, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
