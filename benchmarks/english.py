@@ -40,7 +40,7 @@ from cedd.evaluation.perplexity import compare, measure
 from cedd.models.folder import load_folder
 from cedd.models.locate import TRAIN_FILE
 from cedd.storage import json_sha256, write_json
-from cedd.training.config import PRESETS, DataConfig, TrainConfig, read_config, to_json
+from cedd.training.config import PRESETS, DataConfig, TrainConfig, read_config
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer, share_the_interpreter
 
@@ -85,7 +85,7 @@ class Arguments:
     """Held-out ones of each file, on which the bound is estimated."""
     length: int = 128
     width: int = 512
-    depth: int = 8
+    depth: int = 7
     heads: int = 8
     batch: int = 512
     warmup: int = 300
@@ -189,10 +189,7 @@ class InTime(Hooks):
         if step % EVERY or not config.optimizer.warmup <= step < falls - EVERY:
             return
         left = self.seconds - (now - start)
-        steps = max(step + EVERY, step + int(left * (step - first) / (now - start)))
-        trainer.config = trainer.stepper.config = replace(config, steps=steps)
-        trainer.records.expect(steps)
-        write_json(config.out / TRAIN_FILE, to_json(trainer.config), indent=2)
+        trainer.choose_steps(step + max(EVERY, int(left * (step - first) / (now - start))))
 
 
 def train(arguments: Arguments) -> int:

@@ -55,6 +55,7 @@ def save_random(
     method: str = "bayes",
     extra: Mapping[str, Any] | None = None,
     tokenizer: Tokenizer | None = None,
+    **options: Any,
 ) -> Path:
     """A folder with a small transformer whose outputs are random but not uniform."""
     chosen = tokenizer or CharTokenizer(ALPHABET)
@@ -68,6 +69,7 @@ def save_random(
         dropout=0.0,
         causal=causal,
         time_conditioning=not causal,
+        **options,
     )
     model = Transformer(config)
     nn.init.normal_(model.head.weight, std=0.3)

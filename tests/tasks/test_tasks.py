@@ -5,14 +5,16 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import cedd
-from cedd.data.tokenizers import ByteTokenizer, CharAsGPT2, CharTokenizer
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer
 from cedd.models.loaded import SamplingOptions
 from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
+from cedd.tasks.generate import prompt_template
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
@@ -170,6 +172,57 @@ def test_blanks():
     for many in ("____", "____{99999999999999999999}"):  # refused before it is made
         with pytest.raises(ValueError, match="with its blanks"):
             infill(mending(length=8), f"a cat {many}")
+
+
+WORDS = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 50, 300)
+
+
+@settings(max_examples=20, deadline=None)
+@given(parts=st.lists(st.text("abT. ☃", max_size=6), min_size=2, max_size=3))
+@example(["The ", " sat on the ", "."])
+@example(["The  ", ""])
+def test_a_space_before_a_blank_is_that_of_the_word_in_it(parts):
+    """The model is not shown the space, as a token of its own; the text has one all the same, and not two."""
+    loaded = mending("absorb", length=64, tokenizer=WORDS)
+    assert WORDS.encode(" cat").tolist() == [WORDS.vocab["Ġcat"]]
+    filled = infill(loaded, "____{2}".join(parts), options=FAST)[0]
+    assert filled.startswith(parts[0])
+    assert filled.endswith(parts[-1])
+    template = parse_template("The ____{1} sat", WORDS)
+    ids = WORDS.encode("The cat sat")
+    assert template.width == len(ids)
+    assert template.given.tolist() == [True, False, *[True] * (len(ids) - 2)]
+    assert template.write(ids) == "The cat sat"
+    assert prompt_template(loaded, "The ", 8).given.tolist() == [True] + [False] * 7
+    assert generate(loaded, prompt=parts[0], options=FAST)[0].startswith(parts[0])
+
+
+def test_a_document_is_not_ended_in_the_midst_of_a_text():
+    """By a model that believes in nothing else than the token for it."""
+    loaded = mending("absorb", tokenizer=WORDS)
+    loaded.folder.model.get_buffer("table")[:, WORDS.eos_id] += 20.0
+    assert "<|" not in generate(loaded, options=FAST)[0]
+
+
+def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(tmp_path):
+    """It says of the text what it says of it in the middle of a block of masks; others are shown the text alone."""
+    told = load(save_random(tmp_path / "told", "absorb", "cedd"), device="cpu")
+    free = load(save_random(tmp_path / "free", "absorb", "cedd", told="nothing"), device="cpu")
+    shuffled = load(save_random(tmp_path / "shuffled", "roulette", "bayes", told="nothing"), device="cpu")
+    assert [one.reads_passages for one in (told, free, shuffled)] == [False, True, False]
+    assert free.network(1, free.length) is free.model
+    assert told.network(1, 6) is told.model
+    x, sigma = torch.tensor([[1, 2, len(ALPHABET), 3, 4, 5]]), torch.zeros(1)
+    block = torch.full((1, free.length), len(ALPHABET))
+    start = (free.length - 6) // 2
+    block[:, start : start + 6] = x
+    network = free.network(1, 6)
+    torch.testing.assert_close(network(x, sigma), free.model(block, sigma)[:, start : start + 6])
+    assert not torch.allclose(network(x, sigma), free.model(x, sigma), atol=1e-3)
+    for sampler in ("analytic", "first-hitting"):
+        (text,) = free.infill("a cat ____", seed=0, sampler=sampler)
+        assert text.startswith("a cat ")
+        assert len(text) == 10
 
 
 def test_autoregressive_models_do_not_infill(runs):

@@ -46,6 +46,8 @@ class Tokenizer(ABC):
     """The character that stands for those outside `characters`, where there is one; it is never written."""
     silent: Sequence[int] = ()
     """Tokens that stand for no text, such as padding."""
+    words_begin_with_spaces: ClassVar[bool] = False
+    """Whether the space before a word is part of the word's first token, and rarely a token of its own."""
     lossless: bool = True
     """Whether the text can be had back from its tokens."""
 
@@ -334,6 +336,8 @@ class _ByteLevelBPE(Tokenizer):
 
     Text is only text: the end-of-document token is never read out of it, even if its spelling occurs there.
     """
+
+    words_begin_with_spaces = True
 
     def __init__(self, vocab: Mapping[str, int], merges: Iterable[Iterable[str]], name: str) -> None:
         if sorted(vocab.values()) != list(range(len(vocab))):

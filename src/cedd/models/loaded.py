@@ -13,6 +13,7 @@ from cedd.data.text import never_written
 from cedd.data.tokenizers import Tokenizer
 from cedd.methods import Method
 from cedd.models.folder import ModelFolder
+from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer
 from cedd.network import AnyModel
 from cedd.process import TokenProcess
@@ -99,9 +100,15 @@ class LoadedModel:
         if not 1 <= length <= self.length:
             raise ValueError(f"the model reads 1 to {self.length} tokens; got a length of {length}")
 
+    @property
+    def reads_passages(self) -> bool:
+        """Whether a text can be read amid masks: where these are tokens not known yet, however many there are."""
+        dynamics, known = self.method.dynamics, getattr(self.model, "config", None)  # tests have models of their own
+        return dynamics.noisy and dynamics.only_reveals(self.process) and known is not None and not known.knows_time
+
     def network(self, batch: int, length: int) -> AnyModel:
-        """The network in the form that is fastest to sample from."""
-        model = self.model
+        """The network in the form that is fastest to sample from; one that reads passages is shown whole blocks."""
+        model = AmidMasks(self.model, self.length) if length < self.length and self.reads_passages else self.model
         if self.device.type != "cuda" or not self.method.dynamics.noisy:
             return model
         if (batch, length) not in self._graphs:

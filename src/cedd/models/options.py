@@ -31,6 +31,11 @@ class NetworkOptions:
     largest_score: float | None = None
     """Norm queries and keys, so that no score of the attention exceeds this; None: leave them as they are."""
 
+    @property
+    def knows_time(self) -> bool:
+        """Whether what the network says depends on the noise level besides the text."""
+        return self.time_conditioning and self.told != "nothing"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(NetworkOptions):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers.loop import Callback
-from cedd.tasks.template import Blank, Template
+from cedd.tasks.template import Template
 
 
 def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
@@ -17,12 +15,11 @@ def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Templ
         raise ValueError(f"a prompt is a text; got {text!r}")
     size = loaded.length if length is None else length
     loaded.check_length(size)
-    prompt = Template.of([text], loaded.tokenizer)
-    if prompt.width > size:
+    if (prompt := Template.of([text, 0], loaded.tokenizer).width) > size:
         raise ValueError(
-            f"the prompt has {prompt.width} tokens, but the model writes {size}; shorten it or train a longer model"
+            f"the prompt has {prompt} tokens, but the model writes {size}; shorten it or train a longer model"
         )
-    return replace(prompt, parts=[*prompt.parts, Blank(size - prompt.width)])
+    return Template.of([text, size - prompt], loaded.tokenizer)
 
 
 def generate_ids(

@@ -3,7 +3,8 @@
 Shapes: L tokens, of what is given and of the blanks.
 
 The model reads any text (`encode_given`), unknown characters as those most like them; what is written is the
-user's own text, not what the model was shown of it.
+user's own text, not what the model was shown of it. Where a space belongs to the word after it, the space before a
+blank is left to the blank, in which the model writes the word with its space; the user's is the one that stands.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Given:
 
     text: str
     ids: Ids
+    hides_space: bool = False
+    """Whether its tokens are those of the text without its last character, a space."""
 
     @property
     def width(self) -> int:
@@ -39,6 +42,12 @@ class Blank:
     """A part that the model writes: so many tokens."""
 
     width: int
+    after_space: bool = False
+    """Whether the part before ends with a space that the model was not shown."""
+
+    def write(self, text: str) -> str:
+        """What the model wrote, less the space that is there already."""
+        return text.removeprefix(" ") if self.after_space else text
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,14 @@ class Template:
     @classmethod
     def of(cls, parts: Sequence[str | int], tokenizer: Tokenizer) -> Template:
         """Of texts that are given and widths of blanks."""
-        made = [Blank(part) if isinstance(part, int) else Given(part, encode_given(tokenizer, part)) for part in parts]
+        made: list[Given | Blank] = []
+        for part, following in itertools.zip_longest(parts, parts[1:]):
+            if isinstance(part, int):
+                before = made[-1] if made else None
+                made.append(Blank(part, isinstance(before, Given) and before.hides_space))
+            else:
+                hides = tokenizer.words_begin_with_spaces and isinstance(following, int) and part.endswith(" ")
+                made.append(Given(part, encode_given(tokenizer, part[:-1] if hides else part), hides))
         return cls(made, tokenizer)
 
     @property
@@ -92,7 +108,8 @@ class Template:
     def write(self, ids: Ids) -> str:
         """What is given as it was given, and in the blanks what the tokens [L] say there."""
         return "".join(
-            part.text if isinstance(part, Given) else self.tokenizer.decode(ids[place]) for part, place in self.placed
+            part.text if isinstance(part, Given) else part.write(self.tokenizer.decode(ids[place]))
+            for part, place in self.placed
         )
 
     def draw(

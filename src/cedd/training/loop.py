@@ -65,7 +65,7 @@ class Hooks:
         """Before the first step, once a checkpoint has been loaded."""
 
     def before_step(self, trainer: Trainer) -> None:
-        """Before every step; `trainer.state.step` have been taken."""
+        """Before every step; `trainer.state.step` have been taken; `trainer.choose_steps` changes their number."""
 
     def evaluate(self, trainer: Trainer, model: Transformer) -> float:
         """Measure the averaged weights, on the first rank; lower is better, and patience goes by it."""
@@ -170,13 +170,20 @@ class Trainer:
         )
         return NoisingSampler(sampler, self.method, self.process, config.batch, config.steps)
 
+    def choose_steps(self, steps: int) -> None:
+        """From now on the run has so many steps; the rate of those taken must not have depended on their number."""
+        self.config = self.stepper.config = replace(self.config, steps=steps)
+        self.records.expect(steps)
+        if self.ranks.is_first:
+            write_json(self.config.out / TRAIN_FILE, to_json(self.config), indent=2)
+
     # The loop
 
     def _steps(self, batches: Prefetcher[StepBatch]) -> TrainResult:
         config, state = self.config, self.state
         pending: StepFigures | None = None
         loss, bound, reason, number = None, None, "finished", None
-        while state.step < config.steps:
+        while state.step < self.config.steps:
             if self.patience.is_over:  # also where a run that had stopped early is started again
                 reason = "stopped early: the bound no longer improves"
                 break
@@ -190,10 +197,10 @@ class Trainer:
             if config.evaluation.every > 0 and state.step % config.evaluation.every == 0:
                 bound = self.evaluate()
                 self.meter.pause()
-            if stop and state.step < config.steps:
+            if stop and state.step < self.config.steps:
                 reason, number = "stopped", int(self.stop.number)
                 break
-            if state.step % config.checkpoint_every == 0 and state.step < config.steps:
+            if state.step % config.checkpoint_every == 0 and state.step < self.config.steps:
                 loss, _ = self._account(pending)
                 pending = None
                 self._save()
@@ -202,7 +209,7 @@ class Trainer:
             loss, _ = self._account(pending)
         self._save()
         self._describe_end()
-        return TrainResult(state.step, loss, bound, state.step >= config.steps, reason, number)
+        return TrainResult(state.step, loss, bound, state.step >= self.config.steps, reason, number)
 
     def _account(self, figures: StepFigures) -> tuple[float, bool]:
         """Read and log a step's figures, and act on what is not finite; its loss, and whether a stop was requested."""

@@ -1,0 +1,188 @@
+"""How well a model fills in a word of a sentence alone, and of the same sentence in its paragraph.
+
+    python benchmarks/infilling.py english --data crime_and_punishment.txt --words 200
+
+A word of four letters or more is taken out of a sentence in the middle of a block of as many tokens as the model reads.
+It is filled in several ways, at so low a temperature that the likeliest token is drawn, and counts if it is the very
+word:
+
+    paragraph    the whole block is given
+    passage      the sentence as `cedd infill` puts it to the model: one that is not told the time reads it amid masks
+    alone        the network is shown the sentence and nothing else
+    share        the same, begun at the time at which as many tokens are noise as are blank, not at t = 1
+
+The blank is as long as the word, which helps; equally in all ways. Shares have 95% intervals by Wilson, differences by
+Student's t over words.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+from cedd.bounds.estimate import mean_and_stderr, student_quantile
+from cedd.data.corpora import open_corpus
+from cedd.data.text import never_written
+from cedd.data.tokenizers import Tokenizer
+from cedd.models.loaded import LoadedModel
+from cedd.process import TokenProcess
+from cedd.quadrature import bisect
+from cedd.samplers import sample
+from cedd.samplers.grids import LAST_TIME
+from cedd.spelling.shares import Share
+from cedd.storage import write_json
+from cedd.tasks import load
+from cedd.tasks.template import Template
+
+SENTENCE = re.compile(r"(?<=[.!?] )[A-Z][^.!?\n]{40,160}[.!?](?= )")
+WORD = re.compile(r" [a-z]{4,12}(?= [a-z])")
+TEMPERATURE = 0.01
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: python benchmarks/infilling.py english --data crime_and_punishment.txt --words 20
+
+    How well a model fills in a word of a sentence alone, and in its paragraph.
+    """
+
+    model: tyro.conf.Positional[str]
+    data: Path
+    """A text that the model has not seen."""
+    words: int = 200
+    ways: tuple[str, ...] = ("paragraph", "passage", "alone")
+    """Which of them, the first to compare the others with."""
+    steps: int = 8
+    """Of the sampler."""
+    seed: int = 0
+    device: str = "cpu"
+    json: Path | None = None
+    """Write the figures here too."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A word with its space, what stands around it in its sentence, and around that in its block."""
+
+    word: str
+    before: str
+    after: str
+    far_before: str
+    far_after: str
+
+
+def questions(text: str, tokenizer: Tokenizer, length: int, count: int) -> Iterator[Question]:
+    """One of each of `count` sentences, evenly spread over the text, whose blocks are complete."""
+    found = [sentence for sentence in SENTENCE.finditer(text) if WORD.search(sentence[0])]
+    characters = length * len(text[:100_000]) // max(1, len(tokenizer.encode(text[:100_000])))
+    middle = [sentence for sentence in found if characters < sentence.start() < len(text) - 2 * characters]
+    if len(middle) < count:
+        raise ValueError(f"the text has {len(middle)} sentences to ask about; {count} are wanted")
+    for place in np.linspace(0, len(middle) - 1, count).astype(int):
+        sentence = middle[place]
+        words = list(WORD.finditer(sentence[0]))
+        word = words[len(words) // 2]
+        room = max(0, characters - len(sentence[0])) * 8 // 10  # blocks of text differ in tokens
+        start, end = sentence.start() - room // 2, sentence.end() + room - room // 2
+        yield Question(
+            word=word[0],
+            before=sentence[0][: word.start()],
+            after=sentence[0][word.end() :],
+            far_before=text[start : sentence.start()],
+            far_after=text[sentence.end() : end],
+        )
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a question is put to a model."""
+
+    with_paragraph: bool = False
+    network: Callable[[LoadedModel, int], object] = lambda loaded, width: loaded.network(1, width)
+    from_share: bool = False
+
+    def template(self, asked: Question, loaded: LoadedModel) -> Template:
+        """The text around the blank; of a paragraph as much as the model reads."""
+        width = len(loaded.tokenizer.encode(asked.word))
+        far = (asked.far_before, asked.far_after) if self.with_paragraph else ("", "")
+        template = Template.of([far[0] + asked.before, width, asked.after + far[1]], loaded.tokenizer)
+        if template.width <= loaded.length:
+            return template
+        fewer = template.width - loaded.length  # characters, at most as many as tokens too many
+        parts = [far[0][fewer:] + asked.before, width, asked.after + far[1][: len(far[1]) - fewer]]
+        return Template.of(parts, loaded.tokenizer)
+
+
+WAYS: Mapping[str, Way] = {
+    "paragraph": Way(with_paragraph=True),
+    "passage": Way(),
+    "alone": Way(network=lambda loaded, width: loaded.model),
+    "share": Way(network=lambda loaded, width: loaded.model, from_share=True),
+}
+
+
+def share_time(template: Template, process: TokenProcess) -> float:
+    """The time at which as many tokens are noise as are blank."""
+    blank = 1 - template.given.double().mean()
+    time = bisect(lambda t: 1 - torch.exp(-process.alpha(t) - process.beta(t)), blank, 0.0, 1.0, halvings=40)
+    return max(float(time), 2 * LAST_TIME)
+
+
+def is_right(loaded: LoadedModel, way: Way, asked: Question, arguments: Arguments) -> bool:
+    """Whether the blank is filled by the very word."""
+    template = way.template(asked, loaded)
+    (row,) = sample(
+        way.network(loaded, template.width),  # pyright: ignore[reportArgumentType]
+        loaded.process,
+        (1, template.width),
+        method=loaded.method,
+        steps=arguments.steps,
+        constraint=template.constraint,
+        generator=torch.Generator().manual_seed(arguments.seed),
+        temperature=TEMPERATURE,
+        exclude=never_written(loaded.tokenizer),
+        t_start=share_time(template, loaded.process) if way.from_share else 1.0,
+        device=loaded.device,
+    )
+    return loaded.tokenizer.decode(row.cpu().numpy()[~template.given.numpy()]) == asked.word
+
+
+def main() -> int:
+    """Ask, count, print."""
+    arguments = tyro.cli(Arguments, description=Arguments.__doc__)
+    try:
+        if unknown := [name for name in arguments.ways if name not in WAYS] or not arguments.ways:
+            raise ValueError(f"--ways are some of {', '.join(WAYS)}; got {unknown or 'none'}")
+        loaded = load(arguments.model, arguments.device)
+        text = re.sub(r"\s+", " ", "".join(open_corpus(arguments.data).documents()))
+        asked = list(questions(text, loaded.tokenizer, loaded.length, arguments.words))
+    except (ValueError, OSError) as error:
+        print(f"infilling: {error}", file=sys.stderr)
+        return 2
+    right = {
+        name: torch.tensor([is_right(loaded, WAYS[name], one, arguments) for one in asked], dtype=torch.float64)
+        for name in arguments.ways
+    }
+    print(f"| {arguments.model}, {len(asked)} words | right, % | less than {arguments.ways[0]} |\n|---|--:|--:|")
+    record: dict[str, object] = {"model": arguments.model, "words": len(asked), "steps": arguments.steps}
+    for name, found in right.items():
+        share = Share(found.long(), torch.ones(len(found), dtype=torch.int64))
+        mean, error = mean_and_stderr(right[arguments.ways[0]] - found)
+        half = student_quantile(len(found) - 1) * error
+        low, high = (100 * end for end in share.ci95)
+        print(f"| {name} | {100 * share.value:.1f} ({low:.1f} to {high:.1f}) | {100 * mean:+.1f} ± {100 * half:.1f} |")
+        record[name] = [int(value) for value in found]
+    if arguments.json is not None:
+        write_json(arguments.json, record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

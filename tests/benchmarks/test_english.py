@@ -1,0 +1,84 @@
+"""The command behind the model that writes English: what it reads, how long it trains, what it leaves."""
+
+import json
+import lzma
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import cedd
+from tests.benchmarks.scripts import definitions
+
+english = definitions("english")
+
+
+def corpus(folder: Path) -> Path:
+    """Forty books of broken lines, and forty articles."""
+    folder.mkdir()
+    book = "It was a dark and\nstormy night, said number {}.\n\nThe rain fell in\ntorrents.\n" * 20
+    article = "Town {}\n\nTown {} is a town.\nIt has a river, and a bridge over it.\n" * 20
+    books = "\n\n\n\n".join(book.replace("{}", str(i)) for i in range(40))
+    (folder / "books.txt.xz").write_bytes(lzma.compress(books.encode(), preset=0))
+    (folder / "wikipedia.txt").write_text("\n\n\n".join(article.replace("{}", str(i)) for i in range(40)))
+    return folder
+
+
+def test_lines_of_books_are_joined_and_held_out_documents_are_left_out(tmp_path: Path):
+    files = english.Text(english.Arguments(corpus=corpus(tmp_path / "corpus"))).files
+    learnt, held_out = ("".join(english.Passages(files, 0.1, held_out=part).texts()) for part in (False, True))
+    assert "dark and stormy night, said number 3.\n\nThe rain fell in torrents." in learnt
+    assert "is a town.\nIt has a river" in learnt
+    assert ("number 9." in held_out, "number 9." in learnt) == (True, False)
+    assert ("Town 19 " in held_out, "Town 19 " in learnt) == (True, False)
+
+
+def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch):
+    """At half the speed from step 1,000 on fewer are chosen, but none any more once the rate falls."""
+    now, chosen = 0.0, list[int]()
+    monkeypatch.setattr("english.time.monotonic", lambda: now, raising=True)
+    config = english.recipe(english.Arguments(warmup=300))
+    trainer = SimpleNamespace(config=config, state=SimpleNamespace(step=0))
+
+    def choose_steps(steps: int) -> None:
+        trainer.config = english.replace(trainer.config, steps=steps)
+        chosen.append(trainer.state.step)
+
+    trainer.choose_steps = choose_steps
+    hooks = english.InTime(400.0)
+    while trainer.state.step < trainer.config.steps:
+        hooks.before_step(trainer)
+        now += 10.0 if trainer.state.step < 3 else 0.04 if trainer.state.step < 1000 else 0.08
+        trainer.state.step += 1
+    assert chosen[0] == 300
+    assert chosen[-1] < 0.3 * trainer.config.steps
+    taken = now - 30.0
+    assert 400 < taken < 480  # what became slower after the choice could not be known
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """All of it on the CPU, with the number of steps chosen; the exported weights are nearly as good."""
+    small = "--tokens 300 --thinning 2 --holdout 0.1 --blocks 4 --length 16 --width 32 --depth 1 --heads 1 --batch 4"
+    places = {"corpus": corpus(tmp_path / "corpus"), "out": tmp_path / "run", "cache": tmp_path / "cache"}
+    words = [word for name, place in places.items() for word in (f"--{name}", str(place))]
+    words += [*small.split(), "--warmup", "20", "--seconds", "3", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["english.py", *words, "--prepare"])
+    assert english.main() == 0
+    assert json.loads(capsys.readouterr().out)["train"]["documents"] == 72
+    out = ["--export", str(tmp_path / "english"), "--results", str(tmp_path / "bounds.json")]
+    monkeypatch.setattr(sys, "argv", ["english.py", *words, *out])
+    assert english.main() == 0
+    assert (tmp_path / "run" / "train.json").is_file()
+    assert json.loads((tmp_path / "run" / "train.json").read_text())["steps"] != 10_000
+    found = json.loads((tmp_path / "bounds.json").read_text())
+    assert found.keys() == {"books", "wikipedia"}
+    assert abs(found["books"]["exported less trained"]["nats_per_token"]) < 0.01
+    model = cedd.load(tmp_path / "english", device="cpu")
+    assert model.reads_passages
+    assert model.tokenizer.vocab_size == 300
+    assert "benchmarks/english.py --corpus corpus --tokens 300" in (tmp_path / "english" / "README.md").read_text()
+    (text,) = model.infill("It was a ____{1} and stormy night", seed=0)
+    assert text.startswith("It was a ")
+    assert text.endswith(" and stormy night")
