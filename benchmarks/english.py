@@ -144,6 +144,11 @@ class Text:
         train, held_out = (self.packed(self.files, tokenizer, held_out=part) for part in (False, True))
         return TrainingData(tokenizer, train, held_out)
 
+    def held_out(self) -> dict[str, PackedDataset]:
+        """The held-out blocks of each file."""
+        tokenizer = self.tokenizer()
+        return {stem(file): self.packed([file], tokenizer, held_out=True) for file in self.files}
+
 
 def recipe(arguments: Arguments) -> TrainConfig:
     """`small-fast` for a smaller network and more tokens a step.
@@ -173,23 +178,25 @@ def recipe(arguments: Arguments) -> TrainConfig:
 
 @dataclass
 class InTime(Hooks):
-    """As many steps as fit the seconds, at the speed so far; the rate must not fall before the number is final."""
+    """As many steps as fit the seconds, at the speed of the last ones; chosen before the rate falls."""
 
     seconds: float
-    began: tuple[int, float] | None = None
+    end: float = 0.0
+    last: tuple[int, float] | None = None
+    """A step, and when it began."""
 
     def before_step(self, trainer: Trainer) -> None:
         config, step, now = trainer.config, trainer.state.step, time.monotonic()
-        if self.began is None:
+        if self.last is None:
             if step >= UNTIMED:
-                self.began = step, now
+                self.last, self.end = (step, now), now + self.seconds
             return
-        first, start = self.began
         falls = (1 - config.optimizer.decay_share) * config.steps
         if step % EVERY or not config.optimizer.warmup <= step < falls - EVERY:
             return
-        left = self.seconds - (now - start)
-        trainer.choose_steps(step + max(EVERY, int(left * (step - first) / (now - start))))
+        steps, seconds = step - self.last[0], now - self.last[1]
+        trainer.choose_steps(step + max(EVERY, int((self.end - now) * steps / seconds)))
+        self.last = step, now
 
 
 def train(arguments: Arguments) -> int:
@@ -226,17 +233,16 @@ def bounds(arguments: Arguments) -> dict[str, Any]:
     if arguments.export is not None:
         models["exported"] = load_folder(arguments.export, device)
     found: dict[str, Any] = {}
-    for file in text.files:
-        packed = text.packed([file], text.tokenizer(), held_out=True)
+    for part, packed in text.held_out().items():
         blocks = torch.from_numpy(packed.evenly_spaced(arguments.blocks))
         measured = {
             name: measure(model, blocks, packed.report(), draws=2, fixed_set=True, device=device, batch=256)
             for name, model in models.items()
         }
-        found[stem(file)] = {name: record(one) for name, one in measured.items()}
+        found[part] = {name: record(one) for name, one in measured.items()}
         if "exported" in measured:
             other = compare(measured["trained"].main, measured["exported"].main)
-            found[stem(file)]["exported less trained"] = {"nats_per_token": other.difference, "ci95": other.ci95}
+            found[part]["exported less trained"] = {"nats_per_token": other.difference, "ci95": other.ci95}
     return found
 
 
@@ -251,8 +257,8 @@ def main() -> int:
     arguments = tyro.cli(Arguments, description=Arguments.__doc__)
     try:
         if arguments.prepare:
-            data = Text(arguments).training()
-            print(json.dumps({part: getattr(data, part).report() for part in ("train", "validation")}))
+            data = {"train": Text(arguments).training().train, **Text(arguments).held_out()}
+            print(json.dumps({part: packed.report() for part, packed in data.items()}))
             return 0
         stopped = train(arguments)
     except (ValueError, OSError) as error:

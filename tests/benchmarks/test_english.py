@@ -53,8 +53,7 @@ def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch):
         trainer.state.step += 1
     assert chosen[0] == 300
     assert chosen[-1] < 0.3 * trainer.config.steps
-    taken = now - 30.0
-    assert 400 < taken < 480  # what became slower after the choice could not be known
+    assert 400 <= now - 30.0 < 402  # but for the first steps, which were slow
 
 
 @pytest.mark.slow
@@ -79,6 +78,6 @@ def test_a_model_is_trained_and_exported(tmp_path: Path, monkeypatch: pytest.Mon
     assert model.reads_passages
     assert model.tokenizer.vocab_size == 300
     assert "benchmarks/english.py --corpus corpus --tokens 300" in (tmp_path / "english" / "README.md").read_text()
-    (text,) = model.infill("It was a ____{1} and stormy night", seed=0)
+    text = model.infill("It was a ____{1} and stormy night", seed=0)
     assert text.startswith("It was a ")
     assert text.endswith(" and stormy night")
