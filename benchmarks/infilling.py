@@ -32,6 +32,7 @@ from cedd.data.corpora import open_corpus
 from cedd.data.text import never_written
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel
+from cedd.network import AnyModel
 from cedd.process import TokenProcess
 from cedd.quadrature import bisect
 from cedd.samplers import sample
@@ -105,7 +106,7 @@ class Way:
     """How a question is put to a model."""
 
     with_paragraph: bool = False
-    network: Callable[[LoadedModel, int], object] = lambda loaded, width: loaded.network(1, width)
+    network: Callable[[LoadedModel, int], AnyModel] = LoadedModel.reader
     from_share: bool = False
 
     def template(self, asked: Question, loaded: LoadedModel) -> Template:
@@ -139,7 +140,7 @@ def is_right(loaded: LoadedModel, way: Way, asked: Question, arguments: Argument
     """Whether the blank is filled by the very word."""
     template = way.template(asked, loaded)
     (row,) = sample(
-        way.network(loaded, template.width),  # pyright: ignore[reportArgumentType]
+        way.network(loaded, template.width),
         loaded.process,
         (1, template.width),
         method=loaded.method,

@@ -106,9 +106,13 @@ class LoadedModel:
         dynamics, known = self.method.dynamics, getattr(self.model, "config", None)  # tests have models of their own
         return dynamics.noisy and dynamics.only_reveals(self.process) and known is not None and not known.knows_time
 
+    def reader(self, length: int) -> Transformer | AmidMasks:
+        """The network for texts of so many tokens: one that reads passages is shown whole blocks."""
+        return AmidMasks(self.model, self.length) if length < self.length and self.reads_passages else self.model
+
     def network(self, batch: int, length: int) -> AnyModel:
-        """The network in the form that is fastest to sample from; one that reads passages is shown whole blocks."""
-        model = AmidMasks(self.model, self.length) if length < self.length and self.reads_passages else self.model
+        """The same in the form that is fastest to sample from."""
+        model = self.reader(length)
         if self.device.type != "cuda" or not self.method.dynamics.noisy:
             return model
         if (batch, length) not in self._graphs:
