@@ -1,19 +1,20 @@
 """How often the 95% interval of a bound holds the truth: every method on every process, against enumeration.
 
-    python benchmarks/bound_coverage.py                        # hours of one core; goes on where it was interrupted
+    python benchmarks/bound_coverage.py --workers 10           # goes on where it was interrupted
     python benchmarks/bound_coverage.py --processes uniform    # some of the cells; --bounds tight, too
-    python benchmarks/bound_coverage.py --table                # the table of docs/evaluation.md
+    python benchmarks/bound_coverage.py --table                # writes the tables of docs/evaluation.md
 
-A cell is a method, a process and a bound. Its network is random: a smooth function of noisy sequence and time, so bad
-that costs are uneven and a few draws can make up much of the estimate, which is the hard case. V = 3 and L = 2, so that
-the exact bound of each of the 9 sequences is known. Each repetition draws N = 64 sequences and estimates their bound by
-4 draws of each. Counted are
+A cell is a method, a process, a bound and a number of sequences N. Its networks are random: smooth functions of noisy
+sequence and time, so bad that costs are uneven and a few draws can make up much of the estimate: the hard case.
+V = 3 and L = 2, so that the exact bound of each of the 9 sequences is known. Each repetition draws N sequences and
+estimates their bound by 4 draws of each. Counted are
 
     population     intervals (ci95) that hold the exact bound of the population the sequences are drawn from
     these          Monte Carlo intervals (fixed_set) that hold the exact bound of these N sequences
     independent    Student's intervals of the paper's independent draws that would hold the population's: not given
 
-A share of R repetitions has the binomial error sqrt(p (1-p) / R): 2.2% for p = 95% and R = 100.
+A share of R repetitions has the binomial error sqrt(p (1-p) / R): 0.7% for p = 95% and R = 1000. A repetition takes
+about 0.2 s of a slow core with N = 64.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pages import write_page
 from torch import Tensor
 
 import cedd
@@ -46,6 +50,7 @@ PROCESSES: dict[str, cedd.TokenProcess] = {
 METHODS = ("sedd", "sedds", "cedd", "bayes", "dfm")
 """One for each parameterization: cedd-star and ceddt have cedd's bound, bayes-star has that of bayes."""
 RESULTS = Path(__file__).with_name("results") / "bound-coverage.json"
+PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 
 
 @dataclass(frozen=True)
@@ -57,15 +62,18 @@ class Cell:
     bound: Bound
     sequences: int = 64
     draws: int = 4
-    repetitions: int = 100
-    seed: int = 0
+    networks: int = 5
+    repetitions: int = 1000
+    """Of all networks together."""
 
     @property
     def name(self) -> str:
-        return f"{self.method}, {self.process}, {self.bound}"
+        return f"{self.method}, {self.process}, {self.bound}, N = {self.sequences}"
 
 
-def cells(processes: list[str], repetitions: int, bounds: Sequence[Bound] = ("tight", "j1")) -> Iterator[Cell]:
+def cells(
+    processes: Sequence[str], bounds: Sequence[Bound] = ("tight", "j1"), sequences: int = 64, repetitions: int = 1000
+) -> Iterator[Cell]:
     """Every method on every process that it takes. j2 is j1 and a constant: its intervals are the same."""
     for process in processes:
         for method in METHODS:
@@ -73,7 +81,7 @@ def cells(processes: list[str], repetitions: int, bounds: Sequence[Bound] = ("ti
                 continue
             for bound in bounds:
                 if bound in cedd.get_method(method).dynamics.bounds:
-                    yield Cell(method, process, bound, repetitions=repetitions)
+                    yield Cell(method, process, bound, sequences, repetitions=repetitions)
 
 
 def random_network(process: cedd.TokenProcess, seed: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -98,81 +106,134 @@ def exact_values(model: Callable[..., Tensor], cell: Cell) -> Tensor:
     return torch.tensor(exact, dtype=torch.float64)
 
 
-def measure(cell: Cell) -> dict[str, Any]:
-    """Shares of intervals that hold the truth, and the error that was said over that which was made."""
-    process, started = PROCESSES[cell.process], time.perf_counter()
-    model = random_network(process, seed=11)
-    source = torch.Generator().manual_seed(cell.seed)
+@dataclass
+class Count:
+    """What the repetitions with one network have shown."""
+
+    exact: float
+    population: int = 0
+    below: int = 0
+    these: int = 0
+    independent: int = 0
+    squared_miss: float = 0.0
+    squared_error: float = 0.0
+
+
+def count(cell: Cell, network: int, repetitions: int) -> Count:
+    """Repetitions with one network: how many intervals hold the truth, what error was made and what was said."""
+    process, model = PROCESSES[cell.process], random_network(PROCESSES[cell.process], seed=network)
+    source = torch.Generator().manual_seed(1000 + network)
     p0 = torch.softmax(torch.randn(V**L, generator=torch.Generator().manual_seed(12), dtype=torch.float64), 0)
     exact = exact_values(model, cell)
     truth = float(p0 @ exact)
-    population = these = independent = below = 0
-    misses, errors = [], []
-    for _ in range(cell.repetitions):
+    options = {"method": cell.method, "bound": cell.bound, "draws": cell.draws, "batch": 8192, "generator": source}
+    seen = Count(truth)
+    for _ in range(repetitions):
         index = torch.multinomial(p0, cell.sequences, replacement=True, generator=source)
         data = torch.stack(torch.unravel_index(index, (V,) * L), 1)
-        options = {"method": cell.method, "bound": cell.bound, "draws": cell.draws, "batch": 8192}
-        found = cedd.estimate_bound(model, process, data, generator=source, **options)
+        found = cedd.estimate_bound(model, process, data, **options)
         low, high = found.sequence_ci95
-        population += low <= truth <= high
-        below += high < truth
+        seen.population += low <= truth <= high
+        seen.below += high < truth
         low, high = found.monte_carlo_ci95
-        these += low <= float(exact[index].mean()) <= high
+        seen.these += low <= float(exact[index].mean()) <= high
         if cell.bound == "j1":
-            plain = cedd.estimate_bound(model, process, data, generator=source, sampling="independent", **options)
+            plain = cedd.estimate_bound(model, process, data, sampling="independent", **options)
             half = student_quantile(cell.sequences - 1) * plain.stderr
-            independent += abs(plain.nats_per_token - truth) <= half
-        misses.append(found.nats_per_token - truth)
-        errors.append(found.sequence_stderr)
-    made = math.sqrt(sum(x**2 for x in misses) / len(misses))
+            seen.independent += abs(plain.nats_per_token - truth) <= half
+        seen.squared_miss += (found.nats_per_token - truth) ** 2
+        seen.squared_error += found.sequence_stderr**2
+    return seen
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Shares of intervals that hold the truth, and the error that was said over that which was made."""
+    started = time.perf_counter()
+    each = -(-cell.repetitions // cell.networks)
+    counts = [count(cell, network, each) for network in range(cell.networks)]
+
+    def share(name: str) -> float:
+        return sum(getattr(seen, name) for seen in counts) / (each * cell.networks)
+
     return {
+        "name": cell.name,
         **asdict(cell),
-        "exact": truth,
-        "population": population / cell.repetitions,
-        "population_below": below / cell.repetitions,
-        "these": these / cell.repetitions,
-        "independent": independent / cell.repetitions if cell.bound == "j1" else None,
-        "said_over_made": math.sqrt(sum(x**2 for x in errors) / len(errors)) / made,
+        "exact": [seen.exact for seen in counts],
+        "population": share("population"),
+        "population_below": share("below"),
+        "population_of_networks": [seen.population / each for seen in counts],
+        "these": share("these"),
+        "these_of_networks": [seen.these / each for seen in counts],
+        "independent": share("independent") if cell.bound == "j1" else None,
+        "said_over_made": [math.sqrt(seen.squared_error / seen.squared_miss) for seen in counts],
         "seconds": round(time.perf_counter() - started, 1),
     }
 
 
-def results() -> dict[str, Any]:
+def results(file: Path) -> dict[str, Any]:
     """The cells that have been measured, by name."""
-    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
-def table() -> str:
-    """The results as docs/evaluation.md shows them."""
-    rows = ["| method | process | bound | exact | population | these sequences | independent draws |"]
-    rows.append("|---|---|---|---|---|---|---|")
-    for row in results().values():
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """Results as docs/evaluation.md shows them."""
+    lines = ["| method | process | bound | exact (nats) | population | these sequences | independent draws |"]
+    lines.append("|---|---|---|--:|--:|--:|--:|")
+    for row in rows:
         bound = "`tight`" if row["bound"] == "tight" else "`j1`, `j2`"
+        exact = f"{min(row['exact']):.1f} to {max(row['exact']):.1f}"
         shown = [row[name] for name in ("population", "these", "independent")]
         shares = " | ".join("" if share is None else f"{share:.1%}" for share in shown)
-        rows.append(f"| `{row['method']}` | {row['process']} | {bound} | {row['exact']:.2f} | {shares} |")
-    return "\n".join(rows)
+        lines.append(f"| `{row['method']}` | {row['process']} | {bound} | {exact} | {shares} |")
+    return "\n".join(lines)
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """A table for each number of sequences, by the name of its place in the page."""
+    sizes = sorted({row["sequences"] for row in found.values()})
+    return {f"coverage-{n}": table(row for row in found.values() if row["sequences"] == n) for n in sizes}
+
+
+def measured(missing: Sequence[Cell], workers: int) -> Iterator[dict[str, Any]]:
+    """The cells in any order, one after another or in processes of one thread each."""
+    if workers == 1:
+        yield from map(measure, missing)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for done in as_completed([pool.submit(measure, cell) for cell in missing]):
+            yield done.result()
+
+
+def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
+    """Measure the cells that are missing; the file is complete after each."""
+    known = results(file)
+    missing = [cell for cell in wanted if known.get(cell.name, {}).get("repetitions") != cell.repetitions]
+    order = [cell.name for n in (64, 1000) for cell in cells(list(PROCESSES), sequences=n)]
+    for found in measured(missing, workers):
+        print(json.dumps(found), flush=True)
+        known[found["name"]] = found
+        ordered = sorted(known, key=lambda name: order.index(name) if name in order else len(order))
+        write_json(file, {name: known[name] for name in ordered}, indent=2)
 
 
 def main() -> None:
-    """Measure the cells that are missing, or print the table."""
+    """Measure the cells that are missing, or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=list(PROCESSES))
     parser.add_argument("--bounds", nargs="+", choices=("tight", "j1"), default=["tight", "j1"])
-    parser.add_argument("--repetitions", type=int, default=100)
+    parser.add_argument("--sequences", type=int, default=64, help="N")
+    parser.add_argument("--repetitions", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=1, help="processes, a core each")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        print(table())
+        write_page(PAGE, tables(results(options.results)))
         return
-    for cell in cells(options.processes, options.repetitions, options.bounds):
-        if results().get(cell.name, {}).get("repetitions") == cell.repetitions:
-            continue
-        found = measure(cell)
-        print(json.dumps(found), flush=True)
-        merged = results() | {cell.name: found}
-        order = [one.name for one in cells(list(PROCESSES), options.repetitions)]
-        write_json(RESULTS, {name: merged[name] for name in order if name in merged}, indent=2)
+    wanted = cells(options.processes, options.bounds, options.sequences, options.repetitions)
+    # Where tokens are shuffled, tails are longest: these first.
+    run(sorted(wanted, key=lambda cell: not PROCESSES[cell.process].can_shuffle), options.results, options.workers)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
@@ -26,6 +25,7 @@ from language_cells import (
 )
 from language_measure import key
 from language_text import SETS
+from pages import write_page as write_page
 
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.storage import atomic_write
@@ -437,14 +437,3 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
         shown = " | ".join(f"{value:.3f}" for value in values.tolist())
         lines.append(f"| {cell} | {shown} | {mean_with_interval(values)} |")
     return "\n".join(lines)
-
-
-def write_page(page: Path, made: Mapping[str, str]) -> None:
-    """The tables between their markers, `<!-- NAME -->` and `<!-- end of NAME -->`; all else stays."""
-    text = page.read_text(encoding="utf-8")
-    for name, table in made.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(f"{page} has no place for a table: it needs <!-- {name} --> and <!-- end of {name} -->")
-        text = pattern.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", text)
-    atomic_write(page, text.encode())
