@@ -56,7 +56,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], place: Path, *words: str) -> di
     return json.loads(output.out)
 
 
-# ---- where the blocks are -----------------------------------------------------------------------------------------
+# ---- where the blocks are -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrap", [False, True])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cedd.bounds.control import HalfDraws, coefficients, expectations, often_seen, variates
-from cedd.bounds.proposal import case_codes, directed_draw, number_of_uniforms, plain_draw
+from cedd.bounds.proposal import EXTRA_UNIFORMS, case_codes, directed_draw, number_of_uniforms, plain_draw
 from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, PathTimes, stratified_levels
 from cedd.dynamics.path import Cases, PathCost, Target, case_probabilities, position_costs
 from cedd.dynamics.reverse import JUST_AFTER_ZERO
@@ -60,6 +60,8 @@ class Evaluation:
     target: Target
     batch: int
     report: Callable[[int], None]
+    nested: bool = False
+    """Whether sequences that begin alike are shown the same noise there, whatever their lengths."""
 
     @property
     def device(self) -> torch.device:
@@ -154,7 +156,12 @@ class Evaluation:
         return [field[part].to(self.device) for field in fields]
 
     def _uniforms(self, x0: Tensor, generator: torch.Generator) -> Tensor:
-        return uniform_noise((len(x0), number_of_uniforms(x0.shape[1])), self.device, generator)
+        count, size = len(x0), number_of_uniforms(x0.shape[1])
+        if not self.nested:
+            return uniform_noise((count, size), self.device, generator)
+        numbers = uniform_noise((size, count), self.device, generator).T  # those of a longer text begin with these
+        by_position = numbers[:, EXTRA_UNIFORMS:].reshape(count, -1, 2)
+        return torch.cat([by_position[..., 0], by_position[..., 1], numbers[:, :EXTRA_UNIFORMS]], 1)
 
 
 def child_generators(count: int, generator: torch.Generator | None) -> list[torch.Generator]:

@@ -60,6 +60,7 @@ def estimate_bound(
     time_floor: float | None = None,
     corrector: Corrector | None = None,
     fixed_set: bool = False,
+    nested: bool = False,
     max_draws: int = 4096,
     batch: int = 32,
     device: torch.device | str | None = None,
@@ -90,6 +91,8 @@ def estimate_bound(
             the method's does, which for most is 0. For j1 and j2 the earliest time, 1e-4 as in the paper.
         corrector: dfm's corrector.
         fixed_set: give the error for these very sequences instead of for the population they are drawn from.
+        nested: draw the noise so that, with equal generators, texts of different lengths are shown the same noise
+            where they begin alike (in batches of at least half the draws).
         max_draws: the most that a tolerance can ask for.
         batch: noisy sequences shown to the network at once.
         device: where the network lives, by default where its parameters are.
@@ -113,7 +116,7 @@ def estimate_bound(
         with_entropy = way == "stratified" or bound != "j2"
         target = dynamics.target(chosen.parameterization, process, bound, with_entropy=with_entropy, low=low)
         counter = _Counter(progress)
-        evaluation = Evaluation(network, process, clean, target, batch, counter.add)
+        evaluation = Evaluation(network, process, clean, target, batch, counter.add, nested)
         if evaluation.grows_like_inverse_time():
             return _infinite(bound, target, counter.done, clean, fixed_set)
         drawn = StratifiedDraws(evaluation) if way == "stratified" else IndependentDraws(evaluation)

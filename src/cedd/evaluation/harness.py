@@ -1,0 +1,182 @@
+"""lm-evaluation-harness (pip install 'cedd[lm-eval]'): our models as its model `cedd`.
+
+    python -m cedd.evaluation.harness run --model cedd --model_args pretrained=runs/first --tasks arc_easy
+
+is the harness's own command line, which knows the model `cedd` then. In Python, importing this module is enough.
+`evaluation/likelihood.py` says what likelihoods are: conditional on a clean context, joint, or exact. Which of them it
+was, and the Monte Carlo standard errors, are in the `config` of the harness's results, and of each request in the file
+that `record=FILE.jsonl` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cedd.device import pick_device
+from cedd.evaluation.likelihood import DRAWS, LogLikelihood, TextLikelihoods
+from cedd.models.folder import load_folder
+from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.storage import atomic_write, finite
+
+try:
+    from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
+    from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
+    from tqdm import tqdm
+except ImportError as error:
+    raise ImportError(f"lm-evaluation-harness is not there ({error}): pip install 'cedd[lm-eval]'") from None
+
+DEFAULT_TOKENS = 128
+"""Of generated text, where a task does not say."""
+
+
+@register_model("cedd")
+class HarnessModel(LM):
+    """A model folder, or a model by its name, for the harness.
+
+    Args:
+        pretrained: the folder or name.
+        draws: noisy versions of each text that the network is shown.
+        seed: of times, noise and generated text.
+        steps: of the sampler.
+        record: a .jsonl file that is given a line for each scored request.
+        device: auto, cpu or cuda.
+        unused: what the harness hands to every model.
+    """
+
+    def __init__(
+        self,
+        pretrained: str = "english-char",
+        draws: int = DRAWS,
+        seed: int = 0,
+        steps: int | None = None,
+        record: str | None = None,
+        device: str = "auto",
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        if unknown := sorted(set(unused) - {"batch_size", "max_batch_size"}):
+            raise ValueError(f"the model cedd has no argument {unknown[0]!r}")
+        place = pick_device(device.partition(":")[0])
+        self.loaded = LoadedModel(load_folder(pretrained, place), place)
+        self.likelihoods = TextLikelihoods(self.loaded, int(draws), int(seed))
+        self.steps, self.record = steps, None if record is None else Path(record)
+        self.scored: list[dict[str, Any]] = []
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.loaded.tokenizer.name
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """(log-likelihood, whether it is what the model would write) of (context, answer)."""
+        found: list[tuple[float, bool]] = []
+        for request in tqdm(requests, desc="answers", disable=len(requests) < 2):
+            context, answer = request.args
+            score = self.likelihoods.answer(context, answer, _number_of(request))
+            found.append((score.value, score.greedy))
+            self._note("loglikelihood", request, score, found[-1])
+        self._write()
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """The log-likelihood of whole texts."""
+        found: list[float] = []
+        for request in tqdm(requests, desc="texts", disable=len(requests) < 2):
+            score = self.likelihoods.text(request.args[0], _number_of(request))
+            found.append(score.value)
+            self._note("loglikelihood_rolling", request, score, found[-1])
+        self._write()
+        return found
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """Text after each context, up to one of the strings at which it ends; the likeliest, unless sampling is asked
+        for."""
+        found: list[str] = []
+        for request in tqdm(requests, desc="samples", disable=len(requests) < 2):
+            context, asked = request.args
+            until = asked.get("until") or []
+            temperature = asked.get("temperature") if asked.get("do_sample") else 0.0
+            options = SamplingOptions.of(
+                temperature=temperature,
+                top_p=asked.get("top_p") if asked.get("do_sample") else None,
+                steps=self.steps,
+                seed=self.likelihoods.seed ^ _number_of(request),
+            )
+            most = int(asked.get("max_gen_toks", asked.get("max_tokens", DEFAULT_TOKENS)))
+            ends = [until] if isinstance(until, str) else until
+            found.append(self.likelihoods.continued(context, most, ends, options))
+            self.cache_hook.add_partial("generate_until", request.args, found[-1])
+        return found
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes beside its results."""
+        errors = [score["stderr"] for score in self.scored]
+        return finite(
+            {
+                "model_name": str(self.loaded.folder.name),
+                "model_num_parameters": self.loaded.model.num_parameters(),
+                "likelihood": self.likelihoods.kind,
+                "likelihood_draws": self.likelihoods.draws,
+                "likelihood_seed": self.likelihoods.seed,
+                "monte_carlo_stderr_mean": sum(errors) / len(errors) if errors else 0.0,
+                "monte_carlo_stderr_max": max(errors, default=0.0),
+                **self._undecided(),
+            }
+        )
+
+    def _undecided(self) -> dict[str, int]:
+        """Questions whose two best answers are closer than twice their errors, taken as independent; with common
+        random numbers they are closer than that to the truth."""
+        questions: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+        for score in self.scored:
+            if score["request"] == "loglikelihood":
+                answers = questions.setdefault((score["task"], score["doc"]), [])
+                answers.append((score["log_likelihood"], score["stderr"]))
+        best = [sorted(answers)[-2:] for answers in questions.values() if len(answers) > 1]
+        close = [two for two in best if two[1][0] - two[0][0] < 2 * math.hypot(two[0][1], two[1][1])]
+        return {"questions": len(best), "questions_within_two_errors": len(close)}
+
+    def _note(self, name: str, request: Any, score: LogLikelihood, result: Any) -> None:
+        self.cache_hook.add_partial(name, request.args, result)
+        self.scored.append(
+            {
+                "request": name,
+                "task": getattr(request, "task_name", None),
+                "doc": getattr(request, "doc_id", None),
+                "answer": getattr(request, "idx", 0),
+                "likelihood": self.likelihoods.kind,
+                "log_likelihood": score.value,
+                "stderr": score.stderr,
+                "greedy": score.greedy,
+                "tokens": score.tokens,
+                "evaluations": score.evaluations,
+            }
+        )
+
+    def _write(self) -> None:
+        if self.record is not None:
+            atomic_write(self.record, "".join(f"{json.dumps(finite(score))}\n" for score in self.scored).encode())
+
+
+def _number_of(request: Any) -> int:
+    """The same number for all answers of a question, whatever order they come in."""
+    question = (getattr(request, "task_name", None), getattr(request, "doc_id", None))
+    named = question if question[1] is not None else request.args[:1]
+    return int.from_bytes(hashlib.sha256(repr(named).encode()).digest()[:4], "little")
+
+
+def main() -> None:
+    """The harness's own command line."""
+    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+
+    sys.argv[0] = "lm_eval"
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()
