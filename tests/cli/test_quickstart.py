@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from cedd.cli import main
 from cedd.cli.arguments import Quickstart, parse
 from cedd.cli.completion import help_text
 from cedd.cli.quickstart import (
+    BOXED_CORRECTION,
     LEAST_STEPS,
     OTHER_SECONDS,
     OTHER_STEPS,
@@ -26,6 +28,7 @@ from cedd.cli.quickstart import (
     configuration,
     in_time,
     summary,
+    vocabulary,
 )
 from cedd.training.config import read_config
 
@@ -205,6 +208,32 @@ def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     assert in_time(config, 6000, Console(quiet=True)).steps == config.steps == 60
 
 
+def test_its_steps_are_timed_with_as_many_tokens_as_it_will_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The head over a few thousand tokens is much of a step."""
+    timed_with: list[int] = []
+
+    def step(config, size):
+        timed_with.append(size)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("cedd.cli.quickstart.our_step", step)
+    monkeypatch.setattr("cedd.cli.quickstart.timed", lambda step, steps, warmup, device: [50.0])
+    config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
+    in_time(config, 240, Console(quiet=True))
+    assert config.text.tokenizer == f"bpe:{timed_with[0]}"
+    assert vocabulary(replace(config, text=replace(config.text, tokenizer="char"))) == 97
+
+
+@pytest.mark.slow
+def test_it_is_below_gzip_after_a_fraction_of_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """As on cores of a third of the speed of those that docs/lab-notes.md was measured on."""
+    assert main(["quickstart", "--steps", "500", "--out", str(tmp_path / "run"), "--device", "cpu", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    gzip = next(baseline for baseline in record["baselines"] if baseline["name"] == "gzip")
+    assert record["bound"]["bits_per_character"] < gzip["bits_per_character"]
+    assert record["bound"]["characters"] == len((tmp_path / "run" / "held-out.txt").read_text())
+
+
 def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
     """60 steps of a tiny network are above; figures that are below get no such line."""
     report: Any = SimpleNamespace(
@@ -216,4 +245,8 @@ def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
     above = summary(report, 60, out / "report.html", 30.0)
     assert "above gzip: 60 steps are too few; cedd quickstart --minutes 20" in above
     report.bound.bits_per_character = 2.5
-    assert "above gzip" not in summary(report, 60, out / "report.html", 30.0)
+    below = summary(report, 60, out / "report.html", 30.0)
+    assert "above gzip" not in below
+    assert below.splitlines()[-1] == f"  {BOXED_CORRECTION}"  # by the model in the box, where the run's cannot
+    words = shlex.split(BOXED_CORRECTION, comments=True)
+    assert parse("correct", words[2:])

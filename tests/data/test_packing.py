@@ -354,6 +354,21 @@ def test_training_data_in_one_call(tmp_path: Path) -> None:
         prepare_training_data(tmp_path / "b.txt", length=100)
 
 
+def test_a_tokenizer_learns_nothing_from_documents_that_are_held_out(tmp_path: Path) -> None:
+    """Its merges would be fitted to the very text that measures the model; an alphabet must be able to write it."""
+    documents = [("zebra " if i % 4 == 3 else "horse ") * 9 + "\n" for i in range(40)]
+    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
+
+    def of(tokenizer: str) -> Tokenizer:
+        split: dict[str, Any] = {"holdout": 0.25, "holdout_by": "documents"}
+        return prepare_training_data(tmp_path / "c.jsonl", length=8, tokenizer=tokenizer, **split).tokenizer
+
+    pieces = of("bpe:300")
+    assert len(pieces.encode(" horse")) == 1
+    assert len(pieces.encode(" zebra")) > 4
+    assert {*"zebra"} <= {*(of("char").characters or ())}
+
+
 def test_the_manual_packs(tmp_path: Path) -> None:
     data = prepare_training_data("python-manual", length=128)
     assert data.tokenizer.vocab_size <= 96

@@ -4,13 +4,15 @@ import html
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cedd.cli import main
-from cedd.data.tokenizers import CharTokenizer
+from cedd.data.tokenizers import END_OF_TEXT, CharTokenizer
+from cedd.evaluation.baselines import compressed_bits
 from cedd.process import absorb, uniform
 from cedd.report.charts import Curve, Level, line_chart, ticks
 from cedd.report.measure import count_letters, draw_noise
@@ -55,6 +57,35 @@ def test_a_run_that_cannot_correct_says_so(runs: list[Path], capsys: pytest.Capt
     assert "correct" not in record["commands"]
     assert f"{record['bound']['bits_per_character']:.3f}" in page
     assert "http" not in page
+
+
+def test_an_end_token_is_no_text_and_the_bound_can_be_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Documents that an end token separates: it costs bits, and no character of the text stands for it."""
+    generator = np.random.default_rng(0)
+    texts = ["\n".join(SENTENCES[i] for i in generator.integers(0, 4, 4)) + "\n" for _ in range(15)]
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    split = "--text.tokenizer bpe:270 --text.holdout 0.2 --text.holdout-by documents"
+    run = train(
+        tmp_path, "pieces", f"--data {tmp_path / 'words.jsonl'} --method cedd-star --process.name absorb {split}"
+    )
+    record = report(capsys, str(run))
+    bound, held_out = record["bound"], (run / "held-out.txt").read_text()
+    assert END_OF_TEXT not in held_out
+    assert bound["characters"] == len(held_out)
+    assert bound["sequences"] < 20  # all there are, one after the other
+    tokens = bound["sequences"] * 16
+    assert bound["bits_per_character"] == pytest.approx(bound["nats_per_token"] * tokens / len(held_out) / math.log(2))
+    compressed = next(baseline for baseline in record["baselines"] if baseline["name"] == "gzip")
+    assert compressed["bits_per_character"] == compressed_bits("gzip", held_out)
+    documents = [json.loads(line)["text"] for line in (run / "held-out.jsonl").read_text().splitlines()]
+    assert "".join(documents) == held_out
+    assert set(documents[:-1]) < set(texts)
+    words = shlex.split(record["commands"]["evaluate"])[1:]
+    assert main([*words, "--device", "cpu", "--json"]) == 0
+    assert f"{bound['nats_per_token']:.9f}"[:9] in capsys.readouterr().out
+    assert "try cedd correct" in record["notes"]["correction"]
 
 
 def test_an_autoregressive_run_has_an_exact_figure(runs: list[Path], capsys: pytest.CaptureFixture[str]):

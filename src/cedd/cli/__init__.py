@@ -20,7 +20,7 @@ from typing import NoReturn
 from cedd.names import nearest_path, printable, suggestion
 
 COMMANDS: Mapping[str, str] = {
-    "quickstart": "train, measure, sample, infill and correct in minutes, and write a page about it",
+    "quickstart": "train, measure, sample and infill in minutes, and write a page about it",
     "train": "train a network on text, any method on any process",
     "evaluate": "bound a model's perplexity on text, with an interval, or compare two models",
     "sample": "draw texts from a trained model, and watch them being denoised",

@@ -90,9 +90,10 @@ class SamplingArguments(CommonArguments):
 class Quickstart(CommonArguments):
     """example: cedd quickstart
 
-    Train a character model on Python's own manual, bound its bits per character beside simple models, let it write,
-    fill in and correct, and write it all to OUT/report.html. It measures how fast this machine is and trains for as
-    many steps as fit into --minutes; --fast is a 30-second version. The same command goes on where it was interrupted.
+    Train a small model on Python's own manual, bound its bits per character beside simple models, let it write and fill
+    in (and correct, on a GPU), and write it all to OUT/report.html. It measures how fast this machine is and trains for
+    as many steps as fit into --minutes; --fast is a 30-second version. The same command goes on where it was
+    interrupted.
     """
 
     fast: bool = False

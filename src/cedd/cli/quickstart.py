@@ -24,11 +24,13 @@ from cedd.report.measure import describe_run
 from cedd.report.pages import PAGE_FILE, interval, number, write_report
 from cedd.report.records import Effort, RunReport
 from cedd.report.runs import open_run
-from cedd.training.config import PRESETS, TrainConfig, read_config
+from cedd.training.config import PRESETS, ProcessConfig, TrainConfig, read_config
 from cedd.training.loop import train
 from cedd.training.run_folder import TRAIN_FILE
 
 DEFAULT_OUT = Path("runs/quickstart")
+BOXED_CORRECTION = 'cedd correct "teh cat sat on teh mat"  # by english-char, which is part of the package'
+"""What to try where the run's own model cannot correct."""
 
 
 def run(arguments: Quickstart) -> int:
@@ -101,7 +103,7 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> TrainConfi
     if begun.is_file():
         return of_steps(config, read_config(begun).steps)
     started, device = time.monotonic(), pick_device(config.device)
-    with our_step(config, VOCABULARY) as step:
+    with our_step(config, vocabulary(config)) as step:
         first = statistics.median(timed(step, 4, 4, device))
         each = statistics.mean(timed(step, max(4, round(1000 * MEASURED_SECONDS / first)), 0, device)) / 1000
     left = seconds - OTHER_SECONDS - (time.monotonic() - started)
@@ -115,23 +117,41 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> TrainConfi
     return of_steps(config, steps)
 
 
-VOCABULARY = 97
-"""About as many characters as the manual has; it hardly matters to a step's time."""
+def vocabulary(config: TrainConfig) -> int:
+    """How many tokens the run will have: as many as its tokenizer's name says, or about as many as the manual has
+    characters."""
+    _, _, size = config.text.tokenizer.partition(":")
+    return int(size) if size else 97
+
+
 MEASURED_SECONDS = 4.0
-OTHER_SECONDS, OTHER_STEPS = 20.0, 400
-"""What is not training takes so many seconds, and as long as so many steps where the network is needed: at most. 1426
-steps of 79 ms were done with all else after 140 s (two ARM cores)."""
+OTHER_SECONDS, OTHER_STEPS = 25.0, 120
+"""What is not training takes so many seconds, and as long as so many steps where the network is needed: at most."""
 LEAST_STEPS = 60
 
 
 def cpu_run(base: TrainConfig) -> TrainConfig:
-    """Minutes on two cores. In trials of one seed each (docs/lab-notes.md), for so few tokens a network of 2 blocks
-    learnt as much from each as one of 4, at two thirds of its price, and 64 positions no less than 128."""
+    """Minutes on two cores: tokens are pieces of words, which say more than characters at the price of a position each.
+    Each setting is a line of docs/lab-notes.md ("Quickstart")."""
     return replace(
         base,
+        method="cedd-star",
+        process=ProcessConfig("absorb"),
+        text=replace(base.text, tokenizer="bpe:8192"),
         length=64,
         model=replace(base.model, width=128, depth=2, heads=4),
-        optimizer=replace(base.optimizer, rate=1.5e-3, beta2=0.99, warmup=60),
+        optimizer=replace(
+            base.optimizer,
+            matrices="muon",
+            matrix_rate=4e-3,
+            rate=2e-3,
+            beta2=0.99,
+            warmup=30,
+            schedule="linear",
+            decay_share=0.7,
+            ema=0.95,  # where the rate falls to 0, a longer memory lags behind
+        ),
+        batch=replace(base.batch, complementary=True, lowest_time=0.2, highest_time=0.8),
         steps=5000,
         log_every=5,
         compile="off",
@@ -178,7 +198,8 @@ def summary(report: RunReport, steps: int, page: Path, seconds: float) -> str:
             f"wrong letters put right: {done.fixed} of {done.wrong}; right ones broken: {done.broken} of {done.right}",
         ]
     lines += ["", f"done in {seconds:.0f} s; open {page}", "", "next:"]
-    commands = [report.commands[name] for name in ("sample", "infill", "correct") if name in report.commands]
+    usual = {"correct": BOXED_CORRECTION, **report.commands}
+    commands = [usual[name] for name in ("sample", "infill", "correct") if name in usual]
     lines += [f"  {command}" for command in [*activation(), *commands]]
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cedd.data.corpora import open_corpus
-from cedd.data.packing import PackedDataset, pack
+from cedd.data.packing import PackedDataset, Part, pack, select_documents
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
 
 
@@ -37,11 +37,15 @@ def prepare_training_data(
     """Tokenizer, training blocks and validation blocks.
 
     validation: a corpus of its own; without one, `holdout` of `data` is held out, as its last blocks ("tail") or as
-    evenly spread documents ("documents"). A tokenizer made from the data is made from the training corpus.
+    evenly spread documents ("documents"). A tokenizer made from the data is made from the training corpus, without the
+    documents that are held out; only an alphabet ("char") has to have their characters too.
     """
     corpus = open_corpus(data, field=field)
     if not isinstance(tokenizer, Tokenizer):
-        tokenizer = make_tokenizer(tokenizer, corpus.texts(), gpt2_files=gpt2_files)
+        by_documents = validation is None and holdout_by == "documents"
+        part: Part = "train" if by_documents and str(tokenizer) != "char" else "all"
+        texts = (piece.text for piece in select_documents(corpus.pieces(), part, holdout))
+        tokenizer = make_tokenizer(tokenizer, texts, gpt2_files=gpt2_files)
     packed = partial(pack, tokenizer=tokenizer, length=length, cache=cache, workers=workers)
     if validation is not None:
         return TrainingData(tokenizer, packed(corpus), packed(open_corpus(validation, field=field)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from cedd.report.runs import OpenedRun
 from cedd.storage import atomic_write
 from cedd.training.config import PRESETS, TrainConfig, flat
 
-HELD_OUT_FILE = "held-out.txt"
+HELD_OUT_TEXT, HELD_OUT_DOCUMENTS = "held-out.txt", "held-out.jsonl"
+"""The held-out text as it is, and a document a line, where the model reads an end token between them."""
 
 
 def run_commands(
@@ -53,13 +55,18 @@ def command(*words: str, **options: Any) -> str:
 
 
 def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
-    """The held-out text as a file that reads back as the same blocks; None where no text does."""
-    tokenizer, text = opened.model.tokenizer, opened.text(blocks)
-    if "\r" in text or not np.array_equal(tokenizer.encode(text), blocks.ravel()):
-        return None
-    path = opened.path / HELD_OUT_FILE
-    atomic_write(path, text.encode())
-    return path
+    """The held-out text, and the file that reads back as the same blocks; None where no file does."""
+    tokenizer, documents = opened.model.tokenizer, opened.documents(blocks)
+    path = opened.path / HELD_OUT_TEXT
+    atomic_write(path, "".join(documents).encode())
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    if end:
+        path = opened.path / HELD_OUT_DOCUMENTS
+        atomic_write(path, "".join(f"{json.dumps({'text': document})}\n" for document in documents).encode())
+    read = np.concatenate([np.append(tokenizer.encode(document), end) for document in documents])
+    full = read.size // opened.model.length == len(blocks)  # the last document may have gained an end
+    same = full and np.array_equal(read[: blocks.size], blocks.ravel())
+    return path if same and not any("\r" in document for document in documents) else None
 
 
 def train_command(config: TrainConfig) -> str:

@@ -199,9 +199,8 @@ def _half_width(record: Mapping[str, Any]) -> float:
 
 def run_baselines(opened: OpenedRun, blocks: np.ndarray) -> list[Baseline]:
     """Simple models of the run's training text on the same blocks."""
-    tokenizer = opened.model.tokenizer
     train = np.asarray(opened.data.train.blocks[-200_000:], dtype=np.int64)
-    return measure_baselines(train, blocks, vocab_size=tokenizer.vocab_size, decode=tokenizer.decode)
+    return measure_baselines(train, blocks, vocab_size=opened.model.tokenizer.vocab_size, decode=opened.decode)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -69,8 +69,19 @@ class OpenedRun:
         """At most so many held-out blocks [N, L], evenly spaced."""
         return self.data.validation.evenly_spaced(most)
 
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of ids [L]; the token that ends a document stands for none."""
+        tokenizer = self.model.tokenizer
+        return tokenizer.decode(ids if tokenizer.eos_id is None else ids[ids != tokenizer.eos_id])
+
     def text(self, blocks: np.ndarray) -> str:
-        return "".join(self.model.tokenizer.decode(block) for block in blocks)
+        return "".join(map(self.decode, blocks))
+
+    def documents(self, blocks: np.ndarray) -> list[str]:
+        """The texts of blocks in a row, cut where an end token says so; the last may lack its end."""
+        tokens = blocks.ravel()
+        ends = np.flatnonzero(tokens == self.model.tokenizer.eos_id) + 1
+        return [self.decode(part) for part in np.split(tokens, ends) if len(part)]
 
 
 def open_run(path: Path, device: str) -> OpenedRun:
