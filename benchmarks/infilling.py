@@ -83,7 +83,11 @@ def questions(text: str, tokenizer: Tokenizer, length: int, count: int) -> Itera
     """One of each of `count` sentences, evenly spread over the text, whose blocks are complete."""
     found = [sentence for sentence in SENTENCE.finditer(text) if WORD.search(sentence[0])]
     characters = length * len(text[:100_000]) // max(1, len(tokenizer.encode(text[:100_000])))
-    middle = [sentence for sentence in found if characters < sentence.start() < len(text) - 2 * characters]
+    middle = [
+        sentence
+        for sentence in found
+        if characters < sentence.start() < len(text) - 2 * characters and len(tokenizer.encode(sentence[0])) < length
+    ]
     if len(middle) < count:
         raise ValueError(f"the text has {len(middle)} sentences to ask about; {count} are wanted")
     for place in np.linspace(0, len(middle) - 1, count).astype(int):
@@ -112,13 +116,12 @@ class Way:
     def template(self, asked: Question, loaded: LoadedModel) -> Template:
         """The text around the blank; of a paragraph as much as the model reads."""
         width = len(loaded.tokenizer.encode(asked.word))
-        far = (asked.far_before, asked.far_after) if self.with_paragraph else ("", "")
-        template = Template.of([far[0] + asked.before, width, asked.after + far[1]], loaded.tokenizer)
-        if template.width <= loaded.length:
-            return template
-        fewer = template.width - loaded.length  # characters, at most as many as tokens too many
-        parts = [far[0][fewer:] + asked.before, width, asked.after + far[1][: len(far[1]) - fewer]]
-        return Template.of(parts, loaded.tokenizer)
+        before, after = (asked.far_before, asked.far_after) if self.with_paragraph else ("", "")
+        while True:
+            template = Template.of([before + asked.before, width, asked.after + after], loaded.tokenizer)
+            if template.width <= loaded.length or not before + after:
+                return template
+            before, after = before[len(before) // 8 + 1 :], after[: len(after) - len(after) // 8 - 1]
 
 
 WAYS: Mapping[str, Way] = {
