@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cedd.cli import main
-from cedd.data.tokenizers import END_OF_TEXT, CharTokenizer
+from cedd.data.tokenizers import END_OF_TEXT, CharTokenizer, load_tokenizer
 from cedd.evaluation.baselines import compressed_bits
 from cedd.process import absorb, uniform
 from cedd.report.charts import Curve, Level, line_chart, ticks
@@ -66,7 +66,7 @@ def test_an_end_token_is_no_text_and_the_bound_can_be_measured_again(
     generator = np.random.default_rng(0)
     texts = ["\n".join(SENTENCES[i] for i in generator.integers(0, 4, 4)) + "\n" for _ in range(15)]
     (tmp_path / "words.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    split = "--text.tokenizer bpe:270 --text.holdout 0.2 --text.holdout-by documents"
+    split = "--text.tokenizer bpe:300 --text.holdout 0.2 --text.holdout-by documents"
     run = train(
         tmp_path, "pieces", f"--data {tmp_path / 'words.jsonl'} --method cedd-star --process.name absorb {split}"
     )
@@ -86,6 +86,12 @@ def test_an_end_token_is_no_text_and_the_bound_can_be_measured_again(
     assert main([*words, "--device", "cpu", "--json"]) == 0
     assert f"{bound['nats_per_token']:.9f}"[:9] in capsys.readouterr().out
     assert "try cedd correct" in record["notes"]["correction"]
+    filling, tokenizer = record["infilling"], load_tokenizer(run)
+    places = zip(filling["template"].split(" "), filling["original"].split(" "), strict=True)
+    blanks = {word: int(blank[5:-1]) for blank, word in places if blank.startswith("____")}
+    assert blanks  # whole words, whose space is theirs
+    for word, width in blanks.items():
+        assert width == len(tokenizer.encode(f" {word}")) < len(tokenizer.encode(word))
 
 
 def test_an_autoregressive_run_has_an_exact_figure(runs: list[Path], capsys: pytest.CaptureFixture[str]):

@@ -245,8 +245,10 @@ def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> I
     line = lines[min(1, len(lines) - 1)]
     words = sorted(re.finditer(r"[A-Za-z]+", line[1:]), key=lambda word: -len(word[0]))[:2]
     template = line
+    tokenizer = opened.model.tokenizer
     for word in sorted(words, key=lambda word: -word.start()):
-        width = len(opened.model.tokenizer.encode(word[0]))
+        its_space = tokenizer.words_begin_with_spaces and line[word.start()] == " "
+        width = len(tokenizer.encode(f" {word[0]}" if its_space else word[0]))
         template = f"{template[: word.start() + 1]}____{{{width}}}{template[word.end() + 1 :]}"
     return Infilling(template, line, infill(opened.model, template, n, options=SamplingOptions(seed=seed)))
 
