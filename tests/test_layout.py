@@ -35,6 +35,7 @@ ORDER = (
     "spelling",
     "tasks",
     "report",
+    "serve",
     "bench",
     "cli",
 )

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "import": "take over a network that others have published: SEDD, MDLM, DUO, UDLM, GIDD",
     "export": "write a run as a model to give away: small, described, with its figures",
     "report": "write a run as one page, or a comparison of several",
+    "serve": "a page to see texts being denoised, filled and corrected, and the same over HTTP",
     "bench": "time training steps or sampling against a textbook implementation",
     "theory": "check every theorem, proposition and erratum on small chains, and print the table",
     "completion": "print a script with which your shell completes all of this",

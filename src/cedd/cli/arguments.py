@@ -17,6 +17,7 @@ import tyro
 from cedd.cli.parsing import parse_arguments
 from cedd.names import suggestion
 from cedd.report.records import Effort
+from cedd.serve.limits import Limits
 from cedd.spelling.protocols import PaperOptions, UserOptions
 from cedd.training.config import PRESETS, TrainConfig, starting_from
 
@@ -387,6 +388,30 @@ class Report(CommonArguments):
 
 
 @dataclass(frozen=True)
+class Serve(CommonArguments):
+    """example: cedd serve --open
+
+    Serve a page on which you see texts being denoised, fill and correct them, and the same over HTTP, for programs:
+    /v1/completions in OpenAI's form, /infill and /correct. Without a RUN, the models that come with cedd. Only this
+    machine can reach it, unless --host says otherwise. Needs pip install 'cedd[serve]'. Ctrl-C ends it.
+    """
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = ()
+    """Runs' folders, or models by their names."""
+    port: int = 8008
+    """0 takes one that is free."""
+    host: str = "127.0.0.1"
+    """The address to listen at; 0.0.0.0 lets other machines in."""
+    open: bool = False
+    """Open the page in a browser."""
+    allow_host: tuple[str, ...] = ()
+    """Further names by which the server may be called (behind a proxy, or on a network)."""
+    log_texts: bool = False
+    """Write also the texts of requests to the log."""
+    limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
 class Bench(CommonArguments):
     """example: cedd bench train --preset char --vocab 100 --shapes 16x128 --steps 5
 
@@ -456,7 +481,7 @@ ARGUMENTS: Mapping[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Quickstart, Train, Evaluate, Sample, Infill, Correct, Spelling, Genppl, Import, Export, Report, Bench),
-        *(Theory, Completion),
+        *(Serve, Theory, Completion),
     )
 }
 """The dataclass of each command."""

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,6 +26,7 @@ from cedd.models.locate import is_model, locate, packaged, pretrained_names
 from cedd.names import printable
 from cedd.storage import atomic_write
 from cedd.tasks import Change, Corrected, CorrectionOptions, LanguageModel, load
+from cedd.tasks.correct import correction_record
 
 A_FEW_LINES = 1000
 """Characters."""
@@ -211,23 +212,8 @@ def stream(source: Source, correct: Callable[[str], Corrected], progress: Callab
 
 def record(source: Source, corrected: Corrected, suggest: int | None) -> dict[str, object]:
     """As JSON."""
-
-    def shown(change: Change) -> dict[str, object]:
-        spans = {"span": change.span, "corrected_span": change.corrected_span}
-        listed = [{"text": text, "probability": p} for text, p in change.candidates[:suggest]] if suggest else None
-        return (
-            {**asdict(change), **spans, "candidates": listed}
-            if suggest
-            else {name: value for name, value in {**asdict(change), **spans}.items() if name != "candidates"}
-        )
-
-    result: dict[str, object] = {"text": corrected.text, "original": corrected.original}
-    if source.path is not None:
-        result["file"] = source.name
-    result["changes"] = [shown(change) for change in corrected.changes]
-    if suggest:
-        result["doubts"] = [shown(change) for change in corrected.doubts]
-    return result
+    result = correction_record(corrected, suggest)
+    return {**result, "file": source.name} if source.path is not None else result
 
 
 def show_diff(source: Source, corrected: Corrected) -> bool:

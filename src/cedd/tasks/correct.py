@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from cedd.models.loaded import LoadedModel
-from cedd.spelling.correct import Corrected, correct_words, corrections, lexicon_file
+from cedd.spelling.correct import Change, Corrected, correct_words, corrections, lexicon_file
 from cedd.spelling.options import correction_options
 from cedd.spelling.scores import Watch
 
@@ -48,3 +49,16 @@ def by_words(loaded: LoadedModel, options: Mapping[str, Any]) -> bool:
     if options.get("change") is not None:
         return options["change"] == "words"
     return not given - OF_WORDS and lexicon_file(loaded) is not None
+
+
+def correction_record(corrected: Corrected, suggest: int | None = None) -> dict[str, Any]:
+    """A correction as JSON; with suggestions, so many candidates for each change, and also the doubts."""
+
+    def shown(change: Change) -> dict[str, Any]:
+        record = {**asdict(change), "span": change.span, "corrected_span": change.corrected_span}
+        candidates = [{"text": text, "probability": p} for text, p in record.pop("candidates")[:suggest]]
+        return {**record, "candidates": candidates} if suggest else record
+
+    result: dict[str, Any] = {"text": corrected.text, "original": corrected.original}
+    result["changes"] = [shown(change) for change in corrected.changes]
+    return {**result, "doubts": [shown(change) for change in corrected.doubts]} if suggest else result

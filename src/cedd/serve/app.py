@@ -1,0 +1,212 @@
+"""The server's addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass
+from importlib import resources
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cedd.names import printable
+from cedd.serve.desk import Desk, Job, refusal
+from cedd.serve.events import answer, refused, stream
+from cedd.serve.fields import Fields
+from cedd.serve.limits import Refused
+from cedd.serve.models import Shelf
+from cedd.serve.noise import noise_curves
+from cedd.serve.requests import ADDRESSES, SEEDS, Asked, model_of
+from cedd.serve.security import Guard, page_policy
+
+LOG = logging.getLogger("cedd.serve")
+BODY_SECONDS = 20.0
+"""How long a body may take to arrive."""
+GONE = 499
+"""Of a request whose client went away; nobody reads it but the log."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the addresses share."""
+
+    shelf: Shelf
+    desk: Desk
+    version: str
+    log_texts: bool = False
+
+    async def health(self, request: Request) -> Response:
+        """`GET /healthz`"""
+        del request
+        waiting, running = self.desk.counts
+        return answer({"status": "ok", "version": self.version, "waiting": waiting, "under_way": running})
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`: OpenAI's form, and what each can do."""
+        del request
+        limits = self.desk.limits
+        listed = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "cedd", **self.shelf.describe(name)}
+            for name in self.shelf
+        ]
+        most = {"texts": limits.most_texts, "steps": limits.most_steps, "characters": limits.most_characters}
+        defaults = {task: self.shelf.able(task)[:1] for task in ("write", "fill", "correct")}
+        return answer({"object": "list", "data": listed, "limits": most, "defaults": defaults})
+
+    async def noise(self, request: Request) -> Response:
+        """`POST /noise`: what a sentence becomes, at every time."""
+        fields = Fields(await self.body(request))
+        _, model = model_of(fields, self.shelf, "write")
+        text = fields.text("text", 2000)
+        seed = fields.whole("seed", 0, SEEDS, 0)
+        fields.end()
+        return answer(await run_in_threadpool(noise_curves, model.tokenizer, text, seed))
+
+    def work(self, make: Callable[..., Asked]) -> Callable[[Request], Awaitable[Response]]:
+        """An address that does work."""
+
+        async def endpoint(request: Request) -> Response:
+            fields, limits = Fields(await self.body(request)), self.desk.limits
+            asked = await run_in_threadpool(make, fields, self.shelf, limits)
+            job = Job(asked.work, limits.deadline, asked.streams)
+            self.desk.take(job)
+            if asked.streams:
+                return StreamingResponse(stream(self.shown(job, asked)), media_type="text/event-stream")
+            return await self.awaited(job, request)
+
+        return endpoint
+
+    async def shown(self, job: Job, asked: Asked) -> AsyncIterator[dict[str, object] | Refused]:
+        """The steps of a job and its answer; when nobody reads them any more, it ends."""
+        try:
+            async for record in job.records():
+                if isinstance(record, Refused):
+                    yield record
+                else:
+                    yield asked.chunk(record)
+        finally:
+            self.desk.drop(job)
+
+    async def awaited(self, job: Job, request: Request) -> Response:
+        """The answer of a job; when the client goes away first, the job ends."""
+        answering = asyncio.ensure_future(job.answer())
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                return Response(status_code=GONE)
+            record = answering.result()
+            return refused(record) if isinstance(record, Refused) else answer(record)
+        finally:
+            self.desk.drop(job)
+            for task in (answering, leaving):
+                task.cancel()
+
+    async def body(self, request: Request) -> bytes:
+        """A request's body, if it is neither too large nor too slow."""
+        most, parts, size = self.desk.limits.most_bytes, list[bytes](), 0
+        too_large = Refused(413, f"a request may have {most:,} bytes; this one has more", {"Connection": "close"})
+        declared = request.headers.get("content-length", "")
+        if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > most):
+            raise too_large
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > most:
+                        raise too_large
+                    parts.append(part)
+        except TimeoutError:
+            raise Refused(408, "the request's body did not arrive in time") from None
+        if self.log_texts:
+            LOG.info("%s %s", request.url.path, printable(b"".join(parts).decode("utf-8", "replace")))
+        return b"".join(parts)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class RequestLog:
+    """Writes a line for each request: what it asked for, how it ended, how long it took. Never a text."""
+
+    def __init__(self, app: ASGIApp, addresses: Collection[str]) -> None:
+        self.app, self.addresses = app, addresses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status, begun = 0, time.monotonic()
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_noted)
+        finally:
+            path = scope["path"] if scope["path"] in self.addresses else "(no address of ours)"
+            LOG.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (time.monotonic() - begun))
+
+
+async def on_refused(request: Request, error: Exception) -> Response:
+    """What is said of a request that is not answered."""
+    del request
+    return refused(error if isinstance(error, Refused) else refusal(error))
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    """What the routes refuse, in our form."""
+    del request
+    assert isinstance(error, HTTPException)
+    said = {404: "there is no such address here", 405: "this address does not take this method"}
+    sentence = said.get(error.status_code, error.detail)
+    return refused(Refused(error.status_code, sentence, dict(error.headers or {})))
+
+
+def make_app(site: Site, hosts: Collection[str] = ()) -> ASGIApp:
+    """The server's application."""
+    page = resources.files("cedd.serve").joinpath("page.html").read_text("utf-8")
+    policy = {"Content-Security-Policy": page_policy(page)}
+
+    async def home(request: Request) -> Response:
+        del request
+        return HTMLResponse(page, headers=policy)
+
+    routes = [
+        Route("/", home),
+        Route("/healthz", site.health),
+        Route("/v1/models", site.models),
+        Route("/noise", site.noise, methods=["POST"]),
+        *(Route(path, site.work(make), methods=["POST"]) for path, make in ADDRESSES.items()),
+    ]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        site.desk.start()
+        yield
+
+    handlers = {Refused: on_refused, ValueError: on_refused, HTTPException: on_http, ClientDisconnect: on_gone}
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    return RequestLog(Guard(app, hosts), {route.path for route in routes})
+
+
+async def on_gone(request: Request, error: Exception) -> Response:
+    """The client went away before its request was read."""
+    del request, error
+    return Response(status_code=GONE)

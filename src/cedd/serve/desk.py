@@ -1,0 +1,223 @@
+"""Where requests wait, and the one thread that works on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Hashable, Sequence
+from typing import Any, Protocol
+
+from cedd.serve.gathering import Ended, Gathering, Run
+from cedd.serve.limits import Limits, Refused, busy
+
+LOG = logging.getLogger("cedd.serve")
+TOGETHER = 0.003
+"""Seconds that an idle server waits after a request for others that come with it."""
+MOST_STACKED = 64
+"""Texts of one run."""
+LATE = "the request took longer than its deadline of {:g} s; ask for fewer tokens, steps or texts"
+ENDING = "the server is ending; try again when it is back"
+
+
+class Work(Protocol):
+    """What a request asks for."""
+
+    @property
+    def key(self) -> Hashable | None:
+        """Requests of the same key can be one run; None: of none."""
+        ...
+
+    @property
+    def texts(self) -> int:
+        """How many it makes."""
+        ...
+
+    def run(self, run: Run, jobs: Sequence[Job]) -> None:
+        """Do the work of all these jobs, which have its key, and finish each."""
+        ...
+
+
+class Job:
+    """A request under way: what is sent of it arrives in the event loop that made it.
+
+    Args:
+        work: what it asks for.
+        seconds: how long it may take.
+        streams: whether steps are sent.
+    """
+
+    def __init__(self, work: Work, seconds: float, streams: bool = False) -> None:
+        self.work, self.streams, self.seconds = work, streams, seconds
+        self.deadline = time.monotonic() + seconds
+        self.gone = self.done = False
+        """Whether nobody waits for it any more; whether it has its answer."""
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[tuple[dict[str, Any] | Refused, bool]] = asyncio.Queue()
+        """Records, and whether each is the last."""
+
+    def send(self, step: dict[str, Any]) -> None:
+        """A step, to whom it may interest."""
+        if self.streams and not self.gone:
+            self._put(step, last=False)
+
+    def finish(self, result: dict[str, Any] | Refused) -> None:
+        """The answer, which is the last that is sent."""
+        if not self.done:
+            self.done = True
+            self._put(result, last=True)
+
+    def _put(self, record: dict[str, Any] | Refused, last: bool) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, (record, last))
+
+    async def records(self) -> AsyncIterator[dict[str, Any] | Refused]:
+        """Steps, and last the answer."""
+        last = False
+        while not last:
+            record, last = await self._arrived.get()
+            yield record
+
+    async def answer(self) -> dict[str, Any] | Refused:
+        """The answer alone."""
+        return [record async for record in self.records()][-1]
+
+
+class Desk:
+    """Takes jobs, up to a limit, and works on all of them at once.
+
+    Args:
+        limits: how many, and for how long.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.gathering = limits, Gathering()
+        self.answered = 0
+        self._changed = threading.Condition()
+        self._waiting: list[Job] = []
+        self._running: dict[Run, Sequence[Job]] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, daemon=True, name="cedd-desk")
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many jobs wait, and how many are under way."""
+        return len(self._waiting), sum(map(len, list(self._running.values())))
+
+    def take(self, job: Job) -> None:
+        """Take a job, or refuse it."""
+        with self._changed:
+            if self._closing:
+                raise busy(ENDING, 5)
+            if sum(self.counts) >= self.limits.queue:
+                raise busy(f"{self.limits.queue} requests are waiting or under way; try again in a few seconds")
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def drop(self, job: Job) -> None:
+        """Nobody waits for this one any more."""
+        job.gone = True
+
+    def close(self, grace: float) -> None:
+        """Take no more, let those under way go on for so many seconds, and wait for that."""
+        with self._changed:
+            self._closing = True
+            for job in self._waiting:
+                job.finish(busy(ENDING, 5))
+            self._waiting.clear()
+            for jobs in self._running.values():
+                for job in jobs:
+                    job.deadline = min(job.deadline, time.monotonic() + grace)
+            self._changed.notify()
+        self._thread.join(grace + 30.0)
+
+    # In the desk's own thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting and not self._running:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                    self._changed.wait_for(lambda: self._closing, TOGETHER)
+            try:
+                self._end_late()
+                self._begin()
+                if self.gathering.asking:
+                    self.gathering.turn()
+            except Exception:
+                LOG.exception("the desk failed")
+                self._fail_all()
+
+    def _end_late(self) -> None:
+        """End what is late, and what nobody waits for."""
+        now = time.monotonic()
+        with self._changed:
+            jobs = [*self._waiting, *(job for jobs in self._running.values() for job in jobs)]
+            for job in jobs:
+                if not job.done and now > job.deadline:
+                    job.finish(busy(ENDING, 5) if self._closing else Refused(504, LATE.format(job.seconds)))
+                    job.gone = True
+            self._waiting = [job for job in self._waiting if not job.gone]
+        for run, jobs in list(self._running.items()):
+            if all(job.gone for job in jobs):
+                self.gathering.end(run, Ended())
+
+    def _begin(self) -> None:
+        """Begin as many runs as there may be, those with the same key as one."""
+        while jobs := self._next():
+
+            def work(run: Run, jobs: Sequence[Job] = jobs) -> None:
+                jobs[0].work.run(run, jobs)
+
+            def ended(error: BaseException | None, jobs: Sequence[Job] = jobs) -> None:
+                for job in jobs:
+                    job.finish(refusal(error))
+                for run in [run for run, its in self._running.items() if its is jobs]:
+                    del self._running[run]
+                self.answered += len(jobs)
+
+            run = Run(work, ended)
+            self._running[run] = jobs
+            self.gathering.begin(run)
+
+    def _next(self) -> list[Job]:
+        with self._changed:
+            room = self.limits.together - self.counts[1]
+            if not self._waiting or room < 1:
+                return []
+            first, texts, jobs = self._waiting[0], 0, list[Job]()
+            for job in [first] if first.work.key is None else self._waiting:
+                if (job is first or job.work.key == first.work.key) and texts + job.work.texts <= MOST_STACKED:
+                    jobs.append(job)
+                    texts += job.work.texts
+            self._waiting = [job for job in self._waiting if job not in jobs]
+            return jobs
+
+    def _fail_all(self) -> None:
+        for run, jobs in list(self._running.items()):
+            for job in jobs:
+                job.finish(refusal(RuntimeError()))
+            if run in self.gathering.asking:
+                self.gathering.asking.remove(run)
+            self._running.pop(run, None)
+
+
+def refusal(error: BaseException | None) -> Refused:
+    """What is said of an error: of one that the request made, its sentence; of one of ours, that it was one."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, ValueError):
+        return Refused(422, str(error))
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return busy("there is not enough memory for this now; ask for fewer texts or tokens")
+    if error is not None and not isinstance(error, Ended):
+        LOG.error("a request failed", exc_info=error)
+    return Refused(500, "the server made a mistake; its log says more")

@@ -1,0 +1,200 @@
+"""Many runs over one network: what they ask of it at the same time is one call.
+
+Shapes: B sequences, L positions, D width.
+
+A sampler, or a corrector, is a plain function that calls its network many times. Each runs in a thread of its own, but
+only one at a time: a `Run` goes on until it asks its network, `features(x_t [B, L], sigma [B])`, and waits there. The
+driver (`Gathering.turn`) takes the oldest question, puts all questions of the same network and length behind it, calls
+the network once, and lets each run go on with its own rows. So runs may begin at any time and have different steps,
+temperatures and tasks; a run that nobody waits for any more ends at its next question.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from cedd.models.loaded import LoadedModel
+from cedd.network import AnyModel, HasHead, has_head
+from cedd.samplers import GraphedNetwork
+
+MOST_TOKENS = 2048
+"""Tokens of one call: more at once are not faster on a CPU, and others would wait longer for their turn."""
+
+
+class Ended(BaseException):
+    """Raised inside a run that shall end. Nothing that a run does on the way takes it for an error of its own."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a run asks of a network: x_t [B, L] and sigma [B]."""
+
+    network: HasHead
+    x_t: Tensor
+    sigma: Tensor
+
+
+class Run:
+    """A function in a thread that goes on only in its turn.
+
+    Args:
+        work: is called with this run, through which it asks.
+        ended: called with whatever the work raised, or None, in the thread of the work.
+    """
+
+    def __init__(self, work: Callable[[Run], None], ended: Callable[[BaseException | None], None]) -> None:
+        self.question: Question | None = None
+        self._answer: Tensor | BaseException | None = None
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._work, self._ended = work, ended
+        threading.Thread(target=self._run, daemon=True, name="cedd-run").start()
+
+    def resume(self, answer: Tensor | BaseException | None = None) -> None:
+        """Go on with an answer, up to the next question or the end; an exception is raised in its place."""
+        self.question, self._answer = None, answer
+        self._go.release()
+        self._back.acquire()
+
+    def ask(self, question: Question) -> Tensor:
+        """The features [B, L, D]; called by the work."""
+        self.question = question
+        self._wait()
+        answer, self._answer = self._answer, None
+        if isinstance(answer, BaseException):
+            raise answer
+        assert answer is not None
+        return answer
+
+    def _wait(self) -> None:
+        self._back.release()
+        self._go.acquire()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        torch.set_num_threads(1)  # of this thread: what a run computes beside its network is small
+        error: BaseException | None = None
+        try:
+            if isinstance(self._answer, BaseException):
+                raise self._answer
+            self._work(self)
+        except BaseException as raised:  # noqa: BLE001 - it is handed on
+            error = raised
+        try:
+            self._ended(error)
+        finally:
+            self._back.release()
+
+    def over(self, loaded: LoadedModel) -> LoadedModel:
+        """The same model, which asks through this run."""
+        return AskingModel(loaded, self)
+
+
+class GatheredNetwork:
+    """A network in two halves, the first of which is run together with others'.
+
+    Args:
+        network: the network itself.
+        run: who asks.
+    """
+
+    def __init__(self, network: HasHead, run: Run) -> None:
+        self._network, self._run = network, run
+        self.head = network.head
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """[B, L, D]"""
+        return self._run.ask(Question(self._network, x_t, sigma))
+
+
+class AskingModel(LoadedModel):
+    """A model whose networks are asked through a run.
+
+    Args:
+        loaded: the model itself.
+        run: who asks.
+    """
+
+    def __init__(self, loaded: LoadedModel, run: Run) -> None:
+        asking = cast(Any, GatheredNetwork(loaded.model, run))
+        super().__init__(replace(loaded.folder, model=asking), loaded.device)
+        self._loaded, self._run = loaded, run
+
+    def network(self, batch: int, length: int) -> AnyModel:
+        del batch
+        return GatheredNetwork(shared_network(self._loaded, length), self._run)
+
+
+@lru_cache(maxsize=256)
+def shared_network(loaded: LoadedModel, length: int) -> HasHead:
+    """The network that reads texts of this length, the same for all who ask; one that is recorded for a batch is not
+    taken, since batches here are of any size."""
+    made = loaded.network(1, length)
+    return loaded.model if isinstance(made, GraphedNetwork) or not has_head(made) else made
+
+
+class Gathering:
+    """The runs that wait for their networks, in the order of their questions."""
+
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        self.asking: list[Run] = []
+        self.calls = self.sequences = 0
+        """Calls of networks so far, and the sequences that they read."""
+        self._most_tokens = most_tokens
+
+    def begin(self, run: Run) -> None:
+        """Let a run go up to its first question."""
+        self._resume(run)
+
+    def end(self, run: Run, error: BaseException) -> None:
+        """End a run that waits."""
+        self.asking.remove(run)
+        self._resume(run, error)
+
+    def turn(self) -> None:
+        """One call of the network that was asked first, for all that ask the same of it."""
+        together = self._together()
+        self.asking = [run for run in self.asking if run not in together]
+        for run, answer in zip(together, self._answers([_question(run) for run in together]), strict=True):
+            self._resume(run, answer)
+
+    def _resume(self, run: Run, answer: Tensor | BaseException | None = None) -> None:
+        run.resume(answer)
+        if run.question is not None:
+            self.asking.append(run)
+
+    def _together(self) -> list[Run]:
+        """The oldest question and those like it, up to `most_tokens`; at least the oldest."""
+        first = _question(self.asking[0])
+        length, found, tokens = first.x_t.shape[1], list[Run](), 0
+        for run in self.asking:
+            question = _question(run)
+            if question.network is first.network and question.x_t.shape[1] == length:
+                tokens += question.x_t.numel()
+                if found and tokens > self._most_tokens:
+                    break
+                found.append(run)
+        return found
+
+    @torch.no_grad()
+    def _answers(self, questions: list[Question]) -> Sequence[Tensor | BaseException]:
+        sizes = [len(question.x_t) for question in questions]
+        self.calls, self.sequences = self.calls + 1, self.sequences + sum(sizes)
+        try:
+            x_t, sigma = torch.cat([q.x_t for q in questions]), torch.cat([q.sigma for q in questions])
+            return list(questions[0].network.features(x_t, sigma).split(sizes))
+        except Exception as error:  # noqa: BLE001 - each run reports it
+            return [error] * len(questions)
+
+
+def _question(run: Run) -> Question:
+    assert run.question is not None
+    return run.question

@@ -1,0 +1,89 @@
+"""The models that a server offers, by name, and what each can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cedd.models.locate import packaged, pretrained_names
+from cedd.samplers import SAMPLERS, default_steps
+from cedd.samplers.first_hitting import check_first_hitting
+from cedd.spelling.correct import lexicon_file
+from cedd.tasks import LanguageModel, load
+
+TASKS = ("write", "fill", "correct")
+
+
+class Shelf(Mapping[str, LanguageModel]):
+    """Models by name.
+
+    Args:
+        models: as they are offered, the first of which can do a task being its default.
+    """
+
+    def __init__(self, models: Mapping[str, LanguageModel]) -> None:
+        self._models = dict(models)
+        self._can = {name: tuple(_tasks(model)) for name, model in models.items()}
+
+    @classmethod
+    def load(cls, runs: Sequence[str], device: str) -> Shelf:
+        """Runs by their folders or names; without any, the models that come with the package."""
+        models: dict[str, LanguageModel] = {}
+        for source in runs or [packaged(name) for name in pretrained_names()]:
+            plain = Path(source).expanduser().resolve().name or "model"
+            same = sum(name.split("#")[0] == plain for name in models)
+            models[f"{plain}#{same + 1}" if same else plain] = load(source, device)
+        if not models:
+            raise ValueError("no model comes with this copy of the package; name a RUN to serve")
+        return cls(models)
+
+    def __getitem__(self, name: str) -> LanguageModel:
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def able(self, task: str) -> list[str]:
+        """The models that can do a task, the best suited first: with words beside it for a corrector, without for
+        others."""
+        found = [name for name in self if task in self._can[name]]
+        return sorted(found, key=lambda name: (lexicon_file(self[name]) is None) == (task == "correct"))
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What is known of a model, as JSON."""
+        model = self[name]
+        return {
+            "method": model.method.name,
+            "process": (model.process.spec or {}).get("name"),
+            "tokenizer": model.tokenizer.name,
+            "vocabulary": model.process.vocab_size,
+            "length": model.length,
+            "parameters": model.model.num_parameters(),
+            "steps": default_steps(model.length),
+            "samplers": [sampler for sampler in SAMPLERS if _samples(model, sampler)],
+            "tasks": list(self._can[name]),
+        }
+
+
+def _tasks(model: LanguageModel) -> Iterator[str]:
+    yield "write"
+    if model.method.dynamics.noisy:
+        yield "fill"
+        if model.process.can_shuffle:
+            yield "correct"
+
+
+def _samples(model: LanguageModel, sampler: str) -> bool:
+    if not model.method.dynamics.noisy:
+        return sampler == "analytic"
+    if sampler != "first-hitting":
+        return sampler in model.method.dynamics.rules()
+    try:
+        check_first_hitting(model.method, model.process, None)
+    except ValueError:
+        return False
+    return True

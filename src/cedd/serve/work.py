@@ -1,0 +1,197 @@
+"""What requests ask for: texts written or filled, and corrected.
+
+Shapes: B texts, L tokens, P blank tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cedd.data.tokenizers import Tokenizer
+from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.network import Network, Places
+from cedd.serve.desk import Job
+from cedd.serve.gathering import Run
+from cedd.spelling.scores import leave_one_out, rate_of_time
+from cedd.tasks import LanguageModel
+from cedd.tasks.correct import correct, correction_record
+from cedd.tasks.template import Template
+
+Record = dict[str, Any]
+
+
+@lru_cache(maxsize=1 << 16)
+def piece(tokenizer: Tokenizer, token: int) -> str | None:
+    """The text of a token; None for the mask."""
+    return None if token >= tokenizer.vocab_size else tokenizer.decode([token])
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Writing and filling
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Texts of a template: after a prompt, or around what is given.
+
+    Args:
+        name: the model's.
+        model: writes.
+        template: what is given, and its blanks.
+        n: how many texts.
+        seed: of the request; text i depends on it and on i alone.
+        options: how to sample.
+        result: makes the answer of the texts and their tokens [n, L].
+        alternatives: so many other tokens for each that was written, with their probabilities.
+    """
+
+    name: str
+    model: LanguageModel
+    template: Template
+    n: int
+    seed: int
+    options: SamplingOptions
+    result: Callable[[list[str], list[Record]], Record]
+    alternatives: int = 0
+
+    key: Hashable | None = None
+
+    @property
+    def texts(self) -> int:
+        return self.n
+
+    def run(self, run: Run, jobs: Sequence[Job]) -> None:
+        """Draw the texts."""
+        (job,) = jobs
+        loaded, steps = run.over(self.model), Steps(job, self.template)
+        drawn = self.template.draw(loaded, self.n, replace(self.options, seed=self.seed), steps.show)
+        job.finish(self.answer(loaded, drawn))
+
+    def answer(self, loaded: LoadedModel, ids: Tensor) -> Record:
+        """The texts of tokens [n, L] as this work's result."""
+        texts = [self.template.write(row.numpy()) for row in ids]
+        tokens: list[Record] = [
+            {"pieces": [piece(self.template.tokenizer, int(token)) for token in row]} for row in ids
+        ]
+        if self.alternatives:
+            blanks = (~self.template.given).nonzero().squeeze(1)
+            for record, row in zip(tokens, ids, strict=True):
+                record["alternatives"] = alternatives(loaded, row, blanks, self.alternatives)
+        return self.result(texts, tokens)
+
+
+@dataclass
+class Steps:
+    """Sends a job its steps: the first text as a whole, and then what has changed."""
+
+    job: Job
+    template: Template
+    _last: Tensor | None = field(default=None, repr=False)
+
+    def show(self, step: int, t: float, x: Tensor) -> None:
+        """The state x [n, L] after a step, at time t."""
+        if not self.job.streams or self.job.gone:
+            return
+        x, tokenizer = x.cpu(), self.template.tokenizer
+        record: Record = {"step": step, "t": t}
+        if self._last is None:
+            given = self.template.characters
+            record["texts"] = [
+                [given.get(place, piece(tokenizer, token)) for place, token in enumerate(row)] for row in x.tolist()
+            ]
+            record["given"] = self.template.given.nonzero().squeeze(1).tolist()
+            record["edits"] = []
+        else:
+            places = (x != self._last).nonzero().tolist()
+            record["edits"] = [[i, place, piece(tokenizer, int(x[i, place]))] for i, place in places]
+        self._last = x.clone()
+        self.job.send({"step": record})
+
+
+MOST_MASKED = 64
+"""Texts that are read at once to find alternatives where each takes a reading of its own."""
+
+
+@torch.no_grad()
+def alternatives(loaded: LoadedModel, ids: Tensor, places: Tensor, count: int) -> list[list[list[Any]]]:
+    """Of the tokens at these places [P] of a text [L], the likeliest given all others: [[text, p], ...] each.
+
+    A process that shuffles gives them for all places in one reading (`leave_one_out`); of another, each place is masked
+    in its turn.
+    """
+    process, method, tokenizer = loaded.process, loaded.method, loaded.tokenizer
+    network = Network.of(loaded.model, process.vocab_size, loaded.device)
+    t = 1 / max(2, len(ids))
+    noise, found = process.noise(t), list[Tensor]()
+    if process.can_shuffle:
+        outputs = network.rows(ids[None], noise.sigma.expand(1), Places(places))
+        vocabulary = torch.arange(process.vocab_size)
+        for chunk, part in outputs.chunks():
+            x = ids[places[part]]
+            log_posterior = method.parameterization.log_posterior(chunk.double(), x, noise.like(x))
+            tokens = torch.cat([x[:, None], vocabulary.expand(len(x), -1)], -1)
+            found.append(leave_one_out(log_posterior, tokens, rate_of_time(process, t))[:, 1:].exp())
+    else:
+        for part in places.split(MOST_MASKED):
+            x_t = ids.repeat(len(part), 1)
+            x_t[torch.arange(len(part)), part] = process.vocab_size
+            rows = torch.arange(len(part)) * len(ids) + part
+            x = x_t.flatten()[rows]
+            outputs = network.rows(x_t, noise.sigma.expand(len(part)), Places(rows))
+            found.append(
+                outputs.map(
+                    lambda chunk, which, x=x: method.parameterization.log_posterior(
+                        chunk.double(), x[which], noise.like(x[which])
+                    ).exp()
+                )
+            )
+    values, tokens = torch.cat(found).topk(min(count, process.vocab_size), -1)
+    return [
+        [[piece(tokenizer, token), round(p, 5)] for p, token in zip(row, which, strict=True)]
+        for row, which in zip(values.tolist(), tokens.tolist(), strict=True)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Correction
+
+
+@dataclass(frozen=True)
+class Correcting:
+    """A text corrected.
+
+    Args:
+        model: corrects.
+        text: what.
+        options: of `cedd.tasks.correct`.
+        suggest: so many candidates for each change and doubt.
+    """
+
+    model: LanguageModel
+    text: str
+    options: Mapping[str, Any]
+    suggest: int | None = None
+    key: Hashable | None = None
+    texts: int = 1
+
+    def run(self, run: Run, jobs: Sequence[Job]) -> None:
+        """Correct it, a step being what the network reads at once."""
+        (job,) = jobs
+        step = 0
+
+        def watch(share: float) -> None:
+            nonlocal step
+            del share
+            step += 1
+            job.send({"step": {"step": step, "edits": []}})
+
+        record = correction_record(correct(run.over(self.model), self.text, watch=watch, **self.options), self.suggest)
+        edits = [[change["position"], change["before"], change["after"]] for change in record["changes"]]
+        job.send({"step": {"step": step + 1, "edits": edits}})
+        job.finish(record)

@@ -1,0 +1,70 @@
+"""A server for the tests: in this process, asked through its application, or in a thread, at a port of its own."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cedd.serve.desk import Desk
+from cedd.serve.limits import Limits
+from cedd.serve.models import Shelf
+
+for package in ("starlette", "uvicorn"):
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'cedd[serve]'")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
+
+from cedd.serve.app import Site, make_app  # noqa: E402
+from cedd.serve.security import host_name, page_policy  # noqa: E402
+from cedd.serve.server import Server, address_of, bound_socket  # noqa: E402
+
+__all__ = ["Server", "Site", "bound_socket", "events", "free_port", "host_name", "httpx", "make_app", "page_policy"]
+__all__ += ["served", "until"]
+
+
+def site(shelf: Shelf, **limits: Any) -> Site:
+    return Site(shelf, Desk(Limits(**limits)), "test")
+
+
+@contextlib.contextmanager
+def served(shelf: Shelf, **limits: Any) -> Iterator[tuple[str, Desk]]:
+    """The address of a server, and its desk; ended as a signal ends it."""
+    made, begun = site(shelf, **limits), threading.Event()
+    with bound_socket("127.0.0.1", 0) as bound:
+        server = Server(make_app(made), made.desk, begun.set)
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        assert begun.wait(10)
+        try:
+            yield address_of(bound), made.desk
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def events(reply: Any) -> Iterator[dict[str, Any]]:
+    """The records of a stream, which must end as one."""
+    parts = reply.read().decode().split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    for part in parts[:-2]:
+        assert part.startswith("data: ")
+        yield json.loads(part.removeprefix("data: "))
+
+
+def until(condition: Any, seconds: float = 10.0) -> None:
+    """Wait for what must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]

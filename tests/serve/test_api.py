@@ -1,0 +1,304 @@
+"""The server over HTTP: answers, streams, limits, and what it refuses, each in a sentence."""
+
+import json
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from cedd.models.loaded import SamplingOptions
+from cedd.serve.desk import Desk
+from cedd.serve.limits import Limits
+from cedd.serve.models import Shelf
+from cedd.tasks import generate, infill
+from tests.serve.servers import events, httpx, served, until
+
+
+def sentence(reply: Any, status: int) -> str:
+    """What a refusal says, which must be one of this status."""
+    assert reply.status_code == status, reply.text
+    assert set(reply.json()) == {"error"}
+    return reply.json()["error"]["message"]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Answers
+
+
+def test_health_and_models(client: Any):
+    assert client.get("/healthz").json()["status"] == "ok"
+    listed = client.get("/v1/models").json()
+    assert [model["id"] for model in listed["data"]] == ["small", "masks"]
+    tasks = {model["id"]: model["tasks"] for model in listed["data"]}
+    assert tasks == {"small": ["write", "fill", "correct"], "masks": ["write", "fill"]}
+    assert "first-hitting" in listed["data"][1]["samplers"]
+    assert "first-hitting" not in listed["data"][0]["samplers"]
+
+
+def test_a_completion_is_what_the_model_generates(client: Any, shelf: Shelf):
+    asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "n": 3, "seed": 5, "steps": 6, "temperature": 0.7}
+    reply = client.post("/v1/completions", json=asked).json()
+    options = SamplingOptions(seed=5, steps=6, temperature=0.7)
+    wanted = generate(shelf["small"], 3, length=16, prompt="the ", options=options)
+    assert ["the " + choice["text"] for choice in reply["choices"]] == wanted
+    assert [choice["finish_reason"] for choice in reply["choices"]] == ["length"] * 3
+    assert reply["usage"] == {"prompt_tokens": 4, "completion_tokens": 36, "total_tokens": 40}
+    assert (reply["object"], reply["model"], reply["seed"]) == ("text_completion", "small", 5)
+
+
+def test_a_completion_without_a_seed_says_which_it_had(client: Any):
+    asked = {"max_tokens": 8, "steps": 4}
+    first = client.post("/v1/completions", json=asked).json()
+    again = client.post("/v1/completions", json={**asked, "seed": first["seed"]}).json()
+    other = client.post("/v1/completions", json=asked).json()
+    assert again["choices"] == first["choices"]
+    assert other["seed"] != first["seed"]
+
+
+def test_a_text_ends_at_a_stop_and_keeps_its_suffix(client: Any):
+    asked = {"max_tokens": 20, "seed": 2, "steps": 6, "echo": True, "prompt": "a"}
+    whole = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+    assert whole.startswith("a")
+    assert len(whole) == 21
+    cut = client.post("/v1/completions", json={**asked, "stop": ["QQ", whole[9:11]]}).json()["choices"][0]
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == whole[: 1 + whole[1:].index(whole[9:11])]
+    between = client.post("/v1/completions", json={**asked, "suffix": " end."}).json()["choices"][0]["text"]
+    assert len(between) == 21
+
+
+def test_the_steps_of_a_stream_lead_to_its_text(client: Any):
+    asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "n": 2, "seed": 5, "steps": 6}
+    alone = client.post("/v1/completions", json=asked).json()
+    reply = client.post("/v1/completions", json={**asked, "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *steps, last = events(reply)
+    assert [record["step"]["step"] for record in steps] == list(range(8))  # the start, six steps, and the last to t = 0
+    assert [record["step"]["t"] for record in steps] == sorted((r["step"]["t"] for r in steps), reverse=True)
+    texts = steps[0]["step"]["texts"]
+    assert texts[0][:4] == ["t", "h", "e", " "]
+    assert steps[0]["step"]["given"] == [0, 1, 2, 3]
+    for record in steps[1:]:
+        for i, place, piece in record["step"]["edits"]:
+            assert texts[i][place] != piece  # an edit changes something
+            texts[i][place] = piece
+    assert ["".join(text) for text in texts] == ["the " + choice["text"] for choice in alone["choices"]]
+    assert last["choices"] == alone["choices"]
+
+
+def test_infilling_is_the_model_s_and_has_alternatives(client: Any, shelf: Shelf):
+    text = "the ____ cat ___{2}."
+    asked = {"model": "small", "text": text, "n": 2, "seed": 3, "steps": 5, "alternatives": 4}
+    reply = client.post("/infill", json=asked).json()
+    assert reply["texts"] == infill(shelf["small"], text, 2, options=SamplingOptions(seed=3, steps=5))
+    assert reply["given"].count(False) == 6
+    for record in reply["tokens"]:
+        assert len(record["alternatives"]) == 6
+        for found in record["alternatives"]:
+            probabilities = [p for _, p in found]
+            assert probabilities == sorted(probabilities, reverse=True)
+            assert 0 < sum(probabilities) <= 1.0001
+    *steps, last = events(client.post("/infill", json={**asked, "stream": True}))
+    assert last["result"] == reply
+    assert len(steps) == 7
+
+
+def test_alternatives_of_masks_are_the_network_s_own_probabilities(shelf: Shelf):
+    """On absorb: mask one place, and read its row."""
+    import torch
+
+    from cedd.serve.work import alternatives
+
+    model = shelf["masks"]
+    ids = torch.arange(12) % model.process.vocab_size
+    (found,) = alternatives(model, ids, torch.tensor([4]), model.process.vocab_size)
+    masked = ids.clone()
+    masked[4] = model.process.vocab_size
+    sigma = model.process.noise(1 / 12).sigma.float()
+    with torch.no_grad():
+        law = model.model(masked[None], sigma[None])[0, 4].double().softmax(-1)
+    wanted = sorted(((p, model.tokenizer.decode([i])) for i, p in enumerate(law.tolist())), reverse=True)
+    assert [text for text, _ in found] == [text for _, text in wanted]
+    assert [p for _, p in found] == pytest.approx([p for p, _ in wanted], abs=1e-5)
+
+
+def test_a_correction_is_what_cedd_correct_prints(client: Any, shelf: Shelf):
+    text = "the cqt sat. \U0001f600 on"
+    reply = client.post("/correct", json={"text": text}).json()
+    wanted = shelf["small"].correct(text)
+    assert (reply["text"], reply["original"]) == (wanted.text, text)
+    assert [(c["position"], c["after"]) for c in reply["changes"]] == [(c.position, c.after) for c in wanted.changes]
+    assert [c["confidence"] for c in reply["changes"]] == pytest.approx([c.confidence for c in wanted.changes])
+    *steps, last = events(client.post("/correct", json={"text": text, "stream": True}))
+    assert last["result"]["text"] == reply["text"]
+    assert steps[-1]["step"]["edits"] == [[c["position"], c["before"], c["after"]] for c in reply["changes"]]
+
+
+def test_noise_is_that_of_the_processes(client: Any):
+    reply = client.post("/noise", json={"text": "the cat", "seed": 3}).json()
+    assert reply["tokens"] == list("the cat")
+    assert set(reply["processes"]) == {"absorb", "uniform", "roulette", "hybrid"}
+    for name, curves in reply["processes"].items():
+        assert (curves["keep"][0], curves["alive"][0]) == (1, 1)
+        assert curves["keep"] == sorted(curves["keep"], reverse=True)
+        assert all(keep <= alive for keep, alive in zip(curves["keep"], curves["alive"], strict=True))
+        assert (curves["alive"][-1] == 1) == (name == "uniform")  # which has no mask
+    assert reply["processes"]["absorb"]["keep"] == reply["processes"]["absorb"]["alive"]  # and this nothing else
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/v1/completions", {"n": 17}, 422, "n must be a whole number from 1 to 16"),
+        ("/v1/completions", {"steps": 1025}, 422, "steps must be a whole number from 1 to 1,024"),
+        ("/v1/completions", {"max_tokens": 33}, 422, "max_tokens must be a whole number from 1 to 32"),
+        ("/v1/completions", {"max_tokens": True}, 422, "max_tokens must be"),
+        ("/v1/completions", {"temperature": -1}, 422, "temperature must be a number from 0 to 10"),
+        ("/v1/completions", {"seed": 2**60}, 422, "seed must be"),
+        ("/v1/completions", {"prompt": "a" * 40}, 422, "shorten it"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, 422, "prompt has 2 texts"),
+        ("/v1/completions", {"prompt": [1, 2]}, 422, "prompt must be a text"),
+        ("/v1/completions", {"model": "smal"}, 422, "did you mean 'small'?"),
+        ("/v1/completions", {"sampler": "first-hitting", "model": "small"}, 422, "sampler has no choice"),
+        ("/v1/completions", {"logprobs": 5}, 422, "logprobs is not offered"),
+        ("/v1/completions", {"max_token": 5}, 422, "did you mean 'max_tokens'?"),
+        ("/infill", {"text": "no gap"}, 422, "no blank to fill"),
+        ("/infill", {}, 422, "text must be given"),
+        ("/infill", {"text": "___{99}"}, 422, "the model reads 32"),
+        ("/correct", {"text": "a", "model": "masks"}, 422, "model has no choice 'masks'"),
+        ("/correct", {"text": "a" * 20_000}, 413, "at most 16,384"),
+        ("/correct", {"text": "a" * 200_000}, 413, "131,072 bytes"),
+        ("/correct", [], 400, "JSON object"),
+        ("/noise", {"text": 5}, 422, "text must be a text"),
+    ],
+)
+def test_bad_requests_are_refused_in_a_sentence(client: Any, path: str, body: Any, status: int, said: str):
+    assert said in sentence(client.post(path, json=body), status)
+
+
+def test_other_addresses_and_methods_are_refused(client: Any):
+    assert sentence(client.get("/../../etc/passwd"), 404)
+    assert sentence(client.get("/v1/completions"), 405)
+    assert sentence(client.post("/correct", content=b'{"text": "a"}'), 415)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_fuzzed_bodies_never_break_the_server(client: Any, count: int):
+    """Bodies from bytes by chance to nearly right requests: an answer or a refusal, never a 500."""
+    chance = random.Random(count)
+    values: list[Any] = [None, True, -1, 0, 1, 7, 1e308, 2**70, "", "a ____ b", "\ud800", "\x00<script>", [], [[]], {}]
+    values += [["a"] * 9, "\u202eabc", "é" * 50, {"a": {"b": []}}, 0.5, "analytic", "small", "words"]
+    names = ["text", "prompt", "model", "n", "steps", "seed", "stop", "max_tokens", "temperature", "top_p", "sampler"]
+    names += ["grid", "stream", "suffix", "echo", "alternatives", "threshold", "suggest", "change", "user", "\ud800"]
+    bases: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"max_tokens": 4, "steps": 2},
+        "/infill": {"text": "a ____", "steps": 2},
+        "/correct": {"text": "a cqt"},
+        "/noise": {"text": "a cat"},
+    }
+    seen: dict[int, int] = {}
+    for _ in range(count):
+        path = chance.choice(list(bases))
+        if chance.random() < 0.25:
+            body = chance.randbytes(chance.randrange(60))
+        else:
+            changed = {chance.choice(names): chance.choice(values) for _ in range(chance.randrange(3))}
+            body = json.dumps({**bases[path], **changed}).encode()
+            if chance.random() < 0.3:
+                place = chance.randrange(len(body))
+                body = body[:place] + chance.randbytes(1) + body[place + chance.randrange(4) :]
+        reply = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
+        if reply.status_code != 200:
+            assert sentence(reply, reply.status_code)
+    assert set(seen) == {200, 400, 422}
+    assert seen[200] > count / 10
+
+
+def test_deeply_nested_json_is_refused(client: Any):
+    body = b'{"text":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    assert sentence(client.post("/correct", content=body, headers={"Content-Type": "application/json"}), 400)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Under load
+
+
+LONG = {"max_tokens": 32, "steps": 1000, "seed": 1, "model": "small"}
+
+
+def test_the_queue_has_an_end_and_says_when_to_come_back(shelf: Shelf):
+    with served(shelf, queue=2) as (address, desk), httpx.Client(base_url=address, trust_env=False) as client:
+        assert isinstance(desk, Desk)
+        with (
+            client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as first,
+            client.stream("POST", "/v1/completions", json={**LONG, "stream": True, "steps": 999}) as second,
+        ):
+            assert first.status_code == second.status_code == 200
+            refused = client.post("/correct", json={"text": "a"})
+            assert "2 requests" in sentence(refused, 503)
+            assert int(refused.headers["retry-after"]) > 0
+        until(lambda: desk.counts == (0, 0))  # both clients went away, and their runs with them
+        assert client.post("/correct", json={"text": "a"}).status_code == 200
+
+
+def test_a_client_that_goes_away_ends_its_run(shelf: Shelf):
+    with served(shelf) as (address, desk):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}v1/completions", json=LONG, timeout=0.3, trust_env=False)
+        until(lambda: desk.counts == (0, 0), 5)
+        calls = desk.gathering.calls
+        assert 0 < calls < 900
+
+
+def test_a_request_has_a_deadline(shelf: Shelf):
+    with served(shelf, deadline=0.2) as (address, _):
+        reply = httpx.post(f"{address}v1/completions", json=LONG, trust_env=False)
+        assert "0.2 s" in sentence(reply, 504)
+        *_, last = events(httpx.post(f"{address}v1/completions", json={**LONG, "stream": True}, trust_env=False))
+        assert last["error"]["code"] == 504
+
+
+def test_requests_under_way_get_an_answer_or_a_503_when_the_server_ends(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cedd.serve.server.GRACE", 0.1)
+    replies: list[Any] = []
+
+    def ask() -> None:
+        replies.append(httpx.post(f"{address}v1/completions", json=LONG, timeout=30, trust_env=False))
+
+    with served(shelf) as (address, desk):
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: desk.gathering.calls > 3)
+    asking.join(10)
+    assert "ending" in sentence(replies[0], 503)
+
+
+def test_requests_that_come_together_are_read_together_and_each_gets_its_own_text(shelf: Shelf):
+    def ask(i: int) -> None:
+        body = {"max_tokens": 10 if i % 2 else 12, "prompt": "ab" if i % 2 else "", "steps": 8 + i % 3, "seed": i}
+        found[i] = httpx.post(f"{address}v1/completions", json=body, timeout=30, trust_env=False).json()
+
+    found: dict[int, Any] = {}
+    with served(shelf) as (address, desk):
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    for i, reply in found.items():
+        options = SamplingOptions(seed=i, steps=8 + i % 3)
+        (alone,) = generate(shelf["small"], length=12, prompt="ab" if i % 2 else "", options=options)
+        assert ("ab" if i % 2 else "") + reply["choices"][0]["text"] == alone
+    assert len(found) == 8
+    assert desk.gathering.calls < desk.gathering.sequences / 2
+
+
+def test_limits_must_be_above_nothing():
+    with pytest.raises(ValueError, match="--most-texts must be above 0"):
+        Limits(most_texts=0)

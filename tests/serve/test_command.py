@@ -1,0 +1,53 @@
+"""`cedd serve` as a process: it prints its address, answers, and ends well on a signal."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cedd.cli import main
+from cedd.serve.models import Shelf
+from tests.serve.servers import bound_socket, httpx
+from tests.tasks.models import save_random
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_it_prints_its_address_answers_and_ends_on_a_signal(tmp_path: Path, number: signal.Signals):
+    run = save_random(tmp_path / "run")
+    words = [sys.executable, "-m", "cedd", "serve", str(run), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said.startswith("run at http://127.0.0.1:")
+        address = said.split()[2]
+        assert httpx.post(f"{address}correct", json={"text": "a cqt"}, trust_env=False, timeout=20).status_code == 200
+        process.send_signal(number)
+        out, log = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "ended\n")
+    assert "Traceback" not in log
+    assert "POST /correct 200" in log
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with bound_socket("127.0.0.1", 0) as taken:
+        taken.listen()
+        assert main(["serve", str(tmp_path), "--port", str(taken.getsockname()[1])]) == 2
+    assert "cannot be used" in capsys.readouterr().err
+    assert main(["serve", "--port", "70000"]) == 2
+    assert "0..65535" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path / "nothing"), "--port", "0"]) == 2
+    assert "no run or model" in capsys.readouterr().err
+
+
+def test_without_starlette_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["serve"]) == 2
+    assert "pip install 'cedd[serve]'" in capsys.readouterr().err
+
+
+def test_models_of_the_same_name_are_told_apart(tmp_path: Path):
+    runs = [str(save_random(tmp_path / place / "run")) for place in ("a", "b")]
+    assert list(Shelf.load(runs, "cpu")) == ["run", "run#2"]

@@ -1,0 +1,131 @@
+"""Runs that ask one network together: one call a step, each with its own answer, as if it were alone."""
+
+import threading
+
+import pytest
+import torch
+
+from cedd.models.loaded import SamplingOptions
+from cedd.serve.gathering import Ended, Gathering, Question, Run
+from cedd.tasks import generate
+
+
+class Doubler:
+    """A network whose features are its tokens doubled, and which notes what it reads."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[int, ...]] = []
+
+    def features(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        assert len(x_t) == len(sigma)
+        self.read.append(tuple(x_t.shape))
+        return 2 * x_t[..., None].float()
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
+def asking(network: Doubler, rows: int, length: int, times: int, answers: list[float]):
+    def work(run: Run) -> None:
+        for k in range(times):
+            x = torch.full((rows, length), rows + k)
+            answers.append(float(run.ask(Question(network, x, torch.ones(rows)))[0, 0, 0]))
+
+    return work
+
+
+def begun(gathering: Gathering, work) -> list[BaseException | None]:
+    ended: list[BaseException | None] = []
+    gathering.begin(Run(work, ended.append))
+    return ended
+
+
+def test_questions_of_one_length_are_one_call_and_each_has_its_own_answer():
+    network, gathering = Doubler(), Gathering()
+    answers: dict[int, list[float]] = {rows: [] for rows in (1, 2, 3)}
+    ended = [begun(gathering, asking(network, rows, 4, 2, answers[rows])) for rows in answers]
+    while gathering.asking:
+        gathering.turn()
+    assert network.read == [(6, 4), (6, 4)]  # not six calls
+    assert answers == {rows: [2.0 * rows, 2.0 * (rows + 1)] for rows in answers}
+    assert ended == [[None]] * 3
+
+
+def test_other_lengths_and_networks_are_other_calls_in_the_order_of_their_questions():
+    networks, gathering = [Doubler(), Doubler()], Gathering()
+    for network, length in ((networks[0], 4), (networks[1], 4), (networks[0], 5), (networks[0], 4)):
+        begun(gathering, asking(network, 1, length, 1, []))
+    order = []
+    while gathering.asking:
+        before = [len(network.read) for network in networks]
+        gathering.turn()
+        order.append([len(network.read) - count for network, count in zip(networks, before, strict=True)])
+    assert networks[0].read == [(2, 4), (1, 5)]
+    assert order == [[1, 0], [0, 1], [1, 0]]
+
+
+def test_a_call_reads_no_more_than_so_many_tokens_but_one_question_at_least():
+    network, gathering = Doubler(), Gathering(most_tokens=8)
+    for rows in (3, 1, 1):
+        begun(gathering, asking(network, rows, 4, 1, []))
+    while gathering.asking:
+        gathering.turn()
+    assert network.read == [(3, 4), (2, 4)]
+
+
+def test_a_run_that_joins_later_shares_the_next_call():
+    network, gathering = Doubler(), Gathering()
+    begun(gathering, asking(network, 1, 4, 3, []))
+    gathering.turn()
+    begun(gathering, asking(network, 1, 4, 2, []))
+    while gathering.asking:
+        gathering.turn()
+    assert network.read == [(1, 4), (2, 4), (2, 4)]
+
+
+def test_a_run_that_shall_end_ends_at_its_question_and_its_thread_too():
+    network, gathering = Doubler(), Gathering()
+    before = threading.active_count()
+    ended = begun(gathering, asking(network, 1, 4, 100, []))
+    gathering.turn()
+    gathering.end(gathering.asking[0], Ended())
+    assert isinstance(ended[0], Ended)
+    assert not gathering.asking
+    assert network.read == [(1, 4)]
+    for thread in threading.enumerate():
+        if thread.name == "cedd-run":
+            thread.join(5)
+    assert threading.active_count() <= before
+
+
+def test_a_network_that_fails_fails_those_who_asked_it():
+    class Broken(Doubler):
+        def features(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("broken")
+
+    gathering = Gathering()
+    ended = [begun(gathering, asking(Broken(), 1, 4, 1, [])) for _ in range(2)]
+    sound = begun(gathering, asking(Doubler(), 1, 4, 1, []))
+    while gathering.asking:
+        gathering.turn()
+    assert [str(errors[0]) for errors in ended] == ["broken", "broken"]
+    assert sound == [None]
+
+
+@pytest.mark.parametrize("name", ["small", "masks"])
+def test_texts_drawn_together_are_those_drawn_alone(shelf, name: str):
+    """Whatever their steps: those of one run are a prefix of another's calls."""
+    model, gathering = shelf[name], Gathering()
+    wanted, found = {}, {}
+    for seed, steps in ((1, 6), (2, 9), (3, 6)):
+        options = SamplingOptions(seed=seed, steps=steps)
+        wanted[seed] = generate(model, 2, length=20, options=options)
+
+        def work(run: Run, seed: int = seed, options: SamplingOptions = options) -> None:
+            found[seed] = generate(run.over(model), 2, length=20, options=options)
+
+        assert begun(gathering, work) == []
+    while gathering.asking:
+        gathering.turn()
+    assert found == wanted
+    assert gathering.sequences > gathering.calls * 2  # they were read together
