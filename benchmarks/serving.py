@@ -3,9 +3,10 @@
     python benchmarks/serving.py --out serving.json
 
 A server is started as a user would, with english-char and a network of the preset `tiny` (its weights by chance, which
-does not change what it costs). For each kind of request, some different ones are asked one after the other; then 200
-clients ask 5 each at once. Every answer must be that of the same request alone, or a 503 of the queue's limit, which is
-asked again. Then small requests are made by the thousand, and the server's memory is read from the system.
+does not change what it costs). For each kind of request, some are asked one after the other; then 200 clients ask 5
+each at once, all of them different. Every answer must be to its own request, and some, evenly spaced, are compared with
+what the library says by itself. A 503 of the queue's limit is asked again. Then small requests are made by the
+thousand, and the server's memory is read from the system.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +40,14 @@ from cedd.storage import write_json
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,\nABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SENTENCES = (
-    "She beleived every word of it.",
-    "We will recieve the leters tomorrow.",
-    "The goverment has decided otherwise.",
-    "He went to the libary and read.",
-    "It was definately the last train.",
-    "They seperated after the dinner.",
-    "A new bycicle stood in the yard.",
-    "The wheather was fine all week.",
+    "In {} she beleived every word of it.",
+    "In {} we will recieve the leters tomorrow.",
+    "In {} the goverment decided otherwise.",
+    "In {} he went to the libary and read.",
+    "In {} it was definately the last train.",
+    "In {} they seperated after the dinner.",
+    "In {} a new bycicle stood in the yard.",
+    "In {} the wheather was fine all week.",
 )
 Request = tuple[str, dict[str, Any]]
 """An address and a body."""
@@ -78,33 +80,61 @@ def running(models: list[str]) -> Iterator[tuple[str, int, float]]:
             process.terminate()
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of request: request i, whether an answer is to it, and what the library answers."""
+
+    request: Callable[[int], Request]
+    fits: Callable[[int, dict[str, Any]], bool]
+    essence: Callable[[dict[str, Any]], Any]
+    alone: Callable[[cedd.LanguageModel, int], Any]
+    model: str
+
+
 def completion(i: int) -> Request:
     """A text of the tiny model; requests differ in seed, prompt and temperature."""
-    body = {"model": "tiny", "prompt": "the "[: i % 5], "max_tokens": 32 - min(i % 5, 4), "steps": 64, "seed": i}
+    prompt = "the "[: i % 5]
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 32 - len(prompt), "steps": 64, "seed": i}
     return "v1/completions", {**body, "temperature": (0.7, 1.0)[i % 2]}
+
+
+def completed(model: cedd.LanguageModel, i: int) -> str:
+    """The same by the library."""
+    body = completion(i)[1]
+    options = {name: body[name] for name in ("prompt", "steps", "seed", "temperature")}
+    return model.generate(1, length=32, **options)[0][len(body["prompt"]) :]
 
 
 def correction(i: int) -> Request:
     """A sentence with a mistake; no two are the same."""
-    return "correct", {"model": "english-char", "text": f"{SENTENCES[i % len(SENTENCES)]} That was in {1800 + i}."}
+    return "correct", {"model": "english-char", "text": SENTENCES[i % len(SENTENCES)].format(1000 + i)}
 
 
-KINDS: dict[str, Callable[[int], Request]] = {"completions of tiny": completion, "corrections": correction}
+KINDS = {
+    "completions": Kind(
+        completion,
+        lambda i, record: record["seed"] == i,
+        lambda record: record["choices"][0]["text"],
+        completed,
+        "tiny",
+    ),
+    "corrections": Kind(
+        correction,
+        lambda i, record: record["original"] == correction(i)[1]["text"],
+        lambda record: record["text"],
+        lambda model, i: str(model.correct(correction(i)[1]["text"])),
+        "english-char",
+    ),
+}
 
 
-def essence(reply: httpx.Response) -> str:
-    """What must be the same in every answer to one request."""
-    record = reply.json()
-    return json.dumps([choice["text"] for choice in record["choices"]] if "choices" in record else record["text"])
-
-
-async def asked(client: httpx.AsyncClient, request: Request, counts: dict[str, int]) -> str:
+async def asked(client: httpx.AsyncClient, request: Request, counts: dict[str, int]) -> dict[str, Any]:
     """The answer to a request, asked again as long as the queue is full."""
     while True:
         reply = await client.post(request[0], json=request[1])
         if reply.status_code == 200:
             counts["answered"] += 1
-            return essence(reply)
+            return reply.json()
         if reply.status_code != 503:
             raise RuntimeError(f"{request[0]} was answered {reply.status_code}: {reply.text[:200]}")
         counts["refused"] += 1
@@ -112,42 +142,52 @@ async def asked(client: httpx.AsyncClient, request: Request, counts: dict[str, i
 
 
 async def measured(
-    address: str, make: Callable[[int], Request], different: int, clients: int, each: int
-) -> dict[str, Any]:
-    """One at a time, then many at once."""
-    limits = httpx.Limits(max_connections=clients)
-    counts = {"answered": 0, "refused": 0}
-    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits, trust_env=False) as client:
-        await asked(client, make(different), counts)  # what is loaded by the first request
+    address: str, kind: Kind, one_by_one: int, clients: int, each: int
+) -> tuple[dict[str, Any], list[Any]]:
+    """Figures of one at a time, then many at once, and the answers of the latter."""
+    total, limits = clients * each, httpx.Limits(max_connections=clients)
+    counts, numbers = {"answered": 0, "refused": 0}, itertools.count()
+    async with httpx.AsyncClient(base_url=address, timeout=3600, limits=limits, trust_env=False) as client:
+        await asked(client, kind.request(total + one_by_one), counts)  # loads what the first request loads
         begun = time.perf_counter()
-        alone = [await asked(client, make(i), counts) for i in range(different)]
-        alone_seconds = time.perf_counter() - begun
+        for i in range(total, total + one_by_one):
+            await asked(client, kind.request(i), counts)
+        alone = one_by_one / (time.perf_counter() - begun)
         counts.update(answered=0, refused=0)
-        numbers, wrong, waits = itertools.count(), 0, list[float]()
+        answers, waits = list[Any]([None] * total), list[float]()
 
         async def one_client() -> None:
-            nonlocal wrong
             for _ in range(each):
-                i, sent = next(numbers) % different, time.perf_counter()
-                wrong += await asked(client, make(i), counts) != alone[i]
+                i, sent = next(numbers), time.perf_counter()
+                answers[i] = await asked(client, kind.request(i), counts)
                 waits.append(time.perf_counter() - sent)
 
         begun = time.perf_counter()
         await asyncio.gather(*(one_client() for _ in range(clients)))
-        seconds = time.perf_counter() - begun
+        together = total / (time.perf_counter() - begun)
     waits.sort()
-    return {
-        "different": different,
+    figures = {
         "clients": clients,
         "each": each,
         **counts,
-        "wrong": wrong,
-        "alone_per_second": different / alone_seconds,
-        "together_per_second": clients * each / seconds,
-        "gain": clients * each / seconds * alone_seconds / different,
+        "mixed_up": sum(not kind.fits(i, record) for i, record in enumerate(answers)),
+        "alone_per_second": alone,
+        "together_per_second": together,
+        "gain": together / alone,
         "median_seconds": waits[len(waits) // 2],
         "longest_seconds": waits[-1],
     }
+    return figures, [kind.essence(record) for record in answers]
+
+
+def sentence(row: dict[str, Any]) -> str:
+    """The figures of a kind."""
+    return (
+        f"{row['answered']} answered, {row['refused']} refused for a while, {row['mixed_up']} mixed up, "
+        f"{row['wrong']} of {row['checked']} other than alone; {row['alone_per_second']:.2f}/s one at a time, "
+        f"{row['together_per_second']:.2f}/s with {row['clients']} clients ({row['gain']:.1f} times); median "
+        f"{row['median_seconds']:.1f} s, longest {row['longest_seconds']:.1f} s"
+    )
 
 
 def resident(process: int) -> float:
@@ -158,13 +198,13 @@ def resident(process: int) -> float:
 
 async def memory(address: str, process: int, requests: int, clients: int = 16) -> dict[str, Any]:
     """The server's memory over so many small requests, from a tenth of them on."""
-    sizes, numbers = list[float](), itertools.count()
+    sizes, numbers, counts = list[float](), itertools.count(), {"answered": 0, "refused": 0}
     async with httpx.AsyncClient(base_url=address, timeout=600, trust_env=False) as client:
 
         async def one_client() -> None:
             while (i := next(numbers)) < requests:
                 path, body = completion(i)
-                await asked(client, (path, {**body, "steps": 2, "stream": False}), {"answered": 0, "refused": 0})
+                await asked(client, (path, {**body, "steps": 2}), counts)
                 if i >= requests // 10 and i % max(1, requests // 100) == 0:
                     sizes.append(resident(process))
 
@@ -182,7 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--each", type=int, default=5, help="requests of each client")
-    parser.add_argument("--different", type=int, default=40, help="different requests of a kind")
+    parser.add_argument("--one-by-one", type=int, default=40, help="requests of a kind that are asked one at a time")
+    parser.add_argument("--checked", type=int, default=40, help="answers that are compared with the library's")
     parser.add_argument("--memory", type=int, default=5000, help="small requests over which memory is read")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--out", type=Path)
@@ -193,16 +234,16 @@ def main() -> None:
         with running([tiny, "english-char"]) as (address, process, seconds):
             found["start_seconds"] = seconds
             print(f"started in {seconds:.1f} s; load average {os.getloadavg()[0]:.1f}", flush=True)
-            for kind in arguments.kinds:
-                load = measured(address, KINDS[kind], arguments.different, arguments.clients, arguments.each)
-                found[kind] = row = asyncio.run(load)
-                print(
-                    f"{kind}: {row['answered']} answered, {row['refused']} refused for a while, {row['wrong']} wrong; "
-                    f"{row['alone_per_second']:.2f}/s one at a time, {row['together_per_second']:.2f}/s with "
-                    f"{row['clients']} clients ({row['gain']:.1f} times); median {row['median_seconds']:.1f} s, "
-                    f"longest {row['longest_seconds']:.1f} s",
-                    flush=True,
-                )
+            for name in arguments.kinds:
+                kind = KINDS[name]
+                load = measured(address, kind, arguments.one_by_one, arguments.clients, arguments.each)
+                row, answers = asyncio.run(load)
+                model = cedd.load(tiny if kind.model == "tiny" else kind.model, "cpu")
+                checked = range(0, len(answers), max(1, len(answers) // arguments.checked))
+                row["checked"] = len(checked)
+                row["wrong"] = sum(kind.alone(model, i) != answers[i] for i in checked)
+                found[name] = row
+                print(f"{name}: {sentence(row)}", flush=True)
             if arguments.memory:
                 found["memory"] = row = asyncio.run(memory(address, process, arguments.memory))
                 print(f"memory over {row['requests']} requests: {row['least_mib']:.0f} to {row['most_mib']:.0f} MiB")

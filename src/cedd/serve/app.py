@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 
 from starlette.applications import Starlette
@@ -23,7 +24,7 @@ from cedd.serve.desk import Desk, Job, refusal
 from cedd.serve.events import answer, refused, stream
 from cedd.serve.fields import Fields
 from cedd.serve.limits import Refused
-from cedd.serve.models import Shelf
+from cedd.serve.models import TASKS, Shelf
 from cedd.serve.noise import noise_curves
 from cedd.serve.requests import ADDRESSES, SEEDS, Asked, model_of
 from cedd.serve.security import Guard, page_policy
@@ -55,11 +56,11 @@ class Site:
         del request
         limits = self.desk.limits
         listed = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "cedd", **self.shelf.describe(name)}
+            {"id": name, "object": "model", "created": 0, "owned_by": "cedd", **self.shelf.about[name]}
             for name in self.shelf
         ]
         most = {"texts": limits.most_texts, "steps": limits.most_steps, "characters": limits.most_characters}
-        defaults = {task: self.shelf.able(task)[:1] for task in ("write", "fill", "correct")}
+        defaults = {task: self.shelf.able(task)[:1] for task in TASKS}
         return answer({"object": "list", "data": listed, "limits": most, "defaults": defaults})
 
     async def noise(self, request: Request) -> Response:
@@ -79,22 +80,9 @@ class Site:
             asked = await run_in_threadpool(make, fields, self.shelf, limits)
             job = Job(asked.work, limits.deadline, asked.streams)
             self.desk.take(job)
-            if asked.streams:
-                return StreamingResponse(stream(self.shown(job, asked)), media_type="text/event-stream")
-            return await self.awaited(job, request)
+            return Shown(self.desk, job, asked) if asked.streams else await self.awaited(job, request)
 
         return endpoint
-
-    async def shown(self, job: Job, asked: Asked) -> AsyncIterator[dict[str, object] | Refused]:
-        """The steps of a job and its answer; when nobody reads them any more, it ends."""
-        try:
-            async for record in job.records():
-                if isinstance(record, Refused):
-                    yield record
-                else:
-                    yield asked.chunk(record)
-        finally:
-            self.desk.drop(job)
 
     async def awaited(self, job: Job, request: Request) -> Response:
         """The answer of a job; when the client goes away first, the job ends."""
@@ -130,6 +118,24 @@ class Site:
         if self.log_texts:
             LOG.info("%s %s", request.url.path, printable(b"".join(parts).decode("utf-8", "replace")))
         return b"".join(parts)
+
+
+class Shown(StreamingResponse):
+    """The steps of a job and its answer; when nobody reads them any more, it ends."""
+
+    def __init__(self, desk: Desk, job: Job, asked: Asked) -> None:
+        async def records() -> AsyncIterator[dict[str, object] | Refused]:
+            async for record in job.records():
+                yield record if isinstance(record, Refused) else asked.chunk(record)
+
+        super().__init__(stream(records()), media_type="text/event-stream")
+        self._drop = partial(desk.drop, job)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._drop()
 
 
 async def _left(request: Request) -> None:

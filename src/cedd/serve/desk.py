@@ -135,7 +135,8 @@ class Desk:
                 for job in jobs:
                     job.deadline = min(job.deadline, time.monotonic() + grace)
             self._changed.notify()
-        self._thread.join(grace + 30.0)
+        if self._thread.is_alive():
+            self._thread.join(grace + 30.0)
 
     # In the desk's own thread
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from cedd.models.loaded import LoadedModel
 from cedd.network import AnyModel, HasHead, has_head
 from cedd.samplers import GraphedNetwork
+from cedd.serve.memory import Memory
 
 MOST_TOKENS = 2048
 """Tokens of one call: more at once are not faster on a CPU, and others would wait longer for their turn."""
@@ -93,9 +94,9 @@ class Run:
         finally:
             self._back.release()
 
-    def over(self, loaded: LoadedModel) -> LoadedModel:
-        """The same model, which asks through this run."""
-        return AskingModel(loaded, self)
+    def over(self, loaded: LoadedModel, memory: Memory | None = None) -> LoadedModel:
+        """The same model, which asks through this run what is not in the memory."""
+        return AskingModel(loaded, self, memory)
 
 
 class GatheredNetwork:
@@ -104,14 +105,20 @@ class GatheredNetwork:
     Args:
         network: the network itself.
         run: who asks.
+        memory: of what need not be asked again.
     """
 
-    def __init__(self, network: HasHead, run: Run) -> None:
-        self._network, self._run = network, run
+    def __init__(self, network: HasHead, run: Run, memory: Memory | None = None) -> None:
+        self._network, self._run, self._memory = network, run, memory
         self.head = network.head
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L, D]"""
+        if self._memory is None:
+            return self._ask(x_t, sigma)
+        return self._memory.read(self._network, x_t, sigma, self._ask)
+
+    def _ask(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return self._run.ask(Question(self._network, x_t, sigma))
 
 
@@ -121,10 +128,11 @@ class AskingModel(LoadedModel):
     Args:
         loaded: the model itself.
         run: who asks.
+        memory: of what need not be asked again.
     """
 
-    def __init__(self, loaded: LoadedModel, run: Run) -> None:
-        asking = cast(Any, GatheredNetwork(loaded.model, run))
+    def __init__(self, loaded: LoadedModel, run: Run, memory: Memory | None = None) -> None:
+        asking = cast(Any, GatheredNetwork(loaded.model, run, memory))
         super().__init__(replace(loaded.folder, model=asking), loaded.device)
         self._loaded, self._run = loaded, run
 

@@ -9,6 +9,7 @@ from typing import Any
 from cedd.models.locate import packaged, pretrained_names
 from cedd.samplers import SAMPLERS, default_steps
 from cedd.samplers.first_hitting import check_first_hitting
+from cedd.serve.memory import Memory
 from cedd.spelling.correct import lexicon_file
 from cedd.tasks import LanguageModel, load
 
@@ -24,7 +25,9 @@ class Shelf(Mapping[str, LanguageModel]):
 
     def __init__(self, models: Mapping[str, LanguageModel]) -> None:
         self._models = dict(models)
-        self._can = {name: tuple(_tasks(model)) for name, model in models.items()}
+        self.about = {name: _about(model) for name, model in models.items()}
+        """What is known of each, as JSON."""
+        self.memory = Memory()
 
     @classmethod
     def load(cls, runs: Sequence[str], device: str) -> Shelf:
@@ -50,23 +53,22 @@ class Shelf(Mapping[str, LanguageModel]):
     def able(self, task: str) -> list[str]:
         """The models that can do a task, the best suited first: with words beside it for a corrector, without for
         others."""
-        found = [name for name in self if task in self._can[name]]
+        found = [name for name in self if task in self.about[name]["tasks"]]
         return sorted(found, key=lambda name: (lexicon_file(self[name]) is None) == (task == "correct"))
 
-    def describe(self, name: str) -> dict[str, Any]:
-        """What is known of a model, as JSON."""
-        model = self[name]
-        return {
-            "method": model.method.name,
-            "process": (model.process.spec or {}).get("name"),
-            "tokenizer": model.tokenizer.name,
-            "vocabulary": model.process.vocab_size,
-            "length": model.length,
-            "parameters": model.model.num_parameters(),
-            "steps": default_steps(model.length),
-            "samplers": [sampler for sampler in SAMPLERS if _samples(model, sampler)],
-            "tasks": list(self._can[name]),
-        }
+
+def _about(model: LanguageModel) -> dict[str, Any]:
+    return {
+        "method": model.method.name,
+        "process": (model.process.spec or {}).get("name"),
+        "tokenizer": model.tokenizer.name,
+        "vocabulary": model.process.vocab_size,
+        "length": model.length,
+        "parameters": model.model.num_parameters(),
+        "steps": default_steps(model.length),
+        "samplers": [sampler for sampler in SAMPLERS if _samples(model, sampler)],
+        "tasks": list(_tasks(model)),
+    }
 
 
 def _tasks(model: LanguageModel) -> Iterator[str]:

@@ -59,7 +59,7 @@ def model_of(fields: Fields, shelf: Shelf, task: str) -> tuple[str, LanguageMode
 def sampling_of(fields: Fields, shelf: Shelf, name: str, limits: Limits) -> tuple[SamplingOptions, int]:
     """How to sample, and the seed; one is chosen where none is given."""
     options = SamplingOptions(
-        sampler=fields.choice("sampler", shelf.describe(name)["samplers"], "analytic"),
+        sampler=fields.choice("sampler", shelf.about[name]["samplers"], "analytic"),
         steps=fields.whole("steps", 1, limits.most_steps, None),
         temperature=fields.number("temperature", 0.0, 10.0, 1.0),
         top_p=fields.number("top_p", 1e-6, 1.0, 1.0),
@@ -147,7 +147,7 @@ def correction(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     options["change"] = change or None
     suggest, streams = fields.whole("suggest", 1, MOST_ALTERNATIVES, None), fields.flag("stream")
     fields.end()
-    return Asked(Correcting(model, text, options, suggest), streams, plain_chunk)
+    return Asked(Correcting(model, text, options, suggest, shelf.memory), streams, plain_chunk)
 
 
 ADDRESSES: Mapping[str, Callable[[Fields, Shelf, Limits], Asked]] = {

@@ -18,6 +18,7 @@ from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.network import Network, Places
 from cedd.serve.desk import Job
 from cedd.serve.gathering import Run
+from cedd.serve.memory import Memory
 from cedd.spelling.scores import leave_one_out, rate_of_time
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correct, correction_record
@@ -171,12 +172,14 @@ class Correcting:
         text: what.
         options: of `cedd.tasks.correct`.
         suggest: so many candidates for each change and doubt.
+        memory: of what the network has read lately.
     """
 
     model: LanguageModel
     text: str
     options: Mapping[str, Any]
     suggest: int | None = None
+    memory: Memory | None = None
     key: Hashable | None = None
     texts: int = 1
 
@@ -191,7 +194,8 @@ class Correcting:
             step += 1
             job.send({"step": {"step": step, "edits": []}})
 
-        record = correction_record(correct(run.over(self.model), self.text, watch=watch, **self.options), self.suggest)
+        asking = run.over(self.model, self.memory)
+        record = correction_record(correct(asking, self.text, watch=watch, **self.options), self.suggest)
         edits = [[change["position"], change["before"], change["after"]] for change in record["changes"]]
         job.send({"step": {"step": step + 1, "edits": edits}})
         job.finish(record)
