@@ -207,6 +207,8 @@ class Network:
     double: bool = False
     """Whether outputs are turned into float64."""
     extras: Mapping[str, Tensor] | None = None
+    one_by_one: bool = False
+    """Whether `rows` runs the model on one sequence at a time, so that no bit of its outputs depends on the others."""
     check: OutputCheck = field(default_factory=OutputCheck, compare=False)
 
     @staticmethod
@@ -265,6 +267,8 @@ class Network:
         full_precision: of the head, whatever autocast says. For few rows: three digits of the logits are worth more.
         """
         model = self.model
+        if self.one_by_one and len(x_t) > 1:
+            return RowsOneByOne(self._each(x_t, sigma, places.rows, full_precision))
         if not has_head(model):
             outputs = self.outputs(x_t, sigma).flatten(0, 1)
             return OutputRows(self, outputs.index_select(0, places.rows), None)
@@ -276,6 +280,16 @@ class Network:
         hidden = network._run(model.features, x_t, sigma).flatten(0, 1).index_select(0, places.index)
         head = full_precision_head(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head))
+
+    def _each(self, x_t: Tensor, sigma: Tensor, rows: Tensor, full_precision: bool) -> Iterator[OutputRows]:
+        """The outputs at ascending rows [R], of one sequence after the other."""
+        length, start = x_t.shape[1], 0
+        sequences, counts = torch.unique_consecutive(rows // length, return_counts=True)
+        for i, count in zip(sequences.tolist(), counts.tolist(), strict=True):
+            one, places = slice(i, i + 1), Places(rows[start : start + count] - i * length)
+            level = sigma if sigma.dim() == 0 else sigma[one]
+            yield self.of_sequences(one).rows(x_t[one], level, places, full_precision=full_precision)
+            start += count
 
     def _run(self, half: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
         level = sigma.to(self.sigma_dtype).expand(len(x_t))
@@ -326,6 +340,20 @@ class OutputRows:
     def map(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """function(outputs, which rows) of all chunks, put together; there must be a row."""
         return torch.cat([function(outputs, part) for outputs, part in self.chunks()])
+
+
+class RowsOneByOne(OutputRows):
+    """Outputs of one sequence after the other, each of which is run when its rows are asked for."""
+
+    def __init__(self, sequences: Iterator[OutputRows]) -> None:
+        self._sequences = sequences
+
+    def chunks(self) -> Iterator[tuple[Tensor, slice]]:
+        start = 0
+        for rows in self._sequences:
+            for outputs, _ in rows.chunks():
+                yield outputs, slice(start, start + len(outputs))
+                start += len(outputs)
 
 
 def checked_outputs(outputs: Tensor, expected: tuple[int, ...]) -> Tensor:

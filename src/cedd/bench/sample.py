@@ -101,9 +101,8 @@ def _time_ours(
     def draw() -> int:
         counting = CountingNetwork(network)
         generator = torch.Generator().manual_seed(options.seed)
-        sample(
-            counting, process, shape, method=method, sampler=sampler, steps=steps, generator=generator, device=device
-        )
+        options_ = {"sampler": sampler, "steps": steps, "generator": generator, "device": device}
+        sample(counting, process, shape, method=method, deterministic=False, **options_)
         return counting.calls
 
     if device.type == "cuda":

@@ -57,6 +57,8 @@ class SamplerOptions:
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     batch: int | None = None
     """Sequences at once; by default all, and fewer when the memory does not suffice."""
+    deterministic: bool = False
+    """Run the network on one text at a time, so that no bit of a text depends on the others; on a CPU it always is."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class SamplingArguments(CommonArguments):
     options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(default_factory=SamplerOptions)
     view: Annotated[ViewOptions, tyro.conf.arg(name="")] = field(default_factory=ViewOptions)
     seed: int | None = None
-    """The same seed gives the same texts on the same device."""
+    """Text i depends on the seed and on i alone, not on how many are drawn."""
 
 
 # ----------------------------------------------------------------------------------------------------------------

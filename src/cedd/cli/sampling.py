@@ -32,7 +32,8 @@ def sampling_options(options: SamplerOptions, seed: int | None) -> SamplingOptio
         if name not in table:
             raise UserError(f"--{option} has no choice {name!r}{suggestion(name, table)}")
     corrector = None if options.corrector is None else Corrector(options.corrector)
-    return SamplingOptions(**{**vars(options), "corrector": corrector, "seed": seed})
+    deterministic = options.deterministic or None  # which leaves it to the device
+    return SamplingOptions(**{**vars(options), "corrector": corrector, "deterministic": deterministic, "seed": seed})
 
 
 def check(arguments: SamplingArguments) -> None:

@@ -22,7 +22,7 @@ from cedd.network import Network, Places, full_precision_head, has_head
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective
 from cedd.parameterization import Denoiser, Parameterization, at_token, full_precision
-from cedd.process import Noise, TokenProcess, uniform_noise
+from cedd.process import Noise, TokenProcess
 
 
 class HasCache(Protocol):
@@ -103,7 +103,7 @@ class Causal(Dynamics):
         next_outputs = _next_outputs(network, batch, length)
         for i in range(known, length):
             outputs = next_outputs(shift_right(x, start), i)
-            x[:, i] = how.choose(outputs.double(), uniform_noise((batch,), torch.device("cpu"), how.generator))
+            x[:, i] = how.choose(outputs.double(), how.numbers(i))
             x = how.constraint(x)
             if how.callback is not None:
                 how.callback(i + 1 - known, 1 - (i + 1) / length, x)

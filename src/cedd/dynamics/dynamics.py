@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from cedd.dynamics.path import Target
@@ -39,12 +38,13 @@ class Drawing:
 
     held: which positions the constraint gives, [B, L] bool.
     choose: (outputs [B, V] float64, uniform numbers [B]) -> tokens [B].
+    numbers: those uniform numbers of position i, [B].
     """
 
     held: Tensor
     choose: Callable[[Tensor, Tensor], Tensor]
     constraint: Callable[[Tensor], Tensor]
-    generator: torch.Generator
+    numbers: Callable[[int], Tensor]
     callback: Callback | None
 
 

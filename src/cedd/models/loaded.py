@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer
 from cedd.network import AnyModel
 from cedd.process import TokenProcess
-from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sample
+from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sample, text_seeds
 from cedd.samplers.loop import Callback
 
 Options = TypeVar("Options", bound=Any)
@@ -44,12 +45,25 @@ class SamplingOptions:
     grid: str = "uniform"
     corrector: Corrector | None = None
     batch: int | None = None
+    deterministic: bool | None = None
     seed: int | None = None
+    """Text i depends on the seed and on i alone."""
+    seeds: Sequence[int] | None = None
+    """A seed for each text, in the place of one for all: `text_seeds(seed, n)` are those of n texts."""
 
     @classmethod
     def of(cls, **given: Any) -> SamplingOptions:
         """The defaults, with those given in their place."""
         return changed(cls(), given, "the options of sampling")
+
+
+def _seeds_of(seed: int | None, seeds: Sequence[int] | None, n: int) -> Sequence[int]:
+    """A seed for each of n texts: those given, or by one seed, or by chance."""
+    if seeds is None:
+        return text_seeds(secrets.randbits(64) if seed is None else seed, n)
+    if seed is not None:
+        raise ValueError("give a seed, or seeds for each of the texts, not both")
+    return seeds
 
 
 class LoadedModel:
@@ -134,17 +148,15 @@ class LoadedModel:
         start: x_start and t_start of `cedd.sample`.
         """
         settings = {**vars(options), "steps": default_steps(shape[1]) if options.steps is None else options.steps}
-        seed, generator = settings.pop("seed"), torch.Generator()
-        generator.manual_seed(seed) if seed is not None else generator.seed()
+        settings["seeds"] = _seeds_of(settings.pop("seed"), options.seeds, shape[0])
         autocast = self.device.type == "cuda" and not self.method.dynamics.noisy
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             drawn = sample(
-                self.network(min(shape[0], options.batch or shape[0]), shape[1]),
+                self.network(1 if options.deterministic else min(shape[0], options.batch or shape[0]), shape[1]),
                 self.process,
                 shape,
                 method=method or self.method,
                 constraint=constraint,
-                generator=generator,
                 exclude=never_written(self.tokenizer),
                 callback=callback,
                 device=self.device,

@@ -5,6 +5,7 @@ from cedd.dynamics.flow import flow_rules
 from cedd.dynamics.reverse import RULES
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed, prompt
+from cedd.samplers.draws import text_seeds
 from cedd.samplers.graphs import GraphedNetwork
 from cedd.samplers.grids import GRIDS, default_steps, time_grid
 from cedd.samplers.loop import SAMPLERS, sample
@@ -28,5 +29,6 @@ __all__ = [
     "inverse_cdf",
     "prompt",
     "sample",
+    "text_seeds",
     "time_grid",
 ]

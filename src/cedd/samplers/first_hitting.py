@@ -19,9 +19,10 @@ from torch import Tensor
 from cedd.methods import Method
 from cedd.network import Network, Places
 from cedd.parameterization import Affine
-from cedd.process import TokenProcess, uniform_noise
+from cedd.process import TokenProcess
 from cedd.samplers.choice import Sharpening
 from cedd.samplers.constraints import Constraint, Fixed
+from cedd.samplers.draws import Draws, Use
 
 
 def check_first_hitting(method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
@@ -49,20 +50,20 @@ def first_hitting(
     x: Tensor,
     sharpening: Sharpening,
     constraint: Constraint | None,
-    generator: torch.Generator | None,
+    draws: Draws,
     callback: Callable[[int, float, Tensor], None] | None = None,
     t_start: float = 1.0,
 ) -> Tensor:
     """Reveal all masks of x [B, L]."""
     x = constraint(x) if constraint is not None else x.clone()
     batch, length = x.shape
-    device, host = x.device, torch.device("cpu")
+    device = x.device
     masked = (x == process.vocab_size).cpu()
     start = process.noise(t_start)
-    reached = uniform_noise(x.shape, host, generator).masked_fill_(~masked, -1.0) * start.a  # a at the reveal
+    reached = draws.uniform(Use.JUMP).masked_fill_(~masked, -1.0) * start.a  # a at the reveal
     order = reached.argsort(dim=1, descending=True)
     alpha = -torch.log1p(-reached.gather(1, order).clamp_min(0.0))
-    chosen = uniform_noise(x.shape, host, generator)
+    chosen = draws.uniform(Use.TARGET)
     calls = int(masked.sum(1).max()) if x.numel() else 0
     if callback is not None:
         callback(0, t_start, x)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cedd.dynamics import Corrector, StepRule
 from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
@@ -25,9 +25,10 @@ from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating
 from cedd.parameterization import Affine, Parameterization, at_token, put_at_token
-from cedd.process import Noise, TokenProcess, uniform_noise
+from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
+from cedd.samplers.draws import Draws, Use, text_seeds
 from cedd.samplers.first_hitting import check_first_hitting, first_hitting
 from cedd.samplers.grids import LAST_TIME, time_grid
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, chances
@@ -49,7 +50,7 @@ class Run:
     times: Tensor
     sharpening: Sharpening
     constraint: Constraint | None
-    generator: torch.Generator | None
+    draws: Draws
     callback: Callback | None
     dense: bool
     reveals_only: bool
@@ -77,7 +78,7 @@ def denoise(run: Run, x: Tensor) -> Tensor:
         for k, candidates in zip(range(start, stop), planned, strict=True):
             now, next_ = levels[k]
             if candidates is None:
-                x = _dense_step(run, run.rule_of(k), x, held, now, next_, sigma[k])
+                x = _dense_step(run, k, x, held, now, next_, sigma[k])
             else:
                 x = _jump_step(run, run.rule_of(k), x, candidates, now, next_, sigma[k])
             if run.constraint is not None:
@@ -102,7 +103,7 @@ def _plan(run: Run, x: Tensor, held: Tensor, noise: Noise, earlier: Noise) -> Pl
     steps, last = (chances(rule, parameterization, noise, earlier) for rule in (run.rule, run.last_rule))
     known = steps.where(earlier.t > 0, last)
     masked = x == run.process.vocab_size
-    return Plan(known, masked, held, run.generator, run.network.in_halves)
+    return Plan(known, masked, held, run.draws, run.network.in_halves)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -162,16 +163,14 @@ def _beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, 
 # One step, dense
 
 
-def _dense_step(
-    run: Run, rule: StepRule, x: Tensor, held: Tensor, noise: Noise, earlier: Noise, sigma: Tensor
-) -> Tensor:
+def _dense_step(run: Run, k: int, x: Tensor, held: Tensor, noise: Noise, earlier: Noise, sigma: Tensor) -> Tensor:
     """Every position that can move is drawn from its whole law over the n states."""
-    flat = x.flatten()
+    flat, rule = x.flatten(), run.rule_of(k)
     moves = run.dynamics.positions(x, noise.like(x))
     rows = (moves & ~held.to(x.device)).flatten().nonzero().squeeze(1)
     if not len(rows):
         return x
-    v = uniform_noise(flat.shape, torch.device("cpu"), run.generator).to(x.device)[rows]
+    v = run.draws.uniform(Use.TARGET, k).flatten().to(x.device)[rows]
 
     def drawn(outputs: Tensor, part: slice) -> Tensor:
         return _draw_dense(rule, run, outputs.double(), flat[rows[part]], noise, earlier, v[part])
@@ -209,6 +208,7 @@ def sample(
     steps: int = 256,
     constraint: Constraint | None = None,
     generator: torch.Generator | None = None,
+    seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
     exclude: Sequence[int] = (),
@@ -220,11 +220,12 @@ def sample(
     callback: Callback | None = None,
     device: torch.device | str | None = None,
     batch: int | None = None,
+    deterministic: bool | None = None,
     **extras: Tensor,
 ) -> Tensor:
     """Draw sequences [B, L] = `shape` from a model(x_t [B, L], sigma [B]) -> [B, L, V].
 
-    The same generator state gives the same samples on the same device.
+    Sequence i depends on its own seed alone, not on the others, nor on how many are drawn at once; see `deterministic`.
 
     Args:
         model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
@@ -236,7 +237,8 @@ def sample(
             and `grid` then say nothing). Autoregressive methods are sampled token by token, whatever it says.
         steps: steps from noise to data.
         constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
-        generator: the random number generator.
+        generator: gives the seed of the run, from which `text_seeds` makes one for each sequence.
+        seeds: the seeds of the sequences themselves, B integers, in the place of a generator.
         temperature: sharpens what the network believes (for networks that give ratios: where jumps go).
         top_p: the same, by leaving out the least likely tokens.
         exclude: tokens that are never drawn, neither as noise nor as what the network believes.
@@ -248,6 +250,9 @@ def sample(
         callback: called with the step's number, the time reached and x, before the first step and after each.
         device: where to sample; by default where the network's parameters are.
         batch: sequences at once; by default all, and half as many whenever the device's memory does not suffice.
+        deterministic: the network reads one sequence at a time, so that no bit of it depends on the others: products
+            of matrices are rounded otherwise for other numbers of rows. By default for modules on a CPU, where it
+            costs little.
         extras: what the network takes besides, with one entry a sequence [B, ...]; handed to it by name.
     """
     chosen = get_method(method)
@@ -255,7 +260,10 @@ def sample(
     _check(chosen, process, shape, sampler, corrector, constraint, x_start)
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
     network = Network.of(model, process.vocab_size, device, extras, shape[0])
-    host = _host_generator(generator)
+    if deterministic is None:
+        deterministic = isinstance(model, nn.Module) and network.home.type == "cpu"
+    network = replace(network, one_by_one=deterministic)
+    own_seeds = _checked_seeds(seeds, generator, shape[0])
     sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
     end = max(dynamics.end(chosen.parameterization, process), LAST_TIME)
     times = time_grid(process, steps, grid, start=t_start, end=end, final_denoise=final_denoise)
@@ -263,7 +271,12 @@ def sample(
     def draw_tokens(start: int, stop: int) -> Tensor:
         part = _part(constraint, start, stop)
         held = _held(part, (stop - start, shape[1]))
-        how = Drawing(held, sharpening.draw, part or _unconstrained, host, callback)
+        draws, first = Draws(own_seeds[start:stop], shape[1]), torch.arange(stop - start) * shape[1]
+
+        def numbers(i: int) -> Tensor:
+            return draws.at(first + i, Use.TARGET)
+
+        how = Drawing(held, sharpening.draw, part or _unconstrained, numbers, callback)
         return dynamics.draw(network.of_sequences(slice(start, stop)), process, how)
 
     def denoise_noise(start: int, stop: int) -> Tensor:
@@ -277,20 +290,22 @@ def sample(
             times=times,
             sharpening=sharpening,
             constraint=_part(constraint, start, stop),
-            generator=host,
+            draws=Draws(own_seeds[start:stop], shape[1]),
             callback=callback,
             dense=not isinstance(chosen.parameterization, Affine),
             reveals_only=dynamics.only_reveals(process),
         )
         place = network.device
-        x = x_start[start:stop].to(place) if x_start is not None else _prior(run, (stop - start, shape[1]), place)
+        x = x_start[start:stop].to(place) if x_start is not None else _prior(run, place)
         if sampler == "first-hitting":
-            return first_hitting(run.network, process, x, sharpening, run.constraint, host, callback, t_start)
+            return first_hitting(run.network, process, x, sharpening, run.constraint, run.draws, callback, t_start)
         return denoise(run, x)
 
     with evaluating(model):
         draw = denoise_noise if dynamics.noisy else draw_tokens
-        drawn = _in_parts(draw, shape[0], shape[0] if batch is None else batch, host)
+        at_once = shape[0] if batch is None else batch
+        # Where there is no noise the network's memory of what it has read is of a whole batch.
+        drawn = _in_parts(draw, shape[0], min(at_once, 1) if deterministic and not dynamics.noisy else at_once)
     network.check_outputs()
     return drawn
 
@@ -331,23 +346,26 @@ def _checked_exclusion(exclude: Sequence[int], vocab_size: int) -> tuple[int, ..
     return tokens
 
 
-def _prior(run: Run, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Noise at t = 1, with other tokens in the place of excluded ones."""
-    x = run.process.sample_prior(shape, run.generator, device)
-    if not run.sharpening.excluded:
-        return x
-    allowed = [token for token in range(run.process.vocab_size) if token not in run.sharpening.excluded]
-    others = torch.tensor(allowed)[torch.randint(len(allowed), shape, generator=run.generator)].to(device)
-    return torch.where(torch.isin(x, torch.tensor(run.sharpening.excluded, device=device)), others, x)
+def _prior(run: Run, device: torch.device) -> Tensor:
+    """Noise at t = 1: uniform among the tokens that are not excluded, run through the masking of the whole time."""
+    allowed = torch.arange(run.process.vocab_size)
+    if run.sharpening.excluded:
+        allowed = allowed[~torch.isin(allowed, torch.tensor(run.sharpening.excluded))]
+    tokens = allowed[(run.draws.uniform(Use.TOKEN) * len(allowed)).long()]
+    masked = run.draws.uniform(Use.MASK) < run.process.kernel(1.0).a
+    return tokens.masked_fill_(masked, run.process.vocab_size).to(device)
 
 
-def _host_generator(generator: torch.Generator | None) -> torch.Generator:
-    """Decisions are drawn on the host. A generator elsewhere (or none: the global one) seeds one here."""
-    if generator is not None and generator.device.type == "cpu":
-        return generator
-    place = generator.device if generator is not None else torch.device("cpu")
-    seed = torch.randint(2**62, (1,), generator=generator, device=place)
-    return torch.Generator().manual_seed(int(seed))
+def _checked_seeds(seeds: Sequence[int] | None, generator: torch.Generator | None, n: int) -> Sequence[int]:
+    """A seed for each of n sequences: those given, or by one number of the generator (or of the global one)."""
+    if seeds is None:
+        place = generator.device if generator is not None else torch.device("cpu")
+        return text_seeds(int(torch.randint(2**62, (1,), generator=generator, device=place)), n)
+    if generator is not None:
+        raise ValueError("give the seeds of the sequences or a generator, not both")
+    if len(seeds) != n:
+        raise ValueError(f"{n} sequences need a seed each; got {len(seeds)}")
+    return seeds
 
 
 def _unconstrained(x: Tensor) -> Tensor:
@@ -358,21 +376,20 @@ def _part(constraint: Constraint | None, start: int, stop: int) -> Constraint | 
     return constraint.part(start, stop) if isinstance(constraint, Fixed) else constraint
 
 
-def _in_parts(draw: Callable[[int, int], Tensor], total: int, batch: int, generator: torch.Generator) -> Tensor:
+def _in_parts(draw: Callable[[int, int], Tensor], total: int, batch: int) -> Tensor:
     """Sequences 0..total-1, `batch` at a time; half as many when the device's memory is exhausted."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1; got {batch}")
     done: list[Tensor] = []
     start = 0
     while start < total:
-        stop, state = min(start + batch, total), generator.get_state()
+        stop = min(start + batch, total)
         try:
             done.append(draw(start, stop))
             start = stop
         except torch.OutOfMemoryError:
             if stop - start == 1:
                 raise
-            generator.set_state(state)
             batch = (stop - start + 1) // 2
             torch.cuda.empty_cache()
     return torch.cat(done)

@@ -25,7 +25,8 @@ from torch import Tensor
 from cedd.dynamics.rules import StepRule
 from cedd.network import Places
 from cedd.parameterization import Affine, Leap
-from cedd.process import Noise, uniform_noise
+from cedd.process import Noise
+from cedd.samplers.draws import Draws, Use
 
 
 class Chances(NamedTuple):
@@ -83,14 +84,12 @@ class Candidates:
 class Plan:
     """Follows which positions are masked, step by step."""
 
-    def __init__(
-        self, chances: Chances, masked: Tensor, held: Tensor, generator: torch.Generator | None, by_sequence: bool
-    ) -> None:
+    def __init__(self, chances: Chances, masked: Tensor, held: Tensor, draws: Draws, by_sequence: bool) -> None:
         self._chances = chances
         self._shape = masked.shape
         self.masked = masked.cpu().flatten()
         self._free = ~held.flatten()
-        self._generator, self._by_sequence = generator, by_sequence
+        self._draws, self._by_sequence = draws, by_sequence
 
     def observe(self, masked: Tensor) -> None:
         """Take the masks as they are: a constraint of which nothing is known may have changed them."""
@@ -99,15 +98,17 @@ class Plan:
     def step(self, k: int) -> Candidates:
         """Draw the candidates of step k and move the masks."""
         reveal, remask, change = (float(chance[k]) for chance in self._chances)
-        u = uniform_noise(self.masked.shape, self.masked.device, self._generator)
-        limit = torch.full_like(u, change).masked_fill_(self.masked, reveal)
-        candidates = ((u < limit) & self._free).nonzero().squeeze(1)
-        was_masked, number = self.masked[candidates], u[candidates]
+        # Numbers are needed where something can happen: where no token changes, at the masks that are left.
+        places = (self._free if change > 0 else self._free & self.masked).nonzero().squeeze(1)
+        u = self._draws.at(places, Use.JUMP, k)
+        chosen = u < torch.full_like(u, change).masked_fill_(self.masked[places], reveal)
+        candidates, number = places[chosen], u[chosen]
+        was_masked = self.masked[candidates]
         back = ~was_masked & (number < remask)
         self.masked[candidates[was_masked]] = False
         self.masked[candidates[back]] = True
         rows, number = candidates[~back], number[~back]
-        v = uniform_noise(rows.shape, rows.device, self._generator)
+        v = self._draws.at(rows, Use.TARGET, k)
         return Candidates(self._places(rows), number, v, candidates[back])
 
     def _places(self, rows: Tensor) -> Places:

@@ -76,7 +76,8 @@ class LanguageModel(LoadedModel):
             n: how many.
             length: tokens of each; by default as many as the model reads.
             prompt: what each begins with.
-            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
+            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, deterministic,
+                seed (text i depends on it and on i alone), or seeds, one a text.
         """
         return generate(self, n, length=length, prompt=prompt, options=SamplingOptions.of(**options))
 
@@ -85,7 +86,7 @@ class LanguageModel(LoadedModel):
 
         Args:
             text: ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one of 12.
-            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, seed.
+            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, deterministic, seed.
         """
         return infill(self, text, 1, options=SamplingOptions.of(**options))[0]
 

@@ -1,0 +1,99 @@
+"""The random numbers of texts: each is a function of the text's seed, its use, the step and the position, nothing else.
+
+Shapes: B texts, L positions; R chosen positions.
+
+A text's numbers must not depend on which other texts are drawn with it. A generator that hands out one number after
+another to the whole batch cannot do that, and one generator a text costs a Python call a text and step. So the numbers
+are counted, not handed out: number c of a text with the key k is
+
+    mix(k + c gamma),        c = (step, use, position) packed into one integer,
+
+where mix and gamma are those of SplitMix64 (Steele, Lea and Flood 2014). Any of them is found without the others, for
+all texts at once, so a sampler asks for those that it needs only, and a part of the batch that did not fit into the
+memory is simply drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Words = NDArray[np.uint64]
+
+_GAMMA = 0x9E3779B97F4A7C15
+_SHIFTS_AND_FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+_WORD = (1 << 64) - 1
+_POSITION_BITS, _USE_BITS = 32, 4
+
+
+class Use(IntEnum):
+    """What a number is drawn for."""
+
+    TOKEN = 0
+    """Which token the noise is."""
+    MASK = 1
+    """Whether the noise is a mask."""
+    JUMP = 2
+    """Whether a position jumps, or when it is revealed."""
+    TARGET = 3
+    """Where it jumps to."""
+
+
+def _mix(words: Words) -> Words:
+    """SplitMix64's function, in place."""
+    shifted = np.empty_like(words)
+    for shift, factor in _SHIFTS_AND_FACTORS:
+        np.right_shift(words, np.uint64(shift), out=shifted)
+        np.bitwise_xor(words, shifted, out=words)
+        if factor != 1:
+            np.multiply(words, np.uint64(factor), out=words)
+    return words
+
+
+def _keys(seeds: Sequence[int]) -> Words:
+    """A key for each seed: any integer, of which 64 bits count."""
+    return _mix(np.array([seed & _WORD for seed in seeds], dtype=np.uint64))
+
+
+def text_seeds(seed: int, n: int) -> list[int]:
+    """The seeds of texts 0..n-1 of a run with one seed: text i's is a function of (seed, i)."""
+    numbers = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GAMMA)
+    return [int(word) for word in _mix(_keys([seed]) + numbers)]
+
+
+class Draws:
+    """The random numbers of B texts of L positions.
+
+    Args:
+        seeds: one for each text; the same seed gives the same numbers.
+        length: L.
+    """
+
+    def __init__(self, seeds: Sequence[int], length: int) -> None:
+        places = np.arange(length, dtype=np.uint64) * np.uint64(_GAMMA)
+        self._words = (_keys(seeds)[:, None] + places).reshape(-1)
+        self.shape = (len(seeds), length)
+
+    def uniform(self, use: Use, step: int = 0) -> Tensor:
+        """U[0, 1) in float64 for every position, [B, L], on the host."""
+        return _numbers(self._words + _first(use, step)).view(self.shape)
+
+    def at(self, rows: Tensor, use: Use, step: int = 0) -> Tensor:
+        """The same for some flat positions [R] of the batch only, [R]."""
+        return _numbers(self._words[rows.numpy()] + _first(use, step))
+
+
+def _first(use: Use, step: int) -> np.uint64:
+    """What a use and a step add to the words."""
+    counter = ((step << _USE_BITS) | use) << _POSITION_BITS
+    return np.uint64((counter + 1) * _GAMMA & _WORD)
+
+
+def _numbers(words: Words) -> Tensor:
+    """The upper 53 bits as a number in [0, 1), with the words mixed in place."""
+    return torch.as_tensor(np.right_shift(_mix(words), np.uint64(11)).astype(np.float64)).mul_(2.0**-53)
