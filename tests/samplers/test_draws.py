@@ -57,8 +57,13 @@ def test_numbers_are_uniform_and_independent():
 
 
 def test_numbers_at_chosen_positions_are_those_of_all():
-    draws, rows = Draws(SEEDS, L), torch.tensor([0, 14, 63])
-    assert torch.equal(draws.at(rows, Use.TARGET, 3), draws.uniform(Use.TARGET, 3).flatten()[rows])
+    draws, rows = Draws(SEEDS, L), np.array([0, 14, 63])
+    everywhere = draws.uniform(Use.TARGET, 3).flatten().numpy()
+    assert np.array_equal(draws.at(rows, Use.TARGET, 3), everywhere[rows])
+    for limit in (0.0, 0.2, 1.0):
+        below, numbers = draws.below(limit, Use.TARGET, 3)
+        assert np.array_equal(below, np.flatnonzero(everywhere < limit))
+        assert np.array_equal(numbers, everywhere[below])
 
 
 def test_the_seeds_of_texts_begin_alike_and_differ():

@@ -103,7 +103,7 @@ class Causal(Dynamics):
         next_outputs = _next_outputs(network, batch, length)
         for i in range(known, length):
             outputs = next_outputs(shift_right(x, start), i)
-            x[:, i] = how.choose(outputs.double(), how.numbers(i))
+            x[:, i] = how.choose(outputs.double(), how.numbers[:, i])
             x = how.constraint(x)
             if how.callback is not None:
                 how.callback(i + 1 - known, 1 - (i + 1) / length, x)

@@ -38,13 +38,13 @@ class Drawing:
 
     held: which positions the constraint gives, [B, L] bool.
     choose: (outputs [B, V] float64, uniform numbers [B]) -> tokens [B].
-    numbers: those uniform numbers of position i, [B].
+    numbers: these uniform numbers, [B, L].
     """
 
     held: Tensor
     choose: Callable[[Tensor, Tensor], Tensor]
     constraint: Callable[[Tensor], Tensor]
-    numbers: Callable[[int], Tensor]
+    numbers: Tensor
     callback: Callback | None
 
 

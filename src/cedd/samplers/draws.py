@@ -15,6 +15,7 @@ memory is simply drawn again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -24,11 +25,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Words = NDArray[np.uint64]
+Numbers = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 _GAMMA = 0x9E3779B97F4A7C15
-_SHIFTS_AND_FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+_ROUNDS = [(np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))]
+_LAST_SHIFT = np.uint64(31)
 _WORD = (1 << 64) - 1
 _POSITION_BITS, _USE_BITS = 32, 4
+_BITS, _LOWER_BITS = 53, np.uint64(11)  # of a word, those that a float64 in [0, 1) has, and the others
 
 
 class Use(IntEnum):
@@ -47,12 +52,12 @@ class Use(IntEnum):
 def _mix(words: Words) -> Words:
     """SplitMix64's function, in place."""
     shifted = np.empty_like(words)
-    for shift, factor in _SHIFTS_AND_FACTORS:
-        np.right_shift(words, np.uint64(shift), out=shifted)
+    for shift, factor in _ROUNDS:
+        np.right_shift(words, shift, out=shifted)
         np.bitwise_xor(words, shifted, out=words)
-        if factor != 1:
-            np.multiply(words, np.uint64(factor), out=words)
-    return words
+        np.multiply(words, factor, out=words)
+    np.right_shift(words, _LAST_SHIFT, out=shifted)
+    return np.bitwise_xor(words, shifted, out=words)
 
 
 def _keys(seeds: Sequence[int]) -> Words:
@@ -81,19 +86,30 @@ class Draws:
 
     def uniform(self, use: Use, step: int = 0) -> Tensor:
         """U[0, 1) in float64 for every position, [B, L], on the host."""
-        return _numbers(self._words + _first(use, step)).view(self.shape)
+        return torch.as_tensor(_fractions(_mix(self._words + _first(use, step)))).view(self.shape)
 
-    def at(self, rows: Tensor, use: Use, step: int = 0) -> Tensor:
+    def at(self, rows: Rows, use: Use, step: int = 0) -> Numbers:
         """The same for some flat positions [R] of the batch only, [R]."""
-        return _numbers(self._words[rows.numpy()] + _first(use, step))
+        return _fractions(_mix(self._words[rows] + _first(use, step)))
+
+    def below(self, limit: float, use: Use, step: int = 0) -> tuple[Rows, Numbers]:
+        """The flat positions [R] whose numbers lie below a limit in [0, 1], and these numbers [R].
+
+        The comparison is one of words: the upper bits m of a word are a number m / 2^53 < limit if m < limit 2^53.
+        """
+        words, count = _mix(self._words + _first(use, step)), math.ceil(limit * 2**_BITS)
+        if count < 1:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        rows = np.flatnonzero(words <= np.uint64((count << int(_LOWER_BITS)) - 1))
+        return rows, _fractions(words[rows])
 
 
 def _first(use: Use, step: int) -> np.uint64:
     """What a use and a step add to the words."""
-    counter = ((step << _USE_BITS) | use) << _POSITION_BITS
+    counter = ((step << _USE_BITS) + use.value) << _POSITION_BITS
     return np.uint64((counter + 1) * _GAMMA & _WORD)
 
 
-def _numbers(words: Words) -> Tensor:
-    """The upper 53 bits as a number in [0, 1), with the words mixed in place."""
-    return torch.as_tensor(np.right_shift(_mix(words), np.uint64(11)).astype(np.float64)).mul_(2.0**-53)
+def _fractions(words: Words) -> Numbers:
+    """The upper 53 bits as numbers in [0, 1)."""
+    return np.right_shift(words, _LOWER_BITS).astype(np.float64) * 2.0**-_BITS

@@ -271,10 +271,7 @@ def sample(
     def draw_tokens(start: int, stop: int) -> Tensor:
         part = _part(constraint, start, stop)
         held = _held(part, (stop - start, shape[1]))
-        draws, first = Draws(own_seeds[start:stop], shape[1]), torch.arange(stop - start) * shape[1]
-
-        def numbers(i: int) -> Tensor:
-            return draws.at(first + i, Use.TARGET)
+        numbers = Draws(own_seeds[start:stop], shape[1]).uniform(Use.TARGET)
 
         how = Drawing(held, sharpening.draw, part or _unconstrained, numbers, callback)
         return dynamics.draw(network.of_sequences(slice(start, stop)), process, how)

@@ -19,14 +19,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.dynamics.rules import StepRule
 from cedd.network import Places
 from cedd.parameterization import Affine, Leap
 from cedd.process import Noise
-from cedd.samplers.draws import Draws, Use
+from cedd.samplers.draws import Draws, Numbers, Rows, Use
 
 
 class Chances(NamedTuple):
@@ -66,6 +68,11 @@ def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noi
     return Chances(reveal, doubtful.remask, change)
 
 
+def _flat(flags: Tensor) -> NDArray[np.bool_]:
+    """[B, L] -> [N] on the host."""
+    return flags.cpu().flatten().numpy()
+
+
 BLOCK_STEPS = 32
 """Steps that are planned and sent to the device together."""
 
@@ -82,46 +89,48 @@ class Candidates:
 
 
 class Plan:
-    """Follows which positions are masked, step by step."""
+    """Follows which positions are masked, step by step.
+
+    In NumPy, whose calls on a handful of entries cost a fraction of torch's: the host has to be ahead of the device.
+    """
 
     def __init__(self, chances: Chances, masked: Tensor, held: Tensor, draws: Draws, by_sequence: bool) -> None:
-        self._chances = chances
+        self._chances = np.asarray(torch.stack(chances).T.contiguous())  # [K, 3]
         self._shape = masked.shape
-        self.masked = masked.cpu().flatten()
-        self._free = ~held.flatten()
+        self._masked = _flat(masked).copy()
+        self._free = ~_flat(held)
         self._draws, self._by_sequence = draws, by_sequence
 
     def observe(self, masked: Tensor) -> None:
         """Take the masks as they are: a constraint of which nothing is known may have changed them."""
-        self.masked = masked.cpu().flatten()
+        self._masked = _flat(masked).copy()
 
     def step(self, k: int) -> Candidates:
         """Draw the candidates of step k and move the masks."""
-        reveal, remask, change = (float(chance[k]) for chance in self._chances)
-        # Numbers are needed where something can happen: where no token changes, at the masks that are left.
-        places = (self._free if change > 0 else self._free & self.masked).nonzero().squeeze(1)
-        u = self._draws.at(places, Use.JUMP, k)
-        chosen = u < torch.full_like(u, change).masked_fill_(self.masked[places], reveal)
-        candidates, number = places[chosen], u[chosen]
-        was_masked = self.masked[candidates]
-        back = ~was_masked & (number < remask)
-        self.masked[candidates[was_masked]] = False
-        self.masked[candidates[back]] = True
-        rows, number = candidates[~back], number[~back]
+        reveal, remask, change = (float(chance) for chance in self._chances[k])
+        rows, u = self._draws.below(max(reveal, change), Use.JUMP, k)
+        was_masked = self._masked[rows]
+        limits: Numbers = np.where(was_masked, reveal, change)
+        chosen = (u < limits) & self._free[rows]
+        rows, u, was_masked = rows[chosen], u[chosen], was_masked[chosen]
+        back = ~was_masked & (u < remask)
+        self._masked[rows] = back
+        masked_again, rows, u = rows[back], rows[~back], u[~back]
         v = self._draws.at(rows, Use.TARGET, k)
-        return Candidates(self._places(rows), number, v, candidates[back])
+        return Candidates(self._places(rows), *map(torch.as_tensor, (u, v, masked_again)))
 
-    def _places(self, rows: Tensor) -> Places:
+    def _places(self, rows: Rows) -> Places:
         batch, length = self._shape
         if not self._by_sequence or batch == 1:
-            return Places(rows)
+            return Places(torch.as_tensor(rows))
         sequence = rows // length
-        first = torch.ones_like(sequence, dtype=torch.bool)
-        first[1:] = sequence[1:] != sequence[:-1]
-        sequences, order = sequence[first], first.cumsum(0) - 1
+        first = np.ones(len(rows), dtype=np.bool_)
+        np.not_equal(sequence[1:], sequence[:-1], out=first[1:])
+        sequences = sequence[first]
         if len(sequences) == batch:
-            return Places(rows)
-        return Places(rows, sequences, order * length + rows % length)
+            return Places(torch.as_tensor(rows))
+        local = (np.cumsum(first) - 1) * length + rows % length
+        return Places(*map(torch.as_tensor, (rows, sequences, local)))
 
     def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
         """The candidates of steps start..stop-1, on the device, in one transfer for each kind of number."""
