@@ -131,7 +131,7 @@ def conditional_loss_integral(
     )
 
 
-def out_rate_integral(chain: Chain, p0: Array, nodes: int = 256) -> float:
+def out_rate_integral(chain: Chain, p0: Array, nodes: int = 256, breaks: Sequence[float] = ()) -> float:
     """int E_{x_t} sum_{y != x_t} Q_t(y, x_t) dt."""
 
     def at(t: float) -> float:
@@ -143,7 +143,7 @@ def out_rate_integral(chain: Chain, p0: Array, nodes: int = 256) -> float:
                         total += probability * token_rate[y][x[i]]
         return total
 
-    return integrate(at, nodes)
+    return integrate(at, nodes, breaks)
 
 
 def path_kl(chain: Chain, p0: Array, score: Score, nodes: int = 256, breaks: Sequence[float] = ()) -> float:
