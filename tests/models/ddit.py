@@ -5,6 +5,7 @@ Shapes: B batch, L positions, R rows, D width, C conditioning width, W head widt
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,67 +69,117 @@ def outputs(weights: Weights, x: Tensor, told: Tensor, mistake: str = "") -> Ten
 
     mistake: one convention is taken wrongly.
     """
-    w = {name: value.double() for name, value in weights.items()}
-
-    def linear(name: str, value: Tensor, bias: bool = True) -> Tensor:
-        return F.linear(value, w[f"{name}.weight"], w[f"{name}.bias"] if bias else None)
-
-    def norm(name: str, value: Tensor) -> Tensor:
-        return F.layer_norm(value, (D,), eps=1e-3 if mistake == "eps" else 1e-5) * w[f"{name}.weight"]
-
-    def modulated(value: Tensor, name: str, shift: Tensor, scale: Tensor) -> Tensor:
-        if mistake == "weight after the shift":
-            return (F.layer_norm(value, (D,)) * (1 + scale) + shift) * w[f"{name}.weight"]
-        return norm(name, value) * (1 + scale) + shift
-
-    steps = torch.arange(128, dtype=torch.float64) / (127 if mistake == "frequencies" else 128)
-    angles = told.double()[:, None] * torch.exp(-math.log(10_000) * steps)
-    waves = (angles.sin(), angles.cos()) if mistake == "sines first" else (angles.cos(), angles.sin())
-    c = linear("sigma_map.mlp.2", F.silu(linear("sigma_map.mlp.0", torch.cat(waves, -1))))
-    c = c if mistake == "no SiLU at the end" else F.silu(c)
-    if mistake == "two SiLUs at the end":
-        c = F.silu(c)
-    h = w["vocab_embed.embedding"][x]
+    twin = Twin({name: value.double() for name, value in weights.items()}, mistake)
+    c, h = twin.conditioning(told), twin.embedded(x)
     for i in range(DEPTH):
-        parts = linear(f"blocks.{i}.adaLN_modulation", c)[:, None].chunk(6, -1)
-        if mistake == "scale before shift":
-            parts = [parts[k] for k in (1, 0, 2, 4, 3, 5)]
-        if mistake == "MLP before attention":
-            parts = [parts[k] for k in (3, 4, 5, 0, 1, 2)]
-        a = modulated(h, f"blocks.{i}.norm1", *parts[:2])
-        h = h + parts[2] * linear(f"blocks.{i}.attn_out", attention(w, i, a, mistake), bias=False)
-        m = linear(f"blocks.{i}.mlp.0", modulated(h, f"blocks.{i}.norm2", *parts[3:5]), mistake != "no bias")
-        m = F.gelu(m, approximate="none" if mistake == "exact GELU" else "tanh")
-        h = h + parts[5] * linear(f"blocks.{i}.mlp.2", m, mistake != "no second bias")
-    shift, scale = linear("output_layer.adaLN_modulation", c)[:, None].chunk(2, -1)
-    return linear("output_layer.linear", modulated(h, "output_layer.norm_final", shift, scale))
+        h = twin.block(i, h, c)
+    return twin.head(h, c)
 
 
-def attention(w: Weights, i: int, x: Tensor, mistake: str) -> Tensor:
-    width = D // HEADS
-    order = (HEADS, 3) if mistake == "heads before q, k, v" else (3, HEADS)
-    qkv = F.linear(x, w[f"blocks.{i}.attn_qkv.weight"]).unflatten(-1, (*order, width))
-    q, k, v = (qkv.transpose(2, 3) if mistake == "heads before q, k, v" else qkv).unbind(2)  # [B, L, H, W]
-    angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * w["rotary_emb.inv_freq"]  # [L, W/2]
-    cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+@dataclass(frozen=True)
+class Twin:
+    """The network with their names, one method a part."""
 
-    def turned(value: Tensor) -> Tensor:
-        if mistake == "neighbours turned":
+    w: Weights
+    mistake: str
+
+    def linear(self, name: str, value: Tensor, bias: bool = True) -> Tensor:
+        return F.linear(value, self.w[f"{name}.weight"], self.w[f"{name}.bias"] if bias else None)
+
+    def norm(self, name: str, value: Tensor) -> Tensor:
+        weight = self.w[f"{name}.weight"]
+        weight = {"no weight": torch.ones_like(weight), "weight twice": weight**2}.get(self.mistake, weight)
+        if self.mistake == "mean kept":
+            return F.rms_norm(value, (D,), eps=1e-5) * weight
+        return F.layer_norm(value, (D,), eps=1e-3 if self.mistake == "eps" else 1e-5) * weight
+
+    def modulated(self, value: Tensor, name: str, shift: Tensor, scale: Tensor) -> Tensor:
+        weight = self.w[f"{name}.weight"]
+        if self.mistake == "weight after the shift":
+            return (F.layer_norm(value, (D,)) * (1 + scale) + shift) * weight
+        if self.mistake == "weight beside the scale":
+            return F.layer_norm(value, (D,)) * (weight + scale) + shift
+        if self.mistake == "shift before the scale":
+            return (self.norm(name, value) + shift) * (1 + scale)
+        return self.norm(name, value) * (scale if self.mistake == "scale alone" else 1 + scale) + shift
+
+    def conditioning(self, told: Tensor) -> Tensor:
+        steps = torch.arange(128, dtype=torch.float64) / (127 if self.mistake == "frequencies" else 128)
+        angles = told.double()[:, None] * torch.exp(-math.log(10_000) * steps)
+        angles = 1000 * angles if self.mistake == "thousandths" else angles
+        waves = (angles.sin(), angles.cos()) if self.mistake == "sines first" else (angles.cos(), angles.sin())
+        c = self.linear("sigma_map.mlp.2", F.silu(self.linear("sigma_map.mlp.0", torch.cat(waves, -1))))
+        for _ in range({"no SiLU at the end": 0, "two SiLUs at the end": 2}.get(self.mistake, 1)):
+            c = F.silu(c)
+        return c
+
+    def embedded(self, x: Tensor) -> Tensor:
+        table = self.w["vocab_embed.embedding"]
+        table = table.roll(1, 0) if self.mistake == "mask in front" else table
+        return table[x] * (math.sqrt(D) if self.mistake == "embedding scaled" else 1)
+
+    def modulations(self, i: int, c: Tensor) -> list[Tensor]:
+        parts = list(self.linear(f"blocks.{i}.adaLN_modulation", c)[:, None].chunk(6, -1))
+        orders = {"scale before shift": (1, 0, 2, 4, 3, 5), "MLP before attention": (3, 4, 5, 0, 1, 2)}
+        parts = [parts[k] for k in orders.get(self.mistake, range(6))]
+        gates = {"gates after tanh": torch.tanh, "no gates": torch.ones_like}
+        for k in (2, 5):
+            parts[k] = gates.get(self.mistake, lambda gate: gate)(parts[k])
+        return parts
+
+    def block(self, i: int, h: Tensor, c: Tensor) -> Tensor:
+        parts = self.modulations(i, c)
+        a = self.attention(i, self.modulated(h, f"blocks.{i}.norm1", *parts[:2]))
+        h = h + parts[2] * self.linear(f"blocks.{i}.attn_out", a, bias=False)
+        m = self.modulated(h, f"blocks.{i}.norm2", *parts[3:5])
+        m = self.linear(f"blocks.{i}.mlp.0", m, self.mistake != "no bias")
+        others = {"exact GELU": F.gelu, "SiLU in the MLP": F.silu}
+        m = others.get(self.mistake, lambda value: F.gelu(value, approximate="tanh"))(m)
+        h = h + parts[5] * self.linear(f"blocks.{i}.mlp.2", m, self.mistake != "no second bias")
+        return h.bfloat16().double() if self.mistake == "bfloat16" else h
+
+    def attention(self, i: int, x: Tensor) -> Tensor:
+        width, mixed = D // HEADS, self.mistake == "heads before q, k, v"
+        qkv = F.linear(x, self.w[f"blocks.{i}.attn_qkv.weight"])
+        qkv = qkv.unflatten(-1, (HEADS, 3, width)).transpose(2, 3) if mixed else qkv.unflatten(-1, (3, HEADS, width))
+        q, k, v = qkv.unbind(2)  # [B, L, H, W]
+        if self.mistake == "k and v exchanged":
+            k, v = v, k
+        keys = k if self.mistake == "queries turned alone" else self.turned(k)
+        size = D if self.mistake == "scores over D" else width
+        scores = torch.einsum("blhw,bmhw->bhlm", self.turned(q), keys) / math.sqrt(size)
+        values = self.turned(v) if self.mistake == "values turned" else v
+        if self.mistake == "causal":
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+        return torch.einsum("bhlm,bmhw->blhw", scores.softmax(-1), values).flatten(2)
+
+    def turned(self, value: Tensor) -> Tensor:
+        angles = torch.arange(value.shape[1], dtype=torch.float64)[:, None] * self.w["rotary_emb.inv_freq"]  # [L, W/2]
+        angles = {"other angles": angles.square(), "no positions": 0 * angles}.get(self.mistake, angles)
+        cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+        if self.mistake == "neighbours turned":
             first, second = value[..., ::2], value[..., 1::2]
-            both = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1)
-            return both.flatten(-2)
+            return torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1).flatten(-2)
         first, second = value.chunk(2, -1)
         return torch.cat((first * cosine - second * sine, first * sine + second * cosine), -1)
 
-    scores = torch.einsum("blhw,bmhw->bhlm", turned(q), turned(k)) / math.sqrt(width)
-    values = turned(v) if mistake == "values turned" else v
-    if mistake == "causal":
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
-    return torch.einsum("bhlm,bmhw->blhw", scores.softmax(-1), values).flatten(2)
+    def head(self, h: Tensor, c: Tensor) -> Tensor:
+        shift, scale = self.linear("output_layer.adaLN_modulation", c)[:, None].chunk(2, -1)
+        if self.mistake == "last scale before shift":
+            shift, scale = scale, shift
+        last = self.modulated(h, "output_layer.norm_final", shift, scale)
+        table = self.w["vocab_embed.embedding" if self.mistake == "tied head" else "output_layer.linear.weight"]
+        return F.linear(
+            last, table, None if self.mistake == "no bias of the head" else self.w["output_layer.linear.bias"]
+        )
 
 
 MISTAKES = (
     *("eps", "weight after the shift", "frequencies", "sines first", "no SiLU at the end", "two SiLUs at the end"),
     *("scale before shift", "MLP before attention", "no bias", "no second bias", "exact GELU", "heads before q, k, v"),
-    *("neighbours turned", "values turned", "causal"),
+    *("neighbours turned", "values turned", "causal", "no weight", "weight twice", "mean kept", "scale alone"),
+    *("weight beside the scale", "shift before the scale", "thousandths", "embedding scaled", "mask in front"),
+    *("gates after tanh", "no gates", "SiLU in the MLP", "bfloat16", "last scale before shift", "tied head"),
+    *("no bias of the head", "k and v exchanged", "other angles", "no positions", "queries turned alone"),
+    "scores over D",
 )

@@ -43,6 +43,14 @@ CONFIGS: dict[str, tuple[dict[str, Any], int, str]] = {
     "duo": ({"model_type": "DUO", "vocab_size": V, **FLAT, "causal": False, "var_min": True}, V, "backbone."),
     "udlm": ({"model_type": "udlm", "vocab_size": V, **FLAT, "cfg": False, "time_conditioning": True}, V, "backbone."),
     "gidd": ({"vocab_size": V + 1, "p_uniform": 0.2, "t_eps": 1e-4, **HYDRA, "max_seq_len": ddit.LENGTH}, 128, ""),
+    "gidd, by transformers": (
+        {"model_type": "dit", "vocab_size": V + 1, "p_uniform": 0.0, "t_eps": 1e-4, "hidden_size": ddit.D}
+        | {"timestep_cond_dim": ddit.C, "num_hidden_layers": ddit.DEPTH, "num_attention_heads": ddit.HEADS}
+        | {"max_seq_len": ddit.LENGTH, "attention_dropout": 0.0},
+        V + 1,
+        "",
+    ),
+    "gidd, mask not counted": ({"vocab_size": V, "p_uniform": 0.1, **HYDRA}, V + 1, ""),
     "gidd, not rounded": ({"vocab_size": V + 1, "model": HYDRA | {"p_uniform": 0.1, "t_eps": 1e-4}}, V + 1, ""),
 }
 # What each is: process, method, and what the network is told at time t, for sigma.
@@ -57,6 +65,8 @@ KINDS: dict[str, tuple[cedd.TokenProcess, str, Told]] = {
     "duo": (cedd.uniform(V), "bayes", lambda t, sigma: sigma),
     "udlm": (cedd.uniform(V), "bayes", lambda t, sigma: sigma),
     "gidd": (cedd.hybrid(V, 0.2), "bayes", lambda t, sigma: t),
+    "gidd, by transformers": (cedd.hybrid(V, 0.0), "bayes", lambda t, sigma: t),
+    "gidd, mask not counted": (cedd.hybrid(V, 0.1), "bayes", lambda t, sigma: t),
     "gidd, not rounded": (cedd.hybrid(V, 0.1), "bayes", lambda t, sigma: t),
 }
 
@@ -183,7 +193,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "labels": (_with(UDLM, cfg=True, cfg_num_classes=3), "cfg is True; a network that is conditioned on labels"),
     "causal": (_with(MDLM, causal=True), "causal is True; an autoregressive network is not imported"),
     "blocks": (_with(CONFIGS["bd3lm"][0], block_size=4), "block_size is 4; block diffusion is imported only where one"),
-    "no size": ({k: v for k, v in MDLM.items() if k != "cond_dim"}, "gives no number as cond_dim; got None"),
+    "no size": (
+        {k: v for k, v in MDLM.items() if k != "cond_dim"},
+        "gives no number as cond_dim or timestep_cond_dim; got None",
+    ),
     "rows": (_with(MDLM, vocab_size=V + 2), f"vocab_embed.embedding has {V + 1} rows, but .* asks for {V + 2}"),
     "width": (_with(MDLM, hidden_dim=30), r"is \[18, 24\], but config.json asks for 30 columns"),
     "depth": (_with(MDLM, n_blocks=3), r"lacks blocks.2.attn_out.weight"),

@@ -39,6 +39,8 @@ from cedd.process import TokenProcess, absorb, hybrid, uniform
 from cedd.schedules import Geometric, LogLinear, Schedule
 from cedd.storage import read_json, reading
 
+LENGTHS = ("length", "model_length", "max_seq_len")
+"""What configurations call the tokens that the network reads."""
 PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 _EMBEDDING = "vocab_embed.embedding"
 _DROPPED = re.compile(r"rotary_emb\..*|sampling_eps_(min|max)|logit_bias")
@@ -132,13 +134,18 @@ def _masked_tokens(config: Description) -> int:
     """All rows but the mask's, which is the last; of block diffusion only what has a single block."""
     config.refuse("causal", False, "an autoregressive network is not imported")
     config.refuse("adaln", True, "a network without adaptive norms is not imported")
-    length = config.number("length", "model_length", "max_seq_len")
+    length = config.number(*LENGTHS)
     if config.get("block_size", default=length) < length and config.kind == "bd3lm":
         raise ValueError(
             f"{config.source}: block_size is {config.get('block_size')}; block diffusion is imported only where one "
             f"block is the whole length, {length}"
         )
     return config.get("vocab_size", default=config.rows) - 1
+
+
+def _hybrid_tokens(config: Description) -> int:
+    """The same; where there is one row more than vocab_size says, that one is the mask's."""
+    return _masked_tokens(config) + (config.rows == config.get("vocab_size", default=0) + 1)
 
 
 def _unmasked_tokens(config: Description) -> int:
@@ -194,7 +201,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "GIDD",
         lambda config: config.get("p_uniform") is not None,
-        tokens=_masked_tokens,
+        tokens=_hybrid_tokens,
         process=lambda vocab_size, config: hybrid(
             vocab_size, config.number("p_uniform", kind=float), eps=config.get("t_eps", default=1e-4)
         ),
@@ -355,11 +362,11 @@ def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None,
         chosen = _tokenizer(tokenizer, family, vocab_size)
         network = TransformerConfig(
             width=description.number("hidden_size", "hidden_dim"),
-            depth=description.number("n_blocks"),
-            heads=description.number("n_heads"),
-            conditioning_width=description.number("cond_dim"),
-            dropout=description.get("dropout", default=0.1),
-            length=description.number("length", "model_length", "max_seq_len"),
+            depth=description.number("n_blocks", "num_hidden_layers"),
+            heads=description.number("n_heads", "num_attention_heads"),
+            conditioning_width=description.number("cond_dim", "timestep_cond_dim"),
+            dropout=description.get("dropout", "attention_dropout", default=0.1),
+            length=description.number(*LENGTHS),
             vocab_size=vocab_size,
             has_mask=process.has_mask,
             float32_residual=True,
