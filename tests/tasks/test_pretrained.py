@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import cedd
+from cedd.cli import main
 from cedd.models import locate as locating
 from cedd.models.weights import FORMS
 from cedd.tasks import LanguageModel, hub, load
@@ -208,3 +209,41 @@ def test_a_model_goes_to_the_hub_as_its_folder(run, monkeypatch):
     assert {"config.json", "model.safetensors", "README.md", "cedd_tokenizer.json"} <= set(seen)
     assert torch.equal(seen["model"].folder.model.head.weight, model.folder.model.head.weight)
     assert issubclass(hub.HubModel, __import__("huggingface_hub").ModelHubMixin)
+
+
+def test_the_card_has_the_figures_that_were_measured(run, tmp_path, monkeypatch, capsys):
+    """cedd evaluate --json, cedd export --results, and the folder back again: card, figures and outputs."""
+    monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "book.txt").write_text("the cat sat on the mat. " * 40, encoding="utf-8")
+    words = ["evaluate", str(run), "--data", str(tmp_path / "book.txt"), "--draws", "2", "--device", "cpu", "--json"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    bound = json.loads(printed)["runs"][0]["bounds"]["tight"]
+    (tmp_path / "figures.json").write_text(printed, encoding="utf-8")
+    out = tmp_path / "model"
+    given = ["export", str(run), "--out", str(out), "--results", str(tmp_path / "figures.json")]
+    assert main([*given, "--weights", "float32", "--device", "cpu"]) == 0
+    card = (out / "README.md").read_text(encoding="utf-8")
+    low, high = bound["perplexity_ci95"]
+    row = f"| perplexity per token (tight) | {bound['perplexity']:.4g} ({low:.4g} to {high:.4g}) |"
+    assert row in card
+    assert f"| bits per byte (tight) | {bound['bits_per_byte']:.4g} |" in card
+    assert "record_sha256" not in card
+    again = LanguageModel.from_pretrained(out, device="cpu")
+    again.save_pretrained(tmp_path / "again")
+    assert row in (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
+    x, sigma = torch.randint(0, again.process.vocab_size, (2, 8)), torch.tensor([0.1, 2.0])
+    last = LanguageModel.from_pretrained(tmp_path / "again", device="cpu")
+    assert torch.equal(last.model(x, sigma), load(run, device="cpu").model(x, sigma))
+
+
+def test_the_card_of_an_imported_network_claims_nothing(run, tmp_path):
+    model = load(run, device="cpu")
+    model.save_pretrained(tmp_path / "own")
+    model.save_pretrained(tmp_path / "theirs", extra={"imported": {"family": "SEDD", "source": "louaaron/sedd-small"}})
+    own, theirs = ((tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("own", "theirs"))
+    assert "license: apache-2.0" in own
+    assert "Where it is from" not in own
+    assert "license: other\nbase_model: louaaron/sedd-small" in theirs
+    assert "apache" not in theirs
+    assert "family SEDD, trained and released by its authors as `louaaron/sedd-small`" in theirs

@@ -1,8 +1,9 @@
 """A model's card: README.md of its folder, written from config.json alone, so that the two never disagree.
 
 What is said there beyond the model's shape, a folder's config.json holds under these keys, each of which may lack:
-`title` and `summary`; `training` (`data`, `command`, `steps`, `batch`); `results`, figures as `cedd spelling --json`
-and `cedd evaluate --json` print them; `correction`, the model's defaults, and `chosen`, how they were.
+`title` and `summary`; `imported` (`family`, `source`), of a network that others have trained; `training` (`data`,
+`command`, `steps`, `batch`); `results`, figures as `cedd spelling --json` and `cedd evaluate --json` print them;
+`correction`, the model's defaults, and `chosen`, how they were.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from typing import Any
 _HEAD = """\
 ---
 library_name: cedd
-license: apache-2.0
+{license}
 pipeline_tag: text-generation
-tags: [discrete-diffusion, diffusion-language-model, spelling-correction]
+tags: [discrete-diffusion, diffusion-language-model{more}]
 ---
 """
 
-_LIMITS = """\
-## What it is not for
-
+_CORRECTION = """\
 - Correction substitutes tokens one for one, and transposes neighbouring letters. It neither inserts nor deletes: "helo"
   stays four letters.
 - It knows the language of its data only. Names, foreign words and quotations may look like mistakes to it; look at
   what it changed (`--json`, or the colours on a terminal) before you rely on it.
+"""
+
+_LIMITS = """\
 - What it writes by itself is an imitation of its data, not a statement about the world.
 - It is a small model, made to show and to measure; it is no judge of anybody's writing.
 """
@@ -34,18 +36,38 @@ _LIMITS = """\
 
 def model_card(config: Mapping[str, Any], parameters: int) -> str:
     """The card of the model that config.json describes."""
+    corrects = config["process"]["name"] != "absorb"
     parts = [
-        _HEAD,
+        _head(config.get("imported", {}), corrects),
         f"# {config.get('title', 'A discrete diffusion language model')}\n",
         *([f"{config['summary']}\n"] if config.get("summary") else []),
         _use(config),
         "## What it is\n\n" + _table(_shape(config, parameters)),
+        *_origin(config.get("imported", {})),
         *_training(config.get("training", {}), config.get("data", {})),
         *([f"## How correction's defaults were chosen\n\n{config['chosen']}\n"] if config.get("chosen") else []),
         *_results(config.get("results", {})),
-        _LIMITS,
+        "## What it is not for\n\n" + (_CORRECTION if corrects else "") + _LIMITS,
     ]
     return "\n".join(parts)
+
+
+def _head(imported: Mapping[str, Any], corrects: bool) -> str:
+    """What the hub reads; the licence of an imported network is its authors' matter."""
+    source = str(imported.get("source", ""))
+    base = f"\nbase_model: {source}" if source.count("/") == 1 else ""
+    return _HEAD.format(
+        license=f"license: other{base}" if imported else "license: apache-2.0",
+        more=", spelling-correction" if corrects else "",
+    )
+
+
+def _origin(imported: Mapping[str, Any]) -> Iterator[str]:
+    if imported:
+        yield (
+            f"## Where it is from\n\nA network of the family {imported['family']}, trained and released by its authors "
+            f"as `{imported['source']}`, and imported by `cedd import`. Their licence applies to its weights.\n"
+        )
 
 
 def _use(config: Mapping[str, Any]) -> str:
@@ -112,7 +134,28 @@ def _results(results: Mapping[str, Any]) -> Iterator[str]:
     if any(is_spelling(figures) for figures in results.values()):
         yield _COLUMNS
     for name, figures in results.items():
-        yield f"{name}:\n\n" + _table(dict(_flat(figures)))
+        rows = _evaluated(figures) if is_evaluation(figures) else _flat(figures)
+        yield f"{name}:\n\n" + _table(dict(rows))
+
+
+def is_evaluation(figures: Any) -> bool:
+    """Whether these are what `cedd evaluate --json` printed."""
+    return isinstance(figures, Mapping) and "runs" in figures and "protocol_sha256" in figures.get("data", {})
+
+
+def _evaluated(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Perplexities with their intervals, and what they were measured on."""
+    data, runs = figures["data"], figures["runs"]
+    yield "text", f"{data['set']}, {data.get('evaluated_sequences', '')} sequences of {data.get('length', '')} tokens"
+    yield "protocol", data["protocol_sha256"][:12]
+    for run in runs:
+        whose = f"{run['run']}: " if len(runs) > 1 else ""
+        for bound, found in run["bounds"].items():
+            ends = [f"{end:.4g}" if end is not None else "?" for end in found["perplexity_ci95"]]
+            yield f"{whose}perplexity per token ({bound})", f"{found['perplexity']:.4g} ({' to '.join(ends)})"
+            for unit in ("bits_per_byte", "perplexity_per_word"):
+                if found.get(unit) is not None:
+                    yield f"{whose}{unit.replace('_', ' ')} ({bound})", f"{found[unit]:.4g}"
 
 
 def is_spelling(figures: Any) -> bool:

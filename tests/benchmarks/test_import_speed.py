@@ -1,0 +1,21 @@
+"""The memory that an import takes, at a small size; benchmarks/import_speed.py measures it at that of the released."""
+
+from pathlib import Path
+
+import torch
+
+import cedd
+from tests.benchmarks.scripts import definitions
+
+
+def test_an_import_takes_less_than_three_times_its_file(tmp_path: Path) -> None:
+    script = definitions("import_speed")
+    for family in ("sedd", "gidd"):
+        folder = script.write_folder(tmp_path / family, family, width=192, depth=1)
+        model = cedd.import_model(folder, "none", device="cpu")
+        assert model.folder.config["imported"]["family"].lower() == family
+        assert torch.isfinite(model.model(torch.zeros(1, 4, dtype=torch.int64), torch.ones(1))).all()
+    size = (folder / "model.safetensors").stat().st_size
+    found = script.measured(script.IN_PYTHON, str(folder))
+    assert size > 7e7
+    assert found["peak"] - found["before"] < 3 * size
