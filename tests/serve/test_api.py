@@ -1,5 +1,6 @@
 """The server over HTTP: answers, streams, limits, and what it refuses, each in a sentence."""
 
+import asyncio
 import json
 import random
 import threading
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 
 from cedd.models.loaded import SamplingOptions
-from cedd.serve.desk import Desk
+from cedd.serve.desk import Desk, Job
+from cedd.serve.fields import Fields
 from cedd.serve.limits import Limits
 from cedd.serve.models import Shelf
+from cedd.serve.requests import completion
 from cedd.tasks import generate, infill
 from tests.serve.servers import events, httpx, served, until
 
@@ -297,6 +300,43 @@ def test_requests_that_come_together_are_read_together_and_each_gets_its_own_tex
         assert ("ab" if i % 2 else "") + reply["choices"][0]["text"] == alone
     assert len(found) == 8
     assert desk.gathering.calls < desk.gathering.sequences / 2
+
+
+def test_completions_that_wait_together_are_one_batch_and_each_has_its_own_text_and_steps(shelf: Shelf):
+    """Of one length and way of sampling, whatever their prompts and numbers of texts: one run, as many calls as one."""
+
+    async def ask() -> list[list[Any]]:
+        desk, jobs = Desk(Limits()), list[Job]()
+        for seed, (prompt, n) in enumerate([("", 1), ("ab", 3), ("abcd", 2)]):
+            body = {
+                "model": "small",
+                "prompt": prompt,
+                "max_tokens": 12 - len(prompt),
+                "n": n,
+                "steps": 5,
+                "seed": seed,
+            }
+            asked = completion(Fields(json.dumps({**body, "stream": seed == 1}).encode()), shelf, desk.limits)
+            jobs.append(Job(asked.work, 30, asked.streams))
+            desk.take(jobs[-1])
+        desk.start()
+        records = [[record async for record in job.records()] for job in jobs]
+        desk.close(1)
+        calls.append(desk.gathering.calls)
+        return records
+
+    calls: list[int] = []
+    found = asyncio.run(ask())
+    assert calls[0] <= 6  # five steps and the last one, for all three
+    for seed, (prompt, n) in enumerate([("", 1), ("ab", 3), ("abcd", 2)]):
+        wanted = generate(shelf["small"], n, length=12, prompt=prompt, options=SamplingOptions(seed=seed, steps=5))
+        assert [prompt + choice["text"] for choice in found[seed][-1]["choices"]] == wanted
+    assert [len(records) for records in found] == [1, 8, 1]  # steps only for whom they interest
+    texts = found[1][0]["step"]["texts"]
+    for record in found[1][1:-1]:
+        for i, place, piece in record["step"]["edits"]:
+            texts[i][place] = piece
+    assert ["".join(text)[2:] for text in texts] == [choice["text"] for choice in found[1][-1]["choices"]]
 
 
 def test_limits_must_be_above_nothing():

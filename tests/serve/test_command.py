@@ -1,5 +1,6 @@
 """`cedd serve` as a process: it prints its address, answers, and ends well on a signal."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,14 @@ from cedd.cli import main
 from cedd.serve.models import Shelf
 from tests.serve.servers import bound_socket, httpx
 from tests.tasks.models import save_random
+
+
+@pytest.fixture(autouse=True)
+def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that runs in this process leaves no log behind."""
+    log = logging.getLogger("cedd.serve")
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(log, name, getattr(log, name))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.network import Network, Places
+from cedd.samplers import Fixed, text_seeds
 from cedd.serve.desk import Job
 from cedd.serve.gathering import Run
 from cedd.serve.memory import Memory
@@ -61,18 +63,34 @@ class Writing:
     result: Callable[[list[str], list[Record]], Record]
     alternatives: int = 0
 
-    key: Hashable | None = None
+    @property
+    def key(self) -> Hashable:
+        """Texts of one model, length and way of sampling are drawn at once."""
+        return self.name, self.template.width, self.options
 
     @property
     def texts(self) -> int:
         return self.n
 
     def run(self, run: Run, jobs: Sequence[Job]) -> None:
-        """Draw the texts."""
-        (job,) = jobs
-        loaded, steps = run.over(self.model), Steps(job, self.template)
-        drawn = self.template.draw(loaded, self.n, replace(self.options, seed=self.seed), steps.show)
-        job.finish(self.answer(loaded, drawn))
+        """Draw the texts of all these jobs, each by its own seed."""
+        works = [job.work for job in jobs]
+        writings = [work for work in works if isinstance(work, Writing)]
+        assert len(writings) == len(jobs)
+        loaded, width = run.over(self.model), self.template.width
+        seeds = [seed for work in writings for seed in text_seeds(work.seed, work.n)]
+        parts = list(pairwise(accumulate((work.n for work in writings), initial=0)))
+        steps = [Steps(job, work.template) for job, work in zip(jobs, writings, strict=True)]
+
+        def callback(step: int, t: float, x: Tensor) -> None:
+            for one, (start, stop) in zip(steps, parts, strict=True):
+                one.show(step, t, x[start:stop])
+
+        held = stacked([(work.template, work.n) for work in writings])
+        drawn = loaded.draw((len(seeds), width), replace(self.options, seeds=seeds), held, callback)
+        for job, work, (start, stop) in zip(jobs, writings, parts, strict=True):
+            if not job.gone:
+                job.finish(work.answer(loaded, drawn[start:stop]))
 
     def answer(self, loaded: LoadedModel, ids: Tensor) -> Record:
         """The texts of tokens [n, L] as this work's result."""
@@ -85,6 +103,18 @@ class Writing:
             for record, row in zip(tokens, ids, strict=True):
                 record["alternatives"] = alternatives(loaded, row, blanks, self.alternatives)
         return self.result(texts, tokens)
+
+
+def stacked(templates: Sequence[tuple[Template, int]]) -> Fixed | None:
+    """What holds the given tokens of texts of one width, so many of each template; None where nothing is given."""
+    if all(template.constraint is None for template, _ in templates):
+        return None
+    rows = [
+        (held.tokens.expand(n, -1), held.where.expand(n, -1))
+        for template, n in templates
+        for held in [template.constraint or Fixed(torch.zeros(template.width, dtype=torch.int64), template.given)]
+    ]
+    return Fixed(*(torch.cat(part) for part in zip(*rows, strict=True)))
 
 
 @dataclass
