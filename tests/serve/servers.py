@@ -19,11 +19,22 @@ for package in ("starlette", "uvicorn"):
 httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
 
 from cedd.serve.app import Site, make_app  # noqa: E402
-from cedd.serve.security import host_name, page_policy  # noqa: E402
+from cedd.serve.security import Guard, Headers, host_name, page_policy  # noqa: E402
 from cedd.serve.server import Server, address_of, bound_socket  # noqa: E402
 
-__all__ = ["Server", "Site", "bound_socket", "events", "free_port", "host_name", "httpx", "make_app", "page_policy"]
-__all__ += ["served", "until"]
+__all__ = [
+    "Guard",
+    "Headers",
+    "Server",
+    "Site",
+    "bound_socket",
+    "events",
+    "free_port",
+    "host_name",
+    "httpx",
+    "make_app",
+]
+__all__ += ["page_policy", "served", "site", "until"]
 
 
 def site(shelf: Shelf, **limits: Any) -> Site:

@@ -339,6 +339,16 @@ def test_completions_that_wait_together_are_one_batch_and_each_has_its_own_text_
     assert ["".join(text)[2:] for text in texts] == [choice["text"] for choice in found[1][-1]["choices"]]
 
 
+def test_no_more_runs_than_allowed_are_under_way(shelf: Shelf):
+    with served(shelf, together=1) as (address, desk), httpx.Client(base_url=address, trust_env=False) as client:
+        with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}):
+            until(lambda: desk.counts == (0, 1))
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/correct", json={"text": "a"}, timeout=0.3)
+        until(lambda: desk.counts == (0, 0))
+        assert client.post("/correct", json={"text": "a"}).status_code == 200
+
+
 def test_limits_must_be_above_nothing():
     with pytest.raises(ValueError, match="--most-texts must be above 0"):
         Limits(most_texts=0)

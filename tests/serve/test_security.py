@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.servers import host_name, httpx, page_policy, served
+from tests.serve.servers import Guard, Headers, host_name, httpx, make_app, page_policy, served, site
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8008", "[::1]:8008", "10.1.2.3"])
@@ -17,6 +17,13 @@ def test_the_server_goes_by_these_names(client: Any, host: str):
 def test_and_by_no_other(client: Any, host: str):
     reply = client.post("/correct", json={"text": "a"}, headers={"Host": host})
     assert reply.status_code == 421
+
+
+def test_further_names_are_given(shelf):
+    guard = Guard(make_app(site(shelf)), {"Models.Example"})
+    for host, status in (("models.example:80", None), ("other.example", 421)):
+        refusal = guard.refusal("GET", Headers({"Host": host}))
+        assert (refusal.status if refusal else None) == status
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,7 @@ class Desk:
 
     def _next(self) -> list[Job]:
         with self._changed:
-            room = self.limits.together - self.counts[1]
-            if not self._waiting or room < 1:
+            if not self._waiting or len(self._running) >= self.limits.together:
                 return []
             first, texts, jobs = self._waiting[0], 0, list[Job]()
             for job in [first] if first.work.key is None else self._waiting:

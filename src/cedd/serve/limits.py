@@ -12,7 +12,7 @@ class Limits:
     queue: int = 256
     """Requests waiting or under way; further ones are answered 503, with Retry-After."""
     together: int = 32
-    """Requests under way at once; the others wait."""
+    """Runs under way at once; requests beyond them wait. Completions that are drawn as one batch are one."""
     deadline: float = 120.0
     """Seconds that a request may take, waiting included."""
     most_texts: int = 16

@@ -62,6 +62,7 @@ def _about(model: LanguageModel) -> dict[str, Any]:
         "method": model.method.name,
         "process": (model.process.spec or {}).get("name"),
         "tokenizer": model.tokenizer.name,
+        "unit": "character" if model.tokenizer.characters is not None else "token",
         "vocabulary": model.process.vocab_size,
         "length": model.length,
         "parameters": model.model.num_parameters(),

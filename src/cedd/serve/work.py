@@ -157,7 +157,7 @@ def alternatives(loaded: LoadedModel, ids: Tensor, places: Tensor, count: int) -
     in its turn.
     """
     process, method, tokenizer = loaded.process, loaded.method, loaded.tokenizer
-    network = Network.of(loaded.model, process.vocab_size, loaded.device)
+    network = Network.of(loaded.network(1, len(ids)), process.vocab_size, loaded.device)
     t = 1 / max(2, len(ids))
     noise, found = process.noise(t), list[Tensor]()
     if process.can_shuffle:
