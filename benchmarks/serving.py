@@ -222,8 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--each", type=int, default=5, help="requests of each client")
-    parser.add_argument("--one-by-one", type=int, default=40, help="requests of a kind that are asked one at a time")
-    parser.add_argument("--checked", type=int, default=40, help="answers that are compared with the library's")
+    parser.add_argument("--one-by-one", type=int, default=24, help="requests of a kind that are asked one at a time")
+    parser.add_argument("--checked", type=int, default=24, help="answers that are compared with the library's")
     parser.add_argument("--memory", type=int, default=5000, help="small requests over which memory is read")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--out", type=Path)
@@ -232,8 +232,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tiny = str(save_tiny(Path(folder) / "tiny"))
         with running([tiny, "english-char"]) as (address, process, seconds):
-            found["start_seconds"] = seconds
-            print(f"started in {seconds:.1f} s; load average {os.getloadavg()[0]:.1f}", flush=True)
+            found |= {"start_seconds": seconds, "load_average": os.getloadavg()[0]}
+            print(f"started in {seconds:.1f} s; load average {found['load_average']:.1f}", flush=True)
             for name in arguments.kinds:
                 kind = KINDS[name]
                 load = measured(address, kind, arguments.one_by_one, arguments.clients, arguments.each)
@@ -243,12 +243,18 @@ def main() -> None:
                 row["checked"] = len(checked)
                 row["wrong"] = sum(kind.alone(model, i) != answers[i] for i in checked)
                 found[name] = row
+                keep(found, arguments.out)
                 print(f"{name}: {sentence(row)}", flush=True)
             if arguments.memory:
                 found["memory"] = row = asyncio.run(memory(address, process, arguments.memory))
                 print(f"memory over {row['requests']} requests: {row['least_mib']:.0f} to {row['most_mib']:.0f} MiB")
-    if arguments.out is not None:
-        write_json(arguments.out, found)
+                keep(found, arguments.out)
+
+
+def keep(found: dict[str, Any], out: Path | None) -> None:
+    """Write what was found so far."""
+    if out is not None:
+        write_json(out, found)
 
 
 if __name__ == "__main__":
