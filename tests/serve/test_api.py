@@ -107,6 +107,15 @@ def test_infilling_is_the_model_s_and_has_alternatives(client: Any, shelf: Shelf
     assert len(steps) == 7
 
 
+def test_given_characters_come_back_as_they_were_given(client: Any):
+    asked = {"model": "small", "text": "café ____", "steps": 3, "seed": 1}
+    reply = client.post("/infill", json=asked).json()
+    assert reply["texts"][0].startswith("café ")
+    assert "".join(reply["tokens"][0]["pieces"]) == reply["texts"][0]
+    first, *_ = events(client.post("/infill", json={**asked, "stream": True}))
+    assert first["step"]["texts"][0][:5] == list("café ")
+
+
 def test_alternatives_of_masks_are_the_network_s_own_probabilities(shelf: Shelf):
     """On absorb: mask one place, and read its row."""
     import torch

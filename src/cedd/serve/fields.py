@@ -12,6 +12,8 @@ from cedd.serve.limits import Refused
 
 Default = TypeVar("Default")
 _MISSING: Any = object()
+NO_EFFECT = (None, 0, 1, False, "", {})
+"""Values with which a field that is not offered may be sent."""
 
 
 def unprocessable(sentence: str) -> NoReturn:
@@ -94,21 +96,22 @@ class Fields:
             unprocessable(f"{name} must be true or false")
         return value
 
-    def choice(self, name: str, choices: Collection[str], default: str = _MISSING) -> str:
+    def choice(self, name: str, choices: Collection[str], default: Default = _MISSING) -> str | Default:
         """One of several words."""
         value = self._take(name, default)
+        if value is default:
+            return value
         if not isinstance(value, str):
             unprocessable(f"{name} must be one of {', '.join(choices)}")
         if value not in choices:
             unprocessable(f"{name} has no choice {value[:80]!r}{suggestion(value[:80], choices)}")
         return value
 
-    def ignore(self, *names: str, unless: Collection[object] = (0, 1, False, "", 0.0)) -> None:
-        """Fields of OpenAI's that say nothing here, as long as they have no effect there either."""
+    def without(self, *names: str) -> None:
+        """Refuse fields that would have an effect elsewhere, and have none here."""
         for name in names:
             self._known.append(name)
-            value = self._left.pop(name, None)
-            if value is not None and not (isinstance(value, int | float | str) and value in unless):
+            if self._left.pop(name, None) not in NO_EFFECT:
                 unprocessable(f"{name} is not offered; leave it out")
 
     def forget(self, *names: str) -> None:

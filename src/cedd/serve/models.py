@@ -13,7 +13,12 @@ from cedd.serve.memory import Memory
 from cedd.spelling.correct import lexicon_file
 from cedd.tasks import LanguageModel, load
 
-TASKS = ("write", "fill", "correct")
+TASKS = {
+    "write": "any",
+    "fill": "one of a diffusion method",
+    "correct": "one of a process that shuffles, such as roulette",
+}
+"""What can be asked of a model, and of which."""
 
 
 class Shelf(Mapping[str, LanguageModel]):

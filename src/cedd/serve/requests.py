@@ -13,7 +13,7 @@ from cedd.samplers import GRIDS
 from cedd.serve.desk import Work
 from cedd.serve.fields import Fields, unprocessable
 from cedd.serve.limits import Limits
-from cedd.serve.models import Shelf
+from cedd.serve.models import TASKS, Shelf
 from cedd.serve.work import Correcting, Record, Writing
 from cedd.tasks import LanguageModel
 from cedd.tasks.infill import blank_template
@@ -23,7 +23,7 @@ SEEDS = 2**53 - 1
 """The largest seed: a browser's numbers are exact up to here."""
 MOST_ALTERNATIVES = 20
 MOST_STOPS = 4
-IGNORED = ("best_of", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty")
+WITHOUT = ("best_of", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty")
 """Fields of OpenAI's that are refused where they would have an effect."""
 
 
@@ -51,7 +51,7 @@ def model_of(fields: Fields, shelf: Shelf, task: str) -> tuple[str, LanguageMode
     """The model that is asked for, or the default of the task."""
     able = shelf.able(task)
     if not able:
-        unprocessable(f"none of the models here can {task}: that takes a process that shuffles, such as roulette")
+        unprocessable(f"none of the models here can {task}; that takes {TASKS[task]}")
     name = fields.choice("model", able, able[0])
     return name, shelf[name]
 
@@ -86,7 +86,7 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     stops = [stop for stop in fields.texts("stop", MOST_STOPS, limits.most_characters, []) if stop]
     echo, streams = fields.flag("echo"), fields.flag("stream")
     options, seed = sampling_of(fields, shelf, name, limits)
-    fields.ignore(*IGNORED)
+    fields.without(*WITHOUT)
     fields.forget("user", "stream_options")
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
@@ -141,10 +141,9 @@ def correction(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
         "threshold": fields.number("threshold", 0.0, 1.0, None),
         "rate": fields.number("rate", 1e-6, 1.0, None),
         "passes": fields.whole("passes", 1, 16, None),
+        "change": fields.choice("change", ("words", "letters", "all"), None),
         "ignored_words": tuple(fields.texts("ignored_words", 1000, 100, [])),
     }
-    change = fields.choice("change", ("words", "letters", "all", ""), "")
-    options["change"] = change or None
     suggest, streams = fields.whole("suggest", 1, MOST_ALTERNATIVES, None), fields.flag("stream")
     fields.end()
     return Asked(Correcting(model, text, options, suggest, shelf.memory), streams, plain_chunk)

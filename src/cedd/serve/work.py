@@ -35,6 +35,12 @@ def piece(tokenizer: Tokenizer, token: int) -> str | None:
     return None if token >= tokenizer.vocab_size else tokenizer.decode([token])
 
 
+def pieces(template: Template, ids: Sequence[int]) -> list[str | None]:
+    """The texts of the tokens [L] of a filled template; given characters as they were given."""
+    given = template.characters
+    return [given.get(place, piece(template.tokenizer, token)) for place, token in enumerate(ids)]
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Writing and filling
 
@@ -95,9 +101,7 @@ class Writing:
     def answer(self, loaded: LoadedModel, ids: Tensor) -> Record:
         """The texts of tokens [n, L] as this work's result."""
         texts = [self.template.write(row.numpy()) for row in ids]
-        tokens: list[Record] = [
-            {"pieces": [piece(self.template.tokenizer, int(token)) for token in row]} for row in ids
-        ]
+        tokens: list[Record] = [{"pieces": pieces(self.template, row)} for row in ids.tolist()]
         if self.alternatives:
             blanks = (~self.template.given).nonzero().squeeze(1)
             for record, row in zip(tokens, ids, strict=True):
@@ -132,10 +136,7 @@ class Steps:
         x, tokenizer = x.cpu(), self.template.tokenizer
         record: Record = {"step": step, "t": t}
         if self._last is None:
-            given = self.template.characters
-            record["texts"] = [
-                [given.get(place, piece(tokenizer, token)) for place, token in enumerate(row)] for row in x.tolist()
-            ]
+            record["texts"] = [pieces(self.template, row) for row in x.tolist()]
             record["given"] = self.template.given.nonzero().squeeze(1).tolist()
             record["edits"] = []
         else:
