@@ -69,10 +69,10 @@ def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
 def test_every_way_is_what_correct_does(tmp_path):
     """With the limit of surprise that the model's folder has: among z's, which it doubts, changes are taken back."""
     model = mender(max_surprise=3.2)
-    (tmp_path / "book.txt").write_text(10 * TEXT.replace("\n", " ") + 2000 * "zzz zaz ")
-    protocol = UserProtocol(rate=0.1, thresholds=(0.5, 0.3, 0.0), passes=(1, 3), steps=(4,))
+    (tmp_path / "book.txt").write_text(TEXT.replace("\n", " ") + 300 * "zzz zaz ")
+    protocol = UserProtocol(rate=0.4, thresholds=(0.3,), passes=(1, 3), steps=(4,))
     book = read_book(model, str(tmp_path / "book.txt"), 0)
-    mistakes = corrupt_letters(book.text, 0.1, seed=0)
+    mistakes = corrupt_letters(book.text, 0.4, seed=0)
     found = {(c.way, c.threshold): c.outcomes for c in protocol.measure(model, book, 0)}
     ways = {"its own": {}, "1 pass": {"passes": 1}, "3 passes": {"passes": 3}, "4 steps": {"passes": 1, "steps": 4}}
     for (way, threshold), seen in found.items():
@@ -81,7 +81,7 @@ def test_every_way_is_what_correct_does(tmp_path):
     unlimited = mender().correct(mistakes.text, passes=1, threshold=0.3)
     fixed = outcomes(mistakes.original, mistakes.text, unlimited, model.length).fixed.count
     assert 0 < found["1 pass", 0.3].fixed.count < fixed
-    assert len(found) == 1 + 3 * 3
+    assert len(found) == 1 + 3
 
 
 def test_ways_share_the_first_reading(monkeypatch):

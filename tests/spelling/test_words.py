@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.spelling.candidates import Neighbours, edit_distances, ones
+from cedd.spelling import rewrite
+from cedd.spelling.candidates import Neighbours, RoughCosts, ones, rough_log_channel, same_without_a_letter
 from cedd.spelling.channel import Channel, alignment, learn_edits
+from cedd.spelling.forms import is_derived, is_inflected
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
-from cedd.spelling.rewrite import FEATURES, Reader, rewritings
+from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
 from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
 from cedd.spelling.words import acronyms, like, tokens_of
 
@@ -144,7 +146,7 @@ def test_a_network_decides_what_is_open(lexicon):
 
         return scores
 
-    alone, network = lexicon.weights["alone"] | {"kept": 9.0}, lexicon.weights["network"] | {"network": 5.0}
+    alone, network = lexicon.weights["alone"] | {"kept": 12.5}, lexicon.weights["network"] | {"network": 5.0}
     unsure = replace(lexicon, weights={"alone": alone, "network": network})
     text = "he received the leter."
     assert corrected(unsure, text, likelihoods=likes("letter")) == "he received the letter."
@@ -179,16 +181,28 @@ def slow_distance(a, b):
 letters = st.text("abc", min_size=1, max_size=6)
 
 
+def coded(words):
+    """Letters as numbers, [N, width], and lengths."""
+    rows = np.zeros((len(words), max(map(len, words))), np.uint8)
+    for row, word in enumerate(words):
+        rows[row, : len(word)] = [ord(c) - ord("a") + 1 for c in word]
+    return rows, np.array([len(word) for word in words], np.int8)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(letters, min_size=1, max_size=6), letters)
-def test_distances_are_those_of_the_textbook(words, written):
-    width = max(map(len, words))
-    coded = np.zeros((len(words), width), np.uint8)
-    for row, word in enumerate(words):
-        coded[row, : len(word)] = [ord(c) for c in word]
-    lengths = np.array([len(word) for word in words], np.int8)
-    found = edit_distances(coded, lengths, np.frombuffer(written.encode(), np.uint8))
-    assert found.tolist() == [slow_distance(word, written) for word in words]
+def test_with_one_price_for_every_edit_the_rough_probability_is_the_textbooks_distance(words, written):
+    same = RoughCosts(1 - np.eye(28, dtype=np.float32), doubled=1.0, undoubled=1.0, swapped=1.0)
+    found = rough_log_channel(*coded(words), coded([written])[0][0], same)
+    assert (-found).tolist() == [slow_distance(word, written) for word in words]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(letters, min_size=1, max_size=9, unique=True))
+def test_words_are_easily_confused_if_they_are_the_same_without_a_letter(words):
+    without = [{word, *(word[:i] + word[i + 1 :] for i in range(len(word) if len(word) > 1 else 0))} for word in words]
+    wanted = {(i, j) for i, j in itertools.permutations(range(len(words)), 2) if without[i] & without[j]}
+    assert {divmod(pair, len(words)) for pair in same_without_a_letter(*coded(words)).tolist()} == wanted
 
 
 @settings(max_examples=50, deadline=None)
@@ -210,6 +224,58 @@ def test_seen_edits_are_likelier_than_others(lexicon):
     assert channel.log_probability("recieved", "received") > channel.log_probability("reveiced", "received")
     assert channel.log_probability("the", "the") > -0.2
     assert -math.inf < channel.log_probability("xqzz", "letter") < -15
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(PAIRS), st.floats(-30, 0))
+def test_what_is_less_probable_than_asked_for_is_found_sooner(lexicon, pair, least):
+    exact, found = (lexicon.channel.log_probability(*pair, bound) for bound in (-math.inf, least))
+    assert found == exact if exact > least else found >= exact
+
+
+def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
+    """However far from the word that was meant; also if they are words themselves."""
+    knowing = replace(lexicon, memory={"ketr": ("letter",), "mat": ("home", "unheard")})
+    assert ("letter",) not in {c.words for c in Neighbours(lexicon).near("ketr")}
+    assert ("letter",) in {c.words for c in Neighbours(knowing).near("ketr")}
+    first, other = Neighbours(knowing).confused
+    mat = lexicon.index["mat"]
+    assert {lexicon.words[i] for i in other[first[mat] : first[mat + 1]]} == {"cat", "sat", "home"}
+    save_lexicon(tmp_path / "w.safetensors", knowing)
+    assert load_lexicon(tmp_path / "w.safetensors").memory == knowing.memory
+    assert corrected(knowing, "he received the ketr.") == "he received the letter."
+
+
+def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeypatch):
+    """In a language of so few words little is far better."""
+    monkeypatch.setattr(rewrite, "SURPRISE", {"rare": 2.0, "common": 2.0})
+    monkeypatch.setattr(rewrite, "GAIN", 2.0)
+    reader, tokens = Reader(lexicon), tokens_of("the sat sat on the mat. the cat sat on the mat.")
+    (doubt,) = reader.doubts("", tokens)
+    assert doubt.place == 1
+    assert [option.text for option in doubt.options] == ["sat", "cat", "mat"]
+
+
+def test_a_change_needs_an_option_that_stands_out():
+    assert is_due(np.array([0.1, 0.8, 0.1]), 0.5)
+    assert not is_due(np.array([0.1, 0.3, 0.3, 0.3]), 0.5)
+    assert not is_due(np.array([0.9, 0.1]), 0.5)
+
+
+def test_words_made_of_known_words(lexicon):
+    derived = [
+        word
+        for word in ("rehouse", "houses", "cathouse", "houseletter", "lettar", "xhouse")
+        if is_derived(lexicon, word)
+    ]
+    assert derived == ["rehouse", "houses", "houseletter"]
+    assert is_inflected("cat", "cats")
+    assert is_inflected("cats", "cat")
+    assert not is_inflected("cat", "mat")
+
+
+def test_letters_that_are_not_spoken():
+    assert [t.text for t in tokens_of("the 'umble man was risin' and don't rest") if t.elided] == ["umble", "risin"]
 
 
 def test_near_words_and_splits(lexicon):

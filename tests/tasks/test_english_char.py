@@ -1,5 +1,9 @@
 """What the corrector in the box makes of what people write: accents, addresses, line ends, another language."""
 
+import ast
+import importlib.util
+from pathlib import Path
+
 import pytest
 
 import cedd
@@ -53,3 +57,61 @@ def test_line_ends_make_no_difference(model):
 def test_another_language_is_left_alone_in_several_steps_too(model):
     assert model.correct(LATIN, steps=8, seed=0, max_surprise=100).changes
     assert not model.correct(LATIN, steps=8, seed=0).changes
+
+
+# ---- correction word by word ---------------------------------------------------------------------------------------
+
+MISTAKES = """\
+The comittee had recieved alot of letters from people who lived near the river, and all of them asked the goverment
+to do something about the water. Nobody beleived that the two of them would find an anser, but they had worked to
+gether\r\nfor many years. Teh first man came form London; his freind lived in the north of England. THE COMITTEE
+RECIEVED A LETTER. See https://example.org/recieved, `recieve()` or ask Ngozi Szczepaniak at K8S.
+""".replace("to\ngether", "to gether")
+
+
+def test_places_of_changes_give_either_text_from_the_other(model):
+    corrected = model.correct(MISTAKES)
+    assert len(corrected.changes) >= 10
+    forth, back = corrected.original, str(corrected)
+    for change in reversed(corrected.changes):
+        (start, stop), (new_start, new_stop) = change.span, change.corrected_span
+        assert (MISTAKES[start:stop], corrected[new_start:new_stop]) == (change.before, change.after)
+        forth = forth[:start] + change.after + forth[stop:]
+        back = back[:new_start] + change.before + back[new_stop:]
+    assert (forth, back) == (str(corrected), MISTAKES)
+
+
+def test_what_was_corrected_is_right(model):
+    corrected = model.correct(MISTAKES)
+    assert not model.correct(str(corrected)).changes
+    assert [change.after for change in corrected.changes] == [
+        *("committee", "received", "a lot", "government", "believed", "answer", "together"),
+        *("The", "from", "friend", "COMMITTEE", "RECEIVED"),
+    ]
+
+
+def docstrings(*modules):
+    """The docstrings of modules of the standard library, and of their functions and classes."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    for module in modules:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
+        found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
+        yield "\n\n".join(text for text in found if text)
+
+
+@pytest.mark.parametrize(
+    ("modules", "share"),
+    [
+        (["textwrap"], 0.006),
+        pytest.param(
+            ["argparse", "logging", "pathlib", "subprocess", "tempfile", "zipfile"], 0.003, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["a module", "six modules"],
+)
+def test_documentation_is_hardly_touched(model, modules, share):
+    """Words of a trade that books do not have: of six modules fewer than 3 in 1,000, of one perhaps a few more."""
+    text = "\n\n".join(docstrings(*modules))
+    assert len(model.correct(text).changes) <= share * len(text.split())

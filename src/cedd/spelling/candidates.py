@@ -1,32 +1,45 @@
-"""What may have been meant by a word: words of the lexicon a few edits away, two words, or one with its neighbour.
+"""What may have been meant by a word: words of the lexicon near it, two words, or one with its neighbour.
 
-Shapes: V words, N words that are near.
+Shapes: V words, N words that are near, P pairs of words that are easily confused.
 
-Each letter of a word is counted up to 2, in two bits: an edit changes at most two bits, a swap none. So words whose
-bits differ in more than 2k places are more than k edits away, and one sweep over [V] numbers leaves few to compare.
+For a string that is no word, a sweep over the lexicon leaves the words that can be a few edits away: each letter is
+counted up to 2, in two bits, and an edit changes at most two bits, a swap none. A rough log p(written | word), letter
+by letter, ranks these; the noise model itself (`channel`) judges the best. For a known word all words are found
+beforehand that differ from it in one letter, in order, or in the place of one letter: both become the same string when
+a letter is left out.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.spelling.lexicon import Lexicon
+from cedd.spelling.channel import RARE, Channel
+from cedd.spelling.forms import BOUND
+from cedd.spelling.lexicon import Floats, Integers, Lexicon
 from cedd.spelling.words import LONGEST
 
-FAR = ((1, None, 0), (2, 90_000, 0), (3, 30_000, 8))
+FAR = ((1, None, 0), (2, 90_000, 0), (3, 20_000, 5), (4, 12_000, 8))
 """(edits, among how many of the most frequent words, from which length on)."""
-FAR_FROM_KNOWN = ((1, 60_000, 0), (2, 3_000, 4))
-"""The same for a word that the lexicon has."""
-MOST = 40
+JUDGED = 16
 """Near words whose probability as what was meant is computed."""
-A_DISTANCE = 5.0
-"""What an edit costs beside the logarithm of a word's count, to choose those."""
+A_COUNT = 0.6
+"""What the logarithm of a word's count weighs beside the rough log p(written | word), to choose those."""
+CONFUSED = 30_000
+"""The most frequent words, each of which may have been written for another of them."""
+SLACK = 1.0
+"""By how much the noise model may find a word less probable than the rough log p."""
+REMEMBERED = -6.0
+"""log p(written | meant) of a misspelling that was seen, at least."""
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
 _CODES = np.zeros(256, np.uint8)
-_CODES[[ord(c) for c in "abcdefghijklmnopqrstuvwxyz'"]] = np.arange(1, 28)
+_CODES[[ord(c) for c in _ALPHABET]] = np.arange(1, 28)
+_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -67,29 +80,40 @@ class Neighbours:
             once |= bit
         return once | twice << np.uint64(32)
 
-    def _near(self, written: str, known: bool = False) -> tuple[Candidate, ...]:
+    @cached_property
+    def costs(self) -> RoughCosts:
+        return RoughCosts.of(self.lexicon.channel)
+
+    def log_channel(self, written: str, meant: str, least: float = -math.inf) -> float:
+        """log p(written | meant), also from pairs that were seen; about `least` where it is less."""
+        value = self.lexicon.channel.log_probability(written, meant, least)
+        return max(value, REMEMBERED) if meant in self.lexicon.memory.get(written, ()) else value
+
+    def _near(self, written: str) -> tuple[Candidate, ...]:
         """The words that are most probably meant by a string, without their context."""
         code = _CODES[np.frombuffer(written.encode(), np.uint8)]
         once = twice = 0
         for letter in code.tolist():
             once, twice = once | 1 << letter, twice | (once & 1 << letter)
-        differ = ones(self.bits ^ np.uint64(once | twice << 32))
+        differ = ones(self.bits ^ np.uint64(once | twice << 32)).astype(np.int8)
         apart = np.abs(self.lengths - np.int8(len(written)))
-        places, distances = np.zeros(0, np.intp), np.zeros(0, np.int8)
-        for edits, among, from_length in FAR_FROM_KNOWN if known else FAR:
-            if len(written) < from_length:
-                continue
-            some = slice(among)
-            found = np.flatnonzero((differ[some] <= 2 * edits) & (apart[some] <= edits) & (self.lengths[some] > 0))
-            found = np.setdiff1d(found, places, assume_unique=True)
-            distance = edit_distances(self.letters[found], self.lengths[found], code)
-            kept = distance <= edits
-            places, distances = np.append(places, found[kept]), np.append(distances, distance[kept])
-        rank = self.lexicon.log_counts[places] - A_DISTANCE * distances
-        places = places[np.argsort(-rank, kind="stable")[:MOST]]
-        words: list[str] = [self.lexicon.words[place] for place in places.tolist()]
-        channel = self.lexicon.channel
-        return tuple(Candidate((w,), channel.log_probability(written, w)) for w in words if w != written)
+        found = np.zeros(len(differ), np.bool_)
+        for edits, among, from_length in FAR:
+            if len(written) >= from_length:
+                some = slice(among)
+                found[some] |= (differ[some] <= 2 * edits - apart[some]) & (apart[some] <= edits)
+        places = np.flatnonzero(found & (self.lengths > 0))
+        rough = rough_log_channel(self.letters[places], self.lengths[places], code, self.costs)
+        rank = rough + A_COUNT * self.lexicon.log_counts[places]
+        best = np.argsort(-rank, kind="stable")[:JUDGED]
+        least = dict.fromkeys(self.lexicon.memory.get(written, ()), REMEMBERED)
+        least |= {self.lexicon.words[places[i]]: float(rough[i]) - SLACK for i in best}
+        return tuple(Candidate((w,), self.log_channel(written, w, low)) for w, low in least.items() if w != written)
+
+    def these(self, written: str, numbers: Iterable[int]) -> list[Candidate]:
+        """Words by their numbers, as what may have been meant."""
+        words = (self.lexicon.words[number] for number in numbers)
+        return [Candidate((word,), self.log_channel(written, word)) for word in words]
 
     def splits(self, written: str, least: float = 5.0) -> list[Candidate]:
         """The string as two words, neither of them rare."""
@@ -101,8 +125,42 @@ class Neighbours:
                 continue
             if (cut == 1 and written[0] not in "ai") or (cut == len(written) - 1 and written[-1] not in "ai"):
                 continue
+            if written[:cut] in BOUND:
+                continue
             found.append(Candidate((written[:cut], written[cut:]), 0.0))
         return found
+
+    @cached_property
+    def confused(self) -> tuple[Integers, Integers]:
+        """(first [CONFUSED + 1], other [P]): word i may be written for the words other[first[i] : first[i + 1]]."""
+        size = min(CONFUSED, len(self.lexicon.words))
+        pairs = same_without_a_letter(self.letters[:size], self.lengths[:size])
+        index = self.lexicon.index
+        seen = [
+            size * index[written] + index[meant]
+            for written, all_meant in self.lexicon.memory.items()
+            for meant in all_meant
+            if index.get(written, size) < size and index.get(meant, size) < size
+        ]
+        pairs = np.unique(np.concatenate([pairs, np.array(seen, np.int64)]))
+        return np.searchsorted(pairs, size * np.arange(size + 1)), pairs % size
+
+    @cached_property
+    def letter_surprise(self) -> Floats:
+        """-log p of a letter after two others in the words of the lexicon, [28, 28, 28]; 0 is the end, or before it."""
+        rows = self.letters[self.lengths > 0].astype(np.int32)
+        rows = np.pad(rows, ((0, 0), (2, 1)))
+        ends = np.arange(rows.shape[1] - 2)[None] <= (rows > 0).sum(-1)[:, None]
+        codes = (rows[:, :-2] * 28 + rows[:, 1:-1]) * 28 + rows[:, 2:]
+        counts = np.bincount(codes[ends], minlength=28**3).reshape(28, 28, 28) + 0.5
+        return -np.log(counts / counts.sum(-1, keepdims=True))
+
+    def strangeness(self, written: str) -> float:
+        """The mean surprise of a string's letters."""
+        code = [0, 0, *_CODES[np.frombuffer(written.encode(), np.uint8)].tolist(), 0]
+        return float(
+            np.mean([self.letter_surprise[a, b, c] for a, b, c in zip(code, code[1:], code[2:], strict=False)])
+        )
 
 
 def ones(numbers: NDArray[np.uint64]) -> NDArray[np.uint8]:
@@ -112,25 +170,86 @@ def ones(numbers: NDArray[np.uint64]) -> NDArray[np.uint8]:
     return np.unpackbits(numbers.view(np.uint8).reshape(-1, 8), axis=1).sum(1, dtype=np.uint8)
 
 
-def edit_distances(words: NDArray[np.uint8], lengths: NDArray[np.int8], code: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Edits (replace, insert, delete, swap neighbours) from each of N words to a string, [N]."""
+def same_without_a_letter(letters: NDArray[np.uint8], lengths: NDArray[np.int8]) -> Integers:
+    """All i V + j, i != j, of V words that are the same string once at most one letter of each is left out."""
+    size, width = letters.shape
+    before, after = np.zeros((size, width + 1), np.uint64), np.zeros((size, width + 1), np.uint64)
+    power = np.cumprod(np.append(np.uint64(1), np.full(width, _BASE)))
+    for i in range(width):
+        before[:, i + 1] = before[:, i] * _BASE + letters[:, i]
+    for i in reversed(range(width)):
+        inside = i < lengths
+        weight = power[np.maximum(lengths - i - 1, 0)]
+        after[:, i] = np.where(inside, letters[:, i] * weight + after[:, i + 1], 0)
+    hashes, words = [before[np.arange(size), lengths]], [np.arange(size)]
+    for i in range(width):
+        some = np.flatnonzero((i < lengths) & (lengths > 1))
+        hashes.append(before[some, i] * power[lengths[some] - i - 1] + after[some, i + 1])
+        words.append(some)
+    h, word = np.concatenate(hashes), np.concatenate(words)
+    usable = lengths[word] > 0
+    h, word = h[usable], word[usable]
+    order = np.argsort(h, kind="stable")
+    h, word = h[order], word[order]
+    pairs: list[Integers] = []
+    shift = 1
+    while (same := np.flatnonzero(h[shift:] == h[:-shift])).size:
+        one, other = word[same], word[same + shift]
+        pairs += [part[one != other] for part in (size * one + other, size * other + one)]
+        shift += 1
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *pairs]))
+
+
+@dataclass(frozen=True)
+class RoughCosts:
+    """-log p of edits of single letters, by the letter that was meant; index 0 is none."""
+
+    replaced: NDArray[np.float32]
+    """[28, 28], 0 on the diagonal; row 0: a letter was added; column 0: it was dropped."""
+    doubled: float
+    undoubled: float
+    swapped: float
+
+    @staticmethod
+    def of(channel: Channel) -> RoughCosts:
+        """The costs under a noise model: those of edits that were seen, and of classes of edits for the others."""
+        replaced = np.zeros((28, 28), np.float32)
+        for i, meant in enumerate(" " + _ALPHABET):
+            for j, written in enumerate(" " + _ALPHABET):
+                if i != j:
+                    part, string = meant.strip(), written.strip()
+                    seen = channel.edits.get((part, string), RARE) if part else RARE
+                    replaced[i, j] = -max(seen, channel.single(part, string))
+        return RoughCosts(
+            replaced, -channel.single("", "a", "a"), -channel.single("a", "") / 1.5, -channel.single("ab", "")
+        )
+
+
+def rough_log_channel(
+    words: NDArray[np.uint8], lengths: NDArray[np.int8], code: NDArray[np.uint8], costs: RoughCosts
+) -> NDArray[np.float32]:
+    """log p(string | word), letter by letter, for each of N words, [N]."""
     N, m = len(words), len(code)
     width = int(lengths.max(initial=0))
-    rows = [np.tile(np.arange(m + 1, dtype=np.int8)[:, None], (1, N))]  # of prefixes of the words; [m + 1, N] each
-    result = np.where(lengths == 0, m, 0).astype(np.int8)
+    added = costs.replaced[0][code].copy()
+    added[1:] = np.where(code[1:] == code[:-1], np.minimum(added[1:], costs.doubled), added[1:])
+    first = np.concatenate([[0], np.cumsum(added)]).astype(np.float32)
+    rows = [np.tile(first[:, None], (1, N))]  # of prefixes of the words; [m + 1, N] each
+    result = np.full(N, first[-1], np.float32)
     for i in range(1, width + 1):
         letter = words[:, i - 1]
-        row = np.empty((m + 1, N), np.int8)
-        row[0] = i
-        same = letter[None, :] == code[:, None]  # [m, N]
-        replaced = rows[-1][:-1] + ~same
-        row[1:] = np.minimum(replaced, rows[-1][1:] + 1)
+        dropped = costs.replaced[letter, 0]
         if i > 1:
+            dropped = np.where(letter == words[:, i - 2], np.minimum(dropped, costs.undoubled), dropped)
+        row = np.empty((m + 1, N), np.float32)
+        row[0] = rows[-1][0] + dropped
+        row[1:] = np.minimum(rows[-1][:-1] + costs.replaced[letter][:, code].T, rows[-1][1:] + dropped)
+        if i > 1 and m > 1:
             earlier = words[:, i - 2]
-            swap = same[:-1] & (earlier[None, :] == code[1:, None])
-            row[2:] = np.where(swap, np.minimum(row[2:], rows[-2][:-2] + 1), row[2:])
+            swap = (letter[None, :] == code[:-1, None]) & (earlier[None, :] == code[1:, None]) & (letter != earlier)
+            row[2:] = np.where(swap, np.minimum(row[2:], rows[-2][:-2] + costs.swapped), row[2:])
         for j in range(1, m + 1):
-            np.minimum(row[j], row[j - 1] + 1, out=row[j])
+            np.minimum(row[j], row[j - 1] + added[j - 1], out=row[j])
         rows = [rows[-1], row]
         result = np.where(lengths == i, row[m], result)
-    return result
+    return -result

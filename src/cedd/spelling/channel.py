@@ -149,8 +149,8 @@ class Channel:
 
         return value
 
-    def log_probability(self, written: str, meant: str) -> float:
-        """log p(written | meant)."""
+    def log_probability(self, written: str, meant: str, least: float = -math.inf) -> float:
+        """log p(written | meant); about `least` where it is less, which is found sooner."""
         a, b = f"^{meant}$", f"^{written}$"
         skip = 0
         while skip < min(len(a), len(b)) - 1 and a[skip] == b[skip]:
@@ -163,15 +163,15 @@ class Channel:
         end = max(0, end - 2)
         if end:
             kept, a, b = kept + KEPT * end, a[:-end], b[:-end]
-        return kept + self._best(a, b)
+        return kept + max(self._best(a, b, least), least)
 
-    def _best(self, a: str, b: str) -> float:
+    def _best(self, a: str, b: str, least: float) -> float:
         n, m = len(a), len(b)
         low = -math.inf
         best = [[low] * (m + 1) for _ in range(n + 1)]
         best[0][0] = 0.0
         shift = m - n
-        least, most = min(0, shift) - BAND // 2, max(0, shift) + BAND // 2
+        back, ahead = min(0, shift) - BAND // 2, max(0, shift) + BAND // 2
         empty: dict[str, float] = {}
         for i in range(n + 1):
             row = best[i]
@@ -179,9 +179,9 @@ class Channel:
                 (size, self.by_part.get(a[i : i + size], empty)) for size in range(1, min(LONGEST_PART, n - i) + 1)
             ]
             tables = [(size, table) for size, table in tables if table]
-            for j in range(max(0, i + least), min(m, i + most) + 1):
+            for j in range(max(0, i + back), min(m, i + ahead) + 1):
                 here = row[j]
-                if here == low:
+                if here <= least:
                     continue
                 if i < n and j < m:
                     step = here + (KEPT if a[i] == b[j] else self.single(a[i], b[j]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,8 @@ class Lexicon:
     channel: Channel
     weights: Mapping[str, Mapping[str, float]]
     """Of the features by which it is decided (`rewrite.FEATURES`): "alone", and with what the "network" says."""
+    memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Misspellings that were seen, and what was meant."""
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -144,6 +146,8 @@ def save_lexicon(path: Path, lexicon: Lexicon) -> None:
         "edits": _packed([f"{meant}>{written}" for meant, written in lexicon.channel.edits]),
         "edit_costs": np.array([-value for value in lexicon.channel.edits.values()], np.float16),
     }
+    if lexicon.memory:
+        tensors["memory"] = _packed([">".join([written, *meant]) for written, meant in lexicon.memory.items()])
     atomic_write(path, save(tensors))
     save_weights(path, lexicon.weights)
 
@@ -159,6 +163,7 @@ def load_lexicon(path: Path) -> Lexicon:
         tensors = load_file(path)
         words = _unpacked(tensors["words"])
         edits = (tuple(line.split(">")) for line in _unpacked(tensors["edits"]))
+        remembered = (tuple(line.split(">")) for line in _unpacked(tensors["memory"])) if "memory" in tensors else ()
         costs = tensors["edit_costs"].astype(np.float64).tolist()
         lexicon = Lexicon(
             words,
@@ -168,6 +173,7 @@ def load_lexicon(path: Path) -> Lexicon:
             tensors["table"],
             Channel({(meant, written): -cost for (meant, written), cost in zip(edits, costs, strict=True)}),
             json.loads(path.with_name(LEXICON_WEIGHTS_FILE).read_text(encoding="utf-8")),
+            {line[0]: line[1:] for line in remembered},
         )
     except (SafetensorError, KeyError, ValueError, zlib.error, OSError) as error:
         raise ValueError(f"{path} is not a lexicon, or is damaged: {error}") from error

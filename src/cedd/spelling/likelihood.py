@@ -21,8 +21,9 @@ from cedd.models.loaded import LoadedModel
 from cedd.network import Network, Places
 from cedd.spelling.scores import Floats, Watch, leave_one_out, rate_of_time
 
-BEFORE, AFTER, NEAR = 28, 16, 8
-"""Tokens that are read before and after a place, and those on each side whose score counts."""
+SIZE, BEFORE, NEAR = 48, 24, 8
+"""Characters that are read, so that windows have one length and are read together; of these before a place; tokens on
+each side of it whose score counts."""
 BATCH = 16
 
 
@@ -61,7 +62,8 @@ class Likelihoods:
         """The tokens to be read, and those of them whose scores count."""
         room = self.loaded.length - len(replacement)
         before = text[max(0, start - min(BEFORE, room // 2)) : start]
-        after = text[stop : stop + min(AFTER, room // 2)]
+        wanted = max(SIZE - len(before) - len(replacement), NEAR)
+        after = text[stop : stop + min(wanted, room - len(before))]
         encode = self.loaded.tokenizer
         parts = [encode_text(encode, part).ids for part in (before, replacement, after)]
         sizes = [len(part) for part in parts]

@@ -2,9 +2,10 @@
 
 Shapes: T tokens of the text, O options of a doubt, F features.
 
-A doubtful word is one that the lexicon does not have, or that does not fit its neighbours. Its options are itself, near
-words, two words, and itself joined with a neighbour. Each has features: the noise of people log p(written | option),
-the counts of words in a row, and what is known of its form. Their weights were fitted on real misspellings:
+A doubtful word is one that the lexicon does not have, a rare one that does not fit its neighbours, or a common one in
+whose place another, easily confused with it, fits far better. Its options are itself, near words, two words, and itself
+joined with a neighbour. Each has features: the noise of people log p(written | option), the counts of words in a row,
+and what is known of its form. Their weights were fitted on real misspellings:
 
     p(option) = softmax over options of (weights . features)
 
@@ -14,55 +15,85 @@ likeliest options (`likelihood`) is one more feature, with weights of its own.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.spelling.candidates import Neighbours
+from cedd.spelling.candidates import CONFUSED, Neighbours
+from cedd.spelling.forms import is_derived, is_inflected
 from cedd.spelling.lexicon import UNKNOWN, Floats, Integers, Lexicon
 from cedd.spelling.words import Token, acronyms, like, tokens_of, without_capitals
 
 FEATURES = (
     "channel",
+    "far",
     "context",
+    "frequency",
+    "frequency opening",
     "split",
     "split unsupported",
+    "split derived",
     "join",
     "join capital",
     "named",
+    "inflected",
+    "apostrophe",
     "kept",
     "kept unknown",
     "kept rare",
+    "kept rare count",
     "kept rare capital",
+    "kept rare opening",
     "kept rare letters",
+    "kept rare strange",
+    "kept rare derived",
+    "kept rare elided",
+    "kept rare remembered",
     "kept common capital",
     "kept uncommon",
     "kept name without capital",
     "kept acronym",
+    "kept repeated",
     "network",
 )
 FRAME = 3
 """Tokens on each side of a doubt whose probability it changes."""
 RARE, COMMON = 3.5, 8.0
 """Logarithms of counts. Rare words are names, and mistakes that were made several times in the corpus."""
-SURPRISE = {"rare": 14.0, "common": 18.0}
-"""A known word is doubted if -log p of it and of the next word together exceed this."""
+SURPRISE = {"rare": 14.0, "common": 10.0}
+"""A known word may be doubted if -log p of it and of the next word together exceed this: a rare one is, a common one if
+one that is easily confused with it makes the text more probable by GAIN nats."""
+GAIN = 7.0
+FAR_CHANNEL = 10.0
+"""-log p(written | meant) from which on its feature is a line of another slope."""
 MORE_OFTEN_JOINED = 20.0
 """Two words are doubted if the word that they make when joined is so many times as frequent as they are in a row."""
 LEAST_JOINED = 40.0
-WORD_THRESHOLD = 0.6
+WORD_THRESHOLD = 0.75
+LEAST_SHARE = 0.5
+"""Of what else may have been meant, the best must have this share of the probability, or nothing is changed."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
-CLEAR, SURE, UNLIKELY, ASKED = 0.1, 0.8, 0.05, 3
-"""A decision is clear where own / (own + best) is below CLEAR times the threshold or above 1 - CLEAR; an option is sure
-from a probability of SURE on. A network is asked about at most ASKED options, none UNLIKELY beside the best."""
-LANGUAGE_REACH, LANGUAGE_SHARE = 12, 0.5
-"""Of neighbouring known words within reach, so many pairs must be known, or the text is in another language."""
+OPEN, UNLIKELY, ASKED = (0.5, 0.87), 0.05, 3
+"""A decision is open where own / (own + best) lies between these. A network is asked about at most ASKED options, none
+UNLIKELY beside the best."""
+LANGUAGE_REACH, LANGUAGE_SHARE = 12, {"rare": 0.5, "common": 0.7}
+"""Of neighbouring words within reach, so many pairs must be known, or the text is in another language: if a rare or
+unknown word is to be doubted, and if a common one is."""
+
+
+FORMS: Mapping[str, Callable[[str, str], bool]] = {
+    "inflected": is_inflected,
+    "apostrophe": lambda one, other: one.replace("'", "") == other.replace("'", ""),
+}
+"""Ways in which what was meant may be another form of what was written."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +126,27 @@ class Doubt:
         return replace(self, options=tuple(self.options[i] for i in places), features=self.features[list(places)])
 
 
+@dataclass(frozen=True)
+class Page:
+    """A text and its tokens."""
+
+    text: str
+    tokens: Sequence[Token]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Of the tokens, with stops around them."""
+        return ["."] * FRAME + [token.key for token in self.tokens] + ["."] * FRAME
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        return Counter(self.keys)
+
+    @cached_property
+    def acronyms(self) -> list[bool]:
+        return acronyms(self.tokens)
+
+
 def weight_vector(weights: Mapping[str, float]) -> Floats:
     """Weights by the names of their features, as a vector [F]."""
     return np.array([weights.get(name, 0.0) for name in FEATURES])
@@ -115,26 +167,48 @@ class Reader:
         """The doubts of a text in order; `ignored` words (lower case) are right."""
         if not tokens:
             return []
-        keys = ["."] * FRAME + [token.key for token in tokens] + ["."] * FRAME
-        numbers = self.lexicon.numbers(keys)
-        places = (place for place in self.doubtful(tokens, numbers) if tokens[place].key not in ignored)
-        short = acronyms(tokens)
-        made = (self.doubt(text, tokens, keys, place, short[place]) for place in places)
+        page = Page(text, tokens)
+        found = self.doubtful(tokens, self.lexicon.numbers(page.keys))
+        made = (self.doubt(page, place, near) for place, near in found.items() if tokens[place].key not in ignored)
         return [doubt for doubt in made if len(doubt.options) > 1]
 
-    def doubtful(self, tokens: Sequence[Token], numbers: Integers) -> list[int]:
-        """The tokens that may be wrong, at first sight."""
+    def doubtful(self, tokens: Sequence[Token], numbers: Integers) -> dict[int, Sequence[int] | None]:
+        """The tokens that may be wrong at first sight, and the words that may be meant; None: these are to be found."""
         lexicon = self.lexicon
         pairs = lexicon.gram_counts(np.stack([numbers[:-1], numbers[1:]], -1))
         own = numbers[FRAME:-FRAME]
         surprise = -lexicon.log_probabilities(numbers[None])[0]  # of numbers[2:]
         both = surprise[FRAME - 2 : FRAME - 2 + len(own)] + surprise[FRAME - 1 : FRAME - 1 + len(own)]
-        count = np.where(own >= 0, lexicon.log_counts[own], 0.0)
-        strange = both > np.where(count < COMMON, SURPRISE["rare"], SURPRISE["common"])
-        strange |= self.joinable(tokens, pairs[FRAME : FRAME + len(own)])
-        free = np.array([token.free for token in tokens])
-        wrong = free & ((own == UNKNOWN) | strange) & self.native(numbers, pairs > 0)
-        return np.flatnonzero(wrong).tolist()
+        free, native = np.array([token.free for token in tokens]), self.native(numbers, pairs > 0)
+        common = (own >= 0) & (own < CONFUSED)
+        free &= native >= np.where(common, LANGUAGE_SHARE["common"], LANGUAGE_SHARE["rare"])
+        strange = (own == UNKNOWN) | (~common & (both > SURPRISE["rare"]))
+        found: dict[int, Sequence[int] | None] = dict.fromkeys(np.flatnonzero(free & strange).tolist())
+        fits_better = self.fitting(numbers, np.flatnonzero(free & common & (both > SURPRISE["common"])))
+        joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & free & ~strange
+        found |= {place: fits_better.get(place, ()) for place in (*fits_better, *np.flatnonzero(joinable).tolist())}
+        return dict(sorted(found.items()))
+
+    def fitting(self, numbers: Integers, places: Integers) -> dict[int, Sequence[int]]:
+        """The words easily confused with the common words at these places that fit far better there."""
+        first, other = self.neighbours.confused
+        own = numbers[places + FRAME]
+        sizes = first[own + 1] - first[own]
+        at = np.repeat(places, sizes)
+        start = np.repeat(first[own] - np.cumsum(sizes) + sizes, sizes)
+        words = other[start + np.arange(len(at))]
+        frames = numbers[at[:, None] + FRAME + np.arange(-2, 3)]
+        before = np.repeat(self.around(numbers[places[:, None] + FRAME + np.arange(-2, 3)]), sizes)
+        frames[:, 2] = words
+        better = np.flatnonzero(self.around(frames) - before > GAIN)
+        found: dict[int, list[int]] = defaultdict(list)
+        for place, word in zip(at[better].tolist(), words[better].tolist(), strict=True):
+            found[place].append(word)
+        return dict(found)
+
+    def around(self, frames: Integers) -> Floats:
+        """log p of the last three words of sequences [N, 5], [N]."""
+        return self.lexicon.log_probabilities(frames).sum(-1)
 
     def joinable(self, tokens: Sequence[Token], counts: Floats) -> NDArray[np.bool_]:
         """Whether each token and the next, in a row so often, are far more often one word, [T]."""
@@ -146,38 +220,44 @@ class Reader:
                 flags[place] = joined > max(LEAST_JOINED, MORE_OFTEN_JOINED * counts[place])
         return flags
 
-    def native(self, numbers: Integers, support: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Whether the text around each token is in the lexicon's language, [T]: known words stand together as there."""
+    def native(self, numbers: Integers, support: NDArray[np.bool_]) -> Floats:
+        """How much the text around each token is in the lexicon's language, [T]: the share of pairs that it has too.
+
+        A pair with an unknown word, which may be a mistake, counts as a quarter of one that does not.
+        """
         known = (numbers[:-1] >= 0) & (numbers[1:] >= 0)
-        known[: FRAME - 1] = known[1 - FRAME :] = False  # the stops around the text
+        inside = np.ones(len(known), np.bool_)
+        inside[: FRAME - 1] = inside[1 - FRAME :] = False  # the stops around the text
+        known &= inside
         width = np.ones(2 * LANGUAGE_REACH + 1)
 
         def around(flags: NDArray[np.bool_]) -> Floats:
             sums = np.convolve(flags.astype(np.float64), width)
             return sums[LANGUAGE_REACH : LANGUAGE_REACH + len(flags)]
 
-        share = (around(support & known) + 3) / (around(known) + 3)
-        return share[FRAME - 1 : -FRAME] >= LANGUAGE_SHARE
+        share = (around(support & known) + 3) / (0.75 * around(known) + 0.25 * around(inside) + 3)
+        return share[FRAME - 1 : -FRAME]
 
-    def doubt(self, text: str, tokens: Sequence[Token], keys: Sequence[str], place: int, acronym: bool) -> Doubt:
+    def doubt(self, page: Page, place: int, near: Sequence[int] | None) -> Doubt:
         """A token with its options and their features but the network's."""
+        text, tokens = page.text, page.tokens
         token, lexicon = tokens[place], self.lexicon
         number = lexicon.index.get(token.key)
         known = number is not None and bool(lexicon.log_counts[number] >= RARE)
         options = [Option(place, place + 1, (token.key,), token.text)]
         channel = [0.0]
-        for candidate in self.neighbours.near(token.key, known):
+        neighbours = self.neighbours
+        for candidate in neighbours.near(token.key) if near is None else neighbours.these(token.key, near):
             options.append(Option(place, place + 1, candidate.words, like(token.text, candidate.words[0])))
             channel.append(candidate.log_channel)
-        for candidate in () if known else self.neighbours.splits(token.key):
+        for candidate in () if known else neighbours.splits(token.key):
             options.append(Option(place, place + 1, candidate.words, like(token.text, " ".join(candidate.words))))
             channel.append(candidate.log_channel)
         for first in (place - 1, place):
             if 0 <= first < len(tokens) - 1 and (word := self.joined(text, tokens[first], tokens[first + 1])):
                 options.append(Option(first, first + 2, (word,), like(tokens[first].text, word)))
                 channel.append(0.0)
-        features = self.features(token, keys, place + FRAME, options, np.array(channel), acronym)
-        return Doubt(place, tuple(options), features)
+        return Doubt(place, tuple(options), self.features(page, place, options, np.array(channel)))
 
     def joined(self, text: str, first: Token, second: Token) -> str | None:
         """Two tokens as one word, if they are words with a space between and the lexicon has it."""
@@ -186,12 +266,10 @@ class Reader:
         number = self.lexicon.index.get(word) if fits else None
         return None if number is None or self.lexicon.log_counts[number] < 3 else word
 
-    def features(
-        self, token: Token, keys: Sequence[str], centre: int, options: Sequence[Option], channel: Floats, acronym: bool
-    ) -> Floats:
-        """[O, F]; `centre` is the token's place among the keys."""
-        lexicon, columns = self.lexicon, dict[str, NDArray[Any]]()
-        context = self.contexts(keys, centre, options)
+    def features(self, page: Page, place: int, options: Sequence[Option], channel: Floats) -> Floats:
+        """[O, F]"""
+        token, lexicon, columns = page.tokens[place], self.lexicon, dict[str, NDArray[Any]]()
+        context = self.contexts(page.keys, place + FRAME, options)
         number = lexicon.index.get(token.key)
         unknown, log_count = number is None, 0.0 if number is None else lexicon.log_counts[number]
         rare = log_count < RARE
@@ -203,23 +281,45 @@ class Reader:
             option.words[0] in lexicon.index and lexicon.named[lexicon.index[option.words[0]]] for option in options
         ]
         pairs = [lexicon.numbers(option.words[:2] if len(option.words) > 1 else (".", ".")) for option in options]
+        derived = rare and is_derived(lexicon, token.key)
         columns["channel"] = channel
+        columns["far"] = np.minimum(channel + FAR_CHANNEL, 0.0)
+        columns["frequency"] = np.array(
+            [0.0] + [min(lexicon.log_counts[lexicon.index[w]] for w in option.words) - 8.0 for option in options[1:]]
+        )
+        columns["frequency opening"] = (rare and capital and token.opens) * np.maximum(columns["frequency"], 0.0)
+        for form, same in FORMS.items():
+            columns[form] = np.array([same(token.key, option.words[0]) for option in options]) & ~kept
         columns["context"] = context - context[0]
         columns["split"], columns["join"] = sizes > 0, sizes < 0
+        columns["split derived"] = (sizes > 0) & derived
         columns["split unsupported"] = (sizes > 0) & (lexicon.gram_counts(np.stack(pairs)) == 0)
         columns["join capital"] = (sizes < 0) & name
         columns["named"] = np.array(named) & ~kept & (not capital)
         columns["kept"] = kept
         columns["kept unknown"] = kept & unknown
         columns["kept rare"] = kept & rare
+        columns["kept rare count"] = kept * rare * log_count / RARE
         columns["kept rare capital"] = kept & rare & name
+        columns["kept rare opening"] = kept & rare & (capital and token.opens)
+        columns["kept rare strange"] = kept * (self.neighbours.strangeness(token.key) - 2.5 if rare else 0.0)
+        columns["kept rare derived"] = kept & derived
+        columns["kept rare elided"] = kept & rare & token.elided
+        columns["kept rare remembered"] = kept & rare & (token.key in lexicon.memory)
         columns["kept rare letters"] = kept * rare * min(len(token.key), 12) / 10
         columns["kept common capital"] = kept & (not rare) & name
         columns["kept uncommon"] = kept * max(0.0, COMMON - log_count) * (not rare) / 4
         columns["kept name without capital"] = kept & (not unknown and bool(lexicon.named[number])) & (not capital)
-        columns["kept acronym"] = kept & acronym
+        columns["kept acronym"] = kept & page.acronyms[place]
+        columns["kept repeated"] = kept * self.repeated(page, token.key)
         columns["network"] = np.zeros(len(options))
         return np.stack([columns[name] for name in FEATURES], -1).astype(np.float64)
+
+    def repeated(self, page: Page, key: str) -> float:
+        """log of how much more often a text has a word than one of its length would, if more than once."""
+        number = self.lexicon.index.get(key, UNKNOWN)
+        expected = len(page.keys) * self.lexicon.counts[number] / self.lexicon.total
+        return max(0.0, math.log(page.counts[key] / max(1.0, expected)))
 
     def contexts(self, keys: Sequence[str], centre: int, options: Sequence[Option]) -> Floats:
         """log p of the tokens around a doubt with each option in its place, [O]."""
@@ -264,12 +364,12 @@ def rewritings(
 ) -> list[Rewriting]:
     """What may be written instead, in order; what is made does not overlap.
 
-    A change is made where own / (own + best) is below the threshold.
+    A change is made where own / (own + best) is below the threshold, and one option stands out among the others.
     """
     tokens = tokens_of(text)
     judged = [(doubt, doubt.probabilities(reader.alone)) for doubt in reader.doubts(text, tokens, ignored)]
     if likelihoods is not None:
-        judged = ask(text, tokens, judged, reader.informed, likelihoods, threshold)
+        judged = ask(text, tokens, judged, reader.informed, likelihoods)
     return chosen(text, tokens, judged, threshold)
 
 
@@ -278,10 +378,19 @@ def share_of_own(p: Floats) -> float:
     return float(p[0] / max(p[0] + p[1:].max(), 1e-300))
 
 
-def is_open(p: Floats, threshold: float) -> bool:
-    """Whether a network is worth its time: the decision is not clear, or not between which options."""
-    own = share_of_own(p)
-    return CLEAR * threshold < own < 1 - CLEAR or (own < threshold and p[1:].max() < SURE)
+def share_of_best(p: Floats) -> float:
+    """The best's share of all but own."""
+    return float(p[1:].max() / max(p[1:].sum(), 1e-300))
+
+
+def is_due(p: Floats, threshold: float) -> bool:
+    """Whether a change is made."""
+    return share_of_own(p) < threshold and share_of_best(p) >= LEAST_SHARE
+
+
+def is_open(p: Floats) -> bool:
+    """Whether a network is worth its time."""
+    return OPEN[0] < share_of_own(p) < OPEN[1]
 
 
 def asked_options(p: Floats) -> list[int]:
@@ -311,14 +420,16 @@ def with_network(text: str, tokens: Sequence[Token], doubts: Sequence[Doubt], sc
     return made
 
 
-def ask(
-    text: str, tokens: Sequence[Token], judged: Sequence[Judged], weights: Floats, scores: Scores, threshold: float
-) -> list[Judged]:
-    """The doubts, the open ones judged by what a network says of their likeliest options."""
-    result, asked = list(judged), [number for number, (_, p) in enumerate(judged) if is_open(p, threshold)]
-    doubts = [judged[number][0].only(asked_options(judged[number][1])) for number in asked]
-    for number, doubt in zip(asked, with_network(text, tokens, doubts, scores), strict=True):
-        result[number] = doubt, doubt.probabilities(weights)
+def ask(text: str, tokens: Sequence[Token], judged: Sequence[Judged], weights: Floats, scores: Scores) -> list[Judged]:
+    """The doubts; in open ones a network says how the probability of the likeliest options is shared among them."""
+    result, asked = list(judged), [number for number, (_, p) in enumerate(judged) if is_open(p)]
+    options = [asked_options(judged[number][1]) for number in asked]
+    doubts = [judged[number][0].only(kept) for number, kept in zip(asked, options, strict=True)]
+    for number, kept, doubt in zip(asked, options, with_network(text, tokens, doubts, scores), strict=True):
+        whole, p = judged[number]
+        shared = p.copy()
+        shared[kept] = p[kept].sum() * doubt.probabilities(weights)
+        result[number] = whole, shared
     return result
 
 
@@ -331,7 +442,7 @@ def chosen(text: str, tokens: Sequence[Token], judged: Sequence[Judged], thresho
             best = int(1 + p[1:].argmax())
             option = doubt.options[best if made else 0]
             span = set(range(option.first, option.last))
-            if span & taken or (share_of_own(p) >= threshold if made else p[0] > NO_DOUBT):
+            if span & taken or (not is_due(p, threshold) if made else p[0] > NO_DOUBT):
                 continue
             taken |= span
             start, stop = tokens[option.first].start, tokens[option.last - 1].stop

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from cedd.spelling.letters import non_words
 
+APOSTROPHES = ("'", "’", "‘")
 LONGEST = 24
 """Letters of a word that may be corrected; longer strings are hardly words."""
 _TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+|[.!?;:,]|\n\s*\n")
@@ -31,6 +32,8 @@ class Token:
     """Whether it is a word that may be corrected."""
     opens: bool
     """Whether a sentence or a quotation begins with it: then a capital says nothing."""
+    elided: bool = False
+    """Whether an apostrophe stands right before or after it, for letters that are not spoken: 'umble, risin'."""
 
     @property
     def capitals(self) -> bool:
@@ -62,7 +65,8 @@ def tokens_of(text: str) -> list[Token]:
             and not (stop < len(text) and text[stop] in _AFTER)
         )
         opening = opens or (start > 0 and text[start - 1] in "\"“(['‘_*")
-        found.append(Token(start, stop, word, key, free, opening))
+        elided = text[max(0, start - 1) : start] in APOSTROPHES or text[stop : stop + 1] in APOSTROPHES
+        found.append(Token(start, stop, word, key, free, opening, elided))
         opens = key == "."
     return found
 
