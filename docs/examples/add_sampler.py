@@ -24,7 +24,7 @@ def remasking(strength: float) -> StepRule:
         nothing = torch.zeros_like(stay)
         return Leap(stay, torch.where(masked, nothing, remask), floor=nothing, slope=masked.double())
 
-    return StepRule.from_leap("remasking", leap)
+    return StepRule.from_leap("remasking", leap, jump_first=True)
 
 
 # --8<-- [end:rule]

@@ -1,5 +1,8 @@
 """A step rule that is not in the table: handed to `sample` itself, for networks that give probabilities."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +12,8 @@ from cedd.cli.arguments import SamplerOptions
 from cedd.cli.sampling import sampling_options
 from cedd.parameterization import AffineScore, Denoiser
 from cedd.process import Noise
-from cedd.samplers import GRIDS, RULES, SAMPLERS, Leap, StepRule
+from cedd.samplers import GRIDS, RULES, SAMPLERS, Leap, StepRule, check_rule, flow_rules
+from tests.samplers.chains import ERROR_RATE, combined, p_value
 
 V = 4
 
@@ -29,7 +33,7 @@ def remask_leap(score: AffineScore, earlier: Noise) -> Leap:
     return Leap(stay, torch.where(masked, nothing, remask), nothing, masked.double())
 
 
-REMASK = StepRule.from_leap("remask", remask_leap)
+REMASK = StepRule.from_leap("remask", remask_leap, jump_first=True)
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -93,3 +97,77 @@ def test_the_command_line_takes_what_the_tables_hold():
         assert sampling_options(SamplerOptions(grid=grid), seed=None).grid == grid
     with pytest.raises(UserError, match="did you mean 'jumps'"):
         sampling_options(SamplerOptions(grid="jump"), seed=None)
+
+
+# ---- rules that jump-first cannot know -----------------------------------------------------------------------------
+
+
+def remask_the_doubtful(score: AffineScore, earlier: Noise) -> Leap:
+    """The less the network believes a token, the sooner it is masked again."""
+    doubt = torch.where(score.masked, 0.0, 0.3 * -torch.expm1(score.log_prob_x))
+    stay = torch.where(score.masked, earlier.a / score.noise.a, 1 - doubt)
+    nothing = torch.zeros_like(stay)
+    return Leap(stay, doubt, nothing, torch.ones_like(stay))
+
+
+def change_the_undecided(score: AffineScore, earlier: Noise) -> Leap:
+    """Tokens are redrawn where f_x is near a half: `stay` falls and rises."""
+    f = torch.exp(score.log_prob_x)
+    stay = torch.where(score.masked, earlier.a / score.noise.a, 1 - 0.8 * f * (1 - f))
+    nothing = torch.zeros_like(stay)
+    return Leap(stay, nothing, nothing, torch.ones_like(stay))
+
+
+def reveal_evenly(score: AffineScore, earlier: Noise) -> Leap:
+    """A mask becomes any token, the likely ones somewhat more often."""
+    stay = torch.where(score.masked, earlier.a / score.noise.a, 1.0)
+    masked = score.masked.double()
+    return Leap(stay, torch.zeros_like(stay), 0.2 * masked, masked)
+
+
+@pytest.mark.parametrize("leap", [remask_the_doubtful, change_the_undecided, reveal_evenly])
+@pytest.mark.parametrize("jump_first", [False, True])
+def test_a_rule_is_drawn_from_its_law(leap, jump_first: bool):
+    """One step from t = .5 to .4 of 4000 copies of each state; declared as what only the last of them is."""
+    if jump_first and leap is not reveal_evenly:
+        with pytest.raises(ValueError, match="jump_first is false"):
+            check_rule(StepRule.from_leap("wrong", leap, jump_first=True), cedd.absorb(V))
+        return
+    process, rule = cedd.absorb(V), StepRule.from_leap("other", leap, jump_first=jump_first)
+    check_rule(rule, process)
+    states = torch.arange(V + 1)
+    sigma = process.sigma(0.5).float()[None]
+    law = rule.law(
+        Denoiser(), model(states[:, None], sigma)[:, 0].double(), states,
+        process.noise(0.5).like(states), process.noise(0.4).like(states),
+    ).numpy()  # fmt: skip
+    drawn = cedd.sample(
+        model, process, (4000 * (V + 1), 1), method="cedd", sampler=rule, grid=torch.tensor([0.5, 0.4]).double(),
+        final_denoise=False, x_start=states.repeat_interleave(4000)[:, None], seeds=range(4000 * (V + 1)),
+    ).view(V + 1, 4000).numpy()  # fmt: skip
+    values = [p_value(np.bincount(drawn[i], minlength=V + 1), law[i]) for i in range(V + 1)]
+    assert combined(values) > ERROR_RATE
+
+
+@pytest.mark.parametrize("process", [cedd.absorb(V), cedd.uniform(V), cedd.roulette(V, p_m=0.6)])
+def test_the_rules_of_the_tables_are_what_they_declare(process: cedd.TokenProcess):
+    for rule in RULES.values():
+        assert rule.jump_first
+        for method in ("cedd", "bayes", "sedd"):
+            check_rule(rule, process, method=method)
+    if process.has_mask and not process.can_shuffle:
+        for rule in flow_rules(cedd.Corrector()).values():
+            check_rule(rule, process)
+        check_rule(REMASK, process)
+
+
+def test_declarations_that_are_false_are_found():
+    process = cedd.absorb(V)
+    with pytest.raises(ValueError, match=r"'remask'.*only_reverses is false"):
+        check_rule(replace(REMASK, only_reverses=True), process)
+    with pytest.raises(ValueError, match="its leap has another law"):
+        check_rule(replace(REMASK, law=RULES["analytic"].law), process)
+    with pytest.raises(ValueError, match="whether a mask stays depends on the network"):
+        check_rule(StepRule.from_leap("x", lambda score, earlier: replace(
+            remask_leap(score, earlier), stay=torch.where(score.masked, 0.5 * score.log_prob_x.exp(), 0.8)
+        ), jump_first=True), process)  # fmt: skip

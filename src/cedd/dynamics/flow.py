@@ -105,9 +105,6 @@ class Flow(Dynamics):
     def last_rule(self, parameterization: Parameterization, process: TokenProcess) -> StepRule:
         return _LAST_RULE
 
-    def only_reveals(self, process: TokenProcess) -> bool:
-        return False
-
     def jump_rates(self, parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """kappa'/(1-kappa) f_y with kappa = alive: alpha' / (exp(alpha) - 1) f_y, masked or not."""
         rates = (noise.alpha_rate / noise.expm1_alpha)[..., None] * torch.softmax(outputs, -1)
@@ -183,7 +180,7 @@ def _flow_rule(
         elsewhere = torch.where(score.masked, 1.0, -torch.expm1(score.log_prob_x))
         return Leap((1 - r - q * elsewhere).clamp(0.0, 1.0), r, torch.zeros_like(q), q)
 
-    return StepRule.from_leap(name, leap)
+    return StepRule.from_leap(name, leap, jump_first=True)
 
 
 def flow_rules(corrector: Corrector = NO_CORRECTOR) -> Mapping[str, StepRule]:
@@ -212,4 +209,4 @@ def _fill_masks(score: AffineScore, earlier: Noise) -> Leap:
     return Leap(1 - masked, nothing, nothing, masked)
 
 
-_LAST_RULE = StepRule.from_leap("the last step", _fill_masks)
+_LAST_RULE = StepRule.from_leap("the last step", _fill_masks, jump_first=True)

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from cedd.dynamics.dynamics import Bound, Dynamics
 from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
-from cedd.dynamics.rules import StepRule
+from cedd.dynamics.rules import DenseLaw, StepRule
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy, true_ratios
 from cedd.parameterization import (
@@ -206,7 +206,7 @@ def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
         staying = stay(jumps.sum(-1))
         return step_law(staying, torch.zeros_like(staying), jumps, x_t, noise)
 
-    return StepRule(name, leap, law)
+    return StepRule(name, leap, law, jump_first=True, only_reverses=True)
 
 
 def _reconstruction_law(
@@ -216,13 +216,17 @@ def _reconstruction_law(
     return torch.cat([law, torch.zeros_like(law[..., :1])], -1) if noise.has_mask else law
 
 
-RECONSTRUCTION = StepRule("reconstruction", lambda score, earlier: score.reverse(earlier), _reconstruction_law)
+def _reversing(name: str, law: DenseLaw) -> StepRule:
+    return StepRule(name, AffineScore.reverse, law, jump_first=True, only_reverses=True)
+
+
+RECONSTRUCTION = _reversing("reconstruction", _reconstruction_law)
 """The step that a path which stops short of t = 0 ends with: what its bound pays for."""
 
 RULES: Mapping[str, StepRule] = {
     rule.name: rule
     for rule in (
-        StepRule("analytic", AffineScore.reverse, lambda meaning, *step: meaning.reverse_step(*step)),
+        _reversing("analytic", lambda meaning, *step: meaning.reverse_step(*step)),
         _rule_by_rates("euler", lambda total: (1 - total).clamp_min(0.0)),
         _rule_by_rates("tau-leaping", lambda total: torch.exp(-total)),
     )

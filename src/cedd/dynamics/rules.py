@@ -8,6 +8,9 @@ position, of which only `stay` needs the network, and of it only f at the token 
     p(stays) = stay,    p(is masked again) = remask,    p(becomes y != x) proportional to max(floor + slope f_y, 0).
 
 For a network that gives ratios (Score), the whole law over the n states.
+
+A rule is always drawn from its law. The loop decides who may jump before it asks the network, if the rule declares that
+this can be known (`jump_first`); otherwise it asks for every position.
 """
 
 from __future__ import annotations
@@ -34,14 +37,20 @@ class StepRule:
         leap: the law for networks that give probabilities, from what is known of the step and f at the token that is
             there.
         law: the law for any outputs, over the n states; `from_leap` makes it of the leap.
+        jump_first: a declaration: at a token, `stay` of the leap rises or falls with f_x, never both, and `remask` does
+            not depend on it; at a mask, neither depends on the network. Then the vocabulary is only asked where
+            something happens. `cedd.samplers.check_rule` finds out whether it is true.
+        only_reverses: a declaration: nothing moves but what the process has moved, masks, and tokens if it shuffles.
     """
 
     name: str
     leap: AffineLaw
     law: DenseLaw
+    jump_first: bool = False
+    only_reverses: bool = False
 
     @staticmethod
-    def from_leap(name: str, leap: AffineLaw) -> StepRule:
+    def from_leap(name: str, leap: AffineLaw, jump_first: bool = False) -> StepRule:
         """A rule for networks that give probabilities only, which is all that a leap needs."""
 
         def law(
@@ -55,4 +64,4 @@ class StepRule:
             log_probs = torch.log_softmax(outputs, -1)
             return leap(parameterization.score(log_probs, x_t, noise), earlier).law(log_probs.exp(), x_t, noise)
 
-        return StepRule(name, leap, law)
+        return StepRule(name, leap, law, jump_first)

@@ -3,6 +3,7 @@
 from cedd.dynamics import Corrector, Leap, StepRule
 from cedd.dynamics.flow import flow_rules
 from cedd.dynamics.reverse import RULES
+from cedd.samplers.check import check_rule
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed, prompt
 from cedd.samplers.draws import text_seeds
@@ -24,6 +25,7 @@ __all__ = [
     "Sharpening",
     "StepRule",
     "chances",
+    "check_rule",
     "default_steps",
     "flow_rules",
     "inverse_cdf",

@@ -5,9 +5,10 @@ Shapes: B batch, L positions, V vocabulary, K steps; R candidate rows.
     x ~ prior, constrained
     for each step from t to s:    x <- a draw from the rule's law of x_s given x_t;    x <- constraint(x)
 
-Jump-first: where the network gives probabilities, whether a position jumps is decided before its row
-of the vocabulary is computed, so the head runs on a handful of rows (see `plan`). Networks that give ratios need all
-their rows to know whether anything jumps: the dense path, a chunk of rows at a time. Both draw from the same law.
+Jump-first: where the network gives probabilities and the rule declares that it can be known who may jump, that is
+decided before a row of the vocabulary is computed, so the head runs on a handful of rows (see `plan`). Networks that
+give ratios need all their rows to know whether anything jumps, and so do other rules: the dense path, a chunk of rows
+at a time. Both draw from the same law.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating
-from cedd.parameterization import Affine, Parameterization, at_token, put_at_token
+from cedd.parameterization import Affine, Parameterization, at_token, can_jump, put_at_token
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
@@ -43,7 +44,6 @@ class Run:
     network: Network
     process: TokenProcess
     parameterization: Parameterization
-    dynamics: Dynamics
     rule: StepRule
     last_rule: StepRule
     """For the step to t = 0, which denoises whatever the rule."""
@@ -53,8 +53,7 @@ class Run:
     draws: Draws
     callback: Callback | None
     dense: bool
-    reveals_only: bool
-    """Whether tokens never change once revealed, so that every candidate is a mask and goes where f says."""
+    """Whether every position is asked for, since the rule does not say who may jump."""
 
     def rule_of(self, k: int) -> StepRule:
         return self.last_rule if float(self.times[k + 1]) == 0 else self.rule
@@ -119,7 +118,7 @@ def _jump_step(
 
         def drawn(outputs: Tensor, part: slice) -> Tensor:
             u, v = candidates.u[part], candidates.v[part]
-            if run.reveals_only:
+            if candidates.only_reveals:
                 return run.sharpening.draw(outputs.double(), v)
             return jump(rule, run, outputs.double(), here[rows[part]], noise, earlier, u, v)
 
@@ -165,9 +164,10 @@ def _beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, 
 
 def _dense_step(run: Run, k: int, x: Tensor, held: Tensor, noise: Noise, earlier: Noise, sigma: Tensor) -> Tensor:
     """Every position that can move is drawn from its whole law over the n states."""
-    flat, rule = x.flatten(), run.rule_of(k)
-    moves = run.dynamics.positions(x, noise.like(x))
-    rows = (moves & ~held.to(x.device)).flatten().nonzero().squeeze(1)
+    flat, rule, moves = x.flatten(), run.rule_of(k), ~held.to(x.device)
+    if rule.only_reverses:
+        moves = moves & can_jump(x, noise.like(x))
+    rows = moves.flatten().nonzero().squeeze(1)
     if not len(rows):
         return x
     v = run.draws.uniform(Use.TARGET, k).flatten().to(x.device)[rows]
@@ -181,10 +181,17 @@ def _dense_step(run: Run, k: int, x: Tensor, held: Tensor, noise: Noise, earlier
 def _draw_dense(
     rule: StepRule, run: Run, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, v: Tensor
 ) -> Tensor:
-    law = rule.law(run.parameterization, outputs, x, noise.like(x), earlier.like(x))
+    parameterization, now, next_ = run.parameterization, noise.like(x), earlier.like(x)
+    believes = isinstance(parameterization, Affine)
+    if believes:
+        log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
+        leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
+        law = leap.law(torch.exp(log_probs), x, now)
+    else:
+        law = rule.law(parameterization, outputs, x, now, next_)
     if rule is run.last_rule and noise.has_mask:
         law[:, -1] = torch.where(earlier.t == 0, 0.0, law[:, -1])  # clean data have no masks
-    law = run.sharpening.jumps(law, x)
+    law = run.sharpening.without(law, 0.0) if believes else run.sharpening.jumps(law, x)
     return torch.where(law.sum(-1) > 0, inverse_cdf(law, v), x)
 
 
@@ -277,20 +284,19 @@ def sample(
         return dynamics.draw(network.of_sequences(slice(start, stop)), process, how)
 
     def denoise_noise(start: int, stop: int) -> Tensor:
+        rule, last_rule = _rule_of(sampler, dynamics), dynamics.last_rule(chosen.parameterization, process)
         run = Run(
             network=network.of_sequences(slice(start, stop)),
             process=process,
             parameterization=chosen.parameterization,
-            dynamics=dynamics,
-            rule=_rule_of(sampler, dynamics),
-            last_rule=dynamics.last_rule(chosen.parameterization, process),
+            rule=rule,
+            last_rule=last_rule,
             times=times,
             sharpening=sharpening,
             constraint=_part(constraint, start, stop),
             draws=Draws(own_seeds[start:stop], shape[1]),
             callback=callback,
-            dense=not isinstance(chosen.parameterization, Affine),
-            reveals_only=dynamics.only_reveals(process),
+            dense=not (isinstance(chosen.parameterization, Affine) and rule.jump_first and last_rule.jump_first),
         )
         place = network.device
         x = x_start[start:stop].to(place) if x_start is not None else _prior(run, place)

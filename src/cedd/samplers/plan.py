@@ -30,17 +30,26 @@ from cedd.parameterization import Affine, Leap
 from cedd.process import Noise
 from cedd.samplers.draws import Draws, Numbers, Rows, Use
 
+ROUNDING = 1e-12
+
 
 class Chances(NamedTuple):
     """Probabilities of each of K steps that need no network, float64 [K].
 
     reveal: that a mask becomes a token.    remask: that a token is masked again.
     change: the most with which a token can become anything else, whatever the network says.
+    floor: what a mask becomes a token by, besides its probability (see `Leap`).
     """
 
     reveal: Tensor
     remask: Tensor
     change: Tensor
+    floor: Tensor
+
+    @property
+    def only_reveals(self) -> bool:
+        """Whether tokens stay until they are masked again, and masks become what f says."""
+        return bool((self.change <= self.remask).all() and (self.floor == 0).all())
 
     def where(self, condition: Tensor, other: Chances) -> Chances:
         """These chances in the steps where `condition` [K] holds, the others' elsewhere."""
@@ -48,10 +57,8 @@ class Chances(NamedTuple):
 
 
 def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> Chances:
-    """The chances of the steps from noise [K] to earlier [K].
-
-    `stay` of a token is a linear or a Moebius function of f_x, hence monotone: its least value is at f_x = 0 or 1.
-    """
+    """The chances of the steps from noise [K] to earlier [K], of a rule that declares `jump_first`: `stay` of a token
+    is then monotone in f_x, and its least value is at f_x = 0 or 1."""
     token = torch.zeros_like(noise.t, dtype=torch.int64)
 
     def leap(x: Tensor, log_prob: float) -> Leap:
@@ -59,13 +66,15 @@ def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noi
         return rule.leap(parameterization.coefficients(log_prob_x, x, noise), earlier)
 
     doubtful, certain = leap(token, -torch.inf), leap(token, 0.0)
-    change = 1 - torch.minimum(doubtful.stay, certain.stay)
+    change, remask = 1 - torch.minimum(doubtful.stay, certain.stay), doubtful.remask
+    change = torch.where(change - remask > ROUNDING, change, remask)
     if not noise.has_mask:
-        return Chances(torch.zeros_like(change), torch.zeros_like(change), change)
-    reveal = 1 - leap(torch.full_like(token, noise.vocab_size), 0.0).stay
+        return Chances(torch.zeros_like(change), torch.zeros_like(change), change, torch.zeros_like(change))
+    at_mask = leap(torch.full_like(token, noise.vocab_size), 0.0)
+    reveal = 1 - at_mask.stay
     # Clean data have no masks: a step to t = 0 reveals all of them, not all but one in 10^16.
     reveal = torch.where(earlier.t == 0, 1.0, reveal)
-    return Chances(reveal, doubtful.remask, change)
+    return Chances(reveal, remask, change, at_mask.floor)
 
 
 def _flat(flags: Tensor) -> NDArray[np.bool_]:
@@ -80,12 +89,16 @@ BLOCK_STEPS = 32
 @dataclass(frozen=True)
 class Candidates:
     """The positions of one step: those that may jump with their uniform numbers (u: whether, v: where to), and
-    those that are masked again."""
+    those that are masked again.
+
+    only_reveals: those that may jump are masks, and they become what f says.
+    """
 
     places: Places
     u: Tensor
     v: Tensor
     masked_again: Tensor
+    only_reveals: bool
 
 
 class Plan:
@@ -95,7 +108,8 @@ class Plan:
     """
 
     def __init__(self, chances: Chances, masked: Tensor, held: Tensor, draws: Draws, by_sequence: bool) -> None:
-        self._chances = np.asarray(torch.stack(chances).T.contiguous())  # [K, 3]
+        self._chances: list[list[float]] = np.asarray(torch.stack(chances).T).tolist()
+        self._only_reveals = chances.only_reveals
         self._shape = masked.shape
         self._masked = _flat(masked).copy()
         self._free = ~_flat(held)
@@ -107,7 +121,7 @@ class Plan:
 
     def step(self, k: int) -> Candidates:
         """Draw the candidates of step k and move the masks."""
-        reveal, remask, change = (float(chance) for chance in self._chances[k])
+        reveal, remask, change, _ = self._chances[k]
         rows, u = self._draws.below(max(reveal, change), Use.JUMP, k)
         was_masked = self._masked[rows]
         limits: Numbers = np.where(was_masked, reveal, change)
@@ -116,8 +130,8 @@ class Plan:
         back = ~was_masked & (u < remask)
         self._masked[rows] = back
         masked_again, rows, u = rows[back], rows[~back], u[~back]
-        v = self._draws.at(rows, Use.TARGET, k)
-        return Candidates(self._places(rows), *map(torch.as_tensor, (u, v, masked_again)))
+        numbers, other = torch.as_tensor(u), torch.as_tensor(self._draws.at(rows, Use.TARGET, k))
+        return Candidates(self._places(rows), numbers, other, torch.as_tensor(masked_again), self._only_reveals)
 
     def _places(self, rows: Rows) -> Places:
         batch, length = self._shape
@@ -149,4 +163,4 @@ class Plan:
         sent = (torch.split(torch.cat(kind).to(device, non_blocking=True), [*map(len, kind)]) for kind in kinds)
         for step, rows, local, sequences, masked_again, u, v in zip(steps, *sent, strict=True):
             places = Places(rows, None if step.places.sequences is None else sequences, local)
-            yield Candidates(places, u, v, masked_again)
+            yield Candidates(places, u, v, masked_again, step.only_reveals)
