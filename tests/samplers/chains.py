@@ -95,12 +95,30 @@ def token_law(
         return _flow_law(rule, process, outputs, x, t, s, corrector)
     if s == 0 and method == "sedds" and process.can_shuffle:
         return _reconstruction_law(process, outputs, x, t)
+    if rule.startswith("remask"):
+        return _remasking_law(rule, process, outputs, x, t, s)
     if rule == "analytic":
         noise, earlier = process.noise(t).like(x), process.noise(s).like(x)
         law = cedd.get_method(method).parameterization.reverse_step(outputs, x, noise, earlier).numpy()
     else:
         law = _law_by_rates(method, rule, process, outputs, x, t, s)
     return _clean(law, s, process)
+
+
+def _remasking_law(rule: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: float, s: float) -> np.ndarray:
+    """A token is masked with probability r; of a(t) masks and alive(t) r new ones a(s) are left."""
+    alive, later = (math.exp(-float(process.alpha(v))) for v in (t, s))
+    possible = min(1.0, (1 - later) / alive)
+    remask = min(0.04, possible) if rule == "remask-capped" else 0.05 * possible
+    stay = (1 - later - alive * remask) / (1 - alive)
+    probs, V = torch.softmax(outputs, -1).numpy(), process.vocab_size
+    law = np.zeros((*x.shape, V + 1))
+    for place in np.ndindex(*x.shape):
+        if int(x[place]) == V:
+            law[place] = [*((1 - stay) * probs[place]), stay]
+        else:
+            law[place][int(x[place])], law[place][V] = 1 - remask, remask
+    return law
 
 
 def _reconstruction_law(process: TokenProcess, outputs: Tensor, x: Tensor, t: float) -> np.ndarray:

@@ -80,6 +80,23 @@ def test_a_wrong_law_is_found():
     assert combined(values) < ERROR_RATE
 
 
+@pytest.mark.parametrize("rule", ["remask-capped", "remask-rescaled"])
+@pytest.mark.parametrize("method", ["cedd", "bayes"])
+def test_remasking(rule, method):
+    """Steps early and late, and a whole trajectory of ten; and the share of masks is that of the process."""
+    process = cedd.absorb(4)
+    for t, s in ((0.9, 0.6), (0.03, 0.01)):
+        assert chi_square_of_step(Table(process, 1, seed=3), process, method, rule, t, s, seed=5) > ERROR_RATE
+    small = cedd.absorb(3)
+    model, times = HalvedTable(small, 2, seed=1), time_grid(small, 10)
+    generator = torch.Generator().manual_seed(11)
+    drawn = sample(model, small, (20000, 2), method=method, sampler=rule, steps=10, generator=generator)
+    assert p_value(model.counts(drawn), sampler_law(model, method, rule, small, times)) > ERROR_RATE
+    half = sampler_law(model, method, rule, small, times[:6])  # t = 0.5
+    masks = (all_sequences(small, 2) == 3).double().mean(-1).numpy() @ half
+    assert masks == pytest.approx(float(small.kernel(float(times[5])).a), abs=1e-12)
+
+
 # ---- whole trajectories ---------------------------------------------------------------------------------------------
 
 

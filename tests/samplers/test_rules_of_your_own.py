@@ -12,10 +12,13 @@ from cedd.cli.arguments import SamplerOptions
 from cedd.cli.sampling import sampling_options
 from cedd.parameterization import AffineScore, Denoiser
 from cedd.process import Noise
-from cedd.samplers import GRIDS, RULES, SAMPLERS, Leap, StepRule, check_rule, flow_rules
+from cedd.samplers import GRIDS, RULES, SAMPLERS, Leap, StepRule, check_rule, flow_rules, remask_capped, remask_rescaled
 from tests.samplers.chains import ERROR_RATE, combined, p_value
 
 V = 4
+
+
+REVERSING = {name: rule for name, rule in RULES.items() if rule.only_reverses}
 
 
 def model(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
@@ -36,7 +39,7 @@ def remask_leap(score: AffineScore, earlier: Noise) -> Leap:
 REMASK = StepRule.from_leap("remask", remask_leap, jump_first=True)
 
 
-@pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.parametrize("name", list(REVERSING))
 def test_a_rule_of_the_table_handed_over_is_the_one_with_its_name(name: str):
     def draw(sampler: str | StepRule) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
@@ -151,14 +154,26 @@ def test_a_rule_is_drawn_from_its_law(leap, jump_first: bool):
 
 @pytest.mark.parametrize("process", [cedd.absorb(V), cedd.uniform(V), cedd.roulette(V, p_m=0.6)])
 def test_the_rules_of_the_tables_are_what_they_declare(process: cedd.TokenProcess):
-    for rule in RULES.values():
+    for rule in REVERSING.values():
         assert rule.jump_first
         for method in ("cedd", "bayes", "sedd"):
             check_rule(rule, process, method=method)
     if process.has_mask and not process.can_shuffle:
         for rule in flow_rules(cedd.Corrector()).values():
             check_rule(rule, process)
-        check_rule(REMASK, process)
+        for rule in (REMASK, remask_capped(0.3), remask_rescaled(1.0)):
+            check_rule(rule, process)
+
+
+@pytest.mark.parametrize("name", ["remask-capped", "remask-rescaled"])
+def test_remasking_is_for_absorb(name: str):
+    for process, message in ((cedd.uniform(V), "has no masks"), (cedd.roulette(V), "is for absorb")):
+        with pytest.raises(ValueError, match=message):
+            cedd.sample(model, process, (2, 4), method="bayes", sampler=name, steps=4)
+    with pytest.raises(ValueError, match="needs probabilities"):
+        cedd.sample(model, cedd.absorb(V), (2, 4), method="sedd", sampler=name, steps=4)
+    with pytest.raises(ValueError, match="is a probability; got 2"):
+        remask_capped(2)
 
 
 def test_declarations_that_are_false_are_found():

@@ -352,7 +352,7 @@ def test_first_hitting_needs_no_more_calls_than_masks(monkeypatch):
     loaded = mending("absorb")
     calls, original = [], loaded.folder.model.features
     monkeypatch.setattr(loaded.folder.model, "features", lambda x, s: calls.append(len(x)) or original(x, s))
-    generate(loaded, 2, prompt="T cat", options=SamplingOptions(sampler="first-hitting", seed=0))
+    generate(loaded, 2, prompt="T cat", options=SamplingOptions(sampler="first-hitting", seed=0, deterministic=False))
     assert len(calls) <= 16 - 5
 
 

@@ -32,6 +32,7 @@ The step rules:
     analytic       the exact reverse step for the ratios at t:  P(x|z) (e^{-dQ} s)(z)
     euler          h Q_t(x, y) s_y, cut off where the sum exceeds 1
     tau-leaping    the same rates frozen over the step:  p(jumps) = 1 - exp(-h sum_y Q_t(x, y) s_y)
+    remask-capped, remask-rescaled    see `cedd.dynamics.remask`
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from torch import Tensor
 
 from cedd.dynamics.dynamics import Bound, Dynamics
 from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
+from cedd.dynamics.remask import remask_capped, remask_rescaled
 from cedd.dynamics.rules import DenseLaw, StepRule
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy, true_ratios
@@ -229,5 +231,7 @@ RULES: Mapping[str, StepRule] = {
         _reversing("analytic", lambda meaning, *step: meaning.reverse_step(*step)),
         _rule_by_rates("euler", lambda total: (1 - total).clamp_min(0.0)),
         _rule_by_rates("tau-leaping", lambda total: torch.exp(-total)),
+        remask_capped(),
+        remask_rescaled(),
     )
 }

@@ -22,10 +22,15 @@ import torch
 from torch import Tensor
 
 from cedd.parameterization import Affine, AffineScore, Leap, Parameterization
-from cedd.process import Noise
+from cedd.process import Noise, TokenProcess
 
 AffineLaw = Callable[[AffineScore, Noise], Leap]
 DenseLaw = Callable[[Parameterization, Tensor, Tensor, Noise, Noise], Tensor]
+
+
+def _any_process(process: TokenProcess) -> None:
+    """Nothing to object to."""
+    del process
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class StepRule:
             not depend on it; at a mask, neither depends on the network. Then the vocabulary is only asked where
             something happens. `cedd.samplers.check_rule` finds out whether it is true.
         only_reverses: a declaration: nothing moves but what the process has moved, masks, and tokens if it shuffles.
+        check: raises a ValueError for processes on which it makes no sense.
     """
 
     name: str
@@ -48,9 +54,12 @@ class StepRule:
     law: DenseLaw
     jump_first: bool = False
     only_reverses: bool = False
+    check: Callable[[TokenProcess], None] = _any_process
 
     @staticmethod
-    def from_leap(name: str, leap: AffineLaw, jump_first: bool = False) -> StepRule:
+    def from_leap(
+        name: str, leap: AffineLaw, jump_first: bool = False, check: Callable[[TokenProcess], None] = _any_process
+    ) -> StepRule:
         """A rule for networks that give probabilities only, which is all that a leap needs."""
 
         def law(
@@ -64,4 +73,4 @@ class StepRule:
             log_probs = torch.log_softmax(outputs, -1)
             return leap(parameterization.score(log_probs, x_t, noise), earlier).law(log_probs.exp(), x_t, noise)
 
-        return StepRule(name, leap, law, jump_first)
+        return StepRule(name, leap, law, jump_first, check=check)

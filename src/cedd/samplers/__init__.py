@@ -2,6 +2,7 @@
 
 from cedd.dynamics import Corrector, Leap, StepRule
 from cedd.dynamics.flow import flow_rules
+from cedd.dynamics.remask import remask_capped, remask_rescaled
 from cedd.dynamics.reverse import RULES
 from cedd.samplers.check import check_rule
 from cedd.samplers.choice import Sharpening, inverse_cdf
@@ -30,6 +31,8 @@ __all__ = [
     "flow_rules",
     "inverse_cdf",
     "prompt",
+    "remask_capped",
+    "remask_rescaled",
     "sample",
     "text_seeds",
     "time_grid",

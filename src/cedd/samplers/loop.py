@@ -327,6 +327,8 @@ def _check(
     known = (*(method.dynamics.rules() if method.dynamics.noisy else RULES), "first-hitting")
     if isinstance(sampler, str) and sampler not in known:
         raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(known)}, or a StepRule")
+    if method.dynamics.noisy:
+        _rule_of(sampler, method.dynamics).check(process)
     if sampler == "first-hitting":
         check_first_hitting(method, process, constraint)
     if corrector is not None and sampler == "first-hitting":
