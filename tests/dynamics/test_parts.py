@@ -80,7 +80,7 @@ def test_dynamics_of_your_own_are_asked_by_loss_bound_and_sampler() -> None:
 
 
 def test_every_dynamics_answers_or_says_why_not() -> None:
-    assert set(Flow().rules()) == set(Reversal().rules())
+    assert set(Flow().rules()) <= set(Reversal().rules())
     for call in (lambda: Causal().rules(), lambda: Causal().target()):
         with pytest.raises(ValueError, match="no noise process"):
             call()

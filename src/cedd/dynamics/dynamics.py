@@ -120,6 +120,10 @@ class Dynamics(ABC):
         del parameterization, process
         return self.rules()["analytic"]
 
+    def only_reveals(self, process: TokenProcess) -> bool:
+        """Whether tokens never change once they are revealed."""
+        return not process.can_shuffle
+
     def draw(self, network: Network, process: TokenProcess, how: Drawing) -> Tensor:
         """Samples [B, L] where there is no noise to step through."""
         raise NotImplementedError

@@ -105,6 +105,9 @@ class Flow(Dynamics):
     def last_rule(self, parameterization: Parameterization, process: TokenProcess) -> StepRule:
         return _LAST_RULE
 
+    def only_reveals(self, process: TokenProcess) -> bool:
+        return False
+
     def jump_rates(self, parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """kappa'/(1-kappa) f_y with kappa = alive: alpha' / (exp(alpha) - 1) f_y, masked or not."""
         rates = (noise.alpha_rate / noise.expm1_alpha)[..., None] * torch.softmax(outputs, -1)
