@@ -144,5 +144,5 @@ def test_a_rule_that_only_your_dynamics_have_is_called_by_its_name() -> None:
         return cedd.sample(lambda x, _: torch.zeros(*x.shape, V), cedd.absorb(V), (3, 5), method=method, **options)
 
     assert bool((draw(method) == V).float().mean() > 0.9)  # alive(1) = 0.001 of the prior are tokens
-    with pytest.raises(ValueError, match="unknown sampler 'stay'; use one of analytic, euler, tau-leaping, first-hit"):
+    with pytest.raises(ValueError, match="unknown sampler 'stay'; use one of analytic, euler, tau-leaping, remask"):
         draw("bayes")
