@@ -70,12 +70,20 @@ def running(models: list[str]) -> Iterator[tuple[str, int, float]]:
     """A server's address, its process, and the seconds until it answered."""
     words = [sys.executable, "-m", "cedd", "serve", *models, "--port", "0", "--device", "cpu", "--json"]
     begun = time.perf_counter()
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         assert process.stdout is not None
         try:
             address = json.loads(process.stdout.readline())["address"]
             assert httpx.get(f"{address}healthz", trust_env=False).status_code == 200
             yield address, process.pid, time.perf_counter() - begun
+        except httpx.TransportError:
+            log.seek(0)
+            ended = process.poll()
+            print(f"the server {'runs' if ended is None else f'ended with {ended}'}; its log:", log.read()[-3000:])
+            raise
         finally:
             process.terminate()
 

@@ -18,6 +18,8 @@ from cedd.serve.desk import Desk
 
 GRACE = 5.0
 """Seconds that requests under way have to end, after a signal."""
+KEEP_ALIVE = 75
+"""Seconds that a connection may be idle: one that is closed just when a busy client asks again is a request lost."""
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -53,10 +55,15 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: ASGIApp, desk: Desk, started: Callable[[], None]) -> None:
-        grace = int(GRACE + 5)
-        super().__init__(
-            uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=grace)
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=int(GRACE + 5),
         )
+        super().__init__(settings)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.desk, self.on_started = desk, started
 
