@@ -18,10 +18,11 @@ later and elsewhere. A judge that is missing leaves its column empty; the same c
 The results file has a protocol: corpus, tokenizer, test sets, recipe, steps, how much is measured. A file with another
 one is refused. Rows may come from any number of machines on any number of days; paths of a machine are no part of them.
 
-How a row was sized. `small` trains at 635,000 tokens a second on an H200 (cedd-star on absorb), so that 5000 steps of
-32,768 tokens, 164 million, take 258 s; 12% more where every position counts (roulette, uniform), and 15% more at 1024
-tokens. Bounds on up to 4096 blocks of each of 7 texts, 4 draws, were expected to take 15 to 45 s, samples 2 to 55 s
-(methods that give ratios need the whole vocabulary at every step), starting and compiling 40 s: a share of 10 to 30%.
+How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 s on an H200 with cedd-star on absorb,
+and 333 s with ar. Bounds on up to 4096 blocks of each of 7 texts, 4 draws, took 38 s (ar exactly: 5 s), samples
+3 and 8 s. Expected: 12% more training where every position counts (roulette, uniform), 15% more at 1024 tokens, up to
+55 s for samples of methods that give ratios, which need the whole vocabulary at every step. Starting and compiling
+takes about 40 s, and overlaps with the cell before.
 
 On a machine that is lent for minutes (one GPU, nothing installed, few megabytes a visit):
 

@@ -389,7 +389,7 @@ def _notable(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def draw(content: Mapping[str, Any], path: Path) -> None:
-    """Held-out bounds over steps: on absorb at 128 tokens, the other processes, and at 1024 tokens."""
+    """Held-out bounds over steps: on absorb at 128 tokens, the other processes, at 1024 tokens; whatever there is."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -401,11 +401,15 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         "128 tokens, roulette and uniform": of_length(None, True),
         "1024 tokens": of_length(1024, False),
     }
-    figure = Figure(figsize=(13, 5), layout="constrained")
+    drawn = {
+        title: [name for name in with_curves(content) if belongs(read_cell(name))] for title, belongs in panels.items()
+    }
+    drawn = {title: names for title, names in drawn.items() if names}
+    figure = Figure(figsize=(0.5 + 4.2 * len(drawn), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
-    for axes, (title, belongs) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
-        for name in filter(lambda name: belongs(read_cell(name)), with_curves(content)):
+    for axes, (title, names) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
+        for name in names:
             cell, curve = read_cell(name), content["cells"][name]["curve"]
             style = "--" if cell.process in ("uniform", "kappa-t2") or cell.recipe else "-"
             line = {"color": colours[cell.method], "linestyle": style, "marker": "o", "markersize": 3}
@@ -413,8 +417,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("steps")
         axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False, fontsize=7)
     figure.axes[0].set_ylabel("held-out bound, nats a token")
     buffer = BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=110)
