@@ -1,6 +1,7 @@
 """The server over HTTP: answers, streams, limits, and what it refuses, each in a sentence."""
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from cedd.models.loaded import SamplingOptions
+from cedd.samplers import SAMPLERS
 from cedd.serve.desk import Desk, Job
 from cedd.serve.fields import Fields
 from cedd.serve.limits import Limits
@@ -29,14 +31,19 @@ def sentence(reply: Any, status: int) -> str:
 # Answers
 
 
-def test_health_and_models(client: Any):
+def test_health_and_models(client: Any, shelf: Shelf):
     assert client.get("/healthz").json()["status"] == "ok"
     listed = client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["small", "masks"]
     tasks = {model["id"]: model["tasks"] for model in listed["data"]}
     assert tasks == {"small": ["write", "fill", "correct"], "masks": ["write", "fill"]}
-    assert "first-hitting" in listed["data"][1]["samplers"]
-    assert "first-hitting" not in listed["data"][0]["samplers"]
+    for model in listed["data"]:  # those that are offered work, and the others do not
+        for sampler in SAMPLERS:
+            asked = {"model": model["id"], "sampler": sampler, "max_tokens": 4, "steps": 2}
+            worked = client.post("/v1/completions", json=asked).status_code == 200
+            assert worked == (sampler in model["samplers"])
+            with contextlib.nullcontext() if worked else pytest.raises(ValueError):
+                generate(shelf[model["id"]], length=4, options=SamplingOptions(sampler=sampler, steps=2))
 
 
 def test_a_completion_is_what_the_model_generates(client: Any, shelf: Shelf):

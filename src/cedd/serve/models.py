@@ -86,12 +86,15 @@ def _tasks(model: LanguageModel) -> Iterator[str]:
 
 
 def _samples(model: LanguageModel, sampler: str) -> bool:
+    """Whether a model can be sampled so; of an autoregressive one the name says nothing, and one is enough."""
     if not model.method.dynamics.noisy:
         return sampler == "analytic"
-    if sampler != "first-hitting":
-        return sampler in model.method.dynamics.rules()
+    rules = model.method.dynamics.rules()
     try:
-        check_first_hitting(model.method, model.process, None)
-    except ValueError:
+        if sampler == "first-hitting":
+            check_first_hitting(model.method, model.process, None)
+        else:
+            rules[sampler].check(model.process)
+    except (KeyError, ValueError):
         return False
     return True
