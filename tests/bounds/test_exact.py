@@ -50,7 +50,7 @@ def kinks(process: TokenProcess) -> list[float]:
         *itertools.product(("absorb", "uniform", "roulette"), METHODS),
         ("eroulette", "cedd"),
         ("running share", "bayes"),
-        *itertools.product(("hybrid",), ("cedd", "bayes")),
+        ("hybrid", "bayes"),
     ],
 )
 def test_bounds_are_the_oracles_integrals(name: str, method: str) -> None:
