@@ -1,0 +1,28 @@
+"""The comparison of correctors: a text in which few words are wrong, and suggestions of programs put into it."""
+
+import pytest
+
+from cedd.spelling.word_protocol import Misspelt, Pair
+from tests.benchmarks.scripts import definitions
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    return definitions("english_words", "correctors")
+
+
+def test_a_word_in_fifty_is_wrong(scripts):
+    clean = [Misspelt(text, text) for text in ("one two three four five six seven eight nine ten",) * 200]
+    wrong = [Misspelt("a letter came by post", "a leter came by post", Pair("leter", "letter"))] * 50
+    text = " ".join(scripts.mostly_right([*clean, *wrong], 100)).split()
+    assert 0.015 < text.count("leter") / len(text) < 0.03
+
+
+def test_the_first_suggestion_is_taken(scripts):
+    answer = "*\n& leter 3 4: letter, later, lever\n# xqz 10\n& hoem 2 14: home, hoe\n"
+    assert scripts.with_suggestions("the leter xqz hoem.", answer) == "the letter xqz home."
+
+
+def test_misspellings_are_remembered_with_all_that_was_meant(scripts):
+    pairs = [Pair("ther", "there"), Pair("ther", "their"), Pair("ther", "there"), Pair("hte", "unheard")]
+    assert scripts.memory_of(pairs, {"there", "their"}) == {"ther": ("there", "their")}
