@@ -11,10 +11,12 @@ from cedd.samplers.draws import text_seeds
 from cedd.samplers.graphs import GraphedNetwork
 from cedd.samplers.grids import GRIDS, default_steps, time_grid
 from cedd.samplers.loop import SAMPLERS, sample
+from cedd.samplers.orders import ORDERS, Order, order_nats
 from cedd.samplers.plan import Chances, chances
 
 __all__ = [
     "GRIDS",
+    "ORDERS",
     "RULES",
     "SAMPLERS",
     "Chances",
@@ -23,6 +25,7 @@ __all__ = [
     "Fixed",
     "GraphedNetwork",
     "Leap",
+    "Order",
     "Sharpening",
     "StepRule",
     "chances",
@@ -30,6 +33,7 @@ __all__ = [
     "default_steps",
     "flow_rules",
     "inverse_cdf",
+    "order_nats",
     "prompt",
     "remask_capped",
     "remask_rescaled",

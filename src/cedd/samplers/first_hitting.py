@@ -25,23 +25,21 @@ from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use
 
 
-def check_first_hitting(method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
-    """Refuse what has no reveal times that are known in advance."""
+def check_reveals(name: str, method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
+    """Refuse what a sampler that reveals masks in an order of its own cannot be used with."""
     if not process.has_mask:
-        raise ValueError("first-hitting reveals masks, and this process has none; use sampler='analytic'")
+        raise ValueError(f"{name} reveals masks, and this process has none; use sampler='analytic'")
     if process.can_shuffle:
-        raise ValueError(
-            "first-hitting needs tokens that never change once revealed (absorb); use sampler='analytic' here"
-        )
+        raise ValueError(f"{name} needs tokens that never change once revealed (absorb); use sampler='analytic' here")
     if not method.dynamics.noisy:
         return
     if not isinstance(method.parameterization, Affine):
         raise ValueError(
-            f"first-hitting needs probabilities, but {method.name} gives ratios, whose sum sets the reveal times; "
+            f"{name} needs probabilities, but {method.name} gives ratios, whose sum sets the reveal times; "
             "use sampler='analytic'"
         )
     if constraint is not None and not isinstance(constraint, Fixed):
-        raise ValueError("first-hitting fixes its reveal times in advance; give a Fixed constraint or use 'analytic'")
+        raise ValueError(f"{name} fixes what is revealed when; give a Fixed constraint or use 'analytic'")
 
 
 def first_hitting(

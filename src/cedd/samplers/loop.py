@@ -30,11 +30,15 @@ from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use, text_seeds
-from cedd.samplers.first_hitting import check_first_hitting, first_hitting
+from cedd.samplers.first_hitting import check_reveals, first_hitting
 from cedd.samplers.grids import LAST_TIME, time_grid
+from cedd.samplers.orders import ORDERS, Order, reveal_in_order
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, chances
 
-SAMPLERS = (*RULES, "first-hitting")
+WITHOUT_RULES = ("first-hitting", *ORDERS)
+"""Samplers that reveal masks without a time grid."""
+
+SAMPLERS = (*RULES, *WITHOUT_RULES)
 
 
 @dataclass(frozen=True)
@@ -199,10 +203,10 @@ def _draw_dense(
 # The public function
 
 
-def _rule_of(sampler: str | StepRule, dynamics: Dynamics) -> StepRule:
+def _rule_of(sampler: str | StepRule | Order, dynamics: Dynamics) -> StepRule:
     """The step rule by its name; a sampler that is no rule (first-hitting) ends with a step of the analytic one."""
     rules = dynamics.rules()
-    return sampler if isinstance(sampler, StepRule) else rules.get(sampler, rules["analytic"])
+    return sampler if isinstance(sampler, StepRule) else rules.get(str(sampler), rules["analytic"])
 
 
 def sample(
@@ -211,7 +215,7 @@ def sample(
     shape: tuple[int, int],
     *,
     method: str | Method,
-    sampler: str | StepRule = "analytic",
+    sampler: str | StepRule | Order = "analytic",
     steps: int = 256,
     constraint: Constraint | None = None,
     generator: torch.Generator | None = None,
@@ -241,7 +245,9 @@ def sample(
         method: what its outputs mean, a name of `METHODS` or a row of your own.
         sampler: a rule of the method's dynamics ("analytic", "euler", "tau-leaping") or a `StepRule` of your own; or
             "first-hitting" (absorb, and flow matching's masks: at most L network calls and no discretization; `steps`
-            and `grid` then say nothing). Autoregressive methods are sampled token by token, whatever it says.
+            and `grid` then say nothing); or a confidence order, "probability", "margin", "entropy" or an `Order` of
+            your own (absorb: the surest masks first, all in `steps` calls of the network). Autoregressive methods are
+            sampled token by token, whatever it says.
         steps: steps from noise to data.
         constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
         generator: gives the seed of the run, from which `text_seeds` makes one for each sequence.
@@ -271,6 +277,7 @@ def sample(
         deterministic = isinstance(model, nn.Module) and network.home.type == "cpu"
     network = replace(network, one_by_one=deterministic)
     own_seeds = _checked_seeds(seeds, generator, shape[0])
+    order = sampler if isinstance(sampler, Order) else ORDERS.get(sampler) if isinstance(sampler, str) else None
     sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
     end = max(dynamics.end(chosen.parameterization, process), LAST_TIME)
     times = time_grid(process, steps, grid, start=t_start, end=end, final_denoise=final_denoise)
@@ -302,6 +309,9 @@ def sample(
         x = x_start[start:stop].to(place) if x_start is not None else _prior(run, place)
         if sampler == "first-hitting":
             return first_hitting(run.network, process, x, sharpening, run.constraint, run.draws, callback, t_start)
+        if order is not None:
+            how = (steps, sharpening, run.constraint, run.draws, callback)
+            return reveal_in_order(run.network, process, x, order, *how)
         return denoise(run, x)
 
     with evaluating(model):
@@ -313,26 +323,33 @@ def sample(
     return drawn
 
 
+def check_sampler(
+    sampler: str | StepRule | Order, method: Method, process: TokenProcess, constraint: Constraint | None = None
+) -> None:
+    """Refuse a sampler that makes no sense with a method and a process, saying what to use instead."""
+    known = (*(method.dynamics.rules() if method.dynamics.noisy else RULES), *WITHOUT_RULES)
+    if isinstance(sampler, str) and sampler not in known:
+        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(known)}, or a StepRule")
+    if method.dynamics.noisy:
+        _rule_of(sampler, method.dynamics).check(process)
+    if isinstance(sampler, Order) or sampler in WITHOUT_RULES:
+        check_reveals(sampler if isinstance(sampler, str) else sampler.name, method, process, constraint)
+
+
 def _check(
     method: Method,
     process: TokenProcess,
     shape: tuple[int, int],
-    sampler: str | StepRule,
+    sampler: str | StepRule | Order,
     corrector: Corrector | None,
     constraint: Constraint | None,
     x_start: Tensor | None,
 ) -> None:
     if len(shape) != 2 or min(shape) < 1:
         raise ValueError(f"samples need a shape (number, length) of at least (1, 1); got {tuple(shape)}")
-    known = (*(method.dynamics.rules() if method.dynamics.noisy else RULES), "first-hitting")
-    if isinstance(sampler, str) and sampler not in known:
-        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(known)}, or a StepRule")
-    if method.dynamics.noisy:
-        _rule_of(sampler, method.dynamics).check(process)
-    if sampler == "first-hitting":
-        check_first_hitting(method, process, constraint)
-    if corrector is not None and sampler == "first-hitting":
-        raise ValueError("the corrector masks tokens again, which first-hitting cannot; use sampler='analytic'")
+    check_sampler(sampler, method, process, constraint)
+    if corrector is not None and (isinstance(sampler, Order) or sampler in WITHOUT_RULES):
+        raise ValueError("the corrector masks tokens again, which this sampler cannot; use sampler='analytic'")
     if corrector is not None and isinstance(sampler, StepRule):
         raise ValueError(f"the corrector belongs to flow matching's own rules, not to {sampler.name!r}; leave it out")
     if isinstance(constraint, Fixed):

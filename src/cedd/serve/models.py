@@ -8,7 +8,7 @@ from typing import Any
 
 from cedd.models.locate import packaged, pretrained_names
 from cedd.samplers import SAMPLERS, default_steps
-from cedd.samplers.first_hitting import check_first_hitting
+from cedd.samplers.loop import check_sampler
 from cedd.serve.memory import Memory
 from cedd.spelling.correct import lexicon_file
 from cedd.tasks import LanguageModel, load
@@ -89,12 +89,8 @@ def _samples(model: LanguageModel, sampler: str) -> bool:
     """Whether a model can be sampled so; of an autoregressive one the name says nothing, and one is enough."""
     if not model.method.dynamics.noisy:
         return sampler == "analytic"
-    rules = model.method.dynamics.rules()
     try:
-        if sampler == "first-hitting":
-            check_first_hitting(model.method, model.process, None)
-        else:
-            rules[sampler].check(model.process)
-    except (KeyError, ValueError):
+        check_sampler(sampler, model.method, model.process)
+    except ValueError:
         return False
     return True

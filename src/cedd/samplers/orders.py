@@ -1,0 +1,192 @@
+"""Confidence orders: of the masks, those are revealed first of which the network is surest; and what such a sampler's
+likelihood is, exactly.
+
+Shapes: B batch, L positions, V vocabulary; R masked positions.
+
+Every step asks the network about all masks and reveals some of each text: the surest, as many as make `steps` steps
+come out, or all whose entropy is below a bound (and always one). How sure it is, by f at the position:
+
+    probability    max_y f_y                  margin    the largest f_y less the second           entropy    -H(f)
+
+The network is told the time at which as many masks are expected as the text has. Which positions are revealed depends
+only on what the network says, so the order is deterministic given the tokens, and the sampler has an exact likelihood
+(DUEL, arXiv 2603.01367): the product of f at the tokens, each where it was revealed. It is the likelihood of this
+sampler, not of the diffusion process, whose bound may be larger or smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.dynamics.dynamics import Callback
+from cedd.methods import Method, get_method
+from cedd.network import AnyModel, Network, Places, evaluating
+from cedd.parameterization import at_token
+from cedd.process import TokenProcess
+from cedd.samplers.choice import Sharpening, inverse_cdf
+from cedd.samplers.constraints import Constraint
+from cedd.samplers.draws import Draws, Use
+from cedd.samplers.first_hitting import check_reveals
+
+
+def _probability(log_probs: Tensor) -> Tensor:
+    return log_probs.amax(-1).exp()
+
+
+def _margin(log_probs: Tensor) -> Tensor:
+    best = log_probs.topk(min(2, log_probs.shape[-1]), -1).values.exp()
+    return best[:, 0] - best[:, 1:].sum(-1)
+
+
+def _negative_entropy(log_probs: Tensor) -> Tensor:
+    return (log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order masks are revealed.
+
+    Args:
+        name: what the table and error messages call it.
+        sureness: log f [R, V] -> [R], larger where the network is surer.
+        entropy_bound: reveal all masks whose entropy in nats is at most this, and the surest in any case, instead of as
+            many as make the steps come out; then `steps` says nothing.
+    """
+
+    name: str
+    sureness: Callable[[Tensor], Tensor]
+    entropy_bound: float | None = None
+
+    def chosen(self, sureness: Tensor, entropy: Tensor, masked: Tensor, steps_left: int) -> Tensor:
+        """Which of the masks are revealed now, all [B, L]; of equally sure ones the first."""
+        ranked = torch.argsort(sureness.masked_fill(~masked, -torch.inf), dim=1, descending=True, stable=True)
+        rank = torch.argsort(ranked, dim=1)
+        if self.entropy_bound is not None:
+            return masked & ((rank == 0) | (entropy <= self.entropy_bound))
+        quota = -(-masked.sum(1, keepdim=True) // steps_left)
+        return masked & (rank < quota)
+
+
+ORDERS: Mapping[str, Order] = {
+    order.name: order
+    for order in (Order("probability", _probability), Order("margin", _margin), Order("entropy", _negative_entropy))
+}
+
+
+def reveal_in_order(
+    network: Network,
+    process: TokenProcess,
+    x: Tensor,
+    order: Order,
+    steps: int,
+    sharpening: Sharpening,
+    constraint: Constraint | None,
+    draws: Draws,
+    callback: Callback | None = None,
+) -> Tensor:
+    """Reveal all masks of x [B, L]."""
+    x = constraint(x) if constraint is not None else x.clone()
+    if callback is not None:
+        callback(0, 1.0, x)
+
+    def drawn(log_probs: Tensor, rows: Tensor, step: int) -> Tensor:
+        return inverse_cdf(log_probs.exp(), draws.uniform(Use.TARGET, step).flatten().to(rows.device)[rows])
+
+    def reveal(rows: Tensor, tokens: Tensor, step: int) -> None:
+        nonlocal x
+        x = x.flatten().index_copy(0, rows, tokens.to(x)).view(x.shape)
+        if callback is not None:
+            callback(step + 1, float((x == process.vocab_size).double().mean()), x)
+
+    _in_order(network, process, lambda: x, order, steps, sharpening, drawn, reveal)
+    return x
+
+
+def order_nats(
+    model: AnyModel,
+    process: TokenProcess,
+    data: Tensor,
+    *,
+    method: str | Method,
+    order: str | Order = "probability",
+    steps: int | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> Tensor:
+    """-log p(x) in nats of each sequence of data [B, L], [B] float64: the exact likelihood of the sampler that begins
+    with masks only and reveals them in this order.
+
+    Args:
+        model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
+        process: absorb.
+        data: token ids.
+        method: what the network's outputs mean.
+        order: a name of `ORDERS`, or one of your own.
+        steps: in how many steps all are revealed; by default one a token.
+        temperature: the sampler's.
+        top_p: the sampler's; what it cuts off has probability 0.
+    """
+    chosen = get_method(method)
+    chosen.check(process)
+    if isinstance(order, str) and order not in ORDERS:
+        raise ValueError(f"unknown order {order!r}; use one of {', '.join(ORDERS)}, or an Order")
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be at least 1; got {steps}")
+    how = order if isinstance(order, Order) else ORDERS[order]
+    check_reveals(how.name, chosen, process, None)
+    network = Network.of(model, process.vocab_size, None, None, len(data))
+    x0 = data.to(network.device)
+    x, nats = torch.full_like(x0, process.vocab_size), torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
+
+    def pays(log_probs: Tensor, rows: Tensor, step: int) -> Tensor:
+        del step
+        return -at_token(log_probs, x0.flatten()[rows])
+
+    def reveal(rows: Tensor, cost: Tensor, step: int) -> None:
+        nonlocal x
+        del step
+        nats.index_add_(0, rows // x.shape[1], cost)
+        x = x.flatten().index_copy(0, rows, x0.flatten()[rows]).view(x.shape)
+
+    with evaluating(model):
+        length = x0.shape[1]
+        _in_order(network, process, lambda: x, how, steps or length, Sharpening(temperature, top_p), pays, reveal)
+    network.check_outputs()
+    return nats
+
+
+def _in_order(
+    network: Network,
+    process: TokenProcess,
+    state: Callable[[], Tensor],
+    order: Order,
+    steps: int,
+    sharpening: Sharpening,
+    value: Callable[[Tensor, Tensor, int], Tensor],
+    reveal: Callable[[Tensor, Tensor, int], None],
+) -> None:
+    """Until no mask is left: value(log f [R, V], rows [R], step) of every mask, and reveal(rows, values, step) of those
+    whose turn it is."""
+    most = float(process.kernel(1.0).a)
+    step = 0
+    while bool((masked := (x := state()) == process.vocab_size).any()):
+        rows = masked.flatten().nonzero().squeeze(1)
+        share = masked.double().mean(1).clamp_max(most)  # a(t) = share
+
+        def judged(outputs: Tensor, part: slice, rows: Tensor = rows, step: int = step) -> Tensor:
+            log_probs = sharpening.log_probs(outputs.double())
+            values = value(log_probs, rows[part], step).double()
+            return torch.stack([order.sureness(log_probs), -_negative_entropy(log_probs), values], 1)
+
+        found = network.rows(x, -torch.log1p(-share), Places(rows), full_precision=True).map(judged)
+        sureness, entropy, values = (
+            torch.zeros_like(x, dtype=torch.float64).view(-1).index_copy(0, rows, column).view(x.shape)
+            for column in found.T
+        )
+        now = order.chosen(sureness, entropy, masked, max(1, steps - step)).flatten().nonzero().squeeze(1)
+        reveal(now, values.flatten()[now], step)
+        step += 1

@@ -1,0 +1,88 @@
+"""Confidence orders: the law of the sampler, and its exact likelihood, by enumeration."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import cedd
+from cedd.samplers import ORDERS, Fixed, Order, order_nats, sample
+from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, p_value
+
+V, L = 3, 3
+BOUNDED = Order("entropy", ORDERS["entropy"].sureness, entropy_bound=0.8)
+
+
+def sureness(name: str, probs: np.ndarray) -> float:
+    ordered = np.sort(probs)[::-1]
+    return {"probability": ordered[0], "margin": ordered[0] - ordered[1]}.get(
+        name, float((probs * np.log(probs)).sum())
+    )
+
+
+def enumerated(model: Table, process: cedd.TokenProcess, name: str, steps: int, bound: float | None) -> np.ndarray:
+    """p(x) of every sequence from masks only, by following the sampler for each, [V^L]."""
+    law, most = [], float(process.kernel(1.0).a)
+    for x0 in itertools.product(range(V), repeat=L):
+        x, probability = [V] * L, 1.0
+        for left in range(steps, 0, -1):
+            masks = [i for i in range(L) if x[i] == V]
+            if not masks:
+                break
+            sigma = torch.tensor([-np.log1p(-min(len(masks) / L, most))]).float()
+            f = torch.softmax(model.outputs(torch.tensor([x]), sigma)[0], -1).numpy()
+            best = sorted(masks, key=lambda i: -sureness(name, f[i]))
+            if bound is None:
+                turn = best[: -(-len(masks) // left)]
+            else:
+                turn = [i for i in best if i == best[0] or -sureness("entropy", f[i]) <= bound]
+            for i in turn:
+                probability *= f[i][x0[i]]
+                x[i] = x0[i]
+        law.append(probability)
+    return np.array(law)
+
+
+@pytest.mark.parametrize("steps", [3, 2, 1])
+@pytest.mark.parametrize("order", [*ORDERS.values(), BOUNDED], ids=["probability", "margin", "entropy", "bounded"])
+def test_the_likelihood_and_the_samples_are_the_enumerated_law(order: Order, steps: int):
+    process = cedd.absorb(V)
+    model = Table(process, L, seed=4)
+    steps = 3 if order.entropy_bound is not None else steps
+    law = enumerated(model, process, order.name, steps, order.entropy_bound)
+    assert law.sum() == pytest.approx(1.0)
+    everything = torch.tensor(list(itertools.product(range(V), repeat=L)))
+    nats = order_nats(model, process, everything, method="cedd", order=order, steps=steps)
+    np.testing.assert_allclose(nats.exp().reciprocal().numpy(), law, rtol=1e-9)
+    drawn = sample(
+        model, process, (6000, L), method="cedd", sampler=order, steps=steps, seeds=range(6000),
+        x_start=torch.full((6000, L), V),
+    )  # fmt: skip
+    counts = np.bincount((drawn * torch.tensor([9, 3, 1])).sum(-1).numpy(), minlength=27)
+    assert p_value(counts, law) > ERROR_RATE
+
+
+def test_as_many_calls_as_steps_and_what_is_fixed_stays():
+    process = cedd.absorb(V)
+    model = HalvedTable(process, L, seed=4)
+    fixed = Fixed(torch.tensor([2, 0, 0]), torch.tensor([True, False, False]))
+    seen = []
+    options = {"method": "bayes", "sampler": "margin", "constraint": fixed, "exclude": [1]}
+    x = sample(model, process, (50, L), steps=2, seeds=range(50), callback=lambda k, t, x: seen.append(k), **options)
+    assert len(model.calls) <= 2
+    assert seen == list(range(len(seen)))
+    assert bool((x[:, 0] == 2).all())
+    assert set(x[:, 1:].unique().tolist()) <= {0, 2}
+
+
+def test_what_has_no_order_is_refused():
+    for process, method, message in (
+        (cedd.uniform(V), "bayes", "has none"),
+        (cedd.roulette(V), "bayes", "never change once revealed"),
+        (cedd.absorb(V), "sedd", "gives ratios"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sample(Table(process, L), process, (2, L), method=method, sampler="margin")
+        with pytest.raises(ValueError, match=message):
+            order_nats(Table(process, L), process, torch.zeros(1, L, dtype=torch.int64), method=method)
