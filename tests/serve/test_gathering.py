@@ -1,12 +1,18 @@
 """Runs that ask one network together: one call a step, each with its own answer, as if it were alone."""
 
+import asyncio
 import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from cedd.models.loaded import SamplingOptions
+from cedd.serve.desk import Desk, Job
 from cedd.serve.gathering import Ended, Gathering, Question, Run
+from cedd.serve.limits import Limits
 from cedd.tasks import generate
 
 
@@ -110,6 +116,39 @@ def test_a_network_that_fails_fails_those_who_asked_it():
         gathering.turn()
     assert [str(errors[0]) for errors in ended] == ["broken", "broken"]
     assert sound == [None]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Work that asks a network so often, or takes a while without it."""
+
+    name: str
+    times: int
+    order: list[str]
+    key: None = None
+    texts: int = 1
+
+    def run(self, run: Run, jobs: Sequence[Job]) -> None:
+        for _ in range(self.times):
+            run.ask(Question(Doubler(), torch.zeros(1, 4), torch.ones(1)))
+        time.sleep(0 if self.times else 0.01)
+        self.order.append(self.name)
+        jobs[0].finish({})
+
+
+def test_a_run_that_asks_is_not_held_up_by_those_that_do_not():
+    async def ask() -> list[str]:
+        desk, order = Desk(Limits()), list[str]()
+        jobs = [Job(Asking("asks", 4, order), 30), *(Job(Asking("quick", 0, order), 30) for _ in range(80))]
+        for job in jobs:
+            desk.take(job)
+        desk.start()
+        for job in jobs:
+            await job.answer()
+        desk.close(1)
+        return order
+
+    assert asyncio.run(ask()).index("asks") < 60  # four turns, and not after all others
 
 
 @pytest.mark.parametrize("name", ["small", "masks"])

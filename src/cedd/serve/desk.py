@@ -16,6 +16,8 @@ from cedd.serve.limits import Limits, Refused, busy
 LOG = logging.getLogger("cedd.serve")
 TOGETHER = 0.003
 """Seconds that an idle server waits after a request for others that come with it."""
+BEGINNING = 0.05
+"""Seconds after which no further runs are begun before a network is called."""
 MOST_STACKED = 64
 """Texts of one run."""
 LATE = "the request took longer than its deadline of {:g} s; ask for fewer tokens, steps or texts"
@@ -172,8 +174,10 @@ class Desk:
                 self.gathering.end(run, Ended())
 
     def _begin(self) -> None:
-        """Begin as many runs as there may be, those with the same key as one."""
-        while jobs := self._next():
+        """Begin as many runs as there may be, those with the same key as one, but soon go on with those that ask: a
+        run may end without a question, and others come in its place."""
+        end = time.monotonic() + BEGINNING
+        while time.monotonic() < end and (jobs := self._next()):
 
             def work(run: Run, jobs: Sequence[Job] = jobs) -> None:
                 jobs[0].work.run(run, jobs)
