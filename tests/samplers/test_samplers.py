@@ -246,6 +246,15 @@ def test_the_key_value_cache_changes_nothing():
 # ---- choosing a token -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [1, 2, 7, 96, 1000])
+def test_logarithms_of_weights_are_drawn_from_as_the_weights_are(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randn(64, size, generator=generator, dtype=torch.float64)
+    logits[:, :-1].masked_fill_(torch.rand(64, size - 1, generator=generator) < 0.3, -torch.inf)
+    u = torch.rand(64, generator=generator, dtype=torch.float64)
+    assert torch.equal(inverse_cdf(logits, u, log=True), inverse_cdf(logits.exp(), u))
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e300)), min_size=1, max_size=40),

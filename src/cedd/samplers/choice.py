@@ -13,19 +13,25 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
-def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
+def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     """Index drawn from weights [R, V] >= 0 (of any sum > 0) with uniform numbers u [R] in [0, 1): [R] int64.
 
     In two levels of about sqrt(V): sums of blocks, then one block. An entry of weight 0 is never drawn.
+    log: the weights are given as logarithms, and raised right into their blocks.
     """
     rows, size = weights.shape
     width = math.isqrt(size - 1) + 1
     count = -(-size // width)
-    blocks = F.pad(weights.to(torch.float64), (0, count * width - size)).view(rows, count, width)
+    padded = weights.new_empty(rows, count * width, dtype=torch.float64)
+    padded[:, size:] = 0.0
+    if log:
+        torch.exp(weights, out=padded[:, :size])
+    else:
+        padded[:, :size] = weights
+    blocks = padded.view(rows, count, width)
     block, rest = _first_beyond(blocks.sum(-1), u.to(weights.device, torch.float64), relative=True)
     inside = blocks.gather(1, block[:, None, None].expand(rows, 1, width)).squeeze(1)
     place, _ = _first_beyond(inside, rest, relative=False)
@@ -84,7 +90,7 @@ class Sharpening:
 
     def draw(self, logits: Tensor, u: Tensor) -> Tensor:
         """Tokens [R] from softmax(logits [R, V]) after sharpening, by uniform numbers u [R]."""
-        return inverse_cdf(torch.exp(self.log_probs(logits)), u)
+        return inverse_cdf(self.log_probs(logits), u, log=True)
 
     def _nucleus(self, log_probs: Tensor) -> Tensor:
         ordered, places = log_probs.sort(dim=-1, descending=True)
