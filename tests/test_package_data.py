@@ -1,21 +1,26 @@
 """The models that come with the package: they are small, described, and do what their card says."""
 
 import json
+import re
+import time
 
 import pytest
 
 import cedd
-from cedd.cli.given import DEFAULT_MODEL
+from cedd.cli.given import CORRECTOR, WRITER
 from cedd.data.text import encode_text
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 from cedd.spelling.book import Book
 from cedd.spelling.correct import corrections
 from cedd.spelling.corruption import corrupt_letters, swap_letters
+from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
 from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks.card import model_card
 
 LIMIT = 32_000_000
+FILLED = {"The city of Paris is the ____{1} of France.": "The city of Paris is the capital of France."}
+"""Texts with blanks, and how they are filled where the likeliest word is taken."""
 
 PROSE = """\
 The ferry was late again that morning, and the people who waited for it had long since run out of things to say about
@@ -49,16 +54,22 @@ going to bring in the hay, and then he asked how far it was.
 
 @pytest.fixture(scope="module")
 def model():
-    return cedd.load(DEFAULT_MODEL, device="cpu")
+    return cedd.load(CORRECTOR, device="cpu")
 
 
-def test_the_model_is_here():
-    """In the source and in what is built: without it most of the following could not be run, and nothing may skip."""
-    assert DEFAULT_MODEL in cedd.PRETRAINED
+@pytest.fixture(scope="module")
+def writer():
+    return cedd.load(WRITER, device="cpu")
 
 
-def test_the_model_is_small_and_described():
-    folder = pretrained_root() / DEFAULT_MODEL
+def test_the_models_are_here():
+    """In the source and in what is built: without them most of the following could not be run, and nothing may skip."""
+    assert {WRITER, CORRECTOR} <= set(cedd.PRETRAINED)
+
+
+@pytest.mark.parametrize(("name", "script"), [(CORRECTOR, "english_char.py"), (WRITER, "english.py")])
+def test_a_model_is_small_and_described(name, script):
+    folder = pretrained_root() / name
     names = {file.name for file in folder.iterdir()}
     assert {CONFIG_FILE, WEIGHTS_FILE, CARD_FILE} <= names
     assert "train.json" not in names  # which names a machine's folders
@@ -66,13 +77,37 @@ def test_the_model_is_small_and_described():
     card = (folder / CARD_FILE).read_text("utf-8")
     for said in ("What it was trained on", "What it scores", "What it is not for", "CC BY-SA"):
         assert said in card
-    assert "$ python benchmarks/english_char.py" in card
+    assert f"$ python benchmarks/{script}" in card
 
 
-def test_the_card_says_what_the_folder_has(model):
-    folder = pretrained_root() / DEFAULT_MODEL
-    config = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
-    assert (folder / CARD_FILE).read_text("utf-8") == model_card(config, model.folder.model.num_parameters())
+@pytest.mark.parametrize("which", ["model", "writer"])
+def test_the_card_says_what_the_folder_has(which, request):
+    folder = request.getfixturevalue(which).folder
+    config = json.loads((folder.path / CONFIG_FILE).read_text("utf-8"))
+    assert (folder.path / CARD_FILE).read_text("utf-8") == model_card(config, folder.model.num_parameters())
+
+
+def test_the_writer_writes_words(writer):
+    """The same for a seed; most of its words are English ones, with a space between."""
+    (text,) = writer.generate(seed=1, steps=8)
+    assert [text] == writer.generate(seed=1, steps=8)
+    words = [word.lower() for word in re.findall("[A-Za-z]{3,}", text)]
+    assert len(words) > 20
+    known = set(load_lexicon(pretrained_root() / CORRECTOR / LEXICON_FILE).words)
+    assert sum(word in known for word in words) > 0.75 * len(words)
+
+
+def test_the_writer_fills_in_what_is_meant(writer):
+    """A short text is read amid masks, and a blank after a space is a word with it."""
+    assert writer.reads_passages
+    for text, meant in FILLED.items():
+        assert writer.infill(text, temperature=0.0, seed=0) == meant
+
+
+def test_the_writer_is_loaded_in_a_second():
+    began = time.process_time()
+    cedd.load(WRITER, device="cpu")
+    assert time.process_time() - began < 2.0  # of one core; slow ones are not in a hurry
 
 
 @pytest.mark.parametrize(

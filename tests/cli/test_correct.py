@@ -20,10 +20,11 @@ from tests.tasks.models import mending, save_random
 
 @pytest.fixture
 def shelf(tmp_path, monkeypatch):
-    """A package with a model: random weights that, at these settings, change some letters."""
+    """A package with its models: of the corrector random weights that, at these settings, change some letters."""
     root = tmp_path / "pretrained"
     monkeypatch.setattr(locate, "pretrained_root", lambda: root)
     save_random(root / "english-char", extra={"correction": {"t": 0.6}})
+    save_random(root / "english", "absorb", "cedd", told="nothing")
     return root
 
 
@@ -61,7 +62,7 @@ def test_the_packages_model_is_not_one_that_happens_to_be_called_so(shelf, tmp_p
     assert capsys.readouterr().out == f"{text}\n"  # the folder's, which trusts every letter
     used.clear()
     assert main(["sample", "--length", "4", "--device", "cpu"]) == 0
-    assert used[0] == shelf / "english-char"
+    assert used[0] == shelf / "english"
 
 
 @pytest.mark.parametrize("text", ["teh cat sat " * 25, "teh cat/sat on " * 300, "~dear reader"])

@@ -62,6 +62,17 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     assert load(out, device="cpu").folder.config["correction"] == said["correction"]
 
 
+def test_a_model_is_given_defaults_of_sampling(run, tmp_path, capsys):
+    out = tmp_path / "model"
+    words = ["export", str(run), "--out", str(out), "--device", "cpu", "--sampling"]
+    assert main([*words, "steps=48", "top_p=0.95"]) == 0
+    assert load(out, device="cpu").folder.config["sampling"] == {"steps": 48, "top_p": 0.95}
+    assert "| sampling's defaults | steps 48, top_p 0.95 |" in (out / "README.md").read_text()
+    for wrong in ("steps=many", "top_p=2", "top_k=40", "temperature"):
+        assert main([*words, wrong]) == 2
+        assert f"and top_p=NUMBER (up to 1); got {wrong!r}" in capsys.readouterr().err
+
+
 def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
     """Options that are not sought stay, figures of correction with others go, those of perplexity stay."""
     before = {

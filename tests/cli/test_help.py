@@ -225,7 +225,7 @@ def test_zsh_completes_commands_options_choices_and_files(tmp_path: Path):
         "cedd bench tr\t--pres\tti\t": ["bench", "train", "--preset", "tiny"],
         "cedd train english\t--data pyth\t": ["train", "english-char", "--data", "python-manual"],
         "cedd train char --data ced\t": ["train", "char", "--data", "cedd.zsh"],
-        "cedd spelling engl\t": ["spelling", "english-char"],
+        "cedd spelling english-\t": ["spelling", "english-char"],
     }
     show = 'cedd() { print -r -- "got $# ${(q)@}" }'
     lines = [f"source {script_in(tmp_path, 'zsh')}", "unsetopt beep", show, *typed, "exit"]

@@ -197,6 +197,20 @@ def test_a_space_before_a_blank_is_that_of_the_word_in_it(parts):
     assert generate(loaded, prompt=parts[0], options=FAST)[0].startswith(parts[0])
 
 
+def test_a_model_has_its_own_defaults_of_sampling(tmp_path):
+    """They stand where nothing is asked for; what is asked for stands before them."""
+    plain, own = (
+        load(save_random(tmp_path / name, "absorb", "cedd", extra=extra), device="cpu")
+        for name, extra in (("plain", {}), ("own", {"sampling": {"temperature": 0.0, "steps": 2}}))
+    )
+    assert own.generate(seed=1) == plain.generate(seed=1, steps=2, temperature=0.0) != plain.generate(seed=1)
+    assert own.settled(SamplingOptions(), 32) == SamplingOptions(steps=2, temperature=0.0, top_p=1.0)
+    assert plain.settled(SamplingOptions(), 32) == SamplingOptions(steps=64, temperature=1.0, top_p=1.0)
+    asked = SamplingOptions(steps=8, temperature=1.0, top_p=0.5)
+    assert own.settled(asked, 32) == asked
+    assert own.generate(seed=1, steps=8, temperature=1.0) == plain.generate(seed=1, steps=8)
+
+
 def test_a_document_is_not_ended_in_the_midst_of_a_text():
     """By a model that believes in nothing else than the token for it."""
     loaded = mending("absorb", tokenizer=WORDS)

@@ -52,8 +52,9 @@ class SamplerOptions:
     """Steps from noise to data; by default one for four tokens, from 64 to 256 (first-hitting: one a token)."""
     grid: str = "uniform"
     """Where the steps lie: uniform, evenly in time, or jumps, evenly in jumps."""
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
+    """By default the model's own, or 1, which leaves what the network says as it is; so are its steps."""
     corrector: float | None = None
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     batch: int | None = None
@@ -176,11 +177,11 @@ class Sample(SamplingArguments):
     """example: cedd sample -n 3 --prompt "The " --watch
 
     Sample texts from a trained model: a run's folder, a name on the hub, or by default the model that comes with cedd,
-    english-char. Your own: cedd sample runs/first
+    english. Your own: cedd sample runs/first
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
-    """A run's folder or a name; without it english-char of the package."""
+    """A run's folder or a name; without it english of the package."""
     length: int | None = None
     """Tokens of a sample; by default as many as the model reads."""
     prompt: str = ""
@@ -193,7 +194,7 @@ class Infill(SamplingArguments):
 
     Fill the blanks of a text: ____ has as many tokens as underscores (three at least), ____{12} has 12. What is given
     comes out byte for byte.
-    Without a RUN (a folder, or a name on the hub) the model that comes with cedd does it, english-char.
+    Without a RUN (a folder, or a name on the hub) the model that comes with cedd does it, english.
     """
 
     words: ModelAndText
@@ -367,6 +368,8 @@ class Export(CommonArguments):
     correction: tuple[str, ...] = ()
     """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2): options of cedd correct. They stand before what
     calibration finds, and that before what the RUN has. Figures of other defaults leave the card."""
+    sampling: tuple[str, ...] = ()
+    """Defaults of sampling as NAME=VALUE: steps, temperature, top_p."""
     chosen: str | None = None
     """How they were chosen, in words, for the card; of calibration it says so by itself."""
 

@@ -20,7 +20,7 @@ from rich.style import Style
 from cedd.cli import UserError
 from cedd.cli.arguments import Correct
 from cedd.cli.console import PlainConsole
-from cedd.cli.given import model_and_text
+from cedd.cli.given import CORRECTOR, model_and_text
 from cedd.cli.progress import progress_bar
 from cedd.models.locate import is_model, locate, packaged, pretrained_names
 from cedd.names import printable
@@ -111,8 +111,8 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
         if files and (on_files or all(is_file(word) for word in files)):
             if arguments.file is not None:
                 raise UserError("give files by their names or by --file, not both")
-            return packaged("english-char") if model is None else locate(model), [file_source(Path(f)) for f in files]
-    name, given = model_and_text(words)
+            return packaged(CORRECTOR) if model is None else locate(model), [file_source(Path(f)) for f in files]
+    name, given = model_and_text(words, CORRECTOR)
     typed = given is not None and given != "-"
     if typed and arguments.file is not None:
         raise UserError("give the text or a file of it, not both")

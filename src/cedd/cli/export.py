@@ -14,6 +14,7 @@ from cedd.models.folder import refuse_occupied
 from cedd.models.loaded import LoadedModel
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE
 from cedd.report.commands import train_command
+from cedd.samplers.choice import Sharpening
 from cedd.spelling.calibrate import calibrate
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.options import RENAMED, CorrectionOptions, current_names
@@ -35,6 +36,7 @@ def run(arguments: Export) -> int:
     extra: dict[str, Any] = {"title": arguments.title or model.folder.config.get("title") or arguments.out.name}
     extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments)}
     extra |= correction_facts(model, arguments)
+    extra |= {"sampling": sampling_defaults(arguments.sampling)} if arguments.sampling else {}
     model.save_pretrained(arguments.out, weights=arguments.weights, extra=extra, force=arguments.force)
     size = sum(file.stat().st_size for file in arguments.out.iterdir() if file.is_file())
     record = {"out": str(arguments.out), "bytes": size, "weights": arguments.weights or model.folder.weights}
@@ -76,6 +78,20 @@ def read_options(words: tuple[str, ...]) -> dict[str, Any]:
             raise UserError(f"--correction takes NAME=NUMBER, such as threshold=0.3; got {word!r}") from None
     CorrectionOptions().changed(found).check()
     return current_names(found)
+
+
+def sampling_defaults(words: tuple[str, ...]) -> dict[str, float]:
+    """Defaults of sampling from NAME=VALUE, checked."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        try:
+            found[name] = {"steps": int, "temperature": float, "top_p": float}[name](value)
+            Sharpening(found.get("temperature", 1.0), found.get("top_p", 1.0))
+        except (KeyError, ValueError):
+            message = "--sampling takes steps=NUMBER, temperature=NUMBER (0 or more) and top_p=NUMBER (up to 1)"
+            raise UserError(f"{message}; got {word!r}") from None
+    return found
 
 
 def _said(record: dict[str, Any]) -> str:

@@ -54,6 +54,7 @@ def draw(arguments: Genppl, out: Path | None) -> Samples:
     assert out is not None
     model = load(arguments.model, arguments.device)
     options = sampling_options(arguments.options, arguments.seed)
+    options = model.settled(options, arguments.length or model.length)
     ids = generate_ids(model, arguments.n, arguments.length, options)
     texts = [model.tokenizer.decode(row.numpy()) for row in ids]
     made_by = {"model": arguments.model, "length": ids.shape[1], **asdict(options)}

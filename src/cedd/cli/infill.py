@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cedd.cli import UserError
 from cedd.cli.arguments import Infill
-from cedd.cli.given import model_and_text
+from cedd.cli.given import WRITER, model_and_text
 from cedd.cli.sampling import check, show
 from cedd.tasks import load
 from cedd.tasks.infill import blank_template
@@ -13,7 +13,7 @@ from cedd.tasks.infill import blank_template
 def run(arguments: Infill) -> int:
     """Print the filled texts, one after the other, or as JSON."""
     check(arguments)
-    name, text = model_and_text(arguments.words)
+    name, text = model_and_text(arguments.words, WRITER)
     if text is None:
         raise UserError('there is no text: cedd infill "The ____ sat on the ____."')
     model = load(name, arguments.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cedd.cli.arguments import Sample
-from cedd.cli.given import DEFAULT_MODEL
+from cedd.cli.given import WRITER
 from cedd.cli.sampling import check, show
 from cedd.models.locate import packaged
 from cedd.tasks import load
@@ -13,7 +13,7 @@ from cedd.tasks.generate import prompt_template
 def run(arguments: Sample) -> int:
     """Print the samples, separated by rules, or as JSON."""
     check(arguments)
-    model, sampler = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device), arguments.options.sampler
+    model, sampler = load(arguments.model or packaged(WRITER), arguments.device), arguments.options.sampler
     template = prompt_template(model, arguments.prompt, arguments.length)
     title = f"{model.name}, {sampler}"
     show(arguments, model, template, title, "samples", f"\n{'=' * 72}\n", sampler=sampler)

@@ -35,13 +35,14 @@ def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How to sample; see `cedd.sample`."""
+    """How to sample; see `cedd.sample`. None: the model's own default, or the usual one."""
 
     sampler: str = "analytic"
     steps: int | None = None
-    """By default one for four tokens, from 64 to 256."""
-    temperature: float = 1.0
-    top_p: float = 1.0
+    """Usually one for four tokens, from 64 to 256."""
+    temperature: float | None = None
+    top_p: float | None = None
+    """Usually 1, both."""
     grid: str = "uniform"
     corrector: Corrector | None = None
     batch: int | None = None
@@ -55,6 +56,12 @@ class SamplingOptions:
     def of(cls, **given: Any) -> SamplingOptions:
         """The defaults, with those given in their place."""
         return changed(cls(), given, "the options of sampling")
+
+    def settled(self, length: int, own: Mapping[str, Any]) -> SamplingOptions:
+        """With a model's `own` defaults, or the usual ones for texts of so many tokens, where None stands."""
+        usual = {"steps": default_steps(length), "temperature": 1.0, "top_p": 1.0}
+        missing = {name: own.get(name, value) for name, value in usual.items() if getattr(self, name) is None}
+        return replace(self, **missing)
 
 
 def _seeds_of(seed: int | None, seeds: Sequence[int] | None, n: int) -> Sequence[int]:
@@ -109,6 +116,10 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, V={self.process.vocab_size}, length={self.length})"
 
+    def settled(self, options: SamplingOptions, length: int) -> SamplingOptions:
+        """The options with this model's defaults, `sampling` of its config.json, where none are given."""
+        return options.settled(length, self.folder.config.get("sampling", {}))
+
     def check_length(self, length: int) -> None:
         """Refuse what the network cannot read."""
         if not 1 <= length <= self.length:
@@ -147,7 +158,7 @@ class LoadedModel:
 
         start: x_start and t_start of `cedd.sample`.
         """
-        settings = {**vars(options), "steps": default_steps(shape[1]) if options.steps is None else options.steps}
+        settings = dict(vars(self.settled(options, shape[1])))
         settings["seeds"] = _seeds_of(settings.pop("seed"), options.seeds, shape[0])
         autocast = self.device.type == "cuda" and not self.method.dynamics.noisy
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):

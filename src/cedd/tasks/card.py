@@ -3,7 +3,7 @@
 What is said there beyond the model's shape, a folder's config.json holds under these keys, each of which may lack:
 `title` and `summary`; `imported` (`family`, `source`), of a network that others have trained; `training` (`data`,
 `command`, `steps`, `batch`); `results`, figures as `cedd spelling --json` and `cedd evaluate --json` print them;
-`correction`, the model's defaults, and `chosen`, how they were.
+`correction` and `sampling`, the model's defaults, and `chosen`, how they were.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def model_card(config: Mapping[str, Any], parameters: int) -> str:
         "## What it is\n\n" + _table(_shape(config, parameters)),
         *_origin(config.get("imported", {})),
         *_training(config.get("training", {}), config.get("data", {})),
-        *([f"## How correction's defaults were chosen\n\n{config['chosen']}\n"] if config.get("chosen") else []),
+        *([f"## How {_chosen(config)}'s defaults were chosen\n\n{config['chosen']}\n"] if config.get("chosen") else []),
         *_results(config.get("results", {})),
         "## What it is not for\n\n" + (_CORRECTION if corrects else "") + _LIMITS,
     ]
@@ -68,6 +68,10 @@ def _origin(imported: Mapping[str, Any]) -> Iterator[str]:
             f"## Where it is from\n\nA network of the family {imported['family']}, trained and released by its authors "
             f"as `{imported['source']}`, and imported by `cedd import`. Their licence applies to its weights.\n"
         )
+
+
+def _chosen(config: Mapping[str, Any]) -> str:
+    return "sampling" if config.get("sampling") and not config.get("correction") else "correction"
 
 
 def _use(config: Mapping[str, Any]) -> str:
@@ -96,7 +100,10 @@ def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
         "tokens": f"`{config['tokenizer']['name']}`, {network['vocab_size']:,} of them",
         "reads": f"{config['length']} tokens at once",
         "weights": f"{config.get('weights', 'float32')} on the disk, float32 in memory",
-        "correction's defaults": ", ".join(f"{k} {v}" for k, v in config.get("correction", {}).items()) or None,
+        **{
+            f"{kind}'s defaults": ", ".join(f"{k} {v}" for k, v in config.get(kind, {}).items()) or None
+            for kind in ("correction", "sampling")
+        },
     }
 
 
