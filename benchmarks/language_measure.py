@@ -188,7 +188,7 @@ class OwnJudge:
 
 
 def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str]:
-    """Let every judge read the samples that it has not read yet, cell by cell; the name of each cell that changed.
+    """Let every judge read the samples that it has not read yet; the name of the cell after each reading.
 
     A judge that is missing leaves its column empty, and says so in one line.
     """
@@ -200,8 +200,9 @@ def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str
                 for way, row in content["cells"][cell]["final"]["rows"].items():
                     for steps, sampled in row["samples"].items():
                         ids = arrays[key("samples", way, steps)].astype(np.int64)
-                        sampled["judges"][name] = judged(ids, judge, Texts(arguments).tokenizer)
-            yield cell
+                        if name not in sampled["judges"]:
+                            sampled["judges"][name] = judged(ids, judge, Texts(arguments).tokenizer)
+                            yield cell
 
 
 def unjudged(record: Mapping[str, Any], name: str) -> bool:

@@ -128,7 +128,9 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
         list(benchmark.judge_rows(replace(nowhere, judge={"smollm2": str(tmp_path / "none.gguf")}), content))
     assert content == done.content
 
-    assert set(benchmark.judge_rows(arguments, content)) == set(CELLS)
+    readings = list(benchmark.judge_rows(arguments, content))  # after each of which the results are saved
+    assert set(readings) == set(CELLS)
+    assert readings.count("dfm/kappa-t2") == 4  # two ways, two numbers of steps
     sampled = content["cells"]["dfm/kappa-t2"]["final"]["rows"]["corrector"]["samples"]["3"]
     found = sampled["judges"]["ar"]
     assert found["mean"]["low"] <= found["mean"]["value"] <= found["mean"]["high"]
