@@ -79,7 +79,7 @@ def test_masks_leave_the_context_clean(models: dict[str, LoadedModel]) -> None:
     assert abs(found.value - expected) < 5 * found.stderr
     assert found.stderr < 0.02 * abs(expected)
     whole = model.model(torch.cat([context, answer])[None], torch.ones(1))[:, 4:]
-    assert torch.equal(network(answer[None], torch.ones(1)), whole)
+    torch.testing.assert_close(network(answer[None], torch.ones(1)), whole)  # sums differ in the last bit on some CPUs
     assert float((whole - model.model(answer[None], torch.ones(1))).abs().max()) > 1e-3
 
 
