@@ -168,7 +168,7 @@ def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_pa
         "a\\|b",
         "[1, 2]",
         "int8 on the disk",
-        "neither inserts nor deletes",
+        "inserts and deletes letters only",
     ):
         assert said in card
 
