@@ -224,7 +224,8 @@ class CellHooks(Hooks, ABC):
 
     def on_start(self, trainer: Trainer) -> None:
         config, self.started = trainer.config, time.perf_counter()
-        tell("begin", step=trainer.state.step, config=to_json(config), machine=machine(config.device), time=time.time())
+        said = to_json(replace(config, out=Path(config.out.name)))  # a machine's paths are no part of a result
+        tell("begin", step=trainer.state.step, config=said, machine=machine(config.device), time=time.time())
         if self.stop_at is not None:
             seconds = max(0.0, self.stop_at - time.time())
             timer = threading.Timer(seconds, setattr, (trainer.stop, "requested", True))

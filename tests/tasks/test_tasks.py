@@ -2,12 +2,15 @@
 
 import math
 import re
+from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import cedd
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer
@@ -226,12 +229,13 @@ def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(
     assert [one.reads_passages for one in (told, free, shuffled)] == [False, True, False]
     assert free.network(1, free.length) is free.model
     assert told.network(1, 6) is told.model
-    torch.nn.init.normal_(free.model.backbone.conditioning.modulation.bias)  # open gates: positions see each other
+    conditioning = free.model.get_submodule("backbone.conditioning.modulation")
+    torch.nn.init.normal_(conditioning.get_parameter("bias"))  # open gates: positions see each other
     x, sigma = torch.tensor([[1, 2, len(ALPHABET), 3, 4, 5]]), torch.zeros(1)
     block = torch.full((1, free.length), len(ALPHABET))
     start = (free.length - 6) // 2
     block[:, start : start + 6] = x
-    network = free.network(1, 6)
+    network = cast(Callable[[Tensor, Tensor], Tensor], free.network(1, 6))
     torch.testing.assert_close(network(x, sigma), free.model(block, sigma)[:, start : start + 6])
     assert not torch.allclose(network(x, sigma), free.model(x, sigma), atol=1e-3)
     for sampler in ("analytic", "first-hitting"):
