@@ -27,6 +27,7 @@ from cedd.cli.quickstart import (
     activation,
     configuration,
     in_time,
+    seconds_per_step,
     summary,
     vocabulary,
 )
@@ -194,6 +195,19 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
     faster = in_time(configuration(Quickstart(out=tmp_path / "run")), 240, Console(quiet=True))
     assert faster.steps <= 1500
     assert (faster.steps == 1500) == (OTHER_SECONDS + (1500 + OTHER_STEPS) * milliseconds / 1000 < 240)
+
+
+def test_one_thread_is_used_where_two_wait_for_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    config, before = configuration(Quickstart(out=tmp_path / "run", device="cpu")), torch.get_num_threads()
+    try:
+        for slow, kept in ((1000, 1), (200, 2)):
+            torch.set_num_threads(2)
+            speeds = {1: 300, 2: slow}
+            monkeypatch.setattr("cedd.cli.quickstart.timed", lambda *_, of=speeds: [of[torch.get_num_threads()]] * 4)
+            assert seconds_per_step(config, torch.device("cpu")) == pytest.approx(min(speeds.values()) / 1000)
+            assert torch.get_num_threads() == kept
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_step_is_really_timed(tmp_path: Path):

@@ -103,9 +103,7 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> TrainConfi
     if begun.is_file():
         return of_steps(config, read_config(begun).steps)
     started, device = time.monotonic(), pick_device(config.device)
-    with our_step(config, vocabulary(config)) as step:
-        first = statistics.median(timed(step, 4, 4, device))
-        each = statistics.mean(timed(step, max(4, round(1000 * MEASURED_SECONDS / first)), 0, device)) / 1000
+    each = seconds_per_step(config, device)
     left = seconds - OTHER_SECONDS - (time.monotonic() - started)
     fitting = max(LEAST_STEPS, int(left / each - OTHER_STEPS))
     steps = min(config.steps, fitting) if device.type == "cuda" else fitting
@@ -117,6 +115,22 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> TrainConfi
     return of_steps(config, steps)
 
 
+def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
+    """What a step takes with all threads or with one, whichever is faster, which is kept.
+
+    Threads wait for one another at every operation: where another program holds a core, two were five times slower.
+    """
+    usual, seconds = torch.get_num_threads(), dict[int, float]()
+    with our_step(config, vocabulary(config)) as step:
+        for threads in (usual, 1) if device.type == "cpu" and usual > 1 else (usual,):
+            torch.set_num_threads(threads)
+            first = statistics.median(timed(step, 4, 4, device))
+            steps = max(4, round(1000 * MEASURED_SECONDS / first))
+            seconds[threads] = statistics.mean(timed(step, steps, 0, device)) / 1000
+    torch.set_num_threads(min(seconds, key=seconds.__getitem__))
+    return min(seconds.values())
+
+
 def vocabulary(config: TrainConfig) -> int:
     """How many tokens the run will have: as many as its tokenizer's name says, or about as many as the manual has
     characters."""
@@ -124,7 +138,7 @@ def vocabulary(config: TrainConfig) -> int:
     return int(size) if size else 97
 
 
-MEASURED_SECONDS = 4.0
+MEASURED_SECONDS = 3.0
 OTHER_SECONDS, OTHER_STEPS = 25.0, 120
 """What is not training takes so many seconds, and as long as so many steps where the network is needed: at most."""
 LEAST_STEPS = 60

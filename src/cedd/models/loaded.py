@@ -63,14 +63,13 @@ class SamplingOptions:
         missing = {name: own.get(name, value) for name, value in usual.items() if getattr(self, name) is None}
         return replace(self, **missing)
 
-
-def _seeds_of(seed: int | None, seeds: Sequence[int] | None, n: int) -> Sequence[int]:
-    """A seed for each of n texts: those given, or by one seed, or by chance."""
-    if seeds is None:
-        return text_seeds(secrets.randbits(64) if seed is None else seed, n)
-    if seed is not None:
-        raise ValueError("give a seed, or seeds for each of the texts, not both")
-    return seeds
+    def seeds_of(self, n: int) -> Sequence[int]:
+        """A seed for each of n texts: those given, or by one seed, or by chance."""
+        if self.seeds is None:
+            return text_seeds(secrets.randbits(64) if self.seed is None else self.seed, n)
+        if self.seed is not None:
+            raise ValueError("give a seed, or seeds for each of the texts, not both")
+        return self.seeds
 
 
 class LoadedModel:
@@ -158,8 +157,8 @@ class LoadedModel:
 
         start: x_start and t_start of `cedd.sample`.
         """
-        settings = dict(vars(self.settled(options, shape[1])))
-        settings["seeds"] = _seeds_of(settings.pop("seed"), options.seeds, shape[0])
+        settings = dict(vars(self.settled(options, shape[1])), seeds=options.seeds_of(shape[0]))
+        del settings["seed"]
         autocast = self.device.type == "cuda" and not self.method.dynamics.noisy
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             drawn = sample(

@@ -112,11 +112,13 @@ def _denoise(
     sampling = SamplingOptions(steps=options.steps, temperature=options.temperature, seed=seed)
     result = ids.copy()
     cuts = windows(len(ids), loaded.length)
+    seeds = sampling.seeds_of(len(cuts))
     for begin in range(0, len(cuts), BATCH):
         group = cuts[begin : begin + BATCH]
         x, where = (torch.from_numpy(np.stack([part[w.start : w.stop] for w in group])) for part in (ids, fixed))
         start = {"x_start": x, "t_start": options.t}
-        drawn = loaded.draw((len(group), x.shape[1]), sampling, Fixed(x, where), method=method, **start)
+        own = replace(sampling, seed=None, seeds=seeds[begin : begin + BATCH])
+        drawn = loaded.draw((len(group), x.shape[1]), own, Fixed(x, where), method=method, **start)
         for row, w in enumerate(group):
             result[w.first : w.last] = drawn[row, w.first - w.start : w.last - w.start].numpy()
         if watch is not None:
