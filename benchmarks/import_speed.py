@@ -1,7 +1,7 @@
 """How long the import of a published network takes, and how much memory: one of 170 M parameters with random weights.
 
     python benchmarks/import_speed.py                 # writes such a folder, imports it in a process of its own
-    python benchmarks/import_speed.py --family gidd --width 256 --depth 4
+    python benchmarks/import_speed.py --family gidd --width 384 --depth 4
 
 One JSON object: the size of the file, the seconds of `cedd.import_model` and of `cedd import` (which also writes the
 new folder), the peak of the memory of either process, and that over the size of the file.

@@ -237,6 +237,7 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
     for name, value, message in (
         ("rotary_emb.inv_freq", weights["rotary_emb.inv_freq"] * 0.5, "other frequencies"),
+        ("rotary_emb.inv_freq", torch.ones(1), "heads need"),
         ("logit_bias", torch.ones(1, 1, 1), "logit_bias is not 0"),
         ("extra.weight", torch.ones(2), "holds 1 tensors that have no place, first extra.weight"),
     ):
@@ -252,6 +253,16 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
         cedd.import_model(folder)
     with pytest.raises(ValueError, match=r"there is no folder .*; on the hub, names are owner/name"):
         cedd.import_model(tmp_path / "nothing" / "here")
+
+
+def test_frequencies_may_be_rounded_and_a_length_has_its_limit(tmp_path: Path) -> None:
+    folder, weights = published(tmp_path / "theirs", "mdlm")
+    rounded = {name: value.bfloat16() if name.startswith("rotary") else value for name, value in weights.items()}
+    ddit.write(folder, MDLM, rounded, "backbone.")
+    cedd.import_model(folder)
+    ddit.write(folder, {**MDLM, "model_length": 10**12}, weights, "backbone.")
+    with pytest.raises(ValueError, match="asks for 1000000000000 positions; at most 65536"):
+        cedd.import_model(folder)
 
 
 def test_a_tokenizer_must_fit(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cedd.device import pick_device
 from cedd.evaluation.likelihood import DRAWS, LogLikelihood, TextLikelihoods
 from cedd.models.folder import load_folder
@@ -62,7 +64,8 @@ class HarnessModel(LM):
         super().__init__()
         if unknown := sorted(set(unused) - {"batch_size", "max_batch_size"}):
             raise ValueError(f"the model cedd has no argument {unknown[0]!r}")
-        place = pick_device(device.partition(":")[0])
+        name = device.partition(":")[0]  # the harness says cuda:0 where its user has said nothing
+        place = pick_device("auto" if name == "cuda" and not torch.cuda.is_available() else name)
         self.loaded = LoadedModel(load_folder(pretrained, place), place)
         self.likelihoods = TextLikelihoods(self.loaded, int(draws), int(seed))
         self.steps, self.record = steps, None if record is None else Path(record)
