@@ -30,6 +30,6 @@ for method in (sedds, stops_early):  # sedds stops at t = 0.001
     bound = cedd.estimate_bound(network, process, counting(256), method=method)
     print(f"{method.name:<11}  {bound.nats_per_token:.3f} ± {1.96 * bound.stderr:.3f}, entropy {ENTROPY:.3f}")
 
-drawn = cedd.sample(network, process, (256, L), method=stops_early, steps=64)  # which end at t = 0.01, too
+drawn = cedd.sample(network, process, (256, L), method=stops_early, steps=64, deterministic=False)  # ends there, too
 print(f"{counts(drawn):.0%} of the samples count")
 # --8<-- [end:use]

@@ -35,7 +35,8 @@ network = train("cedd", process)
 for steps in (8, 32, 128):
     for rule in ("analytic", remasking(8.0)):
         generator = torch.Generator().manual_seed(0)
-        drawn = cedd.sample(network, process, (1000, L), method="cedd", sampler=rule, steps=steps, generator=generator)
+        drawing = {"steps": steps, "generator": generator, "deterministic": False}  # the network reads all at once
+        drawn = cedd.sample(network, process, (1000, L), method="cedd", sampler=rule, **drawing)
         name = rule if isinstance(rule, str) else rule.name
         print(f"{steps:>4} steps, {name:<10} {counts(drawn):.1%} of the samples count")
 # --8<-- [end:use]
