@@ -3,13 +3,16 @@ enough."""
 
 import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from cedd.cli import main
 from cedd.data.folders import data_root
+from tests.browser import CHROMIUM
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
@@ -31,3 +34,15 @@ def fast_run(tmp_path_factory) -> Path:
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["quickstart", "--fast", "--out", str(out), "--device", "cpu"]) == 0
     return out
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium without a page; see tests/browser.py."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -1,11 +1,9 @@
 """The report in a real browser without a network: nothing is asked for, nothing fails, it moves, and it can be read.
 
-Needs playwright (of the dev extra) and a Chromium that the machine already has; neither is downloaded here.
+See tests/browser.py for what it needs.
 """
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,12 @@ import pytest
 from cedd.evaluation.baselines import Baseline
 from cedd.report.pages import comparison_page
 from cedd.report.records import BoundFigures, ComparedRun, RunComparison
+from tests.browser import Visit as OpenPage
+from tests.browser import needs_chromium
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+pytestmark = needs_chromium
 
 WIDE, PHONE = (1100, 900), (390, 844)
-READABLE = 4.5  # the contrast that WCAG asks of body text
 
 CONTRASTS = """() => {
   const shine = colour => {
@@ -44,34 +41,16 @@ CONTRASTS = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-class Visit:
-    """An open page, with what went wrong on it and what it asked for."""
+class Visit(OpenPage):
+    """An open file."""
 
     def __init__(self, browser: Any, path: Path, scheme: str = "light", size: tuple[int, int] = WIDE) -> None:
-        view = {"width": size[0], "height": size[1]}
-        self.context = browser.new_context(color_scheme=scheme, viewport=view, offline=True)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
+        super().__init__(browser, path.as_uri(), size, scheme, offline=True)
+        self.page.goto(self.address)
 
     def check(self, path: Path) -> None:
         assert self.complaints == []
         assert self.requests == [path.as_uri()]
-
-    def close(self) -> None:
-        self.context.close()
 
 
 @pytest.fixture
@@ -115,9 +94,7 @@ def test_pages_can_be_read_in_light_and_dark(browser: Any, fast_run: Path, compa
     grounds: list[str] = []
     for path in (fast_run / "report.html", comparison):
         visit = Visit(browser, path, scheme)
-        found = visit.page.evaluate(CONTRASTS)
-        assert len(found) > 10
-        assert [what for contrast, what in found if contrast < READABLE] == []
+        visit.check_contrasts(CONTRASTS)
         grounds.append(visit.page.evaluate("getComputedStyle(document.body).backgroundColor"))
         visit.check(path)
         visit.close()

@@ -1,9 +1,8 @@
 """The page in a real browser, used as a person would: each pane, two sizes, light and dark, a server that goes away.
 
-Needs playwright (of the dev extra) and a Chromium that the machine already has; neither is downloaded here.
+See tests/browser.py for what it needs.
 """
 
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +12,14 @@ import pytest
 from cedd.serve.desk import Desk
 from cedd.serve.limits import Limits
 from cedd.serve.models import Shelf
+from tests.browser import Visit as OpenPage
+from tests.browser import needs_chromium
 from tests.serve.servers import Server, Site, bound_socket, free_port, make_app, until
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 PHONE, WIDE = (360, 740), (1600, 1000)
 SIZES = pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
-READABLE = 4.5  # the contrast that WCAG asks of body text
 
 # Every text with its colour and the colours behind it, down to the first that hides what is below.
 CONTRASTS = """() => {
@@ -52,27 +50,12 @@ TOO_WIDE = """() => [...document.querySelectorAll("body *")].filter(node => node
   .map(node => node.tagName + "#" + node.id)"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-class Visit:
-    """An open page, with what went wrong on it and what it asked for."""
+class Visit(OpenPage):
+    """An open page of the server."""
 
     def __init__(self, browser: Any, address: str, size: tuple[int, int] = WIDE, scheme: str = "light") -> None:
-        view = {"width": size[0], "height": size[1]}
-        self.context = browser.new_context(color_scheme=scheme, viewport=view, reduced_motion="reduce")
+        super().__init__(browser, address, size, scheme, reduced_motion="reduce")
         self.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        self.page, self.address = self.context.new_page(), address
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(address)
         self.until("() => document.getElementById('w-model').options.length > 0")
 
@@ -95,9 +78,7 @@ class Visit:
         assert self.page.evaluate(NAMELESS) == []
         assert self.page.evaluate(REPEATED_IDS) == []
         assert self.page.evaluate(TOO_WIDE) == []
-        found = self.page.evaluate(CONTRASTS)
-        assert len(found) > 10
-        assert [what for contrast, what in found if contrast < READABLE] == []
+        self.check_contrasts(CONTRASTS)
 
     def write(self, **fields: str) -> None:
         for name, value in {"length": "20", "steps": "8", "seed": "7", **fields}.items():

@@ -100,9 +100,17 @@ def _time_ours(
 
     def draw() -> int:
         counting = CountingNetwork(network)
-        generator = torch.Generator().manual_seed(options.seed)
-        options_ = {"sampler": sampler, "steps": steps, "generator": generator, "device": device}
-        sample(counting, process, shape, method=method, deterministic=False, **options_)
+        sample(
+            counting,
+            process,
+            shape,
+            method=method,
+            sampler=sampler,
+            steps=steps,
+            generator=torch.Generator().manual_seed(options.seed),
+            deterministic=False,
+            device=device,
+        )
         return counting.calls
 
     if device.type == "cuda":

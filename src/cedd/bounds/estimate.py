@@ -89,12 +89,12 @@ class BoundEstimate:
 
     @property
     def perplexity(self) -> float:
-        return _exp(self.nats_per_token)
+        return exp_or_inf(self.nats_per_token)
 
     @property
     def perplexity_ci95(self) -> Interval:
         low, high = self.ci95
-        return _exp(low), _exp(high)
+        return exp_or_inf(low), exp_or_inf(high)
 
     @property
     def bits_per_token(self) -> float:
@@ -146,7 +146,8 @@ def mean_interval(values: Tensor) -> Interval:
     return _interval(mean, error, len(values) - 1, skewness_of_mean(values))
 
 
-def _exp(x: float) -> float:
+def exp_or_inf(x: float) -> float:
+    """e^x; infinity where that is no float64."""
     return math.exp(x) if x < 700 else math.inf
 
 

@@ -22,7 +22,7 @@ from cedd.names import nearest_path, printable, suggestion
 COMMANDS: Mapping[str, str] = {
     "quickstart": "train, measure, sample and infill in minutes, and write a page about it",
     "train": "train a network on text, any method on any process",
-    "evaluate": "bound a model's perplexity on text, with an interval, or compare two models",
+    "evaluate": "bound a model's perplexity on text, with an interval, or compare several",
     "sample": "draw texts from a trained model, and watch them being denoised",
     "infill": "fill the blanks of a text",
     "correct": "correct the spelling of a text",

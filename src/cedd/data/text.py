@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,3 +119,8 @@ def unknown_share(tokenizer: Tokenizer, ids: NDArray[np.integer], most: float = 
             "--most-unknown (most_unknown=) allows more"
         )
     return share
+
+
+def before_first(text: str, ends: Iterable[str]) -> str:
+    """The text up to the first of the `ends` that is in it; empty ones end nothing."""
+    return text[: min((place for end in ends if end and (place := text.find(end)) >= 0), default=len(text))]

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cedd.bounds.estimate import Interval, mean_and_stderr, mean_interval
+from cedd.bounds.estimate import Interval, exp_or_inf, mean_and_stderr, mean_interval
 from cedd.data.evaluation_sets import EvaluationData
 from cedd.data.packing import evenly_spaced
 from cedd.evaluation.perplexity import Measurement
@@ -151,11 +151,11 @@ class Figure:
     @property
     def per_word(self) -> float:
         """exp of the nats of a word: a perplexity, or the ratio of two."""
-        return _exp(self.nats_per_byte * self.bytes_per_word)
+        return exp_or_inf(self.nats_per_byte * self.bytes_per_word)
 
     @property
     def per_word_ci95(self) -> Interval:
-        return _exp(self.ends[0] * self.bytes_per_word), _exp(self.ends[1] * self.bytes_per_word)
+        return exp_or_inf(self.ends[0] * self.bytes_per_word), exp_or_inf(self.ends[1] * self.bytes_per_word)
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,6 @@ def scored(units: Units, run: int, measurement: Measurement) -> Scored:
 def _figure(values: Tensor, units: Units) -> Figure:
     mean, stderr = mean_and_stderr(values)
     return Figure(mean, stderr, mean_interval(values), units.bytes_per_word)
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from cedd.bounds.estimator import estimate_bound
-from cedd.data.text import Ids, encode_given
+from cedd.data.text import Ids, before_first, encode_given
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.transformer import Transformer
 from cedd.network import Network, Places, evaluating
-from cedd.samplers import Fixed
+from cedd.samplers import prompt
 
 Kind = Literal["exact", "conditional", "joint"]
 DRAWS = 8
@@ -121,13 +121,11 @@ class TextLikelihoods:
         """Text of at most so many tokens after a context, cut before the first of `until`."""
         length = self.loaded.length
         room = most if most < length else length // 2
-        prompt = torch.from_numpy(encode_given(self.loaded.tokenizer, context)[-(length - room) :])
-        size = len(prompt) + room
-        where = torch.arange(size) < len(prompt)
-        constraint = Fixed(torch.cat([prompt, torch.zeros(room, dtype=torch.int64)]), where) if len(prompt) else None
+        given = torch.from_numpy(encode_given(self.loaded.tokenizer, context)[-(length - room) :])
+        size = len(given) + room
+        constraint = prompt(given, size) if len(given) else None
         drawn = self.loaded.draw((1, size), options or SamplingOptions(), constraint)[0]
-        text = self.loaded.tokenizer.decode(drawn[len(prompt) :].numpy())
-        return text[: min([len(text), *(text.index(end) for end in until if end and end in text)])]
+        return before_first(self.loaded.tokenizer.decode(drawn[len(given) :].numpy()), until)
 
     def _scored(self, context: Ids, answer: Ids, number: int) -> LogLikelihood:
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cedd.bounds.estimate import BoundEstimate, Interval, mean_and_stderr, mean_interval
+from cedd.bounds.estimate import BoundEstimate, Interval, exp_or_inf, mean_and_stderr, mean_interval
 from cedd.bounds.estimator import Sampling, estimate_bound
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
@@ -126,7 +126,7 @@ class Measurement:
                 continue
             nats = estimate.nats_per_token * (self.protocol["tokens"] / self.protocol[counted])
             if unit == "word":
-                found["perplexity_per_word"] = math.exp(nats) if nats < 700 else math.inf
+                found["perplexity_per_word"] = exp_or_inf(nats)
             else:
                 found[f"bits_per_{unit}"] = nats / math.log(2)
         return found

@@ -94,7 +94,7 @@ def reveal_in_order(
         callback(0, 1.0, x)
 
     def drawn(log_probs: Tensor, rows: Tensor, step: int) -> Tensor:
-        return inverse_cdf(log_probs.exp(), draws.uniform(Use.TARGET, step).flatten().to(rows.device)[rows])
+        return inverse_cdf(log_probs, draws.uniform(Use.TARGET, step).flatten().to(rows.device)[rows], log=True)
 
     def reveal(rows: Tensor, tokens: Tensor, step: int) -> None:
         nonlocal x

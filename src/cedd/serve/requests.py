@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cedd.data.text import before_first
 from cedd.models.loaded import SamplingOptions
 from cedd.samplers import GRIDS
 from cedd.serve.desk import Work
@@ -83,7 +84,7 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
         unprocessable(f"the prompt has {given} tokens, and the model reads {model.length}; shorten it")
     width = fields.whole("max_tokens", 1, room, room)
     n = fields.whole("n", 1, limits.most_texts, 1)
-    stops = [stop for stop in fields.texts("stop", MOST_STOPS, limits.most_characters, []) if stop]
+    stops = fields.texts("stop", MOST_STOPS, limits.most_characters, [])
     echo, streams = fields.flag("echo"), fields.flag("stream")
     options, seed = sampling_of(fields, shelf, name, limits)
     fields.without(*WITHOUT)
@@ -112,8 +113,8 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
 
 def cut(text: str, stops: list[str]) -> tuple[str, Literal["stop", "length"]]:
     """A text up to the first of the stops that is in it, and why it ends."""
-    place = min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)
-    return (text, "length") if place is None else (text[:place], "stop")
+    kept = before_first(text, stops)
+    return kept, "length" if kept == text else "stop"
 
 
 def infilling(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
