@@ -57,6 +57,17 @@ def test_a_completion_is_what_the_model_generates(client: Any, shelf: Shelf):
     assert (reply["object"], reply["model"], reply["seed"]) == ("text_completion", "small", 5)
 
 
+def test_what_is_not_asked_for_is_the_models_own(client: Any, shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    own = {"steps": 5, "temperature": 0.0}
+    monkeypatch.setitem(shelf["small"].folder.config, "sampling", own)
+    asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "seed": 5}
+    reply = client.post("/v1/completions", json=asked).json()
+    wanted = generate(shelf["small"], length=16, prompt="the ", options=SamplingOptions(seed=5, **own))
+    assert ["the " + choice["text"] for choice in reply["choices"]] == wanted
+    monkeypatch.delitem(shelf["small"].folder.config, "sampling")
+    assert generate(shelf["small"], length=16, prompt="the ", options=SamplingOptions(seed=5)) != wanted
+
+
 def test_a_completion_without_a_seed_says_which_it_had(client: Any):
     asked = {"max_tokens": 8, "steps": 4}
     first = client.post("/v1/completions", json=asked).json()

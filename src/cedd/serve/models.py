@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cedd.models.loaded import SamplingOptions
 from cedd.models.locate import packaged, pretrained_names
-from cedd.samplers import SAMPLERS, default_steps
+from cedd.samplers import SAMPLERS
 from cedd.samplers.loop import check_sampler
 from cedd.serve.memory import Memory
 from cedd.spelling.correct import lexicon_file
@@ -71,7 +72,7 @@ def _about(model: LanguageModel) -> dict[str, Any]:
         "vocabulary": model.process.vocab_size,
         "length": model.length,
         "parameters": model.model.num_parameters(),
-        "steps": default_steps(model.length),
+        "steps": model.settled(SamplingOptions(), model.length).steps,
         "samplers": [sampler for sampler in SAMPLERS if _samples(model, sampler)],
         "tasks": list(_tasks(model)),
     }

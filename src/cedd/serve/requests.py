@@ -58,12 +58,12 @@ def model_of(fields: Fields, shelf: Shelf, task: str) -> tuple[str, LanguageMode
 
 
 def sampling_of(fields: Fields, shelf: Shelf, name: str, limits: Limits) -> tuple[SamplingOptions, int]:
-    """How to sample, and the seed; one is chosen where none is given."""
+    """How to sample, by the model's own defaults where nothing is given, and the seed, by chance where none is."""
     options = SamplingOptions(
         sampler=fields.choice("sampler", shelf.about[name]["samplers"], "analytic"),
         steps=fields.whole("steps", 1, limits.most_steps, None),
-        temperature=fields.number("temperature", 0.0, 10.0, 1.0),
-        top_p=fields.number("top_p", 1e-6, 1.0, 1.0),
+        temperature=fields.number("temperature", 0.0, 10.0, None),
+        top_p=fields.number("top_p", 1e-6, 1.0, None),
         grid=fields.choice("grid", GRIDS, "uniform"),
     )
     seed = fields.whole("seed", 0, SEEDS, None)
