@@ -215,7 +215,7 @@ def judges(arguments: Arguments, name: str, cells: Sequence[str], done: Sequence
     """The judge of each cell: one for all, or the autoregressive cell of the same length, if it is done."""
     if name != OWN_JUDGE:
         if cells:
-            judge = HubJudge(arguments.judge[name], batch=arguments.judge_batch)
+            judge = HubJudge(arguments.judge[name], str(pick_device(arguments.device)), arguments.judge_batch)
             yield from ((cell, judge) for cell in cells)
         return
     for length in dict.fromkeys(read_cell(cell).length for cell in cells):
