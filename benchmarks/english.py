@@ -18,7 +18,6 @@ import json
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -42,15 +41,12 @@ from cedd.models.locate import TRAIN_FILE
 from cedd.storage import json_sha256, write_json
 from cedd.training.config import PRESETS, DataConfig, TrainConfig, read_config
 from cedd.training.distributed import joined_ranks
+from cedd.training.in_time import InTime
 from cedd.training.loop import Hooks, Trainer, share_the_interpreter
 
 WRAPPED = ("books",)
 """Files whose paragraphs are broken into lines; their lines are joined, so that samples have none."""
 LINE_END = re.compile(r"(?<!\n)\n(?!\n)")
-UNTIMED = 20
-"""First steps, slowed down by compilation."""
-EVERY = 100
-"""Steps after which the number of all steps is chosen anew, as long as the rate does not fall yet."""
 ABOUT = """\
 447 English books from Project Gutenberg, in the public domain, and a collection of English Wikipedia articles, under
 CC BY-SA, which share no 13 words in a row with the usual evaluation sets; one document in 200 is held out. War and
@@ -174,29 +170,6 @@ def recipe(arguments: Arguments) -> TrainConfig:
         seed=arguments.seed,
         device=arguments.device,
     )
-
-
-@dataclass
-class InTime(Hooks):
-    """As many steps as fit the seconds, at the speed of the last ones; chosen before the rate falls."""
-
-    seconds: float
-    end: float = 0.0
-    last: tuple[int, float] | None = None
-    """A step, and when it began."""
-
-    def before_step(self, trainer: Trainer) -> None:
-        config, step, now = trainer.config, trainer.state.step, time.monotonic()
-        if self.last is None:
-            if step >= UNTIMED:
-                self.last, self.end = (step, now), now + self.seconds
-            return
-        falls = (1 - config.optimizer.decay_share) * config.steps
-        if step % EVERY or not config.optimizer.warmup <= step < falls - EVERY:
-            return
-        steps, seconds = step - self.last[0], now - self.last[1]
-        trainer.choose_steps(step + max(EVERY, int((self.end - now) * steps / seconds)))
-        self.last = step, now
 
 
 def train(arguments: Arguments) -> int:

@@ -4,7 +4,6 @@ import json
 import lzma
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -32,28 +31,6 @@ def test_lines_of_books_are_joined_and_held_out_documents_are_left_out(tmp_path:
     assert "is a town.\nIt has a river" in learnt
     assert ("number 9." in held_out, "number 9." in learnt) == (True, False)
     assert ("Town 19 " in held_out, "Town 19 " in learnt) == (True, False)
-
-
-def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch):
-    """At half the speed from step 1,000 on fewer are chosen, but none any more once the rate falls."""
-    now, chosen = 0.0, list[int]()
-    monkeypatch.setattr("english.time.monotonic", lambda: now, raising=True)
-    config = english.recipe(english.Arguments(warmup=300))
-    trainer = SimpleNamespace(config=config, state=SimpleNamespace(step=0))
-
-    def choose_steps(steps: int) -> None:
-        trainer.config = english.replace(trainer.config, steps=steps)
-        chosen.append(trainer.state.step)
-
-    trainer.choose_steps = choose_steps
-    hooks = english.InTime(400.0)
-    while trainer.state.step < trainer.config.steps:
-        hooks.before_step(trainer)
-        now += 10.0 if trainer.state.step < 3 else 0.04 if trainer.state.step < 1000 else 0.08
-        trainer.state.step += 1
-    assert chosen[0] == 300
-    assert chosen[-1] < 0.3 * trainer.config.steps
-    assert 400 <= now - 30.0 < 402  # but for the first steps, which were slow
 
 
 @pytest.mark.slow

@@ -21,17 +21,20 @@ from cedd.cli.arguments import Quickstart, parse
 from cedd.cli.completion import help_text
 from cedd.cli.quickstart import (
     BOXED_CORRECTION,
+    EVERY,
     LEAST_STEPS,
     OTHER_SECONDS,
     OTHER_STEPS,
     activation,
     configuration,
+    first_choice,
     in_time,
     seconds_per_step,
     summary,
     vocabulary,
 )
 from cedd.training.config import read_config
+from cedd.training.in_time import InTime
 
 Record = dict
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,15 +187,21 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
     said = io.StringIO()
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
     for minutes in (4, 20):
-        chosen = in_time(config, 60 * minutes, Console(file=said, width=200))
-        seconds = OTHER_SECONDS + (chosen.steps + OTHER_STEPS) * milliseconds / 1000
-        assert chosen.steps == LEAST_STEPS or 0.97 * 60 * minutes < seconds <= 60 * minutes
-        assert f"{milliseconds} ms on this machine: {chosen.steps} steps for {minutes} minutes" in said.getvalue()
+        chosen, hooks = in_time(config, 60 * minutes, Console(file=said, width=200))
+        found = re.findall(rf"{milliseconds} ms on this machine: (\d+) steps for {minutes} minutes", said.getvalue())
+        steps = int(found[-1])
+        seconds = OTHER_SECONDS + (steps + OTHER_STEPS) * milliseconds / 1000
+        assert steps == LEAST_STEPS or 0.97 * 60 * minutes < seconds <= 60 * minutes
+        assert isinstance(hooks, InTime)
+        assert 60 * minutes - OTHER_SECONDS - 5 < hooks.seconds <= 60 * minutes - OTHER_SECONDS
+        falls = (1 - chosen.optimizer.decay_share) * chosen.steps
+        assert chosen.steps == max(steps, first_choice(chosen.optimizer))
+        assert falls >= chosen.optimizer.warmup + 2 * EVERY  # the number is chosen at least once more
         assert (chosen.evaluation.every, chosen.checkpoint_every) == (chosen.steps // 10,) * 2
         chosen.check()
     monkeypatch.setattr("cedd.cli.quickstart.pick_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("cedd.cli.quickstart.our_step", lambda config, vocabulary: contextlib.nullcontext())
-    faster = in_time(configuration(Quickstart(out=tmp_path / "run")), 240, Console(quiet=True))
+    faster, _ = in_time(configuration(Quickstart(out=tmp_path / "run")), 240, Console(quiet=True))
     assert faster.steps <= 1500
     assert (faster.steps == 1500) == (OTHER_SECONDS + (1500 + OTHER_STEPS) * milliseconds / 1000 < 240)
 
@@ -219,7 +228,9 @@ def test_a_step_is_really_timed(tmp_path: Path):
 
 def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     config = configuration(Quickstart(fast=True, out=out, device="cpu"))
-    assert in_time(config, 6000, Console(quiet=True)).steps == config.steps == 60
+    again, hooks = in_time(config, 6000, Console(quiet=True))
+    assert again.steps == config.steps == 60
+    assert not isinstance(hooks, InTime)
 
 
 def test_its_steps_are_timed_with_as_many_tokens_as_it_will_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 import statistics
@@ -24,8 +25,9 @@ from cedd.report.measure import describe_run
 from cedd.report.pages import PAGE_FILE, interval, number, write_report
 from cedd.report.records import Effort, RunReport
 from cedd.report.runs import open_run
-from cedd.training.config import PRESETS, ProcessConfig, TrainConfig, read_config
-from cedd.training.loop import train
+from cedd.training.config import PRESETS, OptimizerConfig, ProcessConfig, TrainConfig, read_config
+from cedd.training.in_time import InTime
+from cedd.training.loop import Hooks, train
 from cedd.training.run_folder import TRAIN_FILE
 
 DEFAULT_OUT = Path("runs/quickstart")
@@ -37,15 +39,15 @@ def run(arguments: Quickstart) -> int:
     """Everything, with progress on standard error."""
     console = PlainConsole(stderr=True)
     started = time.monotonic()
-    config = configuration(arguments)
+    config, hooks = configuration(arguments), Hooks()
     if arguments.steps is None and not arguments.fast:
-        config = in_time(config, 60 * arguments.minutes, console)
+        config, hooks = in_time(config, 60 * arguments.minutes, console)
     console.print(
         f"training {config.method} on {config.process.name} for {config.steps} steps on the text of Python's manual; "
         f"the run's folder is {config.out}",
         soft_wrap=True,
     )
-    result = train(config, console)
+    result = train(config, console, hooks)
     if not result.finished:
         console.print("stopped; the same command goes on from here")
         return result.exit_code
@@ -60,7 +62,7 @@ def run(arguments: Quickstart) -> int:
     if arguments.json:
         print(json.dumps({**report.record(), "page": str(page)}))
     else:
-        print(summary(report, config.steps, page, time.monotonic() - started))
+        print(summary(report, result.step, page, time.monotonic() - started))
     return 0
 
 
@@ -94,25 +96,33 @@ def of_steps(config: TrainConfig, steps: int, evaluations: int = 10) -> TrainCon
     return replace(config, steps=steps, evaluation=replace(config.evaluation, every=every), checkpoint_every=every)
 
 
-def in_time(config: TrainConfig, seconds: float, console: Console) -> TrainConfig:
+def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[TrainConfig, Hooks]:
     """The run with as many steps as fit, at the speed that this machine has now; one that was begun keeps its own.
 
-    The rate's fall depends on the number of steps, so it is chosen before the first one.
+    Where the rate is constant at first, the number follows the speed for as long: another program may come or go.
     """
     begun = config.out / TRAIN_FILE
     if begun.is_file():
-        return of_steps(config, read_config(begun).steps)
+        return of_steps(config, read_config(begun).steps), Hooks()
     started, device = time.monotonic(), pick_device(config.device)
     each = seconds_per_step(config, device)
     left = seconds - OTHER_SECONDS - (time.monotonic() - started)
     fitting = max(LEAST_STEPS, int(left / each - OTHER_STEPS))
-    steps = min(config.steps, fitting) if device.type == "cuda" else fitting
+    most = config.steps if device.type == "cuda" else None
+    steps = fitting if most is None else min(most, fitting)
     console.print(
         f"a step takes {1000 * each:.0f} ms on this machine: {steps} steps for {seconds / 60:g} minutes (--minutes)",
         highlight=False,
         soft_wrap=True,
     )
-    return of_steps(config, steps)
+    hooks = InTime(left, 0, EVERY, OTHER_STEPS, most, of_steps)
+    return of_steps(config, max(steps, first_choice(config.optimizer))), hooks
+
+
+def first_choice(config: OptimizerConfig) -> int:
+    """How many steps a run must have at first, so that their number is chosen again before its rate falls."""
+    constant = 1 - config.decay_share
+    return math.ceil((config.warmup + 2 * EVERY) / constant) if constant > 0 else 0
 
 
 def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
@@ -142,6 +152,8 @@ MEASURED_SECONDS = 3.0
 OTHER_SECONDS, OTHER_STEPS = 25.0, 120
 """What is not training takes so many seconds, and as long as so many steps where the network is needed: at most."""
 LEAST_STEPS = 60
+EVERY = 10
+"""Steps after which their number is chosen anew."""
 
 
 def cpu_run(base: TrainConfig) -> TrainConfig:

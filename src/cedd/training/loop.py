@@ -65,7 +65,7 @@ class Hooks:
         """Before the first step, once a checkpoint has been loaded."""
 
     def before_step(self, trainer: Trainer) -> None:
-        """Before every step; `trainer.state.step` have been taken; `trainer.choose_steps` changes their number."""
+        """Before every step; `trainer.state.step` have been taken; `trainer.change` gives the run another number."""
 
     def evaluate(self, trainer: Trainer, model: Transformer) -> float:
         """Measure the averaged weights, on the first rank; lower is better, and patience goes by it."""
@@ -170,17 +170,18 @@ class Trainer:
         )
         return NoisingSampler(sampler, self.method, self.process, config.batch, config.steps)
 
-    def choose_steps(self, steps: int) -> None:
-        """From now on the run has so many steps; the rate of those taken must not have depended on their number."""
-        self.config = self.stepper.config = replace(self.config, steps=steps)
-        self.records.expect(steps)
+    def change(self, config: TrainConfig) -> None:
+        """From now on the run has another number of steps, or is evaluated and saved at others; nothing else changes,
+        and the rate of the steps taken must not have depended on it."""
+        self.config = self.stepper.config = config
+        self.records.expect(config.steps)
         if self.ranks.is_first:
-            write_json(self.config.out / TRAIN_FILE, to_json(self.config), indent=2)
+            write_json(config.out / TRAIN_FILE, to_json(config), indent=2)
 
     # The loop
 
     def _steps(self, batches: Prefetcher[StepBatch]) -> TrainResult:
-        config, state = self.config, self.state
+        state = self.state
         pending: StepFigures | None = None
         loss, bound, reason, number = None, None, "finished", None
         while state.step < self.config.steps:
@@ -188,6 +189,7 @@ class Trainer:
                 reason = "stopped early: the bound no longer improves"
                 break
             self.hooks.before_step(self)
+            config = self.config
             figures = self.stepper.step(next(batches), self.stop.requested)
             stop = self.stop.requested and self.ranks.world_size == 1  # several ranks agree through their figures
             if pending is not None:
@@ -197,10 +199,10 @@ class Trainer:
             if config.evaluation.every > 0 and state.step % config.evaluation.every == 0:
                 bound = self.evaluate()
                 self.meter.pause()
-            if stop and state.step < self.config.steps:
+            if stop and state.step < config.steps:
                 reason, number = "stopped", int(self.stop.number)
                 break
-            if state.step % config.checkpoint_every == 0 and state.step < self.config.steps:
+            if state.step % config.checkpoint_every == 0 and state.step < config.steps:
                 loss, _ = self._account(pending)
                 pending = None
                 self._save()

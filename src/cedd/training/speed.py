@@ -38,7 +38,7 @@ class Meter:
         self._flops_per_token = model.flops_per_token(config.length)
         self._peak = peak_flops(ranks.device)
         self._world = ranks.world_size
-        self._rate: float | None = None
+        self.seconds_per_step: float | None = None
         self._since: tuple[int, float] | None = None
 
     def pause(self) -> None:
@@ -52,16 +52,17 @@ class Meter:
             return
         steps, seconds = step - self._since[0], now - self._since[1]
         if seconds > 0:
-            self._rate = self._tokens_per_step * steps / seconds
+            self.seconds_per_step = seconds / steps
         if seconds > 10:  # let old speeds go
             self._since = (step, now)
 
     def figures(self) -> dict[str, float]:
-        if self._rate is None:
+        if self.seconds_per_step is None:
             return {}
-        figures = {"tokens_per_second": round(self._rate, 1)}
+        rate = self._tokens_per_step / self.seconds_per_step
+        figures = {"tokens_per_second": round(rate, 1)}
         if self._peak is not None:
-            share = self._rate * self._flops_per_token / (self._peak * self._world)
+            share = rate * self._flops_per_token / (self._peak * self._world)
             figures["share_of_peak"] = round(share, 4)
         return figures
 
