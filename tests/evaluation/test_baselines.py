@@ -90,3 +90,24 @@ def test_the_table_is_in_bits_per_character():
     assert table["gzip"].bits_per_character == compressed_bits("gzip", "abcd" * 8)
     assert table["unigram"].stderr == pytest.approx(0, abs=1e-9)
     assert table["xz"].stderr is None
+
+
+def test_without_a_training_text_each_half_is_read_by_models_of_the_other():
+    """Of two halves that have no token in common, the other half's model knows nothing; of the same ones, all."""
+
+    def letters(block):
+        return "".join("abcd"[i] for i in block)
+
+    unlike, alike = np.repeat(ids(0, 1, 2, 3), 8).reshape(4, 8), np.tile(ids(0, 0, 0, 0), 8).reshape(4, 8)
+    options = {"vocab_size": 4, "decode": letters, "orders": (2,)}
+    table = {row.name: row for row in measure_baselines(None, unlike, **options)}
+    halves = [measure_baselines(unlike[i], unlike[j], **options)[0] for i, j in ((slice(2, 4), slice(2)),) * 2]
+    assert table["unigram"].bits_per_character == pytest.approx(halves[0].bits_per_character)
+    assert table["unigram"].bits_per_character > 2
+    assert "the other half" in table["unigram"].detail
+    table = {row.name: row for row in measure_baselines(None, alike, **options)}
+    assert table["unigram"].bits_per_character < 0.2
+    assert table["primed xz"].bits_per_character < table["xz"].bits_per_character
+    assert [row.name for row in measure_baselines(None, alike[:1], **options)] == ["gzip", "bz2", "xz"]
+    (twice,) = [row for row in measure_baselines(None, alike, characters=64, **options) if row.name == "gzip"]
+    assert twice.bits_per_character == table["gzip"].bits_per_character / 2

@@ -215,6 +215,7 @@ def test_only_networks_that_were_trained_so_are_wrapped(place: Path, capsys) -> 
 def test_widths_add_up_to_the_text(text: str) -> None:
     kinds: list[Tokenizer] = [ByteTokenizer(), BPETokenizer.train([text], 270)]
     kinds += [CharTokenizer(text), PaddedTokenizer(kinds[1])]
+    assert PaddedTokenizer(kinds[1]).words_begin_with_spaces  # a blank takes the space before it, as it does without
     for tokenizer in kinds:
         assert tokenizer.widths[tokenizer.encode(text)].sum() == len(text.encode())
     numbers = IdTokenizer(20)

@@ -303,5 +303,12 @@ def test_an_imported_folder_is_a_model(tmp_path: Path, name: str, capsys: pytest
     assert math.isfinite(found.nats_per_token)
     assert len(model.generate(seed=0, steps=4)[0].split()) == ddit.LENGTH
     assert model.infill("3 4 ____{2}", steps=4, seed=0).startswith("3 4 ")
+    (tmp_path / "numbers.txt").write_text(text)
+    measured = ["--data", str(tmp_path / "numbers.txt"), "--samples", "1", "--device", "cpu", "--json"]
+    assert main(["report", str(out), *measured]) == 0
+    page, shown = (out / "report.html").read_text("utf-8"), json.loads(capsys.readouterr().out)
+    assert shown["facts"]["network"] == f"{name.upper()}, imported from theirs"
+    assert shown["infilling"]["template"].count("____") == 2
+    assert ("correction" in shown["notes"], "no learning curve" in page) == (True, True)
     assert main(["import", str(folder), "--out", str(out)]) == 2
     assert "is there already" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cedd
 from cedd.cli import main
 from cedd.data.tokenizers import END_OF_TEXT, CharTokenizer, load_tokenizer
 from cedd.evaluation.baselines import compressed_bits
@@ -85,7 +86,7 @@ def test_an_end_token_is_no_text_and_the_bound_can_be_measured_again(
     words = shlex.split(record["commands"]["evaluate"])[1:]
     assert main([*words, "--device", "cpu", "--json"]) == 0
     assert f"{bound['nats_per_token']:.9f}"[:9] in capsys.readouterr().out
-    assert "try cedd correct" in record["notes"]["correction"]
+    assert "only masks (absorb)" in record["notes"]["correction"]
     filling, tokenizer = record["infilling"], load_tokenizer(run)
     places = zip(filling["template"].split(" "), filling["original"].split(" "), strict=True)
     blanks = {word: int(blank[5:-1]) for blank, word in places if blank.startswith("____")}
@@ -115,7 +116,7 @@ def test_runs_on_the_same_text_are_paired(runs: list[Path], tmp_path: Path, caps
         assert low < difference < high
     assert short["difference"] is None  # its sequences are others
     page = path.read_text("utf-8")
-    assert page.count("other held-out text") == 1
+    assert page.count("other sequences") == 1
     assert f"{second['difference'][0]:+.4f}" in page
     for run in runs:
         assert str(run) in page
@@ -156,6 +157,78 @@ def test_only_a_report_of_that_name_has_figures_beside_it(runs, tmp_path, capsys
         assert main(["report", str(runs[0]), "--out", str(runs[0] / name), "--device", "cpu"]) == 2
         assert capsys.readouterr().err == f"cedd report: {name} must end in .html or .htm\n"
     assert (runs[0] / "train.json").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def model(runs: list[Path]) -> Path:
+    """A model that is no run."""
+    folder = runs[0].parent / "given-away"
+    cedd.load(runs[0], device="cpu").save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_is_no_run_is_measured_on_a_text(model: Path, capsys: pytest.CaptureFixture[str]):
+    text = model.parent / "words.txt"
+    assert main(["report", str(model), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == (
+        f"cedd report: {model} has no train.json, which says what text a run held out; name a text to measure it on: "
+        f"cedd report {model} --data FILE\n"
+    )
+    record = report(capsys, str(model), "--data", str(text))
+    assert (record["text"], record["held_out"]) == ("words.txt", False)
+    assert (record["losses"], record["bounds"]) == ([], [])
+    page = (model / "report.html").read_text("utf-8")
+    assert "not of a run of cedd train: it has no learning curve." in page
+    assert "characters of words.txt, which its training may have seen" in page
+    assert "chosen on another part of the text" in page
+    assert "held-out" not in page
+    assert json.loads((model / "report.json").read_text()) == record
+    assert "train" not in record["commands"]
+    assert f"--data {text}" in record["commands"]["this page"]
+    assert record["correction"]["wrong"] > 0
+    assert [one["name"] for one in record["baselines"]][-4:] == ["gzip", "bz2", "xz", "primed xz"]
+    # The command of the page measures the same figure.
+    words = shlex.split(record["commands"]["evaluate"])[1:]
+    assert main([*words, "--device", "cpu", "--json"]) == 0
+    (measured,) = json.loads(capsys.readouterr().out)["runs"]
+    for name in ("nats_per_token", "bits_per_character"):
+        assert record["bound"][name] == pytest.approx(measured["bounds"]["tight"][name], rel=1e-12)
+
+
+def test_models_on_one_text_are_compared(model: Path, runs: list[Path], tmp_path: Path, capsys):
+    path = tmp_path / "models.html"
+    record = report(capsys, str(model), str(runs[1]), "--data", str(model.parent / "words.txt"), "--out", str(path))
+    first, second = record["runs"]
+    gap = second["bound"]["bits_per_character"] - first["bound"]["bits_per_character"]
+    assert second["difference"][0] == pytest.approx(gap, abs=1e-9)
+    assert first["step"] is None
+    page = path.read_text("utf-8")
+    assert "2 models" in page
+    assert "it has no learning curve. Simple models of the same text, in bits per character: unigram" in page
+    assert f"cedd report {model} {runs[1]}" in html.unescape(re.sub("<[^>]+>", "", page))
+    assert "held-out" not in page
+
+
+def test_the_text_of_a_report_can_be_wrapped(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = str(runs[0].parent / "words.txt")
+    assert main(["report", str(runs[0]), "--wrap", "bos-eos", "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "cedd report: --wrap says how the text of --data is read; name one\n"
+    run = train(runs[0].parent, "pieces", "--text.tokenizer bpe:300")
+    record = report(capsys, str(run), "--data", text, "--wrap", "bos-eos", "--out", str(tmp_path / "x.html"))
+    assert record["facts"]["sequences"] == "16 tokens, between the tokens that begin and end a document"
+    assert record["commands"]["this page"].count("--wrap bos-eos") == 1
+    words = shlex.split(record["commands"]["evaluate"])[1:]
+    assert main([*words, "--device", "cpu", "--json"]) == 0
+    (measured,) = json.loads(capsys.readouterr().out)["runs"]
+    bits = measured["bounds"]["tight"]["bits_per_character"]
+    assert record["bound"]["bits_per_character"] == pytest.approx(bits, rel=1e-12)
+    assert END_OF_TEXT not in (tmp_path / "x.html").read_text("utf-8")
+
+
+def test_a_page_is_not_written_into_the_package(capsys: pytest.CaptureFixture[str]):
+    assert main(["report", "english-char", "--data", "python-manual", "--device", "cpu"]) == 2
+    said = "english-char is no folder of yours to write its page to; say where: --out english-char.html"
+    assert capsys.readouterr().err == f"cedd report: {said}\n"
 
 
 def test_without_samples_there_is_no_command_for_them(runs, tmp_path, capsys):

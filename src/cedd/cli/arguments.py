@@ -38,6 +38,7 @@ class CommonArguments:
     """Print one JSON object."""
 
 
+Wrap = Literal["none", "bos-eos", "trained"]
 ModelAndText = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT")]
 
 
@@ -151,7 +152,7 @@ class Evaluate(CommonArguments):
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     max_sequences: int | None = None
     """Evaluate so many, evenly spaced over the set (with several tokenizers: stretches of about as much text)."""
-    wrap: Literal["none", "bos-eos", "trained"] = "none"
+    wrap: Wrap = "none"
     """Put each block between the tokens that begin and end a document: bos-eos for all runs, trained for imported
     networks that were trained so (MDLM, DUO)."""
     most_unknown: float = 0.01
@@ -381,10 +382,15 @@ class Report(CommonArguments):
     Write a run's curves, its bound beside simple models, samples and corrections as one page, RUN/report.html (the
     example: after cedd quickstart).
     Of several runs, a comparison with paired intervals: cedd report runs/first runs/second --out comparison.html
+    Of any other model, on a text that you name:         cedd report mdlm-owt --data wikitext2 --wrap trained
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Folders of cedd train or cedd quickstart."""
+    """Folders of cedd train or cedd quickstart; with --data also those of cedd import and cedd export."""
+    data: str | None = None
+    """Measure on this text, as cedd evaluate takes it, instead of what a run held out; without a learning curve."""
+    wrap: Wrap = "none"
+    """Of --data, as cedd evaluate takes it."""
     out: Path | None = None
     """The page; by default report.html (beside it the figures, report.json), or comparison.html, in the (first) run's
     folder."""

@@ -25,7 +25,7 @@ from cedd.evaluation.perplexity import (
     asked_bounds,
     compare,
     comparison_record,
-    load_data,
+    data_for,
     measure,
     measurement_record,
     read_blocks,
@@ -93,16 +93,8 @@ def run(arguments: Evaluate) -> int:
 
 def _loaded(arguments: Evaluate, folder: ModelFolder) -> EvaluationData:
     """The data as a run reads them."""
-    trained = folder.config.get("imported", {}).get("wrap", "none")
-    return load_data(
-        arguments.data,
-        folder.tokenizer,
-        folder.length,
-        split=arguments.split,
-        root=arguments.data_root,
-        workers=arguments.workers,
-        wrap=(trained if arguments.wrap == "trained" else arguments.wrap) == "bos-eos",
-    )
+    options = {"split": arguments.split, "root": arguments.data_root, "workers": arguments.workers}
+    return data_for(folder, arguments.data, wrap=arguments.wrap, **options)
 
 
 def parse_share(text: str | None) -> float | None:

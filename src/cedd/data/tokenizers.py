@@ -46,7 +46,7 @@ class Tokenizer(ABC):
     """The character that stands for those outside `characters`, where there is one; it is never written."""
     silent: Sequence[int] = ()
     """Tokens that stand for no text, such as padding."""
-    words_begin_with_spaces: ClassVar[bool] = False
+    words_begin_with_spaces: bool = False
     """Whether the space before a word is part of the word's first token, and rarely a token of its own."""
     lossless: bool = True
     """Whether the text can be had back from its tokens."""
@@ -536,7 +536,10 @@ class IdTokenizer(Tokenizer):
         return np.array([int(word) for word in words], dtype=np.int64)
 
     def decode(self, ids: Ids, mask: str | None = MASK_CHARACTER) -> str:
-        return " ".join(super(IdTokenizer, self).decode([token], mask) for token in self._checked(ids).tolist())
+        array = self._checked(ids)
+        if not (array == self.vocab_size).any():
+            return self._decode_run(array)
+        return " ".join(super(IdTokenizer, self).decode([token], mask) for token in array.tolist())
 
     def _decode_run(self, ids: NDArray[np.int64]) -> str:
         return " ".join(map(str, ids.tolist()))
@@ -558,7 +561,7 @@ class PaddedTokenizer(Tokenizer):
     def __init__(self, base: Tokenizer, name: str | None = None) -> None:
         self.base, self.name = base, name or f"{base.name}+pad"
         self.vocab_size, self.eos_id, self.silent = base.vocab_size + 1, base.eos_id, (base.vocab_size,)
-        self.lossless = base.lossless
+        self.lossless, self.words_begin_with_spaces = base.lossless, base.words_begin_with_spaces
 
     @property
     def bos_id(self) -> int | None:

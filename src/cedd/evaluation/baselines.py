@@ -117,9 +117,13 @@ def compressed_bits(name: str, text: str, given: str = "") -> float:
     """Bits per character of `text` compressed as UTF-8, after `given` where there is one: size(both) - size(given)."""
     if not text:
         raise ValueError("an empty text has no bits per character")
+    return _compressed(name, text, given) / len(text)
+
+
+def _compressed(name: str, text: str, given: str = "") -> int:
     compress = COMPRESSORS[name]
     before = len(compress(given.encode())) if given else 0
-    return 8 * (len(compress((given + text).encode())) - before) / len(text)
+    return 8 * (len(compress((given + text).encode())) - before)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -138,33 +142,58 @@ class Baseline:
 
 
 def measure_baselines(
-    train: Ids,
+    train: Ids | None,
     held_out: Ids,
     *,
     vocab_size: int,
     decode: Callable[[Ids], str],
+    characters: float | None = None,
     orders: Sequence[int] = (2, 3, 4, 5, 6, 7, 8),
     most_tokens: int = 20_000_000,
 ) -> list[Baseline]:
     """Unigram, n-gram and compressors on held-out blocks [N, L], the n-gram at the order that is best *there*.
 
     Choosing the order on the held-out text favours the baseline, never the network. Of a long training text the last
-    `most_tokens` are read.
+    `most_tokens` are read. Without a training text each half of the blocks is read by models of the other half, and a
+    single block by compressors alone.
+
+    Args:
+        train: token ids of the training text, of any shape.
+        held_out: the blocks.
+        vocab_size: V.
+        decode: the text of token ids.
+        characters: those that the blocks stand for; by default those of their text.
+        orders: n-gram orders to try.
+        most_tokens: of the training text that are read.
     """
-    tokens = train.ravel()[-most_tokens:]
-    texts = [decode(block) for block in held_out]
-    text, given = "".join(texts), decode(tokens)
-    per_character = held_out.size / max(1, len(text))
+    text = decode(held_out.ravel())
+    count = max(1, len(text)) if characters is None else characters
+    middle, folds = len(held_out) // 2, list[tuple[Ids, Ids]]()
+    if train is not None:
+        folds = [(train.ravel()[-most_tokens:], held_out)]
+    elif middle:
+        folds = [(held_out[middle:].ravel(), held_out[:middle]), (held_out[:middle].ravel(), held_out[middle:])]
+    learnt = "the other half of the text" if train is None else "the training text"
+    made = _n_grams(folds, vocab_size, held_out.size / count, orders, learnt) if folds else []
+    made += [Baseline(name, _compressed(name, text) / count, None, "the text alone") for name in COMPRESSORS]
+    if folds:
+        primed = sum(_compressed("xz", decode(blocks.ravel()), decode(tokens)) for tokens, blocks in folds)
+        made.append(Baseline("primed xz", primed / count, None, f"having read {learnt}"))
+    return made
+
+
+def _n_grams(
+    folds: Sequence[tuple[Ids, Ids]], vocab_size: int, per_character: float, orders: Sequence[int], learnt: str
+) -> list[Baseline]:
+    """Unigram and n-gram models of the first of each pair on the blocks of the second."""
     possible = [order for order in orders if vocab_size**order < 2**63]
-    model = NGram(tokens, vocab_size, max([1, *possible]))
-    means = [bits.mean(1) * per_character for bits in model.bits(held_out)]
-    best = min(possible, key=lambda order: float(means[order - 1].mean()), default=1)
-    made = [_of_sequences("unigram", means[0], "how often each token occurs")]
+    found = [NGram(tokens, vocab_size, max([1, *possible])).bits(blocks) for tokens, blocks in folds]
+    means = [np.concatenate([bits.mean(1) for bits in alike]) * per_character for alike in zip(*found, strict=True)]
+    made = [_of_sequences("unigram", means[0], f"how often each token occurs in {learnt}")]
     if possible:
+        best = min(possible, key=lambda order: float(means[order - 1].mean()))
         orders_tried = f"the best of orders {possible[0]} to {possible[-1]}"
         made.append(_of_sequences(f"{best}-gram", means[best - 1], orders_tried))
-    made += [Baseline(name, compressed_bits(name, text), None, "the held-out text alone") for name in COMPRESSORS]
-    made.append(Baseline("primed xz", compressed_bits("xz", text, given), None, "having read the training text"))
     return made
 
 

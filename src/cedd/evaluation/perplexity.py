@@ -78,6 +78,15 @@ def load_data(
     return EvaluationData(packed, protocol | {"protocol_sha256": json_sha256({key: protocol[key] for key in named})})
 
 
+def data_for(folder: ModelFolder, spec: str, *, wrap: str = "none", **options: Any) -> EvaluationData:
+    """The data as a model reads them, with the options of `load_data`.
+
+    wrap: none, bos-eos, or trained, which is what the model was trained with.
+    """
+    ends = folder.wrap if wrap == "trained" else wrap
+    return load_data(spec, folder.tokenizer, folder.length, wrap=ends == "bos-eos", **options)
+
+
 def choose_sequences(
     data: EvaluationData, most: int | None, tokenizer: Tokenizer, most_unknown: float = MOST_UNKNOWN
 ) -> tuple[Tensor, dict[str, Any]]:

@@ -55,6 +55,11 @@ class ModelFolder:
         return self.path.name if self.path.parent == pretrained_root() else str(self.path)
 
     @property
+    def wrap(self) -> str:
+        """Between what it was trained on blocks of text: bos-eos, the tokens that begin and end a document, or none."""
+        return self.config.get("imported", {}).get("wrap", "none")
+
+    @property
     def weights(self) -> str:
         """The form its weights are stored in; float32 by default, as in a run."""
         return self.config.get("weights", "float32")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cedd.report.records import CorrectionFigures, Effort, Infilling
-from cedd.report.runs import OpenedRun
+from cedd.report.runs import Opened, OpenedRun
 from cedd.storage import atomic_write
 from cedd.training.config import PRESETS, TrainConfig, flat
 
@@ -20,37 +20,43 @@ HELD_OUT_TEXT, HELD_OUT_DOCUMENTS = "held-out.txt", "held-out.jsonl"
 
 
 def run_commands(
-    opened: OpenedRun,
+    opened: Opened,
     effort: Effort,
     seed: int,
     blocks: np.ndarray,
     filling: Infilling | None,
     correction: CorrectionFigures | None,
 ) -> dict[str, str]:
-    """Each part of a run's page as a command."""
+    """Each part of a page as a command."""
     run, chosen = str(opened.path), {"draws": effort.draws, "seed": seed}
-    commands = {"train": train_command(opened.config)}
-    if (file := save_held_out(opened, blocks)) is not None:
-        commands["evaluate"] = command("evaluate", run, data=file, **chosen)
+    commands: dict[str, str] = {}
+    if isinstance(opened, OpenedRun):
+        commands["train"] = train_command(opened.config)
+        if (file := save_held_out(opened, blocks)) is not None:
+            commands["evaluate"] = command("evaluate", run, data=file, **chosen)
+    else:
+        commands["evaluate"] = command("evaluate", run, **opened.asked, **chosen, max_sequences=effort.sequences)
     if effort.samples:
         commands["sample"] = command("sample", run, "-n", str(effort.samples), seed=seed)
     if filling is not None:
         commands["infill"] = command("infill", run, filling.template, "-n", "3", seed=seed)
     if correction is not None:
-        told = {"rate": f"{correction.rate:g}", "threshold": f"{correction.threshold:g}"}
+        told = {"rate": f"{correction.rate:g}", "threshold": f"{correction.threshold:g}", "change": "letters"}
         commands["correct"] = command("correct", run, correction.examples[0].corrupted, **told)
-    commands["this page"] = command("report", run, **chosen, sequences=effort.sequences, samples=effort.samples)
+    much = {"sequences": effort.sequences, "samples": effort.samples}
+    commands["this page"] = command("report", run, **opened.asked, **chosen, **much)
     return commands
 
 
-def comparison_command(runs: Sequence[Path], out: Path, effort: Effort, seed: int) -> str:
+def comparison_command(opened: Sequence[Opened], out: Path, effort: Effort, seed: int) -> str:
     """The page of several runs as a command."""
-    return command("report", *map(str, runs), out=out, sequences=effort.sequences, draws=effort.draws, seed=seed)
+    runs, much = [str(one.path) for one in opened], {"sequences": effort.sequences, "draws": effort.draws}
+    return command("report", *runs, **opened[0].asked, out=out, **much, seed=seed)
 
 
 def command(*words: str, **options: Any) -> str:
     """A line for the shell."""
-    named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    named = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return f"cedd {shlex.join([*words, *named])}"
 
 

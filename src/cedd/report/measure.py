@@ -34,7 +34,7 @@ from cedd.report.records import (
     RunComparison,
     RunReport,
 )
-from cedd.report.runs import OpenedRun, prose_lines
+from cedd.report.runs import Opened, prose_lines
 from cedd.spelling.correct import corrections
 from cedd.spelling.corruption import corrupt_letters
 from cedd.spelling.options import correction_options
@@ -58,16 +58,16 @@ class Progress(Protocol):
 
 
 def describe_run(
-    opened: OpenedRun, effort: Effort, seed: int, progress: Progress, facts: Mapping[str, str] | None = None
+    opened: Opened, effort: Effort, seed: int, progress: Progress, facts: Mapping[str, str] | None = None
 ) -> RunReport:
-    """Measure all that the page of a run shows."""
+    """Measure all that the page of a run, or of a model, shows."""
     notes: dict[str, str] = {}
     blocks = opened.held_out(effort.sequences)
-    progress.begin(f"measuring the bound on {len(blocks)} held-out sequences")
+    progress.begin(f"measuring the bound on {len(blocks)} sequences of {opened.text_name}")
     _, figures = measure_bound(opened, blocks, effort, seed, progress)
     progress.begin("unigram, n-gram, gzip, bz2 and xz on the same text")
     baselines = run_baselines(opened, blocks)
-    lines = prose_lines(opened.text(opened.data.validation[:2000]), 8, min(_LINE, opened.model.length))
+    lines = prose_lines(opened.text(opened.first(2000)), 8, min(_LINE, opened.model.length))
     progress.begin("writing, filling in, correcting")
     trajectory = Trajectory(opened.model.tokenizer)
     samples: list[str] = []
@@ -85,10 +85,12 @@ def describe_run(
         run=str(opened.path),
         method=opened.model.method.name,
         process=opened.process,
+        text=opened.text_name,
+        held_out=opened.is_run,
         facts={**opened.facts(), **(facts or {})},
         losses=opened.losses(),
         bounds=training_bounds(opened, figures),
-        bound_sequences=min(opened.config.evaluation.sequences, len(opened.data.validation)),
+        bound_sequences=opened.bound_sequences,
         bound=figures,
         baselines=baselines,
         noise=draw_processes(opened, lines[0], seed),
@@ -101,8 +103,8 @@ def describe_run(
     )
 
 
-def compare_runs(opened: Sequence[OpenedRun], effort: Effort, seed: int, progress: Progress) -> RunComparison:
-    """Bounds of all runs on their held-out text, differences paired with the first where it is the same text."""
+def compare_runs(opened: Sequence[Opened], effort: Effort, seed: int, progress: Progress) -> RunComparison:
+    """Bounds of all runs on their text, differences paired with the first where it is the same text."""
     made: list[ComparedRun] = []
     first: tuple[np.ndarray, BoundEstimate] | None = None
     for one in opened:
@@ -113,7 +115,7 @@ def compare_runs(opened: Sequence[OpenedRun], effort: Effort, seed: int, progres
         same_tokens = one.model.tokenizer.fingerprint == opened[0].model.tokenizer.fingerprint
         if first is not None and same_tokens and np.array_equal(first[0], blocks):
             paired = compare(first[1], estimate)
-            scale = bits_per_character(blocks.size, figures.characters)
+            scale = bits_per_character(blocks.size, one.characters(blocks))
             difference = (paired.difference * scale, paired.ci95[0] * scale, paired.ci95[1] * scale)
         first = first or (blocks, estimate)
         made.append(
@@ -132,7 +134,7 @@ def compare_runs(opened: Sequence[OpenedRun], effort: Effort, seed: int, progres
     if all(one.difference is not None for one in made[1:]):  # of one text they say nothing about another
         progress.begin("baselines on the same text")
         baselines = run_baselines(opened[0], opened[0].held_out(effort.sequences))
-    return RunComparison(made, baselines)
+    return RunComparison(made, baselines, opened[0].text_name, opened[0].is_run)
 
 
 @contextmanager
@@ -148,18 +150,18 @@ def noted(notes: dict[str, str], name: str) -> Generator[None]:
 # Bounds
 
 
-def bits_per_character(tokens: int, characters: int) -> float:
+def bits_per_character(tokens: int, characters: float) -> float:
     """How many bits per character a nat per token is."""
     return tokens / characters / math.log(2)
 
 
 def measure_bound(
-    opened: OpenedRun, blocks: np.ndarray, effort: Effort, seed: int, progress: Progress
+    opened: Opened, blocks: np.ndarray, effort: Effort, seed: int, progress: Progress
 ) -> tuple[BoundEstimate, BoundFigures]:
     """The tight bound (an autoregressive model's likelihood) on blocks [N, L], and the same as the page shows it."""
     options = {"seed": seed, "draws": effort.draws, "progress": progress.move}
     estimate = measure(opened.model.folder, torch.from_numpy(blocks), {}, **options).main
-    characters = len(opened.text(blocks))
+    characters = opened.characters(blocks)
     scale = bits_per_character(blocks.size, characters)
     low, high = estimate.ci95
     running: list[tuple[int, float, float]] = []
@@ -176,7 +178,7 @@ def measure_bound(
         perplexity=estimate.perplexity,
         nats_per_token=estimate.nats_per_token,
         sequences=len(estimate.per_sequence),
-        characters=characters,
+        characters=round(characters),
         draws=estimate.draws,
         exact=not opened.model.method.dynamics.noisy,
         running=running,
@@ -184,7 +186,7 @@ def measure_bound(
     return estimate, figures
 
 
-def training_bounds(opened: OpenedRun, figures: BoundFigures) -> list[tuple[int, float, float]]:
+def training_bounds(opened: Opened, figures: BoundFigures) -> list[tuple[int, float, float]]:
     """(step, bits per character, half-width of the 95% interval) of the evaluations while training."""
     scale = bits_per_character(figures.sequences * opened.model.length, figures.characters)
     records = [r for r in opened.log if r["kind"] == "bound" and r["nats_per_token"] is not None]
@@ -197,23 +199,28 @@ def _half_width(record: Mapping[str, Any]) -> float:
     return (high - low) / 2 if low is not None and high is not None else 1.96 * (record["stderr"] or 0.0)
 
 
-def run_baselines(opened: OpenedRun, blocks: np.ndarray) -> list[Baseline]:
-    """Simple models of the run's training text on the same blocks."""
-    train = np.asarray(opened.data.train.blocks[-200_000:], dtype=np.int64)
-    return measure_baselines(train, blocks, vocab_size=opened.model.tokenizer.vocab_size, decode=opened.decode)
+def run_baselines(opened: Opened, blocks: np.ndarray) -> list[Baseline]:
+    """Simple models of the training text, where it is known, on the same blocks."""
+    return measure_baselines(
+        opened.learning(200_000),
+        blocks,
+        vocab_size=opened.model.tokenizer.vocab_size,
+        decode=opened.decode,
+        characters=opened.characters(blocks),
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # Texts
 
 
-def draw_processes(opened: OpenedRun, line: str, seed: int) -> list[NoiseDrawing]:
+def draw_processes(opened: Opened, line: str, seed: int) -> list[NoiseDrawing]:
     """The same line under absorb, uniform and roulette, and under the run's own process where it is none of these."""
     tokenizer = opened.model.tokenizer
     ids, size = tokenizer.encode(line), tokenizer.vocab_size
     drawn = {"absorb": absorb(size), "uniform": uniform(size), "roulette (p_m = 0.95)": roulette(size)}
     if opened.model.method.dynamics.noisy and opened.process not in drawn:
-        drawn[f"{opened.process}: this run's"] = opened.model.process
+        drawn[f"{opened.process}: this {'run' if opened.is_run else 'model'}'s"] = opened.model.process
     return [draw_noise(process, name, tokenizer, ids, _TIMES, seed) for name, process in drawn.items()]
 
 
@@ -240,10 +247,11 @@ def on_one_line(text: str) -> str:
     return printable(text.replace("\n", "↵").replace("\t", "⇥"))
 
 
-def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> Infilling:
-    """The two longest words of a line, blanked and written anew."""
+def fill_in(opened: Opened, lines: Sequence[str], seed: int, n: int = 3) -> Infilling:
+    """The two longest words of a line, blanked and written anew; where there are none, two of what spaces separate."""
     line = lines[min(1, len(lines) - 1)]
-    words = sorted(re.finditer(r"[A-Za-z]+", line[1:]), key=lambda word: -len(word[0]))[:2]
+    found = [*re.finditer(r"[A-Za-z]+", line[1:])] or [*re.finditer(r"(?<=\s)\S+(?=\s)", line[1:])]
+    words = sorted(found, key=lambda word: -len(word[0]))[:2]
     template = line
     tokenizer = opened.model.tokenizer
     for word in sorted(words, key=lambda word: -word.start()):
@@ -253,25 +261,27 @@ def fill_in(opened: OpenedRun, lines: Sequence[str], seed: int, n: int = 3) -> I
     return Infilling(template, line, infill(opened.model, template, n, options=SamplingOptions(seed=seed)))
 
 
-def correct_text(opened: OpenedRun, lines: Sequence[str], seed: int) -> CorrectionFigures:
-    """Put wrong letters right: counted on a stretch of held-out text, shown on some lines of it."""
+def correct_text(opened: Opened, lines: Sequence[str], seed: int) -> CorrectionFigures:
+    """Put wrong letters right: counted on a stretch of the text, shown on some lines of it."""
     model = opened.model
+    correction_options(model, {})  # refuses a model that cannot correct
     if model.tokenizer.characters is None:
-        raise ValueError("letters are replaced where tokens are characters; this run's are not: try cedd correct")
+        raise ValueError("letters are replaced where tokens are characters; here they are not: try cedd correct")
 
     def corrected(text: str, thresholds: Sequence[float], seed: int) -> list[CorrectedText]:
         given = corrupt_letters(text, _WRONG, seed).text
-        ways = [correction_options(model, {"rate": _WRONG, "threshold": one}) for one in thresholds]
+        asked = {"rate": _WRONG, "change": "letters"}
+        ways = [correction_options(model, {**asked, "threshold": one}) for one in thresholds]
         return [CorrectedText(text, given, str(now)) for now in corrections(model, given, ways)]
 
     def gain(text: CorrectedText) -> int:
         _, fixed, _, _, broken = count_letters(text)
         return fixed - broken
 
-    practice = opened.text(opened.data.train[: min(48, len(opened.data.train))])
+    practice, counted = map(opened.text, opened.practice())
     gains = map(gain, corrected(practice, _THRESHOLDS, seed))
     best = max(zip(_THRESHOLDS, gains, strict=True), key=lambda pair: pair[1])[0]
-    (held_out,) = corrected(opened.text(opened.data.validation[:128]), [best], seed)
+    (held_out,) = corrected(counted, [best], seed)
     examples = [text for i, line in enumerate(lines[:6]) for text in corrected(line, [best], seed + i)]
     return CorrectionFigures(_WRONG, best, *count_letters(held_out), examples)
 

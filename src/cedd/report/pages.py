@@ -1,4 +1,4 @@
-"""The report of a run, or of several, as one self-contained page: a function of what `report` holds.
+"""The report of a run or model, or of several, as one self-contained page: a function of what `report` holds.
 
 Nothing in it is loaded from anywhere: style (`page.html`), charts and scripts are inline, and the animation of a sample
 is a page of its own inside a frame.
@@ -21,6 +21,7 @@ from cedd.storage import atomic_write, write_json
 from cedd.tasks.infill import BLANK
 
 PAGE_FILE, RECORD_FILE = "report.html", "report.json"
+NO_CURVE = "This page is of a model and a text, not of a run of cedd train: it has no learning curve."
 
 # ----------------------------------------------------------------------------------------------------------------
 # Pieces of a page
@@ -111,6 +112,8 @@ def _verdict(report: RunReport) -> str:
     parts = [("fewer than ", beaten), ("about as many as ", level), ("more than ", ahead)]
     said = [f"{word}{html.escape(_listed(names))}" for word, names in parts if names]
     text = f"On {bound.characters:,} characters that training never saw."
+    if not report.held_out:
+        text = f"On {bound.characters:,} characters of {html.escape(report.text)}, which its training may have seen."
     return f"{text} It needs {'; '.join(said)}." if said else text
 
 
@@ -121,6 +124,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _curves(report: RunReport) -> str:
+    if not report.held_out:
+        return f'<p class="note">{NO_CURVE}</p>'
     loss = [Curve("each step", report.losses, faint=True), Curve("training loss", smoothed(report.losses))]
     curve = _banded("held-out bound", report.bounds, 1, dots=True)
     levels = _levels(report.baselines) if report.bounds else ()
@@ -165,7 +170,7 @@ def _bound(report: RunReport) -> str:
     what = "The exact likelihood" if bound.exact else "The <i>tight</i> bound, a true upper bound on the code length,"
     noisy = "" if bound.exact else f", each shown to the network at {bound.draws} levels of noise"
     return (
-        f"<p>{what} of {bound.sequences:,} held-out sequences{noisy}: "
+        f"<p>{what} of {bound.sequences:,} sequences of {html.escape(report.text)}{noisy}: "
         f"<b>{number(bound.bits_per_character)}</b> bits per character, 95% interval {interval(*bound.ci95)}, "
         f"a perplexity of {number(bound.perplexity, 2)} per token. The band is how far the estimate could still be "
         "from that of endlessly many such sequences, after the first 2, 3, … of them.</p>"
@@ -189,7 +194,7 @@ def _baselines(report: RunReport) -> str:
         for name, bits, error, text, kind in rows
     )
     return (
-        "<p>The same held-out text in the same unit, fewer is better. n-gram models read the same sequences one by "
+        "<p>The same text in the same unit, fewer is better. n-gram models read the same sequences one by "
         "one; compressors read them as one text.</p>"
         '<table class="bars"><thead><tr><th>model</th><th>bits per character</th><th>95%</th><th></th><th></th></tr>'
         f"</thead><tbody>{body}</tbody></table>"
@@ -204,8 +209,8 @@ def _noise(report: RunReport) -> str:
         for drawing in report.noise
     )
     return (
-        "<p>The same held-out sentence on its way to noise. Training shows the network such texts and asks what they "
-        'were; sampling walks back up from t = 1. <span class="key masked">▒ masked</span> '
+        f"<p>The same sentence of {html.escape(report.text)} on its way to noise. Training shows the network such "
+        'texts and asks what they were; sampling walks back up from t = 1. <span class="key masked">▒ masked</span> '
         '<span class="key shuffled">shuffled</span></p>' + columns
     )
 
@@ -223,14 +228,14 @@ def _infilling(report: RunReport) -> str:
         return _note(report, "infilling")
     filling = report.infilling
     given = BLANK.split(filling.template)[::2]
-    names = ["held-out", *(f"{i}." for i in range(1, len(filling.fills) + 1))]
+    names = ["the text", *(f"{i}." for i in range(1, len(filling.fills) + 1))]
     rows = "".join(
         f'<tr><th>{name}</th><td class="text">{_filled(given, text)}</td></tr>'
         for name, text in zip(names, [filling.original, *filling.fills], strict=True)
     )
     return (
-        "<p>Words of a held-out text taken out, and written anew by the model, which sees what comes before and after. "
-        f'The first line is what stood there.</p><table class="plain">{rows}</table>'
+        f"<p>Words of {html.escape(report.text)} taken out, and written anew by the model, which sees what comes "
+        f'before and after. The first line is what stood there.</p><table class="plain">{rows}</table>'
     )
 
 
@@ -254,8 +259,9 @@ def _correction(report: RunReport) -> str:
     share = f"{done.fixed / done.wrong:.0%}" if done.wrong else "–"
     hurt = f"{done.broken / done.right:.2%}" if done.right else "–"
     return (
-        f"<p>Letters of the held-out text replaced by others at places the model is not told, and its corrections "
-        f"(told that {done.rate:.0%} are wrong; threshold {done.threshold:g}, chosen on training text). "
+        f"<p>Letters of {html.escape(report.text)} replaced by others at places the model is not told, and its "
+        f"corrections (told that {done.rate:.0%} are wrong; threshold {done.threshold:g}, chosen on "
+        f"{'training text' if report.held_out else 'another part of the text'}). "
         f"Of {done.wrong:,} wrong letters <b>{done.fixed:,}</b> were put right ({share}); of {done.right:,} right "
         f"characters <b>{done.broken:,}</b> were broken ({hurt}).</p>"
         '<p class="keys"><span class="key fixed">put right</span> <span class="key missed">left wrong</span> '
@@ -302,10 +308,15 @@ def comparison_page(compared: RunComparison, command: str) -> str:
     curves = [_banded(names[i], run.bounds, i % 6, dots=True) for i, run in enumerate(runs)]
     levels = _levels(baselines)
     chart = _curve_notes(curves, levels) + line_chart(curves, "step", "bits per character", levels)
-    header = f'<header><p class="eyebrow">comparison</p><h1>{len(runs)} runs</h1></header>'
-    body = header + section("table", "The bounds", _compared_table(runs))
+    if not compared.held_out:
+        simple = "; ".join(f"{level.label} {number(level.y, 4)}" for level in levels)
+        also = f" Simple models of the same text, in bits per character: {simple}." if simple else ""
+        chart = f'<p class="note">{html.escape(NO_CURVE + also)}</p>'
+    title = f"{len(runs)} {'runs' if compared.held_out else 'models'}"
+    header = f'<header><p class="eyebrow">comparison</p><h1>{title}</h1></header>'
+    body = header + section("table", "The bounds", _compared_table(runs, compared.text))
     body += section("curves", "While training", chart) + section("again", "Do it again", command_block(command))
-    return whole_page(f"{len(runs)} runs", body)
+    return whole_page(title, body)
 
 
 def _curve_notes(curves: Sequence[Curve], levels: Sequence[Level]) -> str:
@@ -322,13 +333,13 @@ def _curve_notes(curves: Sequence[Curve], levels: Sequence[Level]) -> str:
     return f"<p>{html.escape(' '.join(notes))}</p>"
 
 
-def _compared_table(runs: Sequence[ComparedRun]) -> str:
+def _compared_table(runs: Sequence[ComparedRun], text: str) -> str:
     rows: list[str] = []
     for i, run in enumerate(runs):
         if i == 0:
             difference = '<td class="dim">the reference</td>'
         elif run.difference is None:
-            difference = '<td class="dim">other held-out text</td>'
+            difference = '<td class="dim">other sequences</td>'
         else:
             mean, low, high = run.difference
             kind = "better" if high < 0 else "worse" if low > 0 else ""
@@ -338,11 +349,12 @@ def _compared_table(runs: Sequence[ComparedRun]) -> str:
             f"<td class='value'><b>{number(run.bound.bits_per_character, 4)}</b> "
             f"<span class='dim'>{interval(*run.bound.ci95, digits=4)}</span></td>{difference}"
             f"<td>{html.escape(run.method)}</td><td>{html.escape(run.process)}</td>"
-            f"<td class='value'>{run.parameters:,}</td><td class='value'>{run.step:,}</td></tr>"
+            f"<td class='value'>{run.parameters:,}</td>"
+            f"<td class='value'>{'–' if run.step is None else f'{run.step:,}'}</td></tr>"
         )
     heads = ("run", "bits per character", "difference", "method", "process", "parameters", "steps")
     return (
-        "<p>Bits per character of the held-out text, at most (exactly, for an autoregressive model), with 95% "
+        f"<p>Bits per character of {html.escape(text)}, at most (exactly, for an autoregressive model), with 95% "
         "intervals. Differences are to the first run, sequence by sequence on the same noise levels, which is why "
         "their intervals are narrower than those of the two figures.</p>"
         f'<div class="scroll"><table><thead><tr>{"".join(f"<th>{head}</th>" for head in heads)}</tr></thead>'

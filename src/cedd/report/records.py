@@ -17,7 +17,7 @@ class Effort:
     """How much is measured."""
 
     sequences: int = 1000
-    """At most so many held-out sequences, evenly spaced."""
+    """At most so many sequences of the held-out text, or of --data, evenly spaced."""
     draws: int = 4
     """Noise levels for each."""
     samples: int = 4
@@ -32,7 +32,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class BoundFigures:
-    """The bound on the held-out text in the units of the page."""
+    """The bound on the text in the units of the page."""
 
     bits_per_character: float
     ci95: tuple[float, float]
@@ -59,7 +59,7 @@ class NoiseDrawing:
 
 @dataclass(frozen=True)
 class Infilling:
-    """A held-out text with blanks, what stood there, and what the model wrote."""
+    """A text with blanks, what stood there, and what the model wrote."""
 
     template: str
     original: str
@@ -68,7 +68,7 @@ class Infilling:
 
 @dataclass(frozen=True)
 class CorrectedText:
-    """A held-out text, the same with wrong letters, and what the model made of it."""
+    """A text, the same with wrong letters, and what the model made of it."""
 
     original: str
     corrupted: str
@@ -93,17 +93,21 @@ class CorrectionFigures:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that a run's page shows."""
+    """All that the page of a run, or of a model, shows."""
 
     run: str
     method: str
     process: str
+    text: str
+    """What the text is called that it is measured on."""
+    held_out: bool
+    """Whether training never saw that text; of one that the user names it is not known."""
     facts: Mapping[str, str]
     losses: Sequence[tuple[int, float]]
     bounds: Sequence[tuple[int, float, float]]
     """(step, bits per character, half-width) while training."""
     bound_sequences: int
-    """How many held-out sequences that was measured on, evenly spaced."""
+    """How many sequences that was measured on, evenly spaced."""
     bound: BoundFigures
     baselines: Sequence[Baseline]
     noise: Sequence[NoiseDrawing]
@@ -132,12 +136,13 @@ class ComparedRun:
     method: str
     process: str
     parameters: int
-    step: int
+    step: int | None
+    """None for a model that is no run."""
     bounds: Sequence[tuple[int, float, float]]
     bound: BoundFigures
     difference: tuple[float, float, float] | None
     """Bits per character more than the first run, with its 95% interval, paired by sequence; None for the first run
-    and where the held-out texts are not the same."""
+    and where the texts are not the same."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,9 @@ class RunComparison:
 
     runs: Sequence[ComparedRun]
     baselines: Sequence[Baseline]
+    text: str = "the held-out text"
+    held_out: bool = True
+    """Of the text, as in `RunReport`."""
 
     def record(self) -> dict[str, Any]:
         """The figures as JSON values."""
