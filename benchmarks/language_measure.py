@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 import cedd
 from cedd.bounds.estimate import BoundEstimate
 from cedd.data.tokenizers import Tokenizer
-from cedd.device import pick_device
-from cedd.evaluation.generative import HubJudge, Judge, Judged, Samples, generative_perplexity, token_entropy
+from cedd.evaluation.generative import HubJudge, Judge, ModelJudge, Samples, generative_perplexity, token_entropy
 from cedd.evaluation.perplexity import choose_sequences, measure
-from cedd.models.folder import ModelFolder, load_folder
+from cedd.models.folder import ModelFolder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import WEIGHTS_FILE
 from cedd.models.transformer import Transformer
-from cedd.network import Network
 from cedd.storage import atomic_file, finite
 from cedd.training.loop import Trainer
 
@@ -158,33 +156,12 @@ def versions() -> dict[str, str]:
 # Judges
 
 
-class OwnJudge:
+class OwnJudge(ModelJudge):
     """The autoregressive cell of the same length: texts in its own tokens, the first of which is not counted."""
 
-    name, precision = OWN_JUDGE, "float32"
-
     def __init__(self, folder: Path, device: str, batch: int) -> None:
-        self._folder = load_folder(folder, pick_device(device))
-        self._device, self._batch = pick_device(device), batch
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._folder.tokenizer
-
-    def judge(self, texts: Sequence[str]) -> list[Judged]:
-        return [
-            judged for start in range(0, len(texts), self._batch) for judged in self._some(texts[start:][: self._batch])
-        ]
-
-    def _some(self, texts: Sequence[str]) -> Iterator[Judged]:
-        folder = self._folder
-        rows = [torch.from_numpy(folder.tokenizer.encode(text)[: folder.length].astype(np.int64)) for text in texts]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
-        network = Network.of(folder.model, folder.process.vocab_size, self._device, {}, len(ids))
-        with torch.no_grad():
-            nats = folder.method.dynamics.token_nats(network, folder.process, ids).cpu()
-        for row, values in zip(rows, nats, strict=True):
-            yield Judged(float(values[1 : len(row)].sum()), max(0, len(row) - 1))
+        super().__init__(folder, device, batch)
+        self.name = OWN_JUDGE
 
 
 def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str]:

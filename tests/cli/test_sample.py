@@ -117,7 +117,7 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
         def judge(self, texts):
             return [Judged(2.0 * len(text), len(text)) for text in texts]
 
-    monkeypatch.setattr("cedd.cli.genppl.HubJudge", Judge)
+    monkeypatch.setattr("cedd.evaluation.generative.HubJudge", Judge)
     out = tmp_path / "s.jsonl"
     words = ["--judge", "j", "--json", "--device", "cpu"]
     assert main(["genppl", run, "--n", "3", "--steps", "4", "--out", str(out), *words]) == 0

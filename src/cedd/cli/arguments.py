@@ -281,18 +281,44 @@ class Spelling(CommonArguments):
 
 
 @dataclass(frozen=True)
+class FrontierOptions:
+    """What --frontier sweeps; a cell is one combination."""
+
+    frontier: Path | None = None
+    """Sweep these, and compare at equal entropy. The folder keeps texts and judgements: the same command goes on where
+    it was stopped, and without a RUN the texts that are there are judged."""
+    samplers: tuple[str, ...] = ("analytic",)
+    """Names of --sampler; a run that a sampler makes no sense for is left out there."""
+    step_counts: tuple[int, ...] = (8, 16, 32, 64, 128, 1024)
+    temperatures: tuple[float, ...] = (1.0, 0.9, 0.8)
+    """The points of a curve."""
+    top_ps: tuple[float, ...] = (1.0,)
+    """The same by top-p, with a single temperature."""
+    text: str | None = None
+    """Judge stretches of this text too: a file, folder or .jsonl, or python-manual."""
+    entropy: float | None = None
+    """Where curves are compared, in nats; by default the entropy of --text, or the middle of what all curves reach."""
+    draw_only: bool = False
+    """Draw the texts, and leave judging to another call or machine."""
+    plot: Path | None = None
+    """Draw the curves to this .png, .pdf or .svg."""
+
+
+@dataclass(frozen=True)
 class Genppl(CommonArguments):
     """example: cedd genppl runs/quickstart -n 64 --out samples.jsonl
 
     Judge a model's samples by another language model, both ways the literature defines it (the example: after
     cedd quickstart; the judge, gpt2-large, is downloaded once).
     Judge the same samples again: cedd genppl --samples samples.jsonl --judge path/to/another
+    Perplexity against entropy, swept over temperature, steps, samplers and runs:
+    cedd genppl runs/first runs/second --frontier curves --samplers analytic first-hitting -n 64 --plot curves.png
     """
 
-    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
-    """A run's folder, or a model by its name; not needed with --samples."""
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN ...]")] = ()
+    """A run's folder, or a model by its name, several with --frontier; not needed with --samples."""
     judge: str = "openai-community/gpt2-large"
-    """A causal model: a name on the hub, a folder, or a .gguf file. Needs pip install 'cedd[hub]'."""
+    """A causal model (a name on the hub, a folder, or a .gguf file: needs pip install 'cedd[hub]'), or a run."""
     gguf_file: str | None = None
     """The file inside the judge's folder or repository, where that holds GGUF files."""
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 256
@@ -302,6 +328,7 @@ class Genppl(CommonArguments):
     options: Annotated[SamplerOptions, tyro.conf.arg(name="")] = field(
         default_factory=lambda: SamplerOptions(steps=1024)
     )
+    sweep: Annotated[FrontierOptions, tyro.conf.arg(name="")] = field(default_factory=FrontierOptions)
     samples: Path | None = None
     """Judge these samples instead of drawing new ones."""
     out: Path | None = None

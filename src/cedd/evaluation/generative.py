@@ -21,9 +21,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from cedd.storage import atomic_write, expanded
+from cedd.bounds.estimator import estimate_bound
+from cedd.data.text import encode_given
+from cedd.data.tokenizers import Tokenizer
+from cedd.device import pick_device
+from cedd.models.folder import load_folder
+from cedd.models.locate import CONFIG_FILE, is_model, pretrained_names
+from cedd.network import Network, evaluating
+from cedd.storage import atomic_write, expanded, read_json
 
 Floats = NDArray[np.float64]
 
@@ -111,7 +119,6 @@ class HubJudge:
 
     def __init__(self, name: str, device: str = "cpu", batch: int = 8, gguf_file: str | None = None) -> None:
         try:
-            import torch
             import transformers  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ValueError("a judge needs the transformers library: pip install 'cedd[hub]'") from None
@@ -128,7 +135,6 @@ class HubJudge:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"the judge {name!r} could not be loaded: {error}") from None
-        self._torch: Any = torch
         # The plain method of modules: the library's own refuses a model from a GGUF file, though it is unpacked by now,
         # and the option for it has another name in each generation of the library.
         self._model: Any = torch.nn.Module.float(model.eval()).to(device)
@@ -143,7 +149,6 @@ class HubJudge:
         return [judged for part in parts for judged in self._judge_batch(part)]
 
     def _judge_batch(self, texts: Sequence[str]) -> list[Judged]:
-        torch = self._torch
         whole = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         rows = [tokens[: self._limit] for tokens in whole]
         longest = max(2, *map(len, rows))
@@ -160,6 +165,85 @@ class HubJudge:
             Judged(float(total), max(0, len(row) - 1), len(tokens) - len(row))
             for total, row, tokens in zip(totals, rows, whole, strict=True)
         ]
+
+
+class ModelJudge:
+    """A model of ours, which reads texts in its own tokens.
+
+    Autoregressive: exact, without the first token; what exceeds its length is cut off. Others: the bound `tight`, of
+    all tokens, so that a perplexity by it is an upper bound.
+    """
+
+    precision = "float32"
+
+    def __init__(self, name: str | Path, device: str = "auto", batch: int = 8, draws: int = 16) -> None:
+        self._device, self._batch, self._draws = pick_device(device), batch, draws
+        self._folder = load_folder(name, self._device)
+        self.name = self._folder.path.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._folder.tokenizer
+
+    def judge(self, texts: Sequence[str]) -> list[Judged]:
+        """Each text is tokenised anew."""
+        whole = [torch.from_numpy(encode_given(self.tokenizer, text).astype(np.int64)) for text in texts]
+        parts = (whole[start : start + self._batch] for start in range(0, len(whole), self._batch))
+        some = self._bounded if self._folder.method.dynamics.noisy else self._exact
+        return [judged for part in parts for judged in some(part)]
+
+    def _exact(self, whole: Sequence[torch.Tensor]) -> list[Judged]:
+        folder = self._folder
+        rows = [ids[: folder.length] for ids in whole]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
+        network = Network.of(folder.model, folder.process.vocab_size, self._device, {}, len(ids))
+        with torch.no_grad(), evaluating(folder.model):
+            nats = folder.method.dynamics.token_nats(network, folder.process, ids).cpu() if ids.numel() else ids.cpu()
+        return [
+            Judged(float(values[1 : len(row)].sum()), max(0, len(row) - 1), len(given) - len(row))
+            for row, values, given in zip(rows, nats, whole, strict=True)
+        ]
+
+    def _bounded(self, whole: Sequence[torch.Tensor]) -> list[Judged]:
+        folder, judged = self._folder, list[Judged]()
+        for given in whole:
+            ids, total = given[: folder.length], 0.0
+            if len(ids):
+                found = estimate_bound(
+                    folder.model,
+                    folder.process,
+                    ids[None].to(self._device),
+                    method=folder.method,
+                    draws=self._draws,
+                    generator=torch.Generator().manual_seed(0),
+                    fixed_set=True,
+                )
+                total = found.nats_per_token * len(ids)
+            judged.append(Judged(total, len(ids), len(given) - len(ids)))
+        return judged
+
+
+def open_judge(name: str, device: str = "cpu", batch: int = 8, gguf_file: str | None = None) -> Judge:
+    """The judge of this name: a model of ours, a folder or one of the package, or one of the `transformers` library."""
+    if _is_ours(name):
+        return ModelJudge(name, device, batch)
+    return HubJudge(name, device, batch, gguf_file)
+
+
+def judge_label(name: str, gguf_file: str | None = None) -> str:
+    """What figures call a judge, wherever it lies: its file's or folder's name, or its name on the hub."""
+    path = expanded(name)
+    label = path.name if path.exists() or name.startswith(("/", ".", "~")) else name
+    return label if gguf_file is None else f"{label}/{gguf_file}"
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a model's folder is one of ours: config.json of others says nothing of a process."""
+    if name in pretrained_names() and not expanded(name).exists():
+        return True
+    if not is_model(expanded(name)):
+        return False
+    return "process" in read_json(expanded(name) / CONFIG_FILE)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -41,6 +41,13 @@ WITHOUT_RULES = ("first-hitting", *ORDERS)
 SAMPLERS = (*RULES, *WITHOUT_RULES)
 
 
+def steps_taken(sampler: str, steps: int, length: int) -> int:
+    """How often a sampler asks the network about a text of `length` masks at most, if it is asked for `steps`."""
+    if sampler == "first-hitting":
+        return length
+    return min(steps, length) if sampler in ORDERS else steps
+
+
 @dataclass(frozen=True)
 class Run:
     """Everything the loop needs besides x."""
