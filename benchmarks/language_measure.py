@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import cedd
 from cedd.bounds.estimate import BoundEstimate
 from cedd.data.tokenizers import Tokenizer
+from cedd.device import pick_device
 from cedd.evaluation.generative import HubJudge, Judge, ModelJudge, Samples, generative_perplexity, token_entropy
 from cedd.evaluation.perplexity import choose_sequences, measure
 from cedd.models.folder import ModelFolder

@@ -215,8 +215,8 @@ def cells_table(points: Sequence[Point], label: str, seed: int) -> Table:
     """A row a cell."""
     made = Table(title=f"generative perplexity by {label}, 95% intervals over texts")
     for name in ("run", "sampler"):
-        made.add_column(name)
-    for name in ("steps", "t", "top-p", "texts", "perplexity", "mean of the texts' own", "entropy", "distinct 2"):
+        made.add_column(name, no_wrap=True)
+    for name in ("steps", "t", "top-p", "texts", "perplexity", "texts' own, mean", "entropy", "distinct 2"):
         made.add_column(name, justify="right")
     for point in points:
         setting, weights = point.setting, text_weights(point.texts, seed)
@@ -235,7 +235,7 @@ def compared_table(rows: Sequence[Compared], entropy: float) -> Table:
     """A row a curve."""
     made = Table(title=f"at a token entropy of {entropy:.3f} nats, interpolated")
     for name in ("run", "sampler"):
-        made.add_column(name)
+        made.add_column(name, no_wrap=True)
     for name in ("steps", "perplexity", "over its most steps", "over the first"):
         made.add_column(name, justify="right")
     for row in rows:

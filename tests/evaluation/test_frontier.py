@@ -1,0 +1,257 @@
+"""Frontiers: curves compared at equal entropy, by texts that can be drawn here and judged there."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from cedd.cli import main
+from cedd.evaluation.frontier import (
+    Frontier,
+    Point,
+    Setting,
+    common_entropy,
+    compared,
+    curves_of,
+    interval,
+    text_weights,
+)
+from cedd.evaluation.generative import ModelJudge, judge_label, load_samples, open_judge
+from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.tasks import load
+from tests.tasks.models import save_random
+
+
+def point(setting, nats, entropies) -> Point:
+    """Texts of ten of the judge's tokens each."""
+    nats, entropies = np.asarray(nats, dtype=float), np.asarray(entropies, dtype=float)
+    return Point(setting, 10 * nats, np.full(len(nats), 10.0), entropies, {"2": 1.0}, None)
+
+
+def two_curves(noise) -> list[Point]:
+    """log perplexity = 3 + 2 (entropy - 4) with 64 steps, and 0.5 more with 8; between 4 and 5 nats."""
+    return [
+        point(Setting("run", "analytic", steps, temperature), 3 + 2 * x + more + noise, 4 + x + 0 * noise)
+        for steps, more in ((64, 0.0), (8, 0.5))
+        for temperature, x in ((1.0, 1.0), (0.8, 0.0))
+    ]
+
+
+def test_curves_are_interpolated_along_entropy_and_compared_there():
+    few, many = compared(two_curves(np.zeros(5)), 4.25)[::-1]
+    assert many.perplexity is not None
+    assert many.perplexity.value == pytest.approx(math.exp(3.5))
+    assert many.perplexity.low == pytest.approx(math.exp(3.5))
+    assert many.over_most_steps is None
+    assert few.over_most_steps is not None
+    assert few.over_most_steps.value == pytest.approx(math.exp(0.5))
+
+
+def test_what_cells_have_in_common_is_not_in_their_difference():
+    """Texts of the same number have the same seed, and so the same weight in every cell."""
+    noise = np.random.default_rng(0).normal(0, 0.3, 40)
+    few = compared(two_curves(noise), 4.5)[1]
+    assert few.perplexity is not None
+    assert few.over_most_steps is not None
+    assert few.perplexity.high / few.perplexity.low > 1.1
+    assert few.over_most_steps.high / few.over_most_steps.low == pytest.approx(1)
+
+
+def test_no_curve_is_continued_beyond_its_ends():
+    rows = compared(two_curves(np.zeros(5)), 5.1)
+    assert [row.perplexity for row in rows] == [None, None]
+    alone = two_curves(np.zeros(5))[:1]
+    assert compared(alone, 5.0)[0].perplexity is None, "a point is no curve"
+
+
+def test_the_entropy_at_which_curves_are_compared():
+    curves = two_curves(np.zeros(3))
+    assert common_entropy(curves) == pytest.approx(4.5)
+    assert common_entropy([*curves, point(Setting("real text", "", 0), [3.0], [4.2])]) == pytest.approx(4.2)
+    apart = [point(Setting("run", "euler", 8, t), [1.0], [x]) for t, x in ((1.0, 8.0), (0.8, 7.0))]
+    assert common_entropy([*curves, *apart]) is None
+    assert len(curves_of([*curves, *apart])) == 3
+
+
+def test_weights_of_a_text_do_not_depend_on_how_many_there_are():
+    assert (text_weights(9)[:, :4] == text_weights(4)).all()
+    assert (text_weights(3)[0] == 1).all()
+
+
+def test_intervals_cover():
+    """95% intervals of 300 sets of 60 texts cover the truth between 91% and 98% of the time (fixed seed)."""
+    generator, weights = np.random.default_rng(0), text_weights(60)
+    sets = generator.normal(2.0, 0.3, (300, 60))
+    found = [interval(point(Setting("r", "s", 1), nats, nats).log_perplexity(weights), 60) for nats in sets]
+    covered = sum(one.low <= 2.0 <= one.high for one in found if one.low is not None and one.high is not None)
+    assert 0.91 < covered / 300 < 0.98
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The command
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, str]:
+    place = tmp_path_factory.mktemp("runs")
+    kinds = {"absorb": ("absorb", "cedd"), "roulette": ("roulette", "bayes"), "causal": ("absorb", "ar")}
+    return {name: str(save_random(place / name, *kind)) for name, kind in kinds.items()}
+
+
+def words(runs, folder, *more):
+    swept = "--samplers analytic first-hitting --step-counts 2 4 --temperatures 1 0.5 -n 3 --length 8 --device cpu"
+    return ["genppl", *runs, "--frontier", str(folder), *swept.split(), *more]
+
+
+def test_a_frontier_is_drawn_judged_resumed_and_plotted(runs, tmp_path, capsys, monkeypatch):
+    book, plot = tmp_path / "book.txt", tmp_path / "curves.png"
+    book.write_text("the cat sat on the mat. " * 20)
+    given = words([runs["absorb"], runs["roulette"]], tmp_path / "curves", "--judge", runs["causal"], "--json")
+    given += ["--text", str(book), "--plot", str(plot)]
+    assert main(given) == 0
+    said = capsys.readouterr()
+    assert "roulette is left out of first-hitting: " in said.err
+    found = json.loads(said.out)
+    cells = [(cell["run"], cell["sampler"], cell["steps"], cell["temperature"]) for cell in found["cells"]]
+    expected = [("absorb", "analytic", 2), ("roulette", "analytic", 2), ("absorb", "first-hitting", 8)]
+    expected += [("absorb", "analytic", 4), ("roulette", "analytic", 4)]
+    assert cells == [("real text", "", 0, 1.0), *((*one, t) for one in expected for t in (1.0, 0.5))]
+    assert found["judge"] == "causal"
+    assert found["entropy"] == found["cells"][0]["token_entropy"]["value"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    samples = load_samples(tmp_path / "curves" / "samples" / "absorb.analytic.2.t0.5.p1.jsonl")
+    judged = ModelJudge(runs["causal"]).judge(samples.texts)
+    total = sum(one.nats for one in judged) / sum(one.tokens for one in judged)
+    assert found["cells"][2]["corpus_perplexity"]["value"] == pytest.approx(math.exp(total))
+
+    def never(*_, **__):
+        raise AssertionError("what is done is not done again")
+
+    monkeypatch.setattr(LoadedModel, "draw", never)
+    monkeypatch.setattr(ModelJudge, "judge", never)
+    assert main(given) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert main(["genppl", "--frontier", str(tmp_path / "curves"), "--judge", runs["causal"], "--entropy", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "real text" in printed
+    assert "not reached" in printed
+
+
+def test_texts_are_drawn_here_and_judged_there(runs, tmp_path, capsys):
+    folder = tmp_path / "curves"
+    assert main(words([runs["absorb"]], folder, "--draw-only", "--judge", "/no/judge")) == 0
+    assert capsys.readouterr().out == ""
+    assert all(cell["judged"] == {} for cell in Frontier(folder).cells.values())
+    judged = ["genppl", "--frontier", str(folder), "--json", "--device", "cpu", "--judge"]
+    assert main([*judged, runs["causal"]]) == 0
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == 6
+    assert main([*judged, runs["roulette"]]) == 0, "another judge reads the same texts"
+    assert json.loads(capsys.readouterr().out)["judge"] == "roulette"
+    assert all(set(cell["judged"]) == {"causal", "roulette"} for cell in Frontier(folder).cells.values())
+
+
+def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, monkeypatch):
+    folder, drawn = tmp_path / "curves", []
+    draw = LoadedModel.draw
+
+    def stopped(self, *given, **options):
+        drawn.append(given)
+        if len(drawn) == 3:
+            raise KeyboardInterrupt
+        return draw(self, *given, **options)
+
+    monkeypatch.setattr(LoadedModel, "draw", stopped)
+    given = words([runs["absorb"]], folder, "--judge", runs["causal"])
+    assert main(given) == 130
+    assert len(Frontier(folder).cells) == 2
+    assert main(given) == 0
+    assert len(drawn) == 3 + 4
+
+
+def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
+    assert main(words([runs["causal"]], tmp_path / "curves", "--judge", runs["absorb"], "--json")) == 0
+    found = json.loads(capsys.readouterr().out)["cells"]
+    assert [(cell["sampler"], cell["steps"], cell["temperature"]) for cell in found] == [
+        ("next-token", 8, 1.0),
+        ("next-token", 8, 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--samplers eulr", "did you mean 'euler'?"),
+        ("--steps 4", "give --step-counts in the place of --steps"),
+        ("--top-ps 1 0.9", "sweep temperatures or top-p, not both"),
+        ("--temperatures -1", "temperature must be a number >= 0"),
+        ("--step-counts 0", "steps must be at least 1"),
+        ("--length 99", "the model reads 1 to 32 tokens"),
+        ("--seed 5", "has cells of another seed"),
+        ("--out x.jsonl", "leave out --samples and --out"),
+        ("--plot x.txt", "x.txt must end in"),
+        ("-n 0", "at least one sample"),
+        ("--judge /no/judge", "pip install 'cedd[hub]'"),
+        ("--text /no/text", "there is no folder /no"),
+    ],
+)
+def test_bad_input_is_one_line(more, message, runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = tmp_path / "curves"
+    kept, model = Frontier(folder), load(runs["absorb"], "cpu")
+    kept.begin({"absorb": model}, 8, 0)
+    kept.draw(Setting("absorb", "analytic", 2), model, 1, SamplingOptions())
+    assert main([*words([runs["absorb"]], folder, "--judge", runs["causal"]), *more.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_what_cannot_stand_in_one_picture_is_refused(runs, tmp_path, capsys):
+    other = save_random(tmp_path / "absorb", "absorb", "ceddt", mlp_ratio=2)
+    folder = tmp_path / "curves"
+    assert main(words([runs["absorb"], str(other)], folder, "--judge", runs["causal"])) == 2
+    assert "two of the runs are called absorb" in capsys.readouterr().err
+    assert main(words([runs["absorb"]], folder, "--draw-only")) == 0
+    assert main(words([str(other)], folder, "--draw-only")) == 2
+    assert "has cells of another model called absorb" in capsys.readouterr().err
+    (folder / "frontier.json").write_text('{"format": 7}')
+    assert main(words([runs["absorb"]], folder, "--draw-only")) == 2
+    assert "it is no frontier" in capsys.readouterr().err
+    assert main(["genppl", "--frontier", str(tmp_path / "empty")]) == 2
+    assert "there are no texts in" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Models of ours as judges
+
+
+def test_a_causal_judge_is_exact_and_reads_texts_alone(runs):
+    judge, texts = ModelJudge(runs["causal"], "cpu", batch=2), ["the cat", "", "a", "the cat sat. " * 4]
+    model = load(runs["causal"], "cpu")
+    for text, one in zip(texts, judge.judge(texts), strict=True):
+        ids = torch.from_numpy(model.tokenizer.encode(text))[: model.length]
+        assert one.tokens == max(0, len(ids) - 1)
+        assert one.cut_off == len(text) - len(ids)
+        shown = torch.cat([torch.tensor([model.process.vocab_size]), ids[:-1]])[None] if len(ids) else None
+        if shown is not None and len(ids) > 1:
+            log_probs = model.model.eval()(shown, torch.zeros(1)).double().log_softmax(-1)[0]
+            expected = -log_probs[torch.arange(1, len(ids)), ids[1:]].sum()
+            assert one.nats == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_judge_with_noise_bounds_all_tokens(runs):
+    (one, none) = open_judge(runs["absorb"], "cpu").judge(["the cat sat", ""])
+    model = load(runs["absorb"], "cpu")
+    bound = model.perplexity("the cat sat", draws=16, seed=0)
+    assert one.nats == pytest.approx(bound.nats_per_token * 11)
+    assert (one.tokens, none.tokens) == (11, 0)
+
+
+def test_a_judge_is_called_alike_wherever_it_lies(runs):
+    assert judge_label("/root/data/smollm2.gguf") == "smollm2.gguf"
+    assert judge_label(runs["causal"]) == "causal"
+    assert judge_label("openai-community/gpt2-large") == "openai-community/gpt2-large"
+    assert judge_label("/some/folder", "model.gguf") == "folder/model.gguf"
