@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.spelling import rewrite
+from cedd.spelling import candidates, rewrite
 from cedd.spelling.candidates import Neighbours, RoughCosts, ones, rough_log_channel, same_without_a_letter
 from cedd.spelling.channel import Channel, alignment, learn_edits
-from cedd.spelling.forms import is_derived, is_inflected
+from cedd.spelling.forms import FORMS, is_derived
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
 from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
@@ -233,11 +233,31 @@ def test_what_is_less_probable_than_asked_for_is_found_sooner(lexicon, pair, lea
     assert found == exact if exact > least else found >= exact
 
 
+def nothing_said(words):
+    """A context in which every word fits as well."""
+    return np.zeros(len(words))
+
+
+def test_of_many_near_words_those_that_fit_are_judged(lexicon, monkeypatch):
+    """The cat sat on the m?t: of mat, cat and sat one is judged, and the context says which."""
+    monkeypatch.setattr(candidates, "JUDGED", 1)
+    tokens = tokens_of("the cat sat on the aat. the aat sat on the mat.")
+    page, reader = rewrite.Page("", tokens), Reader(lexicon)
+    places = [place for place, token in enumerate(tokens) if token.text == "aat"]
+    assert [reader.meant(page, place)[0].words for place in places] == [("mat",), ("cat",)]
+
+
+@pytest.mark.parametrize("text", ["he was in the ho me.", "he went h ome."])
+def test_two_words_that_are_far_more_often_one_are_doubted(lexicon, text):
+    """Also if one of them is a letter."""
+    assert corrected(replace(lexicon, weights={"alone": {"join": 9.0}, "network": {}}), text).endswith(" home.")
+
+
 def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
     """However far from the word that was meant; also if they are words themselves."""
     knowing = replace(lexicon, memory={"ketr": ("letter",), "mat": ("home", "unheard")})
-    assert ("letter",) not in {c.words for c in Neighbours(lexicon).near("ketr")}
-    assert ("letter",) in {c.words for c in Neighbours(knowing).near("ketr")}
+    assert ("letter",) not in {c.words for c in Neighbours(lexicon).meant("ketr", nothing_said)}
+    assert ("letter",) in {c.words for c in Neighbours(knowing).meant("ketr", nothing_said)}
     first, other = Neighbours(knowing).confused
     mat = lexicon.index["mat"]
     assert {lexicon.words[i] for i in other[first[mat] : first[mat + 1]]} == {"cat", "sat", "home"}
@@ -269,9 +289,26 @@ def test_words_made_of_known_words(lexicon):
         if is_derived(lexicon, word)
     ]
     assert derived == ["rehouse", "houses", "houseletter"]
-    assert is_inflected("cat", "cats")
-    assert is_inflected("cats", "cat")
-    assert not is_inflected("cat", "mat")
+
+
+@pytest.mark.parametrize(
+    ("form", "alike", "other"),
+    [
+        ("inflected", ("cat", "cats"), ("cat", "mat")),
+        ("inflected", ("cats", "cat"), ("cats", "catss's")),
+        ("apostrophe", ("dont", "don't"), ("dont", "donut")),
+        ("another first letter", ("cat", "mat"), ("cat", "cap")),
+        ("another last letter", ("cat", "cap"), ("cat", "mat")),
+        ("same sound", ("fisiks", "physics"), ("physics", "fists")),
+        ("same sound", ("nock", "knock"), ("nock", "lock")),
+        ("same sound", ("ocasional", "occasional"), ("occasional", "conditional")),
+        ("variant", ("colour", "color"), ("colour", "colony")),
+        ("variant", ("romanticised", "romanticized"), ("romanticised", "romantic")),
+    ],
+)
+def test_how_words_are_alike(form, alike, other):
+    assert FORMS[form](*alike)
+    assert not FORMS[form](*other)
 
 
 def test_letters_that_are_not_spoken():
@@ -280,7 +317,7 @@ def test_letters_that_are_not_spoken():
 
 def test_near_words_and_splits(lexicon):
     near = Neighbours(lexicon)
-    assert near.near("leter")[0].words == ("letter",)
+    assert near.meant("leter", nothing_said)[0].words == ("letter",)
     assert {c.words for c in near.splits("alot")} == {("a", "lot")}
 
 

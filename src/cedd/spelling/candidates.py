@@ -12,7 +12,7 @@ a letter is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -26,10 +26,11 @@ from cedd.spelling.words import LONGEST
 
 FAR = ((1, None, 0), (2, 90_000, 0), (3, 20_000, 5), (4, 12_000, 8))
 """(edits, among how many of the most frequent words, from which length on)."""
-JUDGED = 16
-"""Near words whose probability as what was meant is computed."""
-A_COUNT = 0.6
-"""What the logarithm of a word's count weighs beside the rough log p(written | word), to choose those."""
+NEAR, JUDGED = 48, 16
+"""Near words that are found, and those of them that fit best, whose probability as what was meant is computed."""
+A_COUNT, IN_CONTEXT = 0.6, {"count": 0.4, "context": 0.5}
+"""What the logarithm of a word's count weighs beside the rough log p(written | word), to choose those: without its
+context, and beside log p of the words in a row."""
 CONFUSED = 30_000
 """The most frequent words, each of which may have been written for another of them."""
 SLACK = 1.0
@@ -55,7 +56,8 @@ class Neighbours:
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
-        self.near = lru_cache(maxsize=50_000)(self._near)
+        self.near = lru_cache(maxsize=20_000)(self._near)
+        self.judged = lru_cache(maxsize=300_000)(self.log_channel)
 
     @cached_property
     def letters(self) -> NDArray[np.uint8]:
@@ -89,8 +91,8 @@ class Neighbours:
         value = self.lexicon.channel.log_probability(written, meant, least)
         return max(value, REMEMBERED) if meant in self.lexicon.memory.get(written, ()) else value
 
-    def _near(self, written: str) -> tuple[Candidate, ...]:
-        """The words that are most probably meant by a string, without their context."""
+    def _near(self, written: str) -> tuple[Integers, Floats]:
+        """The words that are most probably meant by a string, by their numbers, and a rough log p(written | word)."""
         code = _CODES[np.frombuffer(written.encode(), np.uint8)]
         once = twice = 0
         for letter in code.tolist():
@@ -105,10 +107,18 @@ class Neighbours:
         places = np.flatnonzero(found & (self.lengths > 0))
         rough = rough_log_channel(self.letters[places], self.lengths[places], code, self.costs)
         rank = rough + A_COUNT * self.lexicon.log_counts[places]
-        best = np.argsort(-rank, kind="stable")[:JUDGED]
+        best = np.argsort(-rank, kind="stable")[:NEAR]
+        return places[best], rough[best].astype(np.float64)
+
+    def meant(self, written: str, context: Callable[[Integers], Floats]) -> list[Candidate]:
+        """The words that are most probably meant by a string, where `context` says how well words fit: log p of the
+        text with each."""
+        numbers, rough = self.near(written)
+        rank = rough + IN_CONTEXT["count"] * self.lexicon.log_counts[numbers] + IN_CONTEXT["context"] * context(numbers)
+        best = np.sort(np.argsort(-rank, kind="stable")[:JUDGED])
         least = dict.fromkeys(self.lexicon.memory.get(written, ()), REMEMBERED)
-        least |= {self.lexicon.words[places[i]]: float(rough[i]) - SLACK for i in best}
-        return tuple(Candidate((w,), self.log_channel(written, w, low)) for w, low in least.items() if w != written)
+        least |= {self.lexicon.words[numbers[i]]: float(rough[i]) - SLACK for i in best}
+        return [Candidate((w,), self.judged(written, w, low)) for w, low in least.items() if w != written]
 
     def these(self, written: str, numbers: Iterable[int]) -> list[Candidate]:
         """Words by their numbers, as what may have been meant."""

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 LONGEST_PART = 3
 RARE = -10.0
@@ -39,6 +39,20 @@ _BESIDE = {
     for row, keys in enumerate(_ROWS)
     for place, key in enumerate(keys)
 }
+
+
+Match = tuple[int, int, float]
+"""(place, letters, log p) of an edited part in what was written."""
+
+
+class Written:
+    """A string, where its parts stand, and the matches of parts that were meant (`Channel.matches`)."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.matches, self.places = text, dict[str, list[Match]](), defaultdict[str, list[int]](list)
+        for size in range(LONGEST_PART + 2):
+            for place in range(len(text) - size + 1):
+                self.places[text[place : place + size]].append(place)
 
 
 def alignment(written: str, meant: str) -> list[tuple[str, str]]:
@@ -149,54 +163,78 @@ class Channel:
 
         return value
 
+    @cached_property
+    def written(self) -> Callable[[str], Written]:
+        """A string with its edges, kept for the next word that it is compared with."""
+        return lru_cache(maxsize=256)(lambda string: Written(f"^{string}$"))
+
+    def matches(self, part: str, written: Written) -> list[Match]:
+        """Where in a string this part may stand, edited."""
+        if part not in written.matches:
+            table = self.by_part.get(part, {})
+            written.matches[part] = [
+                (place, len(string), table[string])
+                for string in table.keys() & written.places.keys()
+                for place in written.places[string]
+            ]
+        return written.matches[part]
+
     def log_probability(self, written: str, meant: str, least: float = -math.inf) -> float:
         """log p(written | meant); about `least` where it is less, which is found sooner."""
-        a, b = f"^{meant}$", f"^{written}$"
-        skip = 0
-        while skip < min(len(a), len(b)) - 1 and a[skip] == b[skip]:
+        whole = self.written(written)
+        a, b = f"^{meant}$", whole.text
+        shorter = min(len(a), len(b))
+        skip = end = 0
+        while skip < shorter - 1 and a[skip] == b[skip]:
             skip += 1
         skip = max(0, skip - 2)  # two letters of context
-        kept, a, b = KEPT * skip, a[skip:], b[skip:]
-        end = 0
-        while end < min(len(a), len(b)) - 1 and a[-1 - end] == b[-1 - end]:
+        while end < shorter - skip - 1 and a[-1 - end] == b[-1 - end]:
             end += 1
         end = max(0, end - 2)
-        if end:
-            kept, a, b = kept + KEPT * end, a[:-end], b[:-end]
-        return kept + max(self._best(a, b, least), least)
+        return KEPT * (skip + end) + max(self._best(a, whole, skip, end, least), least)
 
-    def _best(self, a: str, b: str, least: float) -> float:
-        n, m = len(a), len(b)
-        low = -math.inf
-        best = [[low] * (m + 1) for _ in range(n + 1)]
-        best[0][0] = 0.0
-        shift = m - n
-        back, ahead = min(0, shift) - BAND // 2, max(0, shift) + BAND // 2
-        empty: dict[str, float] = {}
-        for i in range(n + 1):
-            row = best[i]
-            tables = [
-                (size, self.by_part.get(a[i : i + size], empty)) for size in range(1, min(LONGEST_PART, n - i) + 1)
-            ]
-            tables = [(size, table) for size, table in tables if table]
-            for j in range(max(0, i + back), min(m, i + ahead) + 1):
-                here = row[j]
-                if here <= least:
-                    continue
-                if i < n and j < m:
-                    step = here + (KEPT if a[i] == b[j] else self.single(a[i], b[j]))
-                    if step > best[i + 1][j + 1]:
-                        best[i + 1][j + 1] = step
-                    if i + 1 < n and a[i] == b[j + 1 : j + 2] and a[i + 1] == b[j]:
-                        best[i + 2][j + 2] = max(best[i + 2][j + 2], here + self.single(a[i : i + 2], ""))
-                if i < n and (step := here + self.single(a[i], "")) > best[i + 1][j]:
-                    best[i + 1][j] = step
-                if j < m and (step := here + self.single("", b[j], b[j - 1 : j], a[i : i + 1])) > row[j + 1]:
-                    row[j + 1] = step
-                for size, table in tables:
-                    target = best[i + size]
-                    for length in range(min(LONGEST_PART + 1, m - j) + 1):
-                        value = table.get(b[j : j + length])
-                        if value is not None and here + value > target[j + length]:
-                            target[j + length] = here + value
+    def _best(self, a: str, written: Written, skip: int, end: int, least: float) -> float:
+        """log p of the best way to write a as b, without `skip` letters at the start of both and `end` at the end.
+
+        best[i][j] is that of a[skip:i] as b[skip:j], j being in a band around i.
+        """
+        b = written.text
+        n, m = len(a) - end, len(b) - end
+        best = [[-math.inf] * (m + 1) for _ in range(n + 1)]
+        best[skip][skip] = 0.0
+        back, ahead = min(0, m - n) - BAND // 2, max(0, m - n) + BAND // 2
+        for i in range(skip, n + 1):
+            band = range(max(skip, i + back), min(m, i + ahead) + 1)
+            self._add_letters(best[i], b, a[i] if i < n else "", skip, band)
+            if i < n:
+                self._write_letter(best, a[:n], b[:m], i, [j for j in band if best[i][j] > least])
+                for size in range(1, min(LONGEST_PART, n - i) + 1):
+                    row, target = best[i], best[i + size]
+                    for j, length, value in self.matches(a[i : i + size], written):
+                        to = j + length
+                        if j in band and to <= m and row[j] > least and row[j] + value > target[to]:
+                            target[to] = row[j] + value
         return best[n][m]
+
+    def _add_letters(self, row: list[float], b: str, after: str, skip: int, band: range) -> None:
+        """Letters that were written and not meant, before the letter `after`."""
+        for j in band:
+            if j + 1 < len(row):
+                step = row[j] + self.single("", b[j], b[j - 1] if j > skip else "", after)
+                if step > row[j + 1]:
+                    row[j + 1] = step
+
+    def _write_letter(self, best: list[list[float]], a: str, b: str, i: int, places: Iterable[int]) -> None:
+        """The letter a[i] left out, written as it is or as another, or swapped with the next."""
+        single, row, below = self.single, best[i], best[i + 1]
+        dropped, turned = single(a[i], ""), a[i + 1] + a[i] if i + 1 < len(a) else None
+        for j in places:
+            here = row[j]
+            if here + dropped > below[j]:
+                below[j] = here + dropped
+            if j < len(b):
+                step = here + (KEPT if a[i] == b[j] else single(a[i], b[j]))
+                if step > below[j + 1]:
+                    below[j + 1] = step
+                if turned == b[j : j + 2]:
+                    best[i + 2][j + 2] = max(best[i + 2][j + 2], here + single(a[i : i + 2], ""))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
 from cedd.spelling.lexicon import Lexicon
 
 BOUND = frozenset(("un", "re", "non", "anti", "mis", "dis", "pre", "sub", "inter", "semi", "multi", "co"))
@@ -30,6 +34,62 @@ def is_derived(lexicon: Lexicon, word: str) -> bool:
     )
 
 
-def is_inflected(one: str, other: str) -> bool:
-    """Whether two words differ by an s at the end."""
-    return one + "s" == other or other + "s" == one
+_SOUNDS = tuple(
+    (re.compile(pattern), sound)
+    for pattern, sound in (
+        ("'", ""),
+        ("^(?:kn|gn|pn)", "n"),
+        ("^wr", "r"),
+        ("^ps", "s"),
+        ("^wh", "w"),
+        ("ght", "t"),
+        ("(?<!^)gh", ""),
+        ("ph", "f"),
+        ("t?ch", "C"),
+        ("sh|(?:t|s|c)i(?=on|ous|al|an)", "S"),
+        ("th", "T"),
+        ("qu", "kw"),
+        ("x", "ks"),
+        ("c(?=[eiy])", "s"),
+        ("ck|c|q", "k"),
+        ("dg(?=[eiy])|g(?=[eiy])", "j"),
+        ("z", "s"),
+        ("mb$", "m"),
+        ("^h", ""),
+        (r"(.)\1+", r"\1"),
+        ("^[aeiouy]", "A"),
+        ("(?<!^)[aeiouywh]", ""),
+    )
+)
+_VARIANTS = tuple(
+    (re.compile(pattern), other) for pattern, other in (("z", "s"), ("our", "or"), ("re$", "er"), ("ae|oe", "e"))
+)
+
+
+def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str:
+    for pattern, other in rules:
+        word = pattern.sub(other, word)
+    return word
+
+
+@lru_cache(maxsize=100_000)
+def sound(word: str) -> str:
+    """About how a word sounds, without its vowels: the same for what is easily heard as the same."""
+    return _rewritten(word, _SOUNDS)
+
+
+@lru_cache(maxsize=100_000)
+def variant(word: str) -> str:
+    """The same for the spellings of a word in several countries: colour, color; organise, organize."""
+    return _rewritten(word, _VARIANTS)
+
+
+FORMS: Mapping[str, Callable[[str, str], bool]] = {
+    "inflected": lambda one, other: one + "s" == other or other + "s" == one,
+    "apostrophe": lambda one, other: one.replace("'", "") == other.replace("'", ""),
+    "another first letter": lambda one, other: one[0] != other[0],
+    "another last letter": lambda one, other: one[-1] != other[-1],
+    "same sound": lambda one, other: sound(one) == sound(other),
+    "variant": lambda one, other: variant(one) == variant(other),
+}
+"""How the word that was meant may be like the one that was written."""

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.spelling.candidates import CONFUSED, Neighbours
-from cedd.spelling.forms import is_derived, is_inflected
+from cedd.spelling.candidates import CONFUSED, Candidate, Neighbours
+from cedd.spelling.forms import FORMS, is_derived
 from cedd.spelling.lexicon import UNKNOWN, Floats, Integers, Lexicon
 from cedd.spelling.words import Token, acronyms, like, tokens_of, without_capitals
 
@@ -43,8 +43,7 @@ FEATURES = (
     "join",
     "join capital",
     "named",
-    "inflected",
-    "apostrophe",
+    *FORMS,
     "kept",
     "kept unknown",
     "kept rare",
@@ -58,6 +57,7 @@ FEATURES = (
     "kept rare remembered",
     "kept common capital",
     "kept uncommon",
+    "kept frequent",
     "kept name without capital",
     "kept acronym",
     "kept repeated",
@@ -76,8 +76,8 @@ FAR_CHANNEL = 10.0
 MORE_OFTEN_JOINED = 20.0
 """Two words are doubted if the word that they make when joined is so many times as frequent as they are in a row."""
 LEAST_JOINED = 40.0
-WORD_THRESHOLD = 0.75
-LEAST_SHARE = 0.5
+WORD_THRESHOLD = 0.8
+LEAST_SHARE = 0.45
 """Of what else may have been meant, the best must have this share of the probability, or nothing is changed."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
@@ -87,13 +87,6 @@ UNLIKELY beside the best."""
 LANGUAGE_REACH, LANGUAGE_SHARE = 12, {"rare": 0.5, "common": 0.7}
 """Of neighbouring words within reach, so many pairs must be known, or the text is in another language: if a rare or
 unknown word is to be doubted, and if a common one is."""
-
-
-FORMS: Mapping[str, Callable[[str, str], bool]] = {
-    "inflected": is_inflected,
-    "apostrophe": lambda one, other: one.replace("'", "") == other.replace("'", ""),
-}
-"""Ways in which what was meant may be another form of what was written."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +178,9 @@ class Reader:
         strange = (own == UNKNOWN) | (~common & (both > SURPRISE["rare"]))
         found: dict[int, Sequence[int] | None] = dict.fromkeys(np.flatnonzero(free & strange).tolist())
         fits_better = self.fitting(numbers, np.flatnonzero(free & common & (both > SURPRISE["common"])))
-        joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & free & ~strange
-        found |= {place: fits_better.get(place, ()) for place in (*fits_better, *np.flatnonzero(joinable).tolist())}
+        joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (native >= LANGUAGE_SHARE["rare"])
+        others = {*fits_better, *np.flatnonzero(joinable).tolist()} - found.keys()
+        found |= {place: fits_better.get(place, ()) for place in others}
         return dict(sorted(found.items()))
 
     def fitting(self, numbers: Integers, places: Integers) -> dict[int, Sequence[int]]:
@@ -215,7 +209,7 @@ class Reader:
         flags = np.zeros(len(tokens), np.bool_)
         for place, (first, second) in enumerate(pairwise(tokens)):
             number = self.lexicon.index.get(first.key + second.key)
-            if number is not None and second.start == first.stop + 1:
+            if number is not None and second.start == first.stop + 1 and (first.free or second.free):
                 joined = np.exp(self.lexicon.log_counts[number])
                 flags[place] = joined > max(LEAST_JOINED, MORE_OFTEN_JOINED * counts[place])
         return flags
@@ -247,7 +241,8 @@ class Reader:
         options = [Option(place, place + 1, (token.key,), token.text)]
         channel = [0.0]
         neighbours = self.neighbours
-        for candidate in neighbours.near(token.key) if near is None else neighbours.these(token.key, near):
+        found = self.meant(page, place) if near is None else neighbours.these(token.key, near)
+        for candidate in found:
             options.append(Option(place, place + 1, candidate.words, like(token.text, candidate.words[0])))
             channel.append(candidate.log_channel)
         for candidate in () if known else neighbours.splits(token.key):
@@ -258,6 +253,17 @@ class Reader:
                 options.append(Option(first, first + 2, (word,), like(tokens[first].text, word)))
                 channel.append(0.0)
         return Doubt(place, tuple(options), self.features(page, place, options, np.array(channel)))
+
+    def meant(self, page: Page, place: int) -> list[Candidate]:
+        """The words near a token that fit best where it stands."""
+        frame = self.lexicon.numbers(page.keys[place + FRAME - 2 : place + FRAME + 3])
+
+        def context(words: Integers) -> Floats:
+            frames = np.tile(frame, (len(words), 1))
+            frames[:, 2] = words
+            return self.around(frames)
+
+        return self.neighbours.meant(page.tokens[place].key, context)
 
     def joined(self, text: str, first: Token, second: Token) -> str | None:
         """Two tokens as one word, if they are words with a space between and the lexicon has it."""
@@ -289,7 +295,7 @@ class Reader:
         )
         columns["frequency opening"] = (rare and capital and token.opens) * np.maximum(columns["frequency"], 0.0)
         for form, same in FORMS.items():
-            columns[form] = np.array([same(token.key, option.words[0]) for option in options]) & ~kept
+            columns[form] = np.array([same(token.key, option.words[0]) for option in options]) & (sizes == 0) & ~kept
         columns["context"] = context - context[0]
         columns["split"], columns["join"] = sizes > 0, sizes < 0
         columns["split derived"] = (sizes > 0) & derived
@@ -309,6 +315,7 @@ class Reader:
         columns["kept rare letters"] = kept * rare * min(len(token.key), 12) / 10
         columns["kept common capital"] = kept & (not rare) & name
         columns["kept uncommon"] = kept * max(0.0, COMMON - log_count) * (not rare) / 4
+        columns["kept frequent"] = kept * max(0.0, log_count - COMMON) / 4
         columns["kept name without capital"] = kept & (not unknown and bool(lexicon.named[number])) & (not capital)
         columns["kept acronym"] = kept & page.acronyms[place]
         columns["kept repeated"] = kept * self.repeated(page, token.key)
