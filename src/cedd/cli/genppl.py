@@ -85,17 +85,13 @@ def draw(arguments: Genppl, name: str, out: Path) -> Samples:
     return samples
 
 
-def shown(interval: BootstrapInterval | None, places: int = 2) -> str:
-    """A value with its interval."""
-    if interval is None:
-        return ""
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.{places}f}  [one sample]"
-    return f"{interval.value:.{places}f}  [{interval.low:.{places}f}, {interval.high:.{places}f}]"
-
-
 def table(report: GenerativePerplexity) -> Table:
     """The report to read."""
+
+    def shown(interval: BootstrapInterval) -> str:
+        if interval.low is None or interval.high is None:
+            return f"{interval.value:.2f}  [one sample]"
+        return f"{interval.value:.2f}  [{interval.low:.2f}, {interval.high:.2f}]"
 
     made = Table(title=f"{report.samples} samples judged by {report.judge} ({report.judge_precision})")
     made.add_column("measure")
@@ -213,34 +209,46 @@ def show_frontier(arguments: Genppl, points: Sequence[Point], label: str) -> Non
 
 def cells_table(points: Sequence[Point], label: str, seed: int) -> Table:
     """A row a cell."""
-    made = Table(title=f"generative perplexity by {label}, 95% intervals over texts")
-    for name in ("run", "sampler"):
-        made.add_column(name, no_wrap=True)
-    for name in ("steps", "t", "top-p", "texts", "perplexity", "texts' own, mean", "entropy", "distinct 2"):
-        made.add_column(name, justify="right")
+    swept = "t" if all(point.setting.top_p == 1 for point in points) else "t, top-p"
+    columns = ("texts", "steps", swept, "perplexity", "entropy", "distinct 2")
+    made = narrow_table(f"judged by {label}, with 95% intervals over texts", columns)
     for point in points:
         setting, weights = point.setting, text_weights(point.texts, seed)
-        how = [f"{setting.steps}", f"{setting.temperature:g}", f"{setting.top_p:g}"] if setting.sampler else [""] * 3
+        how = f"{setting.temperature:g}" + f", {setting.top_p:g}" * ("," in swept)
         made.add_row(
-            *(setting.run, setting.sampler, *how, f"{point.texts}"),
-            shown(interval(np.exp(point.log_perplexity(weights)), point.texts), 1),
-            shown(interval(point.mean_perplexity(weights), point.texts), 1),
-            shown(interval(point.entropy(weights), point.texts), 3),
-            f"{point.distinct['2']:.3f}",
+            *(setting.run, setting.sampler, f"{point.texts}"),
+            *((f"{setting.steps}", how) if setting.sampler else ("", "")),
+            brief(interval(np.exp(point.log_perplexity(weights)), point.texts)),
+            brief(interval(point.entropy(weights), point.texts), 2),
+            f"{point.distinct['2']:.2f}",
         )
     return made
 
 
 def compared_table(rows: Sequence[Compared], entropy: float) -> Table:
     """A row a curve."""
-    made = Table(title=f"at a token entropy of {entropy:.3f} nats, interpolated")
-    for name in ("run", "sampler"):
-        made.add_column(name, no_wrap=True)
-    for name in ("steps", "perplexity", "over its most steps", "over the first"):
-        made.add_column(name, justify="right")
+    columns = ("steps", "perplexity", "over its most steps", "over the first")
+    made = narrow_table(f"at a token entropy of {entropy:.3f} nats, interpolated", columns)
     for row in rows:
         curve = row.curve
-        value = shown(row.perplexity, 1) if row.perplexity is not None else "not reached"
-        ratios = (shown(row.over_most_steps), shown(row.over_first))
+        value = brief(row.perplexity) if row.perplexity is not None else "not reached"
+        ratios = ("" if one is None else brief(one, 2) for one in (row.over_most_steps, row.over_first))
         made.add_row(curve.run, curve.sampler, f"{curve.steps}", value, *ratios)
     return made
+
+
+def narrow_table(title: str, columns: Sequence[str]) -> Table:
+    """Of runs and samplers, and columns of numbers, which fits a terminal: without lines, and nothing is cut off."""
+    made = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    for name in ("run", "sampler"):
+        made.add_column(name, no_wrap=True, overflow="fold")
+    for name in columns:
+        made.add_column(name, justify="right", overflow="fold")
+    return made
+
+
+def brief(interval: BootstrapInterval, places: int | None = None) -> str:
+    """A value with its interval, by default in three digits or all before the point."""
+    ends = [one for one in (interval.value, interval.low, interval.high) if one is not None]
+    value, *between = (f"{one:.{max(0, 2 - len(str(int(one))) + 1) if places is None else places}f}" for one in ends)
+    return f"{value} [{', '.join(between)}]" if between else value

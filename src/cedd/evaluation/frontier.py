@@ -417,8 +417,9 @@ def save_plot(path: Path, points: Sequence[Point], judge: str, seed: int = 0) ->
         if real is not None:
             _draw(axes, [real], "black", REAL_TEXT, seed)
         axes.legend(fontsize=6)
-    figure.supxlabel("token entropy of a text, nats")
-    figure.supylabel(f"generative perplexity by {judge}")
+    figure.supxlabel("token entropy of a text, nats", fontsize=9)
+    figure.supylabel("generative perplexity", fontsize=9)
+    figure.suptitle(f"judged by {judge}", fontsize=9)
     with atomic_file(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=150)
 
