@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
@@ -32,6 +33,9 @@ Module = TypeVar("Module", bound=nn.Module)
 _ENTRIES_AT_ONCE = {"cpu": 1 << 24}
 _MOST_ENTRIES = 1 << 25
 """Entries of [R, V] outputs that are held at once: up to 128 MiB in float64 on a CPU, 256 MiB elsewhere."""
+
+FEW = 4
+"""Places are few if there are so many times as many positions: then a network need not finish the others."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -112,7 +116,8 @@ class SupportsRowLosses(Protocol):
 
 
 class SupportsRows(Protocol):
-    """A network whose vocabulary head can be trained on chosen rows only."""
+    """A network that can leave out what only other rows than the chosen ones need, and whose head can be trained on
+    those."""
 
     @property
     def head(self) -> SupportsRowLosses: ...
@@ -277,7 +282,8 @@ class Network:
             x_t = x_t.index_select(0, places.sequences)
             sigma = sigma if sigma.dim() == 0 else sigma.index_select(0, places.sequences)
             network = self.of_sequences(places.sequences)
-        hidden = network._run(model.features, x_t, sigma).flatten(0, 1).index_select(0, places.index)
+        hidden = network._run(_at_places(model, places.index, x_t.numel()), x_t, sigma)
+        hidden = hidden.flatten(0, 1).index_select(0, places.index)
         head = full_precision_head(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head))
 
@@ -300,6 +306,13 @@ class Network:
         if self.home == self.device and not self.double:
             return head
         return lambda rows: head(rows.to(self.home)).to(self.device, torch.float64 if self.double else None)
+
+
+def _at_places(model: HasHead, places: Tensor, positions: int) -> Callable[..., Tensor]:
+    """The features of a network in two halves, which need not be right but at few places [R] of so many positions."""
+    if not supports_rows(model) or FEW * len(places) > positions:
+        return model.features
+    return partial(model.features, where=places)
 
 
 def check_extras(extras: Mapping[str, Tensor], sequences: int | None) -> None:

@@ -42,7 +42,8 @@ def at_token(values: Tensor, x_t: Tensor) -> Tensor:
 def put_at_token(values: Tensor, x_t: Tensor, replacement: Tensor | float, is_mask: Tensor) -> Tensor:
     """values with the entry at x_t replaced, where x_t is a token and not the mask."""
     index = x_t.clamp_max(values.shape[-1] - 1)[..., None]
-    new = torch.as_tensor(replacement, dtype=values.dtype, device=values.device)
+    # A number is filled in where the values are: to send it there would make the host wait for a GPU.
+    new = replacement.to(values) if isinstance(replacement, Tensor) else values.new_full((), replacement)
     old = values.gather(-1, index)
     new = new.expand(x_t.shape)[..., None]
     return values.scatter(-1, index, torch.where(is_mask[..., None], old, new))

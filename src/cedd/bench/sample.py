@@ -46,9 +46,12 @@ class CountingNetwork:
         self._model, self.head, self.calls = model, model.head, 0
         self.device = next(model.parameters()).device if isinstance(model, nn.Module) else model.device
 
-    def features(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def features(self, *inputs: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return self._model.features(x_t, sigma)
+        return self._model.features(*inputs, **others)
 
 
 def _network(preset: str, process: TokenProcess, length: int, device: torch.device, seed: int) -> Transformer:

@@ -31,8 +31,14 @@ class AmidMasks(nn.Module):
     def forward(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return self.head(self.features(x_t, sigma))
 
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """[B, L, D]"""
+    def features(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Tensor:
+        """[B, L, D]; with ``where``, those at distinct places [N] of the flattened batch are asked for."""
         room, length = self.positions - x_t.shape[1], x_t.shape[1]
         block = F.pad(x_t, (room // 2, room - room // 2), value=self.model.config.vocab_size)
-        return self.model.features(block, sigma).narrow(1, room // 2, length)
+        if where is not None:
+            where = where // length * self.positions + room // 2 + where % length
+        return self.model.features(block, sigma, where=where).narrow(1, room // 2, length)
+
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        """Features [B, L, D] at distinct places [N] of the flattened batch, [N, D]."""
+        return self.model.rows(features, places)

@@ -20,7 +20,7 @@ def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     """Index drawn from weights [R, V] >= 0 (of any sum > 0) with uniform numbers u [R] in [0, 1): [R] int64.
 
     In two levels of about sqrt(V): sums of blocks, then one block. An entry of weight 0 is never drawn.
-    log: the weights are given as logarithms, and raised right into their blocks.
+    log: the weights are given as logarithms, of any type, and raised right into their blocks.
     """
     rows, size = weights.shape
     width = math.isqrt(size - 1) + 1
@@ -28,14 +28,15 @@ def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     padded = weights.new_empty(rows, count * width, dtype=torch.float64)
     padded[:, size:] = 0.0
     if log:
-        torch.exp(weights, out=padded[:, :size])
+        # Relative to the largest, so that none overflows: a row's sum is of no consequence.
+        torch.sub(weights, weights.amax(-1, keepdim=True).double(), out=padded[:, :size]).exp_()
     else:
         padded[:, :size] = weights
     blocks = padded.view(rows, count, width)
     block, rest = _first_beyond(blocks.sum(-1), u.to(weights.device, torch.float64), relative=True)
     inside = blocks.gather(1, block[:, None, None].expand(rows, 1, width)).squeeze(1)
     place, _ = _first_beyond(inside, rest, relative=False)
-    return block * width + place
+    return (block * width + place).clamp_max(size - 1)  # beyond for a row of nan only, which is refused elsewhere
 
 
 def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tensor, Tensor]:
@@ -90,7 +91,8 @@ class Sharpening:
 
     def draw(self, logits: Tensor, u: Tensor) -> Tensor:
         """Tokens [R] from softmax(logits [R, V]) after sharpening, by uniform numbers u [R]."""
-        return inverse_cdf(self.log_probs(logits), u, log=True)
+        sharp = self.log_probs(logits.double()) if self.active else self.without(logits, -math.inf)
+        return inverse_cdf(sharp, u, log=True)
 
     def _nucleus(self, log_probs: Tensor) -> Tensor:
         ordered, places = log_probs.sort(dim=-1, descending=True)

@@ -79,7 +79,7 @@ def first_hitting(
         local = None if everyone else all_sequences[: len(left)] * length + position
         places = Places(rows, None if everyone else sequences, local)
         outputs = network.rows(flat.view(batch, length), sigmas[:, k], places, full_precision=True)
-        drawn = outputs.map(lambda chunk, part, v=v: sharpening.draw(chunk.double(), v[part]))
+        drawn = outputs.map(lambda chunk, part, v=v: sharpening.draw(chunk, v[part]))
         flat = flat.index_copy(0, rows, drawn)
         if callback is not None:
             callback(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))

@@ -33,7 +33,7 @@ from cedd.samplers.draws import Draws, Use, text_seeds
 from cedd.samplers.first_hitting import check_reveals, first_hitting
 from cedd.samplers.grids import LAST_TIME, time_grid
 from cedd.samplers.orders import ORDERS, Order, reveal_in_order
-from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, chances
+from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, blocks, chances
 
 WITHOUT_RULES = ("first-hitting", *ORDERS)
 """Samplers that reveal masks without a time grid."""
@@ -81,9 +81,8 @@ def denoise(run: Run, x: Tensor) -> Tensor:
     if run.callback is not None:
         run.callback(0, float(run.times[0]), x)
     plan = None if run.dense else _plan(run, x, held, noise, earlier)
-    block = BLOCK_STEPS if run.constraint is None or isinstance(run.constraint, Fixed) else 1
-    for start in range(0, steps, block):
-        stop = min(start + block, steps)
+    largest = BLOCK_STEPS if run.constraint is None or isinstance(run.constraint, Fixed) else 1
+    for start, stop in blocks(steps, largest):
         planned = list(plan.block(start, stop, device)) if plan is not None else [None] * (stop - start)
         for k, candidates in zip(range(start, stop), planned, strict=True):
             now, next_ = levels[k]
@@ -93,7 +92,7 @@ def denoise(run: Run, x: Tensor) -> Tensor:
                 x = _jump_step(run, run.rule_of(k), x, candidates, now, next_, sigma[k])
             if run.constraint is not None:
                 x = run.constraint(x)
-            if plan is not None and block == 1:
+            if plan is not None and largest == 1:
                 plan.observe(x == run.process.vocab_size)
             if run.callback is not None:
                 run.callback(k + 1, float(run.times[k + 1]), x)
@@ -130,7 +129,7 @@ def _jump_step(
         def drawn(outputs: Tensor, part: slice) -> Tensor:
             u, v = candidates.u[part], candidates.v[part]
             if candidates.only_reveals:
-                return run.sharpening.draw(outputs.double(), v)
+                return run.sharpening.draw(outputs, v)
             return jump(rule, run, outputs.double(), here[rows[part]], noise, earlier, u, v)
 
         outputs = run.network.rows(x, sigma, candidates.places, full_precision=True)
@@ -149,7 +148,7 @@ def jump(
     now, next_ = noise.like(x), earlier.like(x)
     log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
     leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
-    weights = (leap.floor[:, None] + leap.slope[:, None] * torch.exp(log_probs)).clamp_min(0.0)
+    weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], torch.exp(log_probs)).clamp_min_(0.0)
     weights = run.sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
     # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
     moves = now.is_mask(x) | (u < 1 - leap.stay)

@@ -83,7 +83,16 @@ def _flat(flags: Tensor) -> NDArray[np.bool_]:
 
 
 BLOCK_STEPS = 32
-"""Steps that are planned and sent to the device together."""
+"""Steps that are planned and sent to the device together, at most."""
+
+
+def blocks(steps: int, largest: int) -> Iterator[tuple[int, int]]:
+    """From 0 to `steps` in blocks of 1, 2, 4, ... up to the largest: the device is not to wait for a long first one."""
+    start, size = 0, 1
+    while start < steps:
+        stop = min(start + size, steps)
+        yield start, stop
+        start, size = stop, min(2 * size, largest)
 
 
 @dataclass(frozen=True)
