@@ -13,12 +13,12 @@ the network as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,11 @@ class HasHead(Protocol):
 
 AnyModel = Callable[..., Tensor] | HasHead
 """A callable `(x_t [B, L], sigma [B]) -> [B, L, V]`, or a network in two halves."""
+
+
+def knows_time(model: object) -> bool:
+    """Whether what a network says depends on the noise level besides the text; unless it says that it does not."""
+    return getattr(model, "knows_time", True)
 
 
 def has_head(model: object) -> TypeIs[HasHead]:
@@ -138,6 +143,34 @@ def supports_rows(model: object) -> TypeGuard[SupportsRows]:
     return has_head(model) and hasattr(model, "rows") and hasattr(model.head, "cross_entropy")
 
 
+class Records(Protocol):
+    """A network that records what is done at every step."""
+
+    def recorded(
+        self, function: Callable[..., tuple[Tensor, ...]], of_rows: Sequence[Tensor], shared: Sequence[Tensor]
+    ) -> tuple[Tensor, ...] | None:
+        """function(*of_rows, *shared) of tensors [R, ...] and others; None if it does not record so many rows. What it
+        returns may have more rows, and is overwritten by the next call."""
+        ...
+
+
+def records(model: object) -> TypeGuard[Records]:
+    """Whether a network records what is done at every step."""
+    return callable(getattr(model, "recorded", None))
+
+
+class RowFunction(Protocol):
+    """A function of outputs [R, V] and other tensors of those rows -> [R]. Functions that are equal do the same."""
+
+    @property
+    def of_tensors(self) -> bool:
+        """Whether it is made of operations on tensors alone and never looks at their values, so that a GPU can record
+        it."""
+        ...
+
+    def __call__(self, *inputs: Any, **_: Any) -> Tensor: ...
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Where and how it runs
 
@@ -180,11 +213,14 @@ class OutputCheck:
         self._totals: list[Tensor] = []
 
     def look_at(self, outputs: Tensor) -> None:
-        """Outputs [.., V]. The largest of a row is nan if any is, and -inf if no token is possible; so is their sum."""
-        if not outputs.numel():
-            return
-        self._totals.append(outputs.detach().amax(-1).sum(dtype=torch.float64))
-        if outputs.device.type == "cpu":
+        """Outputs [.., V]."""
+        if outputs.numel():
+            self.add(_sum_of_largest(outputs))
+
+    def add(self, total: Tensor) -> None:
+        """Such a sum of outputs."""
+        self._totals.append(total)
+        if total.device.type == "cpu":
             self.settle()
 
     def settle(self) -> None:
@@ -195,6 +231,11 @@ class OutputCheck:
                 "the network returned nan, or infinity, or rows without any possible token: its weights may be "
                 "damaged, or its training has diverged"
             )
+
+
+def _sum_of_largest(outputs: Tensor) -> Tensor:
+    """Of [.., V]: the largest of a row is nan if any is, and -inf if no token is possible; so is their sum."""
+    return outputs.detach().amax(-1).sum(dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -284,7 +325,7 @@ class Network:
             network = self.of_sequences(places.sequences)
         hidden = network._run(_at_places(model, places.index, x_t.numel()), x_t, sigma)
         hidden = hidden.flatten(0, 1).index_select(0, places.index)
-        head = full_precision_head(model.head) if full_precision else model.head
+        head = FullPrecisionHead(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head))
 
     def _each(self, x_t: Tensor, sigma: Tensor, rows: Tensor, full_precision: bool) -> Iterator[OutputRows]:
@@ -324,15 +365,16 @@ def check_extras(extras: Mapping[str, Tensor], sequences: int | None) -> None:
             raise ValueError(f"{name!r} needs one entry a sequence, {sequences}; got {list(value.shape)}")
 
 
-def full_precision_head(head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+@dataclass(frozen=True)
+class FullPrecisionHead:
     """The head in the type of its weights, outside autocast."""
 
-    def run(rows: Tensor) -> Tensor:
-        with torch.autocast(rows.device.type, enabled=False):
-            weight = getattr(head, "weight", None)
-            return head(rows.to(weight.dtype) if isinstance(weight, Tensor) else rows.float())
+    head: Callable[[Tensor], Tensor]
 
-    return run
+    def __call__(self, rows: Tensor) -> Tensor:
+        with torch.autocast(rows.device.type, enabled=False):
+            weight = getattr(self.head, "weight", None)
+            return self.head(rows.to(weight.dtype) if isinstance(weight, Tensor) else rows.float())
 
 
 class OutputRows:
@@ -354,12 +396,50 @@ class OutputRows:
         """function(outputs, which rows) of all chunks, put together; there must be a row."""
         return torch.cat([function(outputs, part) for outputs, part in self.chunks()])
 
+    def apply(self, function: RowFunction, of_rows: Sequence[Tensor], shared: Sequence[Tensor] = ()) -> Tensor:
+        """function(outputs [r, V], *of_rows [r], *shared) of all chunks, put together: [R].
+
+        A network that records what is done at every step (`GraphedNetwork`) records the function with its head.
+        """
+        recorded = self._recorded(function, of_rows, shared)
+        if recorded is not None:
+            return recorded
+        return self.map(lambda outputs, part: function(outputs, *(value[part] for value in of_rows), *shared))
+
+    def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor], shared: Sequence[Tensor]) -> Tensor | None:
+        model = self._network.model
+        if self._head is None or not records(model) or not function.of_tensors:
+            return None
+        step = _HeadAnd(function, self._head, self._network.vocab_size)
+        recorded = model.recorded(step, (self._hidden, *of_rows), shared)
+        if recorded is None:
+            return None
+        values, total = recorded
+        self._network.check.add(total.clone())
+        return values[: len(self._hidden)]
+
+
+@dataclass(frozen=True)
+class _HeadAnd:
+    """A function of the outputs of rows as one of their hidden values; and the sum by which outputs are checked."""
+
+    function: RowFunction
+    head: Callable[[Tensor], Tensor]
+    vocab_size: int
+
+    def __call__(self, hidden: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = checked_outputs(self.head(hidden), (len(hidden), self.vocab_size))
+        return self.function(outputs, *others), _sum_of_largest(outputs)
+
 
 class RowsOneByOne(OutputRows):
     """Outputs of one sequence after the other, each of which is run when its rows are asked for."""
 
     def __init__(self, sequences: Iterator[OutputRows]) -> None:
         self._sequences = sequences
+
+    def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
+        """Nothing: each sequence has its own number of rows."""
 
     def chunks(self) -> Iterator[tuple[Tensor, slice]]:
         start = 0

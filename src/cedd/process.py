@@ -157,11 +157,15 @@ class Kernel:
         """The entries at `index` (ids or a Boolean mask) of the flattened fields: [*S] -> [N]."""
         return self.map(lambda v: v.reshape(-1)[index.to(v.device)])
 
-    def unbind(self) -> list[Self]:
-        """A record for each entry of the fields' first dimension: [K, *S] -> K times [*S]."""
-        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        columns = zip(*(value.unbind() for value in tensors.values()), strict=True)
-        return [replace(self, **dict(zip(tensors, entries, strict=True))) for entries in columns]
+    def stacked(self) -> Tensor:
+        """The fields side by side, [*S, F], of which `of_stacked` makes the record again."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return torch.stack([value for value in values if isinstance(value, Tensor)], -1)
+
+    @classmethod
+    def of_stacked(cls, vocab_size: int, has_mask: bool, values: Tensor) -> Self:
+        """A record of the fields [*S, F], as `stacked` gives them."""
+        return cls(vocab_size, has_mask, *values.unbind(-1))
 
     def inverse(self) -> Kernel:
         """The inverse matrix: both clocks run backwards."""

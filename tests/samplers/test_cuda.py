@@ -52,6 +52,48 @@ def test_samples_on_the_device(process, sampler):
     assert torch.equal(x.cpu()[:, held.where], held.tokens[held.where].expand(8, -1))
 
 
+@pytest.mark.parametrize("places", [1, 3, 5, 30, 60])
+def test_graphs_finish_what_is_asked_for(places):
+    model = network(cedd.roulette(50), 16)
+    graphed = GraphedNetwork(model, 8, 16)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        x, sigma = torch.randint(51, (5, 16), generator=generator).cuda(), torch.rand(5, generator=generator).cuda()
+        where = torch.randperm(80, generator=generator)[:places].cuda()
+        expected = model.features(x, sigma).flatten(0, 1)[where]
+        got = graphed.features(x, sigma, where=where).flatten(0, 1)[where]
+        assert (expected - got).abs().max() < 0.05 * expected.abs().max()
+
+
+@pytest.mark.parametrize(("process", "method"), [("absorb", "cedd"), ("roulette", "bayes"), ("uniform", "cedd")])
+def test_recorded_decisions_are_the_decisions(process, method, monkeypatch):
+    made = getattr(cedd, process)(50)
+    graphed = GraphedNetwork(network(made, 16), 8, 16)
+    options = {"method": method, "steps": 40}
+    recorded = sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options)
+    monkeypatch.setattr(GraphedNetwork, "recorded", lambda *_: None)
+    assert torch.equal(recorded, sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options))
+
+
+@pytest.mark.parametrize(("process", "method"), [("absorb", "cedd"), ("roulette", "bayes"), ("uniform", "cedd")])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_no_step_waits_for_the_device(process, method, recorded, monkeypatch):
+    made = getattr(cedd, process)(50)
+    graphed = GraphedNetwork(network(made, 16), 8, 16)
+    if not recorded:
+        monkeypatch.setattr(GraphedNetwork, "recorded", lambda *_: None)
+    options = {"method": method, "steps": 40}
+    sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options)  # records
+
+    def strict(step: int, t: float, x: torch.Tensor) -> None:
+        torch.cuda.set_sync_debug_mode("error" if 0 < step < 41 else "default")
+
+    try:
+        sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), callback=strict, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("method", ["sedd", "bayes"])
 def test_the_law_of_a_step_on_the_device(method):
     process = cedd.roulette(4)

@@ -2,8 +2,8 @@
 
 import torch
 
+from cedd.samplers.memory import Memory
 from cedd.serve.gathering import Gathering, Run
-from cedd.serve.memory import Memory
 from cedd.serve.models import Shelf
 from cedd.tasks.correct import correct
 

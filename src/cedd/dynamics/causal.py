@@ -18,7 +18,7 @@ from torch import Tensor
 from cedd.dynamics.dynamics import Bound, Drawing, Dynamics
 from cedd.dynamics.path import Target
 from cedd.dynamics.rules import StepRule
-from cedd.network import Network, Places, full_precision_head, has_head
+from cedd.network import FullPrecisionHead, Network, Places, has_head
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective
 from cedd.parameterization import Denoiser, Parameterization, at_token, full_precision
@@ -114,7 +114,7 @@ def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor
     """(inputs [B, L], i) -> the outputs at position i, [B, V], asked for i in increasing order."""
     model, device = network.model, network.device
     if has_cache(model) and network.home == device:
-        cache, head, seen = model.new_cache(batch, length), full_precision_head(model.head), 0
+        cache, head, seen = model.new_cache(batch, length), FullPrecisionHead(model.head), 0
 
         def continued(inputs: Tensor, i: int) -> Tensor:
             nonlocal seen

@@ -208,7 +208,7 @@ def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
         staying = stay(jumps.sum(-1))
         return step_law(staying, torch.zeros_like(staying), jumps, x_t, noise)
 
-    return StepRule(name, leap, law, jump_first=True, only_reverses=True)
+    return StepRule(name, leap, law, jump_first=True, only_reverses=True, of_tensors=True)
 
 
 def _reconstruction_law(
@@ -219,7 +219,7 @@ def _reconstruction_law(
 
 
 def _reversing(name: str, law: DenseLaw) -> StepRule:
-    return StepRule(name, AffineScore.reverse, law, jump_first=True, only_reverses=True)
+    return StepRule(name, AffineScore.reverse, law, jump_first=True, only_reverses=True, of_tensors=True)
 
 
 RECONSTRUCTION = _reversing("reconstruction", _reconstruction_law)

@@ -47,6 +47,8 @@ class StepRule:
             something happens. `cedd.samplers.check_rule` finds out whether it is true.
         only_reverses: a declaration: nothing moves but what the process has moved, masks, and tokens if it shuffles.
         check: raises a ValueError for processes on which it makes no sense.
+        of_tensors: a declaration: the leap is made of operations on tensors alone and never looks at their values, so
+            that a GPU can record it.
     """
 
     name: str
@@ -55,6 +57,7 @@ class StepRule:
     jump_first: bool = False
     only_reverses: bool = False
     check: Callable[[TokenProcess], None] = _any_process
+    of_tensors: bool = False
 
     @staticmethod
     def from_leap(

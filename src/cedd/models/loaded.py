@@ -16,7 +16,7 @@ from cedd.methods import Method
 from cedd.models.folder import ModelFolder
 from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer
-from cedd.network import AnyModel
+from cedd.network import AnyModel, knows_time
 from cedd.process import TokenProcess
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sample, text_seeds
 from cedd.samplers.loop import Callback
@@ -127,8 +127,8 @@ class LoadedModel:
     @property
     def reads_passages(self) -> bool:
         """Whether a text can be read amid masks: where these are tokens not known yet, however many there are."""
-        dynamics, known = self.method.dynamics, getattr(self.model, "config", None)  # tests have models of their own
-        return dynamics.noisy and dynamics.only_reveals(self.process) and known is not None and not known.knows_time
+        dynamics = self.method.dynamics
+        return dynamics.noisy and dynamics.only_reveals(self.process) and not knows_time(self.model)
 
     def reader(self, length: int) -> Transformer | AmidMasks:
         """The network for texts of so many tokens: one that reads passages is shown whole blocks."""

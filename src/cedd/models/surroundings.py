@@ -28,6 +28,11 @@ class AmidMasks(nn.Module):
     def head(self) -> VocabularyHead:
         return self.model.head
 
+    @property
+    def knows_time(self) -> bool:
+        """As the network itself."""
+        return self.model.knows_time
+
     def forward(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return self.head(self.features(x_t, sigma))
 

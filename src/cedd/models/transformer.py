@@ -276,6 +276,11 @@ class Transformer(nn.Module):
         self.backbone = Backbone(config)
         self.head = VocabularyHead(config.width, config.vocab_size)
 
+    @property
+    def knows_time(self) -> bool:
+        """Whether what it says depends on the noise level besides the text."""
+        return self.config.knows_time
+
     def forward(self, x_t: Tensor, sigma: Tensor | None = None) -> Tensor:
         return self.head(self.features(x_t, sigma))
 

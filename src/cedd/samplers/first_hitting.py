@@ -20,7 +20,7 @@ from cedd.methods import Method
 from cedd.network import Network, Places
 from cedd.parameterization import Affine
 from cedd.process import TokenProcess
-from cedd.samplers.choice import Sharpening
+from cedd.samplers.choice import Reveal, Sharpening
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use
 
@@ -79,8 +79,7 @@ def first_hitting(
         local = None if everyone else all_sequences[: len(left)] * length + position
         places = Places(rows, None if everyone else sequences, local)
         outputs = network.rows(flat.view(batch, length), sigmas[:, k], places, full_precision=True)
-        drawn = outputs.map(lambda chunk, part, v=v: sharpening.draw(chunk, v[part]))
-        flat = flat.index_copy(0, rows, drawn)
+        flat = flat.index_copy(0, rows, outputs.apply(Reveal(sharpening), (v,)))
         if callback is not None:
             callback(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))
     return flat.view(batch, length)

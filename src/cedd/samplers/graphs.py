@@ -1,11 +1,11 @@
-"""CUDA graphs: a network whose features are recorded once for each of a few batch sizes.
+"""CUDA graphs: what a sampler does at every step, recorded once for each of a few sizes.
 
-Shapes: S sequences, L positions, D width.
+Shapes: S sequences, L positions, D width; R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from cedd.device import model_device
-from cedd.network import HasHead, with_rounded
+from cedd.network import FEW, HasHead, knows_time, supports_rows, with_rounded
+
+MOST_ROWS = 128
+"""Rows up to which a function of outputs is recorded: more keep the device busy, and a recording holds its memory."""
+_MOST_RECORDINGS = 128
+_WARM_UPS = 2
 
 
 def _buckets(batch: int) -> list[int]:
@@ -26,6 +31,11 @@ def _buckets(batch: int) -> list[int]:
     return sorted(sizes)
 
 
+def _room(size: int, sizes: Iterable[int]) -> int | None:
+    """The least of the sizes that has room."""
+    return next((room for room in sizes if room >= size), None)
+
+
 def _half_precision_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The network whose blocks hold their matrices in half precision, so that autocast need not cast them at each call.
 
@@ -34,6 +44,74 @@ def _half_precision_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     modules = cast(Iterable[tuple[str, nn.Module]], model.named_modules())
     linear = [name for name, module in modules if isinstance(module, nn.Linear) and ".blocks." in f".{name}"]
     return with_rounded(model, {f"{name}.{leaf}" for name in linear for leaf in ("weight", "bias")}, dtype).eval()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Recordings
+
+Outputs = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A graph with the tensors it reads and writes."""
+
+    replay: Callable[[], None]
+    inputs: Outputs
+    outputs: Outputs
+
+    def __call__(self, inputs: Iterable[Tensor]) -> Outputs:
+        for room, values in zip(self.inputs, inputs, strict=True):
+            room[: len(values)].copy_(values)
+        self.replay()
+        return self.outputs
+
+
+def capture(function: Callable[..., Outputs], inputs: Outputs, pool: Any) -> _Recording:
+    """Record function(*inputs), of CUDA tensors whose contents may change later."""
+    device = inputs[0].device
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            function(*inputs)
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        outputs = function(*inputs)
+    return _Recording(graph.replay, inputs, outputs)
+
+
+class Recorder:
+    """Functions of tensors, each recorded once for each size of its inputs; the oldest are forgotten.
+
+    Args:
+        capture: how to record, as `capture` does.
+    """
+
+    def __init__(self, capture: Callable[..., _Recording] = capture) -> None:
+        self._capture = capture
+        self._pool: Any = None
+        self._recorded: dict[Hashable, _Recording] = {}
+
+    def __call__(self, function: Callable[..., Outputs], inputs: Sequence[Tensor], rooms: Sequence[int]) -> Outputs:
+        """function(*inputs), with inputs [n, ...] padded to [room, ...]; the next call overwrites what it returns.
+
+        The function is known by its hash: equal ones must do the same. What stands in the padding is left over from
+        earlier calls.
+        """
+        key = (function, tuple(rooms))
+        recording = self._recorded.get(key)
+        if recording is None:
+            if self._pool is None and inputs[0].is_cuda:
+                self._pool = torch.cuda.graph_pool_handle()
+            while len(self._recorded) >= _MOST_RECORDINGS:
+                del self._recorded[next(iter(self._recorded))]
+            padded = tuple(value.new_zeros(room, *value.shape[1:]) for value, room in zip(inputs, rooms, strict=True))
+            for room, values in zip(padded, inputs, strict=True):
+                room[: len(values)].copy_(values)
+            recording = self._recorded[key] = self._capture(function, padded, self._pool)
+        return recording(inputs)
 
 
 class GraphedNetwork:
@@ -54,53 +132,46 @@ class GraphedNetwork:
         if compiled:
             self._model.compile()
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
+        self.knows_time = knows_time(model)
         self._dtype, self._length, self._sizes = dtype, length, _buckets(batch)
-        self._pool: Any = torch.cuda.graph_pool_handle()
-        self._recorded: dict[int, _Recording] = {}
+        self._takes_places = supports_rows(self._model)
+        self._recorder = Recorder()
 
     def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return self.head(self.features(x_t, sigma).float())
 
-    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """[S, L] -> [S, L, D]; the result is overwritten by the next call."""
-        size = next((size for size in self._sizes if size >= len(x_t)), None)
+    def features(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Tensor:
+        """[S, L] -> [S, L, D], of which those at the distinct places `where` [R] of the flattened batch are asked for,
+        if it is given; the result is overwritten by the next call."""
+        size = _room(len(x_t), self._sizes)
         if size is None or x_t.shape[1] != self._length:
-            return self._run(x_t, sigma)
-        if size not in self._recorded:
-            self._recorded[size] = self._record(size)
-        return self._recorded[size].replay(x_t, sigma)
+            return self._run(x_t, sigma, where)[0]
+        inputs, rooms = [x_t, sigma], [size, size]
+        where = where if self._takes_places else None
+        # Few sizes of `where`, for each is recorded with each size of the batch; the others have all features.
+        rows = None if where is None else _room(len(where), (size * factor for factor in (1, 2, 4, 8, 16)))
+        if where is not None and rows is not None and FEW * rows <= size * self._length:
+            inputs, rooms = [*inputs, where], [*rooms, rows]
+        return self._recorder(self._run, inputs, rooms)[0][: len(x_t)]
 
-    def _run(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        """Features [S, L, D] at distinct places [R] of the flattened batch, [R, D]."""
+        return features.flatten(0, 1).index_select(0, places)
+
+    def recorded(
+        self, function: Callable[..., Outputs], of_rows: Sequence[Tensor], shared: Sequence[Tensor]
+    ) -> Outputs | None:
+        """function(*of_rows, *shared), recorded, of tensors [R, ...] and others; None for more rows than are recorded.
+
+        It must be made of operations on tensors alone. What it returns has more rows, and the next call overwrites it.
+        """
+        room = _room(len(of_rows[0]), _buckets(MOST_ROWS))
+        if room is None:
+            return None
+        return self._recorder(function, [*of_rows, *shared], [*(room for _ in of_rows), *map(len, shared)])
+
+    def _run(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Outputs:
         # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.
         with torch.no_grad(), torch.autocast("cuda", dtype=self._dtype, cache_enabled=False):
-            return self._model.features(x_t, sigma)
-
-    def _record(self, size: int) -> _Recording:
-        x_t = torch.zeros(size, self._length, dtype=torch.int64, device=self.device)
-        sigma = torch.ones(size, dtype=torch.float32, device=self.device)
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._run(x_t, sigma)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            features = self._run(x_t, sigma)
-        return _Recording(graph, x_t, sigma, features)
-
-
-@dataclass(frozen=True)
-class _Recording:
-    """A graph with the tensors it reads and writes."""
-
-    graph: Any
-    x_t: Tensor
-    sigma: Tensor
-    features: Tensor
-
-    def replay(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        self.x_t[: len(x_t)].copy_(x_t)
-        self.sigma[: len(x_t)].copy_(sigma)
-        self.graph.replay()
-        return self.features[: len(x_t)]
+            given = {} if where is None else {"where": where}
+            return (self._model.features(x_t, sigma, **given),)

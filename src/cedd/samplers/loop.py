@@ -27,11 +27,12 @@ from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating
 from cedd.parameterization import Affine, Parameterization, at_token, can_jump, put_at_token
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.choice import Sharpening, inverse_cdf
+from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use, text_seeds
 from cedd.samplers.first_hitting import check_reveals, first_hitting
 from cedd.samplers.grids import LAST_TIME, time_grid
+from cedd.samplers.memory import remembering
 from cedd.samplers.orders import ORDERS, Order, reveal_in_order
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, blocks, chances
 
@@ -46,6 +47,16 @@ def steps_taken(sampler: str, steps: int, length: int) -> int:
     if sampler == "first-hitting":
         return length
     return min(steps, length) if sampler in ORDERS else steps
+
+
+States = tuple[int, bool]
+"""V, and whether there is a mask."""
+
+
+def _ends(states: States, levels: Tensor) -> tuple[Noise, Noise]:
+    """The noise of a step's two ends, from levels [2, F] (see `Kernel.stacked`)."""
+    noise, earlier = levels.unbind()
+    return Noise.of_stacked(*states, noise), Noise.of_stacked(*states, earlier)
 
 
 @dataclass(frozen=True)
@@ -69,12 +80,20 @@ class Run:
     def rule_of(self, k: int) -> StepRule:
         return self.last_rule if float(self.times[k + 1]) == 0 else self.rule
 
+    def jump(self, rule: StepRule) -> Jump:
+        assert isinstance(self.parameterization, Affine)
+        return Jump(rule, self.parameterization, self.sharpening, self.states)
+
+    @property
+    def states(self) -> States:
+        return self.process.vocab_size, self.process.has_mask
+
 
 def denoise(run: Run, x: Tensor) -> Tensor:
     """The loop: x [B, L] from the first time of the grid to the last."""
     device, steps = x.device, len(run.times) - 1
     noise, earlier = run.process.noise(run.times[:-1]), run.process.noise(run.times[1:])
-    levels = list(zip(noise.to(device).unbind(), earlier.to(device).unbind(), strict=True))
+    levels = torch.stack([noise.stacked(), earlier.stacked()], 1).to(device)
     sigma = noise.sigma.to(device=device, dtype=torch.float32)
     held = _held(run.constraint, x.shape)
     x = run.constraint(x) if run.constraint is not None else x.clone()
@@ -85,11 +104,10 @@ def denoise(run: Run, x: Tensor) -> Tensor:
     for start, stop in blocks(steps, largest):
         planned = list(plan.block(start, stop, device)) if plan is not None else [None] * (stop - start)
         for k, candidates in zip(range(start, stop), planned, strict=True):
-            now, next_ = levels[k]
             if candidates is None:
-                x = _dense_step(run, k, x, held, now, next_, sigma[k])
+                x = _dense_step(run, k, x, held, levels[k], sigma[k])
             else:
-                x = _jump_step(run, run.rule_of(k), x, candidates, now, next_, sigma[k])
+                x = _jump_step(run, run.rule_of(k), x, candidates, levels[k], sigma[k])
             if run.constraint is not None:
                 x = run.constraint(x)
             if plan is not None and largest == 1:
@@ -119,40 +137,46 @@ def _plan(run: Run, x: Tensor, held: Tensor, noise: Noise, earlier: Noise) -> Pl
 # One step, jump-first
 
 
-def _jump_step(
-    run: Run, rule: StepRule, x: Tensor, candidates: Candidates, noise: Noise, earlier: Noise, sigma: Tensor
-) -> Tensor:
+def _jump_step(run: Run, rule: StepRule, x: Tensor, candidates: Candidates, levels: Tensor, sigma: Tensor) -> Tensor:
     flat = x.flatten()
     if len(candidates.places):
-        rows, here = candidates.places.rows, flat
-
-        def drawn(outputs: Tensor, part: slice) -> Tensor:
-            u, v = candidates.u[part], candidates.v[part]
-            if candidates.only_reveals:
-                return run.sharpening.draw(outputs, v)
-            return jump(rule, run, outputs.double(), here[rows[part]], noise, earlier, u, v)
-
+        rows, u, v = candidates.places.rows, candidates.u, candidates.v
         outputs = run.network.rows(x, sigma, candidates.places, full_precision=True)
-        flat = flat.index_copy(0, rows, outputs.map(drawn))
+        if candidates.only_reveals:
+            drawn = outputs.apply(Reveal(run.sharpening), (v,))
+        else:
+            drawn = outputs.apply(run.jump(rule), (flat.index_select(0, rows), u, v), (levels,))
+        flat = flat.index_copy(0, rows, drawn)
     if len(candidates.masked_again):
         flat = flat.index_fill(0, candidates.masked_again, run.process.vocab_size)
     return flat.view(x.shape)
 
 
-def jump(
-    rule: StepRule, run: Run, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, u: Tensor, v: Tensor
-) -> Tensor:
-    """Candidates x [R] with outputs [R, V] (float64): each jumps if u < 1 - stay, to where v says."""
-    parameterization = run.parameterization
-    assert isinstance(parameterization, Affine)
-    now, next_ = noise.like(x), earlier.like(x)
-    log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
-    leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
-    weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], torch.exp(log_probs)).clamp_min_(0.0)
-    weights = run.sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
-    # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
-    moves = now.is_mask(x) | (u < 1 - leap.stay)
-    return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
+@dataclass(frozen=True)
+class Jump:
+    """Candidates x [R] with outputs [R, V]: each jumps if u < 1 - stay, to where v says.
+
+    levels: the noise of the step's two ends, [2, F] (see `Kernel.stacked`).
+    """
+
+    rule: StepRule
+    parameterization: Affine
+    sharpening: Sharpening
+    states: States
+
+    @property
+    def of_tensors(self) -> bool:
+        return self.rule.of_tensors and not self.sharpening.active
+
+    def __call__(self, outputs: Tensor, x: Tensor, u: Tensor, v: Tensor, levels: Tensor) -> Tensor:
+        now, next_ = (noise.like(x) for noise in _ends(self.states, levels))
+        log_probs = _beliefs(self.parameterization, self.sharpening, outputs.double(), x, now)
+        leap = self.rule.leap(self.parameterization.coefficients(at_token(log_probs, x), x, now), next_)
+        weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], torch.exp(log_probs)).clamp_min_(0.0)
+        weights = self.sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
+        # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
+        moves = now.is_mask(x) | (u < 1 - leap.stay)
+        return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
 
 
 def _beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, x: Tensor, noise: Noise) -> Tensor:
@@ -172,9 +196,10 @@ def _beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, 
 # One step, dense
 
 
-def _dense_step(run: Run, k: int, x: Tensor, held: Tensor, noise: Noise, earlier: Noise, sigma: Tensor) -> Tensor:
+def _dense_step(run: Run, k: int, x: Tensor, held: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
     """Every position that can move is drawn from its whole law over the n states."""
     flat, rule, moves = x.flatten(), run.rule_of(k), ~held.to(x.device)
+    noise, earlier = _ends(run.states, levels)
     if rule.only_reverses:
         moves = moves & can_jump(x, noise.like(x))
     rows = moves.flatten().nonzero().squeeze(1)
@@ -298,8 +323,13 @@ def sample(
 
     def denoise_noise(start: int, stop: int) -> Tensor:
         rule, last_rule = _rule_of(sampler, dynamics), dynamics.last_rule(chosen.parameterization, process)
+        dense = not (isinstance(chosen.parameterization, Affine) and rule.jump_first and last_rule.jump_first)
+        own = network.of_sequences(slice(start, stop))
+        if own.extras is None and (dense or not dynamics.only_reveals(process)):
+            # Texts are read again in which nothing changed, unlike where each call reveals a token of each text.
+            own = replace(own, model=remembering(own.model))
         run = Run(
-            network=network.of_sequences(slice(start, stop)),
+            network=own,
             process=process,
             parameterization=chosen.parameterization,
             rule=rule,
@@ -309,7 +339,7 @@ def sample(
             constraint=_part(constraint, start, stop),
             draws=Draws(own_seeds[start:stop], shape[1]),
             callback=callback,
-            dense=not (isinstance(chosen.parameterization, Affine) and rule.jump_first and last_rule.jump_first),
+            dense=dense,
         )
         place = network.device
         x = x_start[start:stop].to(place) if x_start is not None else _prior(run, place)

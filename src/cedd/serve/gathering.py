@@ -23,7 +23,7 @@ from torch import Tensor
 from cedd.models.loaded import LoadedModel
 from cedd.network import AnyModel, HasHead, has_head
 from cedd.samplers import GraphedNetwork
-from cedd.serve.memory import Memory
+from cedd.samplers.memory import Memory
 
 MOST_TOKENS = 2048
 """Tokens of one call: more at once are not faster on a CPU, and others would wait longer for their turn."""

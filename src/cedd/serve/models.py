@@ -10,7 +10,7 @@ from cedd.models.loaded import SamplingOptions
 from cedd.models.locate import packaged, pretrained_names
 from cedd.samplers import SAMPLERS
 from cedd.samplers.loop import check_sampler
-from cedd.serve.memory import Memory
+from cedd.samplers.memory import Memory
 from cedd.spelling.correct import lexicon_file
 from cedd.tasks import LanguageModel, load
 

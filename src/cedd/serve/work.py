@@ -18,9 +18,9 @@ from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.network import Network, Places
 from cedd.samplers import Fixed, text_seeds
+from cedd.samplers.memory import Memory
 from cedd.serve.desk import Job
 from cedd.serve.gathering import Run
-from cedd.serve.memory import Memory
 from cedd.spelling.scores import leave_one_out, rate_of_time
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correct, correction_record

@@ -1,16 +1,23 @@
 """What a network said lately of a sequence, so that it need not read it again.
 
-Who types sends nearly the same text again and again. A corrector reads windows around the words that it doubts, and
-most of them have not changed since the last pause.
+Shapes: B sequences, L positions, D width.
+
+A step in which nothing jumped leaves a text as it was, and a network that is not told the time says the same of it
+again. And who types sends nearly the same text again and again: a corrector reads windows around the words that it
+doubts, and most of them have not changed since the last pause.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from cedd.device import model_device
+from cedd.network import AnyModel, HasHead, has_head, knows_time, records
 
 MOST_BYTES = 64 * 2**20
 
@@ -28,7 +35,8 @@ class Memory:
 
     def read(self, whose: Hashable, x_t: Tensor, sigma: Tensor, features: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The features [B, L, D] of x_t [B, L] and sigma [B]; only sequences that are new are asked for."""
-        keys = [(whose, level, tuple(row)) for level, row in zip(sigma.tolist(), x_t.tolist(), strict=True)]
+        levels, texts = cast(list[float], sigma.tolist()), cast(list[list[int]], x_t.tolist())  # pyright: ignore[reportUnknownMemberType]
+        keys = [(whose, level, tuple(text)) for level, text in zip(levels, texts, strict=True)]
         found = {key: self._kept[key] for key in keys if key in self._kept}
         new = {key: number for number, key in enumerate(keys) if key not in found}
         if new:
@@ -48,3 +56,26 @@ class Memory:
         while self.size > self._most:
             _, oldest = self._kept.popitem(last=False)
             self.size -= oldest.nbytes
+
+
+SAMPLERS_BYTES = 2**30
+"""Kept for a sampler, which comes back to each text of its batch once a step."""
+
+
+class RememberingNetwork:
+    """A network in two halves that is not told the time: it reads a text only if a token of it changed."""
+
+    def __init__(self, model: HasHead) -> None:
+        self._model, self._memory = model, Memory(SAMPLERS_BYTES)
+        self.head, self.device = model.head, model_device(model)
+        if records(model):
+            self.recorded = model.recorded
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """[B, L, D]"""
+        return self._memory.read(None, x_t, torch.zeros_like(sigma), self._model.features)
+
+
+def remembering(model: AnyModel) -> AnyModel:
+    """The same network, which remembers what it has read if it says the same of it at any time."""
+    return RememberingNetwork(model) if has_head(model) and not knows_time(model) else model

@@ -1,0 +1,201 @@
+"""What spares a sampler work leaves its samples as they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cedd
+from cedd import network
+from cedd.models.surroundings import AmidMasks
+from cedd.models.transformer import Transformer, config_from_preset
+from cedd.samplers import graphs, inverse_cdf, loop, sample
+from cedd.samplers.graphs import MOST_ROWS, Recorder
+from cedd.samplers.plan import blocks
+
+
+def transformer(process: cedd.TokenProcess, *, told: str = "sigma") -> Transformer:
+    torch.manual_seed(0)
+    config = config_from_preset(
+        "tiny", vocab_size=process.vocab_size, has_mask=process.has_mask, length=16, dropout=0.0, told=told
+    )
+    model = Transformer(config).eval()
+    conditioning = model.backbone.conditioning
+    assert conditioning is not None
+    torch.nn.init.normal_(model.head.weight, std=0.3)
+    torch.nn.init.normal_(conditioning.modulation.weight, std=0.5)
+    return model
+
+
+def drawn(model: Any, process: cedd.TokenProcess, method: str, shape: tuple[int, int] = (5, 16), **options: Any):
+    return sample(model, process, shape, method=method, generator=torch.Generator().manual_seed(3), **options)
+
+
+class Counted:
+    """Counts the sequences that a network reads, and notes the places at which it is asked."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.head, self.sequences = model, model.head, 0
+        self.asked: list[int | None] = []
+        self.knows_time = model.knows_time
+
+    def features(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Tensor:
+        self.sequences += len(x_t)
+        self.asked.append(None if where is None else len(where))
+        return self._model.features(x_t, sigma, where=where)
+
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        return self._model.rows(features, places)
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "method"), [("absorb", "cedd"), ("roulette", "bayes")])
+def test_a_network_that_finishes_few_places_draws_the_same(name: str, method: str, monkeypatch) -> None:
+    process = getattr(cedd, name)(20)
+    model = transformer(process)
+    counted = Counted(model)
+    few = drawn(counted, process, method, steps=40)
+    assert any(places is not None for places in counted.asked)
+    monkeypatch.setattr(network, "FEW", 10**9)
+    assert torch.equal(few, drawn(model, process, method, steps=40, deterministic=False))
+
+
+def test_places_amid_masks_are_those_of_the_text() -> None:
+    model = AmidMasks(transformer(cedd.absorb(20), told="nothing"), 16)
+    x, sigma, where = torch.randint(21, (3, 5)), torch.ones(3), torch.tensor([1, 7, 14])
+    torch.testing.assert_close(
+        model.rows(model.features(x, sigma, where=where), where), model.rows(model.features(x, sigma), where)
+    )
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sedd", "bayes"])
+def test_a_text_that_has_not_changed_is_not_read_again_without_the_time(method: str, monkeypatch) -> None:
+    process = cedd.uniform(20)
+    model = transformer(process, told="nothing")
+    once, always = Counted(model), Counted(model)
+    remembered = drawn(once, process, method, steps=100, deterministic=True)
+    monkeypatch.setattr(loop, "remembering", lambda model: model)
+    assert torch.equal(remembered, drawn(always, process, method, steps=100, deterministic=True))
+    assert once.sequences < 0.8 * always.sequences
+
+
+def test_a_network_that_knows_the_time_is_asked_at_every_step() -> None:
+    process = cedd.uniform(20)
+    counted = Counted(transformer(process))
+    drawn(counted, process, "sedd", steps=10, deterministic=True)
+    assert counted.sequences == 5 * 11
+
+
+# ---- recordings ------------------------------------------------------------------------------------------------------
+
+
+def rerun(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pool: object) -> Any:
+    """In the place of a CUDA graph: the same tensors in, the same tensors out, at every replay."""
+    outputs = function(*inputs)
+
+    def replay() -> None:
+        for room, values in zip(outputs, function(*inputs), strict=True):
+            room.copy_(values)
+
+    return graphs._Recording(replay, inputs, outputs)
+
+
+class Recording:
+    """A network on a CPU that records as a GPU's does."""
+
+    device, recorded = torch.device("cpu"), graphs.GraphedNetwork.recorded
+
+    def __init__(self, model: Transformer) -> None:
+        self.features, self.head, self.captured = model.features, model.head, 0
+        self._recorder = Recorder(self._capture)
+
+    def _capture(self, *what: Any) -> Any:
+        self.captured += 1
+        return rerun(*what)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "options"),
+    [
+        ("absorb", "cedd", {}),
+        ("absorb", "cedd", {"sampler": "first-hitting"}),
+        ("roulette", "bayes", {}),
+        ("uniform", "cedd", {"sampler": "euler"}),
+        ("uniform", "cedd", {"exclude": (3, 4)}),
+    ],
+)
+def test_recorded_decisions_are_the_decisions(name: str, method: str, options: dict[str, Any]) -> None:
+    process = getattr(cedd, name)(20)
+    model = transformer(process)
+    recording = Recording(model)
+    for seed in range(2):
+        generators = (torch.Generator().manual_seed(seed) for _ in range(2))
+        x, y = (
+            sample(made, process, (5, 16), method=method, steps=30, generator=generator, deterministic=False, **options)
+            for made, generator in zip((recording, model), generators, strict=True)
+        )
+        assert torch.equal(x, y)
+    assert 0 < recording.captured < 30  # once for each size of a step, for all samples
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.8}, {"temperature": 0.5}])
+def test_what_may_look_at_values_is_not_recorded(options: dict[str, Any]) -> None:
+    process = cedd.roulette(20)
+    recording = Recording(transformer(process))
+    drawn(recording, process, "bayes", steps=10, **options)
+    assert recording.captured == 0
+
+
+def test_many_rows_are_not_recorded() -> None:
+    process = cedd.absorb(20)
+    recording = Recording(transformer(process))
+    drawn(recording, process, "cedd", shape=(MOST_ROWS // 8, 16), steps=1)
+    assert recording.captured == 0
+
+
+def test_recorded_outputs_are_checked() -> None:
+    process = cedd.absorb(20)
+    model = transformer(process)
+    torch.nn.init.constant_(model.head.bias, torch.nan)
+    with pytest.raises(ValueError, match="the network returned nan"):
+        drawn(Recording(model), process, "cedd", steps=10)
+
+
+def test_the_oldest_recordings_are_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(graphs, "_MOST_RECORDINGS", 2)
+    captured: list[int] = []
+
+    def capture(function: Any, inputs: tuple[Tensor, ...], pool: object) -> Any:
+        captured.append(len(inputs[0]))
+        return rerun(function, inputs, pool)
+
+    def double(x: Tensor) -> tuple[Tensor]:
+        return (2 * x,)
+
+    recorder = Recorder(capture)
+    for room in (1, 2, 3, 3, 2, 1):
+        assert recorder(double, [torch.full((1,), float(room))], [room])[0][0] == 2 * room
+    assert captured == [1, 2, 3, 1]
+
+
+# ---- plans and draws -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "largest"), [(1, 32), (5, 32), (100, 32), (7, 1)])
+def test_blocks_begin_small_and_cover_all_steps(steps: int, largest: int) -> None:
+    found = list(blocks(steps, largest))
+    assert [k for start, stop in found for k in range(start, stop)] == list(range(steps))
+    assert found[0] == (0, 1)
+    assert max(stop - start for start, stop in found) <= largest
+
+
+def test_a_row_of_nan_gives_a_token_of_the_vocabulary() -> None:
+    """What comes after it is refused on a GPU only at the end: until then no index may be out of bounds."""
+    assert int(inverse_cdf(torch.full((1, 11), torch.nan), torch.tensor([0.5]), log=True)) < 11
