@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cedd.models.kernels.gelu import CHUNK, gelu
+from cedd.models.kernels.gelu import CHUNK, gelu, product_with_gelu
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables, rotate
 from cedd.models.transformer import SIZES, Transformer, TransformerConfig, config_from_preset
 from cedd.network import with_rounded
@@ -122,6 +122,16 @@ def test_pairs_turned_as_complex_numbers_give_the_same_attention_and_gradients(d
     assert torch.equal(by_pairs.values, by_halves[2])
     for got, expected in zip(attention_and_gradients(by_pairs), attention_and_gradients(by_halves), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(3, 4, 8), (5, 8)])
+def test_a_product_with_its_gelu_is_both(shape, bias):
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(8, 6, bias=bias), torch.randn(shape)
+    # A CPU takes the exact form here, which is not in use; the two are within 5e-4.
+    close = {"rtol": 0.0, "atol": 1e-3}
+    torch.testing.assert_close(product_with_gelu(x, linear.weight, linear.bias), gelu(linear(x)), **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -37,7 +37,7 @@ from cedd.clocks import Hybrid
 from cedd.device import has_float64
 from cedd.models.head import VocabularyHead
 from cedd.models.kernels.attention import attend, attention, project
-from cedd.models.kernels.gelu import gelu
+from cedd.models.kernels.gelu import linear_gelu
 from cedd.models.kernels.matmul import matmul_dtype
 from cedd.models.kernels.rotation import rotary_tables
 from cedd.models.kernels.rows import gather_rows
@@ -121,7 +121,7 @@ class MLP(nn.Module):
         self.output = nn.Linear(config.mlp_ratio * config.width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(gelu(self.hidden(x)))
+        return self.output(linear_gelu(x, self.hidden))
 
 
 class Block(nn.Module):

@@ -17,6 +17,8 @@ from cedd.network import FEW, HasHead, knows_time, supports_rows, with_rounded
 
 MOST_ROWS = 128
 """Rows up to which a function of outputs is recorded: more keep the device busy, and a recording holds its memory."""
+DECISIONS = False
+"""Whether functions of outputs are recorded at all."""
 _MOST_RECORDINGS = 128
 _WARM_UPS = 2
 
@@ -134,7 +136,8 @@ class GraphedNetwork:
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
         self.knows_time = knows_time(model)
         self._dtype, self._length, self._sizes = dtype, length, _buckets(batch)
-        self._takes_places = supports_rows(self._model)
+        # Of a compiled network each size of `where` would be compiled.
+        self._takes_places = supports_rows(self._model) and not compiled
         self._recorder = Recorder()
 
     def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
@@ -166,7 +169,7 @@ class GraphedNetwork:
         It must be made of operations on tensors alone. What it returns has more rows, and the next call overwrites it.
         """
         room = _room(len(of_rows[0]), _buckets(MOST_ROWS))
-        if room is None:
+        if room is None or not DECISIONS:
             return None
         return self._recorder(function, [*of_rows, *shared], [*(room for _ in of_rows), *map(len, shared)])
 
