@@ -11,7 +11,8 @@ import cedd
 from cedd import network
 from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.samplers import graphs, inverse_cdf, loop, sample
+from cedd.parameterization import Affine
+from cedd.samplers import RULES, Sharpening, StepRule, graphs, inverse_cdf, loop, sample
 from cedd.samplers.graphs import MOST_ROWS, Recorder
 from cedd.samplers.plan import blocks
 
@@ -156,6 +157,19 @@ def test_what_may_look_at_values_is_not_recorded(options: dict[str, Any]) -> Non
     recording = Recording(transformer(process))
     drawn(recording, process, "bayes", steps=10, **options)
     assert recording.captured == 0
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.of_tensors])
+@pytest.mark.parametrize(("name", "method"), [("roulette", "bayes"), ("uniform", "cedd-star")])
+def test_rules_that_declare_it_look_at_no_values(rule: StepRule, name: str, method: str) -> None:
+    """Tensors on the meta device have none."""
+    process, parameterization = getattr(cedd, name)(20), cedd.get_method(method).parameterization
+    assert isinstance(parameterization, Affine)
+    jump = loop.Jump(rule, parameterization, Sharpening(excluded=(3,)), (20, process.has_mask))
+    numbers = torch.empty(6, dtype=torch.float64, device="meta")
+    levels = torch.empty(2, 5, dtype=torch.float64, device="meta")
+    drawn = jump(torch.empty(6, 20, device="meta"), numbers.long(), numbers, numbers, levels)
+    assert (drawn.shape, drawn.dtype, drawn.device.type) == ((6,), torch.int64, "meta")
 
 
 def test_many_rows_are_not_recorded() -> None:

@@ -26,7 +26,7 @@ def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     width = math.isqrt(size - 1) + 1
     count = -(-size // width)
     padded = weights.new_empty(rows, count * width, dtype=torch.float64)
-    padded[:, size:] = 0.0
+    padded[:, size:].zero_()
     if log:
         # Relative to the largest, so that none overflows: a row's sum is of no consequence.
         torch.sub(weights, weights.amax(-1, keepdim=True).double(), out=padded[:, :size]).exp_()
@@ -77,7 +77,7 @@ class Sharpening:
         if self.excluded:
             values = values.clone()
             for token in self.excluded:  # few, and a slice each: no index has to go to the device
-                values[:, token] = nothing
+                values[:, token].fill_(nothing)
         return values
 
     def log_probs(self, logits: Tensor) -> Tensor:
