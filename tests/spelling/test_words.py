@@ -253,6 +253,19 @@ def test_two_words_that_are_far_more_often_one_are_doubted(lexicon, text):
     assert corrected(replace(lexicon, weights={"alone": {"join": 9.0}, "network": {}}), text).endswith(" home.")
 
 
+def test_words_beside_a_mistake_are_judged_as_if_it_were_mended(lexicon):
+    """The last word of the two texts has the same features, though it stands beside other words."""
+    reader, last = Reader(lexicon), {}
+    for text in ("he recieved teh leter.", "he received the leter."):
+        tokens = tokens_of(text)
+        judged = [(doubt, doubt.probabilities(reader.alone)) for doubt in reader.doubts(text, tokens)]
+        last[text] = [one[-1][0].features for one in (judged, reader.again(text, tokens, judged, 0.5))]
+    (before, after), (alone, same) = last.values()
+    assert not np.array_equal(before, alone)
+    assert np.array_equal(after, alone)
+    assert np.array_equal(same, alone)
+
+
 def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
     """However far from the word that was meant; also if they are words themselves."""
     knowing = replace(lexicon, memory={"ketr": ("letter",), "mat": ("home", "unheard")})

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -119,21 +119,27 @@ class Doubt:
         return replace(self, options=tuple(self.options[i] for i in places), features=self.features[list(places)])
 
 
+Judged = tuple[Doubt, Floats]
+"""A doubt and the probabilities of its options."""
+
+
 @dataclass(frozen=True)
 class Page:
-    """A text and its tokens."""
+    """A text and its tokens, some of which are read as other words."""
 
     text: str
     tokens: Sequence[Token]
+    mended: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @cached_property
     def keys(self) -> list[str]:
         """Of the tokens, with stops around them."""
-        return ["."] * FRAME + [token.key for token in self.tokens] + ["."] * FRAME
+        keys = [self.mended.get(place, token.key) for place, token in enumerate(self.tokens)]
+        return ["."] * FRAME + keys + ["."] * FRAME
 
     @cached_property
     def counts(self) -> Counter[str]:
-        return Counter(self.keys)
+        return Counter(token.key for token in self.tokens)
 
     @cached_property
     def acronyms(self) -> list[bool]:
@@ -164,6 +170,18 @@ class Reader:
         found = self.doubtful(tokens, self.lexicon.numbers(page.keys))
         made = (self.doubt(page, place, near) for place, near in found.items() if tokens[place].key not in ignored)
         return [doubt for doubt in made if len(doubt.options) > 1]
+
+    def again(self, text: str, tokens: Sequence[Token], judged: Sequence[Judged], threshold: float) -> list[Judged]:
+        """The doubts, judged anew beside words that are to be changed, with these in their place."""
+        due = [(doubt.place, doubt.options[1 + int(p[1:].argmax())]) for doubt, p in judged if is_due(p, threshold)]
+        mended = {place: o.words[0] for place, o in due if len(o.words) == 1 and o.last - o.first == 1}
+        page, result = Page(text, tokens, mended), list(judged)
+        for number, (doubt, _) in enumerate(judged):
+            if any(abs(doubt.place - place) in range(1, FRAME + 1) for place in mended):
+                channel = doubt.features[:, FEATURES.index("channel")]
+                new = replace(doubt, features=self.features(page, doubt.place, doubt.options, channel))
+                result[number] = new, new.probabilities(self.alone)
+        return result
 
     def doubtful(self, tokens: Sequence[Token], numbers: Integers) -> dict[int, Sequence[int] | None]:
         """The tokens that may be wrong at first sight, and the words that may be meant; None: these are to be found."""
@@ -362,8 +380,6 @@ class Rewriting:
 
 Scores = Callable[[str, Sequence[tuple[int, int, str]]], Floats]
 """(text, [(start, stop, replacement)]) -> the log-likelihood of the text with each replacement."""
-Judged = tuple[Doubt, Floats]
-"""A doubt and the probabilities of its options."""
 
 
 def rewritings(
@@ -375,6 +391,7 @@ def rewritings(
     """
     tokens = tokens_of(text)
     judged = [(doubt, doubt.probabilities(reader.alone)) for doubt in reader.doubts(text, tokens, ignored)]
+    judged = reader.again(text, tokens, judged, threshold)
     if likelihoods is not None:
         judged = ask(text, tokens, judged, reader.informed, likelihoods)
     return chosen(text, tokens, judged, threshold)
