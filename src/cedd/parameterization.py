@@ -90,6 +90,8 @@ class Parameterization(ABC):
 
     meaning: ClassVar[str] = "of a kind of their own"
     """What the outputs are, in words: networks of the same can be trained on as one another's."""
+    vanishes_in_noise: ClassVar[bool] = False
+    """Whether the ratios at a mask fall like keep/a, as the true ones do, whatever the network says."""
 
     @abstractmethod
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
@@ -223,6 +225,7 @@ class ScaledScore(Score):
     """log s_y = o_y + log mean_h p(y|h)/p(x|h): the network only corrects the ratio of ignorance (SEDDs)."""
 
     meaning: ClassVar[str] = "scaled ratios"
+    vanishes_in_noise: ClassVar[bool] = True
 
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         outputs = full_precision(outputs)
@@ -334,6 +337,7 @@ class Affine(Parameterization):
     """A parameterization whose scores are affine in f = softmax(o)."""
 
     meaning: ClassVar[str] = "probabilities of the clean token"
+    vanishes_in_noise: ClassVar[bool] = True
 
     def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
         """base and gain, from the network's log-probability of the token that is there. All [*S].

@@ -7,17 +7,11 @@ import pytest
 from tests.benchmarks.scripts import definitions
 
 coverage = definitions("bound_coverage")
-TOO_NARROW = pytest.mark.xfail(
-    strict=False, reason="scores of hundreds in contexts that are rarely drawn: evaluation.md"
-)
-CELLS = [
-    pytest.param(cell, marks=TOO_NARROW if (cell.method, cell.process) == ("sedd", "absorb") else [], id=cell.name)
-    for cell in coverage.cells(list(coverage.PROCESSES), repetitions=400)
-]
+CELLS = list(coverage.cells(list(coverage.PROCESSES), repetitions=400))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELLS, ids=[cell.name for cell in CELLS])
 def test_coverage(cell) -> None:
     """400 repetitions, with a binomial error of 1.1%: of right 95% intervals one in 900 falls outside of 91.5% to
     98.5%, of those that cover 88% one in 60 is let pass.

@@ -11,6 +11,8 @@ The variates of a draw with level weight dv, time weight dt and proposal odds (s
     time        dv P_k(2v - 1), k = 0..5 (less 1 for k = 0): they integrate to zero over u
     counts      dt [ 1/odds sum_i Omega_case / L  over the positions in one case  -  magnitude of the case ]
     positions   the same with each position weighted by e_i, what half B says position i costs beyond its case
+    tilted      the counts times a second function of time, since Omega is a guess: 2v - 1, or 1/keep where masks may
+                cost as much in pure noise as anywhere
 
 Omega_case = magnitude / probability is the scale on which a position in that case costs something. For given t the
 mean over x_t of the second and third is zero by construction. K + out-rate, the difference of J1 and J2, is a function
@@ -45,6 +47,7 @@ class HalfDraws:
     dv: Tensor
     dt: Tensor
     odds: Tensor
+    tilt: Tensor
     probability: Tensor  # [N, D, C]
     magnitude: Tensor  # [N, D, C]
     case: Tensor  # [N, D, L] int8
@@ -102,9 +105,9 @@ def variates(half: HalfDraws, expected: Tensor) -> Tensor:
     time = half.dv[..., None] * legendre(2 * half.v - 1, TIME_DEGREE)
     time[..., 0] -= 1
     counts = _centred(half, torch.ones(1, half.case.shape[-1], 3, dtype=torch.float64))
-    tilt = (2 * half.v - 1)[..., None]
+    tilted = counts * half.tilt[..., None]
     # The most useful first: those at the end are left out where draws are few.
-    return torch.cat([time[..., :3], _centred(half, expected), counts, time[..., 3:], counts * tilt], -1)
+    return torch.cat([time[..., :3], _centred(half, expected), counts, time[..., 3:], tilted], -1)
 
 
 def _centred(half: HalfDraws, expected: Tensor) -> Tensor:

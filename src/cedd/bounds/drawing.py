@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cedd.bounds.control import HalfDraws, coefficients, expectations, often_seen, variates
 from cedd.bounds.proposal import EXTRA_UNIFORMS, case_codes, directed_draw, number_of_uniforms, plain_draw
-from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, PathTimes, stratified_levels
+from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, NOISE_COSTS, DrawnTimes, PathTimes, Shares, stratified_levels
 from cedd.dynamics.path import Cases, PathCost, Target, case_probabilities, position_costs
 from cedd.dynamics.reverse import JUST_AFTER_ZERO
 from cedd.network import Network
@@ -74,10 +74,22 @@ class Evaluation:
         noise = self.process.noise(torch.full((1,), 0.5, dtype=torch.float64))
         return bool(self.target.path.positions(x0, noise.like(x0)).any())
 
+    @property
+    def time_shares(self) -> Shares:
+        """Where times are drawn, by where a bad network can cost much."""
+        if self.clean_tokens_cost:
+            return CLEAN_COSTS
+        return CLEAN_IS_FREE if self.target.path.vanishes_in_noise else NOISE_COSTS
+
+    def _tilt(self, drawn: DrawnTimes) -> Tensor:
+        """The second function of time of the control variates."""
+        if self.time_shares is NOISE_COSTS:
+            return 1 / drawn.noise.keep.clamp_min(1e-300)
+        return 2 * drawn.v - 1
+
     def half(self, draws: int, which: Tensor, generator: torch.Generator) -> HalfDraws:
         """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
-        shares = CLEAN_COSTS if self.clean_tokens_cost else CLEAN_IS_FREE
-        times = PathTimes(self.process, self.data.shape[1], self.target.low, shares)
+        times = PathTimes(self.process, self.data.shape[1], self.target.low, self.time_shares)
         drawn = times.at(stratified_levels(len(which), draws, generator).reshape(-1))
         magnitude = self.target.path.magnitude(drawn.noise)
         share = magnitude.normalised()
@@ -97,6 +109,7 @@ class Evaluation:
             dv=by_sequence(drawn.dv),
             dt=by_sequence(drawn.dt),
             odds=by_sequence(odds),
+            tilt=by_sequence(self._tilt(drawn)),
             probability=by_sequence(case_probabilities(drawn.noise).stack()),
             magnitude=by_sequence(magnitude.stack()),
             case=by_sequence(case),

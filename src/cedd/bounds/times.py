@@ -5,7 +5,8 @@ Two changes of variable, both made of the two clocks alone:
 1. The path integrand of a good network is of the order of the rate at which untouched tokens are touched for the first
    time, keep (alpha' + beta') with keep = exp(-alpha-beta). In the variable that grows at this rate it is bounded, but
    for a logarithm at t = 0. A bad network may cost as much as alpha' + beta' even where keep is nothing. So a part of
-   the draws is even in sigma = alpha + beta, and a part is even in t. Where clean tokens cost something, a bad network
+   the draws is even in sigma = alpha + beta, and a part is even in t; the former is larger where no factor keep is in
+   the ratios of every network. Where clean tokens cost something, a bad network
    may make that as much as 1/sigma, down to where its ratios are tamed; a few draws that meet such costs are a tail
    that the others do not tell of. There a part is even in the logarithm of sigma, too (above 1e-4). With
    s = sigma(t) - sigma(low) and s1 = sigma(1) - sigma(low),
@@ -44,7 +45,9 @@ class Shares(NamedTuple):
     log: float
 
 
-CLEAN_IS_FREE, CLEAN_COSTS = Shares(0.7, 0.15, 0.15, 0.0), Shares(0.4, 0.3, 0.1, 0.2)
+CLEAN_IS_FREE = Shares(0.7, 0.15, 0.15, 0.0)
+NOISE_COSTS = Shares(0.5, 0.35, 0.15, 0.0)
+CLEAN_COSTS = Shares(0.4, 0.3, 0.1, 0.2)
 _EVEN_BELOW = 1e-4  # in sigma: where the logarithm gives way
 _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _SMALLEST = 1e-9  # in v: what lies below counts for less than that
@@ -66,7 +69,8 @@ class DrawnTimes:
 class PathTimes:
     """Levels u in [0, 1] <-> times t in (low, 1], for sequences of a given length.
 
-    shares: CLEAN_COSTS where tokens that noise has not touched cost something.
+    shares: CLEAN_COSTS where tokens that noise has not touched cost something; NOISE_COSTS where masks may cost as
+        much in pure noise as anywhere.
     """
 
     process: TokenProcess

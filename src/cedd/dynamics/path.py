@@ -49,6 +49,11 @@ def case_probabilities(kernel: Kernel) -> Cases:
 class PathCost(ABC):
     """What a position costs at a time of the path: the integrand of a bound, row by row."""
 
+    @property
+    def vanishes_in_noise(self) -> bool:
+        """Whether masks cost little where nearly all is masked, whatever the network says."""
+        return True
+
     @abstractmethod
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
         """Where the network is needed, [B, L] bool, for a noise with fields [B, L]. The others cost nothing."""

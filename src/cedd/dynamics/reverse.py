@@ -118,6 +118,10 @@ class ScorePath(PathCost):
     parameterization: Parameterization
     with_entropy: bool = True
 
+    @property
+    def vanishes_in_noise(self) -> bool:
+        return self.parameterization.vanishes_in_noise
+
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
         return can_jump(x_t, noise)
 
@@ -136,9 +140,13 @@ class ScorePath(PathCost):
     def magnitude(self, noise: Noise) -> Cases:
         """Masks are set at rate alpha' alive and cost -log f each. Moved tokens are as many, at beta' keep; and a token
         that has not moved pays for the suspicion that it has, which a bad network has of many: rare draws that meet it
-        would be a tail, so it is given a third of what masks are."""
+        would be a tail, so it is given a third of what masks are.
+
+        Where only masks cost something, but a bad network may make that as much in noise as anywhere, the tail is the
+        few draws with a token left among masks: late, one is kept in two of five draws."""
         shuffling, masking = noise.beta_rate * noise.keep, noise.alpha_rate * noise.alive
-        same = torch.where(noise.beta_rate > 0, shuffling + masking / 3, 0.0)
+        context = torch.zeros_like(masking) if self.vanishes_in_noise else masking * noise.a * (2 / 3)
+        same = torch.where(noise.beta_rate > 0, shuffling + masking / 3, context)
         return Cases(same=same, moved=shuffling, masked=masking)
 
 
