@@ -51,6 +51,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], int, str]] = {
         "",
     ),
     "gidd, mask not counted": ({"vocab_size": V, "p_uniform": 0.1, **HYDRA}, V + 1, ""),
+    "gidd, mask by its number": ({"vocab_size": V, "mask_token_id": V, "p_uniform": 0.1, **HYDRA}, 128, ""),
     "gidd, not rounded": ({"vocab_size": V + 1, "model": HYDRA | {"p_uniform": 0.1, "t_eps": 1e-4}}, V + 1, ""),
 }
 # What each is: process, method, and what the network is told at time t, for sigma.
@@ -67,6 +68,7 @@ KINDS: dict[str, tuple[cedd.TokenProcess, str, Told]] = {
     "gidd": (cedd.hybrid(V, 0.2), "bayes", lambda t, sigma: t),
     "gidd, by transformers": (cedd.hybrid(V, 0.0), "bayes", lambda t, sigma: t),
     "gidd, mask not counted": (cedd.hybrid(V, 0.1), "bayes", lambda t, sigma: t),
+    "gidd, mask by its number": (cedd.hybrid(V, 0.1), "bayes", lambda t, sigma: t),
     "gidd, not rounded": (cedd.hybrid(V, 0.1), "bayes", lambda t, sigma: t),
 }
 
@@ -195,7 +197,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "blocks": (_with(CONFIGS["bd3lm"][0], block_size=4), "block_size is 4; block diffusion is imported only where one"),
     "no size": (
         {k: v for k, v in MDLM.items() if k != "cond_dim"},
-        "gives no number as cond_dim or timestep_cond_dim; got None",
+        "gives no whole number as cond_dim or timestep_cond_dim; got None",
     ),
     "rows": (_with(MDLM, vocab_size=V + 2), f"vocab_embed.embedding has {V + 1} rows, but .* asks for {V + 2}"),
     "width": (_with(MDLM, hidden_dim=30), r"is \[18, 24\], but config.json asks for 30 columns"),
@@ -209,13 +211,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "noise.type is 'cosine'; it must be loglinear or geo",
     ),
     "graph": (_with(CONFIGS["sedd"][0], graph={"type": "tree"}), "graph.type is 'tree'; it must be absorb or uniform"),
+    "graph, no settings": (_with(CONFIGS["sedd"][0], graph="absorb"), "graph is 'absorb', but must hold settings"),
+    "noise's ends": (
+        _with(CONFIGS["sedd"][0], noise={"type": "geometric", "sigma_min": 9, "sigma_max": 1}),
+        "noise.sigma_min and noise.sigma_max must be numbers, 0 < min < max",
+    ),
+    "vocabulary": (_with(MDLM, vocab_size="many"), "gives no whole number as vocab_size; got 'many'"),
+    "no depth": (_with(MDLM, n_blocks=0), "n_blocks must be at least 1; got 0"),
+    "heads": (_with(MDLM, n_heads=5), f"hidden_dim {ddit.D} does not divide into heads of an even size, n_heads 5"),
+    "dropout": (_with(MDLM, dropout="some"), "gives no number as dropout; got 'some'"),
+    "time": (_with(MDLM, time_conditioning="no"), "time_conditioning must be true or false; got 'no'"),
+    "shuffles": (_with(CONFIGS["gidd"][0], p_uniform=1.5), "p_uniform must be at least 0 and below 1; got 1.5"),
+    "times": (_with(CONFIGS["gidd"][0], t_eps=0.5), "t_eps must be above 0 and below 0.5; got 0.5"),
+    "outputs": (_with(CONFIGS["sdtt"][0], parameterization="d3pm"), "parameterization is 'd3pm'; it must be subs or"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_imported_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config, message = REFUSED[name]
-    prefix = "" if name in ("noise", "graph") else "backbone."
+    prefix = "" if name in ("noise", "graph", "graph, no settings", "noise's ends") else "backbone."
     rows = V if name == "labels" else V + 1
     folder, out = ddit.write(tmp_path / "theirs", config, ddit.random_weights(rows), prefix), tmp_path / "ours"
     with pytest.raises(ValueError, match=message):
@@ -255,13 +270,45 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
         cedd.import_model(tmp_path / "nothing" / "here")
 
 
+def test_weights_are_finite_floating_point_numbers(tmp_path: Path) -> None:
+    folder, weights = published(tmp_path / "theirs", "mdlm")
+    for name in ("vocab_embed.embedding", "blocks.1.norm2.weight", "output_layer.linear.bias"):
+        for value in (math.nan, math.inf):
+            broken = weights[name].clone()
+            broken.view(-1)[3] = value
+            ddit.write(folder, MDLM, weights | {name: broken}, "backbone.")
+            with pytest.raises(ValueError, match=f"{name} holds numbers that are not finite"):
+                cedd.import_model(folder)
+        ddit.write(folder, MDLM, weights | {name: weights[name].to(torch.int8)}, "backbone.")
+        with pytest.raises(ValueError, match=f"{name} is of int8; weights are of float64, float32, float16, bfloat16"):
+            cedd.import_model(folder)
+    # Rows that stand for nothing may hold anything.
+    folder, weights = published(tmp_path / "gidd", "gidd")
+    weights["vocab_embed.embedding"][V + 1 :] = math.nan
+    weights["output_layer.linear.bias"][V:] = -math.inf
+    ddit.write(folder, CONFIGS["gidd"][0], weights)
+    cedd.import_model(folder)
+
+
+def test_a_mask_that_vocab_size_does_not_count(tmp_path: Path) -> None:
+    """GPT-2's tokens with [PAD], and rounded rows: 50,258 are tokens, whether or not vocab_size counts the mask."""
+    weights = ddit.random_weights(50304)
+    for size in (50258, 50259):
+        folder = ddit.write(tmp_path / str(size), CONFIGS["gidd"][0] | {"vocab_size": size}, weights)
+        model = cedd.import_model(folder, "none", device="cpu")
+        assert model.process == cedd.hybrid(50258, 0.2)
+    ddit.write(folder, CONFIGS["gidd"][0] | {"mask_token_id": 1}, weights)
+    with pytest.raises(ValueError, match="mask_token_id must be at least 2; got 1"):
+        cedd.import_model(folder)
+
+
 def test_frequencies_may_be_rounded_and_a_length_has_its_limit(tmp_path: Path) -> None:
     folder, weights = published(tmp_path / "theirs", "mdlm")
     rounded = {name: value.bfloat16() if name.startswith("rotary") else value for name, value in weights.items()}
     ddit.write(folder, MDLM, rounded, "backbone.")
     cedd.import_model(folder)
     ddit.write(folder, {**MDLM, "model_length": 10**12}, weights, "backbone.")
-    with pytest.raises(ValueError, match="asks for 1000000000000 positions; at most 65536"):
+    with pytest.raises(ValueError, match="model_length must be from 1 to 65536; got 1000000000000"):
         cedd.import_model(folder)
 
 

@@ -29,7 +29,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cedd.data.tokenizers import Tokenizer, fitting_tokenizer
+from cedd.data.tokenizers import GPT2_VOCAB_SIZE, Tokenizer, fitting_tokenizer
 from cedd.methods import get_method
 from cedd.models.folder import ModelFolder
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, download_model
@@ -39,12 +39,19 @@ from cedd.process import TokenProcess, absorb, hybrid, uniform
 from cedd.schedules import Geometric, LogLinear, Schedule
 from cedd.storage import read_json, reading
 
-LENGTHS = ("length", "model_length", "max_seq_len")
-"""What configurations call the tokens that the network reads."""
+SIZES = {
+    "width": ("hidden_size", "hidden_dim"),
+    "depth": ("n_blocks", "num_hidden_layers"),
+    "heads": ("n_heads", "num_attention_heads"),
+    "conditioning_width": ("cond_dim", "timestep_cond_dim"),
+    "length": ("length", "model_length", "max_seq_len"),
+}
+"""What configurations call the network's sizes."""
 MOST_LENGTH = 65_536
 """Beyond it a configuration is taken for damaged: the angles of its positions alone would fill the memory."""
 PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 _EMBEDDING = "vocab_embed.embedding"
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _DROPPED = re.compile(r"rotary_emb\..*|sampling_eps_(min|max)|logit_bias")
 """Buffers: the angles of the positions, which we compute, the range of times of DUO's training, and GIDD's bias."""
 
@@ -61,22 +68,56 @@ class Description:
     source: str
     rows: int
     """R, by the weights."""
+    inside: str = ""
+    """What stands before its settings' names, of a part of a configuration."""
 
-    def get(self, *names: str, default: Any = None) -> Any:
-        """The first of these settings that it has, whatever family calls it so."""
+    def find(self, *names: str) -> tuple[str, Any]:
+        """The first of these settings that it has, whatever family calls it so, with its name; else all names."""
         inner = self.values.get("model")
         for part in (inner if isinstance(inner, Mapping) else {}, self.values):
             for name in names:
                 if part.get(name) is not None:
-                    return part[name]
-        return default
+                    return self.inside + name, part[name]
+        return self.inside + " or ".join(names), None
 
-    def number(self, *names: str, kind: type = int) -> Any:
-        """The same, which must be there and be a number."""
-        value = self.get(*names)
-        if isinstance(value, bool) or not isinstance(value, int | kind):
-            raise ValueError(f"{self.source} gives no number as {' or '.join(names)}; got {value!r}")
+    def get(self, *names: str, default: Any = None) -> Any:
+        """Its value, or the default where it is not there."""
+        value = self.find(*names)[1]
+        return default if value is None else value
+
+    def part(self, name: str) -> Description:
+        """The settings that stand under a name."""
+        if not isinstance(self.values.get(name), Mapping):
+            raise ValueError(f"{self.source}: {name} is {self.values.get(name)!r}, but must hold settings")
+        return Description(self.values[name], self.source, self.rows, f"{name}.")
+
+    def whole(self, *names: str, least: int = 1, most: int | None = None, default: int | None = None) -> int:
+        """A setting that is a whole number."""
+        name, value = self.find(*names)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{self.source} gives no whole number as {name}; got {value!r}")
+        if value < least or (most is not None and value > most):
+            raise ValueError(f"{self.source}: {name} must be {_range(least, most)}; got {value}")
         return value
+
+    def share(self, *names: str, zero: bool = True, below: float = 1.0, default: float | None = None) -> float:
+        """A setting that is a number from 0, or above it, to below another."""
+        name, value = self.find(*names)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{self.source} gives no number as {name}; got {value!r}")
+        if not 0 <= value < below or (value == 0 and not zero):
+            least = "at least 0" if zero else "above 0"
+            raise ValueError(f"{self.source}: {name} must be {least} and below {below:g}; got {value}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A setting that is true or false."""
+        name, value = self.find(name)
+        if value not in (None, True, False):
+            raise ValueError(f"{self.source}: {name} must be true or false; got {value!r}")
+        return default if value is None else bool(value)
 
     @property
     def kind(self) -> str:
@@ -102,6 +143,7 @@ class Family:
         method: what the outputs mean.
         told: what the network is told of the noise (see `NetworkOptions.told`).
         tokenizer: the tokenizer that its released networks were trained with.
+        counted: what its configurations call the number of tokens.
         rows_in: the number that the rows may be rounded up to a multiple of.
         wrapped: whether its blocks stood between the tokens that begin and end a document.
     """
@@ -113,71 +155,98 @@ class Family:
     method: Callable[[Description], str]
     told: Callable[[Description], str]
     tokenizer: str
+    counted: str = "vocab_size"
     rows_in: int = 1
     wrapped: Callable[[Description], bool] = lambda _: False
 
 
+def _range(least: int, most: int | None) -> str:
+    return f"at least {least}" if most is None else f"from {least} to {most}"
+
+
 def _sedd_process(vocab_size: int, config: Description) -> TokenProcess:
-    noise = config.values.get("noise", {})
+    noise, graph = config.part("noise"), config.part("graph")
     schedules: dict[str, Callable[[], Schedule]] = {
         "loglinear": lambda: LogLinear(1e-3),
-        "geometric": lambda: Geometric(noise["sigma_min"], noise["sigma_max"]),
+        "geometric": lambda: _geometric(noise),
     }
-    if noise.get("type") not in schedules:
-        raise ValueError(f"{config.source}: noise.type is {noise.get('type')!r}; it must be {' or '.join(schedules)}")
-    graph = config.values["graph"].get("type")
     kinds = {"absorb": absorb, "uniform": uniform}
-    if graph not in kinds:
-        raise ValueError(f"{config.source}: graph.type is {graph!r}; it must be {' or '.join(kinds)}")
-    return kinds[graph](vocab_size, schedules[noise["type"]]())
+    for part, table in ((noise, schedules), (graph, kinds)):
+        if str(part.get("type")) not in table:
+            raise ValueError(
+                f"{config.source}: {part.inside}type is {part.get('type')!r}; it must be {' or '.join(table)}"
+            )
+    return kinds[graph.get("type")](vocab_size, schedules[noise.get("type")]())
+
+
+def _geometric(noise: Description) -> Schedule:
+    ends = [noise.get(name) for name in ("sigma_min", "sigma_max")]
+    if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends) or not 0 < ends[0] < ends[1]:
+        raise ValueError(
+            f"{noise.source}: noise.sigma_min and noise.sigma_max must be numbers, 0 < min < max; got {ends}"
+        )
+    return Geometric(*ends)
 
 
 def _masked_tokens(config: Description) -> int:
     """All rows but the mask's, which is the last; of block diffusion only what has a single block."""
     config.refuse("causal", False, "an autoregressive network is not imported")
     config.refuse("adaln", True, "a network without adaptive norms is not imported")
-    length = config.number(*LENGTHS)
-    if config.get("block_size", default=length) < length and config.kind == "bd3lm":
+    length = config.whole(*SIZES["length"])
+    if config.kind == "bd3lm" and (block := config.whole("block_size", default=length)) < length:
         raise ValueError(
-            f"{config.source}: block_size is {config.get('block_size')}; block diffusion is imported only where one "
+            f"{config.source}: block_size is {block}; block diffusion is imported only where one "
             f"block is the whole length, {length}"
         )
-    return config.get("vocab_size", default=config.rows) - 1
+    return config.whole("vocab_size", least=3, default=config.rows) - 1
+
+
+def _mdlm_tokens(config: Description) -> int:
+    """The same; the configuration of a training run, as SDTT's, says whether its outputs are a denoiser's."""
+    value = config.get("parameterization", default="subs")
+    name = value.get("name") if isinstance(value, Mapping) else value
+    if name not in ("subs", "sdtt", "multi-round-sdtt"):
+        raise ValueError(f"{config.source}: parameterization is {name!r}; it must be subs or multi-round-sdtt")
+    return _masked_tokens(config)
 
 
 def _hybrid_tokens(config: Description) -> int:
-    """The same; where there is one row more than vocab_size says, that one is the mask's."""
-    return _masked_tokens(config) + (config.rows == config.get("vocab_size", default=0) + 1)
+    """The same, unless vocab_size does not count the mask: where mask_token_id says so, where there is one row more, or
+    where it is the number of GPT-2's tokens with [PAD], which all of GIDD's networks have."""
+    counting, size = _masked_tokens(config), config.get("vocab_size")
+    uncounted = size is not None and (config.rows == size + 1 or (config.rows > size == GPT2_VOCAB_SIZE + 1))
+    return config.whole("mask_token_id", least=2, default=counting + int(uncounted))
 
 
 def _unmasked_tokens(config: Description) -> int:
     """All rows."""
     config.refuse("causal", False, "an autoregressive network is not imported")
     config.refuse("cfg", False, "a network that is conditioned on labels is not imported")
-    return config.get("vocab_size", default=config.rows)
+    return config.whole("vocab_size", least=2, default=config.rows)
 
 
 def _told_sigma(config: Description) -> str:
-    return "sigma" if config.get("time_conditioning", default=True) else "nothing"
+    return "sigma" if config.flag("time_conditioning", default=True) else "nothing"
 
 
 FAMILIES: tuple[Family, ...] = (
     Family(
         "SEDD",
         lambda config: not config.kind and {"graph", "noise", "tokens", "model"} <= config.values.keys(),
-        tokens=lambda config: config.number("tokens"),
+        tokens=lambda config: config.whole("tokens", least=2),
         process=_sedd_process,
-        method=lambda config: "sedds" if config.get("scale_by_sigma", default=False) else "sedd",
+        method=lambda config: "sedds" if config.flag("scale_by_sigma", default=False) else "sedd",
         told=lambda _: "sigma",
         tokenizer="gpt2",
+        counted="tokens",
     ),
     Family(
         "MDLM",  # and what was made of it: bd3lms' without EOS, and SDTT's students, which have Hydra's configuration
         lambda config: config.kind in ("mdlm", "bd3lm") or {"parameterization", "model"} <= config.values.keys(),
-        tokens=_masked_tokens,
+        tokens=_mdlm_tokens,
         process=lambda vocab_size, _: absorb(vocab_size),
         method=lambda _: "ceddt",
-        told=lambda config: "sigma" if config.get("time_conditioning", default=False) else "nothing",
+        told=lambda config: "sigma" if config.flag("time_conditioning", default=False) else "nothing",
         tokenizer="gpt2",
         wrapped=lambda config: config.kind != "bd3lm",
     ),
@@ -205,10 +274,10 @@ FAMILIES: tuple[Family, ...] = (
         lambda config: config.get("p_uniform") is not None,
         tokens=_hybrid_tokens,
         process=lambda vocab_size, config: hybrid(
-            vocab_size, config.number("p_uniform", kind=float), eps=config.get("t_eps", default=1e-4)
+            vocab_size, config.share("p_uniform"), eps=config.share("t_eps", zero=False, below=0.5, default=1e-4)
         ),
         method=lambda _: "bayes",
-        told=lambda config: f"hybrid-time:{config.number('p_uniform', kind=float)}",
+        told=lambda config: f"hybrid-time:{config.share('p_uniform')}",
         tokenizer="gpt2",
         rows_in=128,
     ),
@@ -250,29 +319,37 @@ class Checkpoint:
     def shape(self, name: str) -> list[int]:
         return self.file.get_slice(self.names[name]).get_shape()
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor that must be there in this shape."""
+    def take(self, name: str, *shape: int, first: int | None = None) -> Tensor:
+        """A tensor that must be there in this shape, of finite floating-point numbers; or the first of its rows."""
         if name not in self.names:
             raise ValueError(f"{self.source} lacks {name}")
         if self.shape(name) != list(shape):
             raise ValueError(f"{self.source}: {name} is {self.shape(name)}, but config.json asks for {list(shape)}")
         self.unread.discard(name)
-        return self.file.get_tensor(self.names[name]).float()
+        stored = self.file.get_tensor(self.names[name])
+        if stored.dtype not in _FLOATS:
+            kinds = ", ".join(map(_dtype_name, _FLOATS))
+            raise ValueError(f"{self.source}: {name} is of {_dtype_name(stored.dtype)}; weights are of {kinds}")
+        taken = stored[:first].float()
+        if not all(end.isfinite() for end in torch.aminmax(taken)):  # which pass on nan
+            raise ValueError(f"{self.source}: {name} holds numbers that are not finite")
+        return taken
 
-    def check_size(self, network: TransformerConfig) -> None:
+    def check_size(self, network: TransformerConfig, config: Description) -> None:
         """Refuse sizes that the tensors have not, before a network of them is built."""
-        if network.length > MOST_LENGTH:
-            raise ValueError(f"{self.source}: config.json asks for {network.length} positions; at most {MOST_LENGTH}")
-        for name, wanted in (
-            (_EMBEDDING, network.width),
-            ("sigma_map.mlp.2.weight", network.conditioning_width),
-            (f"blocks.{network.depth - 1}.attn_out.weight", network.width),
+        for name, size in (
+            (_EMBEDDING, "width"),
+            ("sigma_map.mlp.2.weight", "conditioning_width"),
+            (f"blocks.{network.depth - 1}.attn_out.weight", "width"),
         ):
             if name not in self.names:
-                raise ValueError(f"{self.source} lacks {name}")
-            if self.shape(name)[-1] != wanted:
+                depth = f"{config.find(*SIZES['depth'])[0]} is {network.depth}"
+                raise ValueError(f"{self.source} lacks {name}" + f"; {depth}" * name.startswith("blocks."))
+            setting, wanted = config.find(*SIZES[size])
+            if self.shape(name)[-1:] != [wanted]:
                 raise ValueError(
-                    f"{self.source}: {name} is {self.shape(name)}, but config.json asks for {wanted} columns"
+                    f"{self.source}: {name} is {self.shape(name)}, but config.json asks for {wanted} columns, "
+                    f"its {setting}"
                 )
         turns, name = network.width // network.heads // 2, "rotary_emb.inv_freq"
         if name in self.names and self.shape(name) != [turns]:
@@ -287,6 +364,10 @@ class Checkpoint:
                 raise ValueError(f"{self.source}: rotary_emb.inv_freq has other frequencies than 10000^(-2j/W)")
         if "logit_bias" in self.names and bool(self.file.get_tensor(self.names["logit_bias"]).any()):
             raise ValueError(f"{self.source}: logit_bias is not 0, as it is in all released networks")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -306,7 +387,8 @@ def _parts(config: TransformerConfig, rows: int) -> Iterator[tuple[str, Callable
     def plain(name: str, *shape: int) -> Callable[[Checkpoint], Tensor]:
         return lambda file: file.take(name, *shape)
 
-    yield "backbone.embedding.weight", lambda file: file.take(_EMBEDDING, rows, D)[: V + int(config.has_mask)]
+    states = V + int(config.has_mask)
+    yield "backbone.embedding.weight", lambda file: file.take(_EMBEDDING, rows, D, first=states)
     for ours, theirs, width in (("hidden", 0, 256), ("output", 2, C)):
         yield f"backbone.conditioning.{ours}.weight", plain(f"sigma_map.mlp.{theirs}.weight", C, width)
         yield f"backbone.conditioning.{ours}.bias", plain(f"sigma_map.mlp.{theirs}.bias", C)
@@ -318,8 +400,8 @@ def _parts(config: TransformerConfig, rows: int) -> Iterator[tuple[str, Callable
         for ours, theirs, shape in (("hidden", 0, (inner, D)), ("output", 2, (D, inner))):
             yield f"backbone.blocks.{i}.mlp.{ours}.weight", plain(f"blocks.{i}.mlp.{theirs}.weight", *shape)
             yield f"backbone.blocks.{i}.mlp.{ours}.bias", plain(f"blocks.{i}.mlp.{theirs}.bias", shape[0])
-    yield "head.weight", lambda file: file.take("output_layer.linear.weight", rows, D)[:V]
-    yield "head.bias", lambda file: file.take("output_layer.linear.bias", rows)[:V]
+    yield "head.weight", lambda file: file.take("output_layer.linear.weight", rows, D, first=V)
+    yield "head.bias", lambda file: file.take("output_layer.linear.bias", rows, first=V)
 
 
 def _modulation(file: Checkpoint, config: TransformerConfig, leaf: str, columns: Sequence[int]) -> Tensor:
@@ -365,22 +447,20 @@ def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None,
         process = family.process(vocab_size, description)
         wanted = process.num_states
         if rows != wanted and rows != -(-wanted // family.rows_in) * family.rows_in:
-            raise ValueError(f"{weights_file}: {_EMBEDDING} has {rows} rows, but {config_file} asks for {wanted}")
+            raise ValueError(
+                f"{weights_file}: {_EMBEDDING} has {rows} rows, but {config_file} ({family.counted}) asks for {wanted}"
+            )
         chosen = _tokenizer(tokenizer, family, vocab_size)
         network = TransformerConfig(
-            width=description.number("hidden_size", "hidden_dim"),
-            depth=description.number("n_blocks", "num_hidden_layers"),
-            heads=description.number("n_heads", "num_attention_heads"),
-            conditioning_width=description.number("cond_dim", "timestep_cond_dim"),
-            dropout=description.get("dropout", "attention_dropout", default=0.1),
-            length=description.number(*LENGTHS),
+            **_sizes(description),
+            dropout=description.share("dropout", "attention_dropout", default=0.1),
             vocab_size=vocab_size,
             has_mask=process.has_mask,
             float32_residual=True,
             mlp_bias=True,
             told=family.told(description),
         )
-        checkpoint.check_size(network)
+        checkpoint.check_size(network, description)
         with SkipInitialization():
             model = Transformer(network)
         _fill(model, checkpoint, network, rows)
@@ -392,6 +472,16 @@ def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None,
     model = model.eval().requires_grad_(False)
     config = {"imported": origin}
     return ModelFolder(model, process, get_method(family.method(description)), chosen, network.length, config, folder)
+
+
+def _sizes(config: Description) -> dict[str, Any]:
+    """The network's sizes by our names."""
+    limits = {"length": MOST_LENGTH}
+    found = {ours: config.whole(*theirs, most=limits.get(ours)) for ours, theirs in SIZES.items()}
+    if found["width"] % (2 * found["heads"]):
+        (width, wide), (heads, many) = (config.find(*SIZES[size]) for size in ("width", "heads"))
+        raise ValueError(f"{config.source}: {width} {wide} does not divide into heads of an even size, {heads} {many}")
+    return found
 
 
 @torch.no_grad()
