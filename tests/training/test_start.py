@@ -1,16 +1,20 @@
 """A run that starts from another model: it takes over what it must, learns on, and refuses what means other things."""
 
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 import cedd
+from cedd.cli import main
 from cedd.cli.arguments import parse
-from cedd.data.tokenizers import ByteTokenizer
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer
 from cedd.models.folder import save_folder
 from cedd.process import process_from_config
 from cedd.report.commands import train_command
@@ -66,6 +70,41 @@ def test_an_imported_network_learns(config: Make, tmp_path: Path) -> None:
     before = fixed_loss(begun)
     begun.run()
     assert fixed_loss(begun) < before - 0.1
+
+
+def test_blocks_stay_wrapped(config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A network that was trained between two ends of documents is trained on, and measured, so."""
+    settings = config("run")
+    pieces = BPETokenizer.train([Path(settings.data).read_text()], 270)
+    pieces.save(tmp_path / "pieces")
+    published = {"model_type": "mdlm", "vocab_size": pieces.vocab_size + 1, "hidden_dim": ddit.D, "cond_dim": ddit.C}
+    published |= {"n_blocks": ddit.DEPTH, "n_heads": ddit.HEADS, "model_length": ddit.LENGTH}
+    weights = ddit.random_weights(pieces.vocab_size + 1)
+    folder = ddit.write(tmp_path / "theirs", published, weights, "backbone.")
+    model = cedd.import_model(folder, tmp_path / "pieces", device="cpu")
+    model.save_pretrained(tmp_path / "ours")
+    start = changed(starting_from(settings, str(tmp_path / "ours")), {"steps": 2, "checkpoint_every": 2})
+    assert start.text.wrap == "bos-eos"
+    begun = trainer(start)
+    for blocks in (begun.data.train[:5], begun.data.validation[:5], begun.data.train.from_starts(np.array([3, 20]))):
+        assert blocks.shape[1] == ddit.LENGTH
+        assert (blocks[:, [0, -1]] == pieces.eos_id).all()
+        assert not (blocks[:, 1:-1] == pieces.eos_id).any()
+    begun.run()
+    assert cedd.load(start.out, device="cpu").folder.wrap == "bos-eos"
+    words = ["--data", settings.data, "--wrap", "trained", "--draws", "2", "--max-sequences", "4", "--device", "cpu"]
+    assert main(["evaluate", str(start.out), *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["wrap"] == "bos-eos"
+    assert main(["report", str(start.out), "--samples", "0", "--device", "cpu", "--json"]) == 0
+    page = json.loads(capsys.readouterr().out)
+    assert main([*shlex.split(page["commands"]["evaluate"])[1:], "--device", "cpu", "--json"]) == 0
+    (measured,) = json.loads(capsys.readouterr().out)["runs"]
+    assert page["bound"]["nats_per_token"] == pytest.approx(measured["bounds"]["tight"]["nats_per_token"], rel=1e-12)
+    # Its own end can be chosen, and a tokenizer without ends has none.
+    plain = trainer(changed(start, {"text.wrap": "none", "out": tmp_path / "plain"}))
+    assert (plain.data.train[:5, 0] != pieces.eos_id).any()
+    with pytest.raises(ValueError, match="'byte' cannot be wrapped"):
+        trainer(changed(config("bytes"), {"text.wrap": "bos-eos", "text.tokenizer": "byte"}))
 
 
 def test_a_network_without_the_mask(config: Make, first: TrainConfig) -> None:

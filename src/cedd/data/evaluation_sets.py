@@ -163,19 +163,14 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Blocks to evaluate on, and the protocol that made them: names, hashes and counts, as JSON.
-
-    ends: the tokens that stand before and after the text of each block, where there are such.
-    """
+    """Blocks to evaluate on, and the protocol that made them: names, hashes and counts, as JSON."""
 
     packed: PackedDataset
     protocol: dict[str, Any]
-    ends: tuple[int, int] | None = None
 
     def blocks(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
         """These blocks, [N, L]."""
-        inner = self.packed[which]
-        return inner if self.ends is None else np.pad(inner, ((0, 0), (1, 1)), constant_values=(self.ends,))
+        return self.packed[which]
 
     def wrapped(self, first: int, last: int) -> EvaluationData:
         """The same blocks between two tokens, which count like others."""
@@ -185,7 +180,7 @@ class EvaluationData:
             "tokens": self.protocol["tokens"] + 2 * self.protocol["blocks"],
             "protocol_sha256": json_sha256({"inner": self.protocol["protocol_sha256"], "ends": [first, last]}),
         }
-        return EvaluationData(self.packed, protocol, (first, last))
+        return EvaluationData(self.packed.wrapped(first, last), protocol)
 
 
 def load_evaluation_set(

@@ -96,12 +96,22 @@ class PackingPolicy:
 class PackedDataset:
     """Blocks [N, L] of token ids, memory-mapped.
 
-    `blocks` is the memory map in its stored type; indexing gives int64 copies, ready for torch. A view from
-    `split_tail` shares the map.
+    `blocks` is the memory map in its stored type; indexing gives int64 copies, ready for torch. Views from
+    `split_tail` and `wrapped` share the map.
+
+    ends: tokens that stand before and after each block that is read, where there are such; neither `blocks` nor
+        `length` has them.
     """
 
-    def __init__(self, tokens: NDArray[Any], header: dict[str, Any], start: int = 0, stop: int | None = None) -> None:
-        self.header = header
+    def __init__(
+        self,
+        tokens: NDArray[Any],
+        header: dict[str, Any],
+        start: int = 0,
+        stop: int | None = None,
+        ends: tuple[int, int] | None = None,
+    ) -> None:
+        self.header, self.ends = header, ends
         self.length: int = header["length"]
         self._tokens, self._start, self._stop = tokens, start, header["blocks"] if stop is None else stop
         part = tokens[self._start * self.length : self._stop * self.length]
@@ -126,7 +136,17 @@ class PackedDataset:
     @overload
     def __getitem__(self, index: slice | NDArray[np.integer]) -> NDArray[np.int64]: ...
     def __getitem__(self, index: int | slice | NDArray[np.integer]) -> NDArray[np.int64]:
-        return np.asarray(self.blocks[index]).astype(np.int64)
+        return self._between_ends(np.asarray(self.blocks[index]).astype(np.int64))
+
+    def _between_ends(self, text: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Blocks [..., L] as they are read, [..., L + 2] where there are ends."""
+        if self.ends is None:
+            return text
+        return np.pad(text, [(0, 0)] * (text.ndim - 1) + [(1, 1)], constant_values=(self.ends,))
+
+    def wrapped(self, first: int, last: int) -> PackedDataset:
+        """The same blocks between two tokens."""
+        return PackedDataset(self._tokens, self.header, self._start, self._stop, (first, last))
 
     def evenly_spaced(self, most: int | None) -> NDArray[np.int64]:
         """At most so many blocks [N, L] (None: all), evenly spaced over the set and in its order.
@@ -136,11 +156,11 @@ class PackedDataset:
         return self[evenly_spaced(len(self), most)]
 
     def from_starts(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
-        """L tokens from each of these places [B] on, [B, L]; after the last block comes the first."""
+        """Blocks of the L tokens from each of these places [B] on, [B, L]; after the last block comes the first."""
         if not (starts % self.length).any():  # a third of the time
             return self[starts // self.length]
         tokens = self.blocks.reshape(-1)
-        return tokens[(starts[:, None] + np.arange(self.length)) % len(tokens)].astype(np.int64)
+        return self._between_ends(tokens[(starts[:, None] + np.arange(self.length)) % len(tokens)].astype(np.int64))
 
     def split_tail(self, holdout: float) -> tuple[PackedDataset, PackedDataset]:
         """(train, validation): the last share `holdout` of the blocks, at least one, is held out."""
@@ -152,8 +172,8 @@ class PackedDataset:
             )
         middle = self._stop - min(max(1, round(holdout * len(self))), len(self) - 1)
         return (
-            PackedDataset(self._tokens, self.header, self._start, middle),
-            PackedDataset(self._tokens, self.header, middle, self._stop),
+            PackedDataset(self._tokens, self.header, self._start, middle, self.ends),
+            PackedDataset(self._tokens, self.header, middle, self._stop, self.ends),
         )
 
     def report(self) -> dict[str, Any]:
@@ -167,6 +187,17 @@ class PackedDataset:
         made = {"remainder": policy.remainder, "packing": policy.name}
         report = {name: header[name] for name in counts} | made | {name: header[name] for name in hashes}
         return report | {"blocks": len(self)}
+
+
+def ends_of_blocks(tokenizer: Tokenizer, length: int) -> tuple[int, int]:
+    """The tokens that blocks of `length` tokens are wrapped in: those that begin and end a document."""
+    first, last = tokenizer.bos_id, tokenizer.eos_id
+    if first is None or last is None or length < 3:
+        raise ValueError(
+            f"blocks of {length} tokens of the tokenizer {tokenizer.name!r} cannot be wrapped: that takes a token "
+            "that ends documents, and room for it at both ends"
+        )
+    return first, last
 
 
 def evenly_spaced(count: int, most: int | None) -> NDArray[np.int64]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from cedd.data.corpora import open_corpus
-from cedd.data.packing import PackedDataset, Part, pack, select_documents
+from cedd.data.corpora import Corpus, open_corpus
+from cedd.data.packing import PackedDataset, Part, ends_of_blocks, pack, select_documents
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
 
 
@@ -31,6 +30,7 @@ def prepare_training_data(
     holdout_by: Literal["tail", "documents"] = "tail",
     field: str = "text",
     gpt2_files: str | Path | None = None,
+    wrap: Literal["none", "bos-eos"] = "none",
     cache: str | Path | None = None,
     workers: int = 1,
 ) -> TrainingData:
@@ -39,6 +39,7 @@ def prepare_training_data(
     validation: a corpus of its own; without one, `holdout` of `data` is held out, as its last blocks ("tail") or as
     evenly spread documents ("documents"). A tokenizer made from the data is made from the training corpus, without the
     documents that are held out; only an alphabet ("char") has to have their characters too.
+    wrap: "bos-eos" puts each block between the tokens that begin and end a document, two of its `length` tokens.
     """
     corpus = open_corpus(data, field=field)
     if not isinstance(tokenizer, Tokenizer):
@@ -46,7 +47,13 @@ def prepare_training_data(
         part: Part = "train" if by_documents and str(tokenizer) != "char" else "all"
         texts = (piece.text for piece in select_documents(corpus.pieces(), part, holdout))
         tokenizer = make_tokenizer(tokenizer, texts, gpt2_files=gpt2_files)
-    packed = partial(pack, tokenizer=tokenizer, length=length, cache=cache, workers=workers)
+    ends = ends_of_blocks(tokenizer, length) if wrap == "bos-eos" else None
+    text_length = length if ends is None else length - 2
+
+    def packed(corpus: Corpus, **options: Any) -> PackedDataset:
+        blocks = pack(corpus, tokenizer, text_length, cache=cache, workers=workers, **options)
+        return blocks if ends is None else blocks.wrapped(*ends)
+
     if validation is not None:
         return TrainingData(tokenizer, packed(corpus), packed(open_corpus(validation, field=field)))
     if holdout_by == "tail":

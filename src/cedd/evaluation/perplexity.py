@@ -26,7 +26,7 @@ from cedd.bounds.estimate import BoundEstimate, Interval, exp_or_inf, mean_and_s
 from cedd.bounds.estimator import Sampling, estimate_bound
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
-from cedd.data.packing import evenly_spaced, pack
+from cedd.data.packing import ends_of_blocks, evenly_spaced, pack
 from cedd.data.text import MOST_UNKNOWN, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.dynamics import BOUNDS, Bound
@@ -60,14 +60,9 @@ def load_data(
     wrap: each block stands between the tokens that begin and end a document, and has two tokens of text fewer.
     """
     if wrap:
-        first, last = tokenizer.bos_id, tokenizer.eos_id
-        if first is None or last is None or length < 3:
-            raise ValueError(
-                f"blocks of {length} tokens of the tokenizer {tokenizer.name!r} cannot be wrapped: that takes a token "
-                "that ends documents, and room for it at both ends"
-            )
+        ends = ends_of_blocks(tokenizer, length)
         inner = load_data(spec, tokenizer, length - 2, split=split, root=root, cache=cache, workers=workers)
-        return inner.wrapped(first, last)
+        return inner.wrapped(*ends)
     is_file = expanded(spec).exists() or spec == PYTHON_MANUAL
     if not is_file and re.fullmatch(r"[\w-]+", spec):  # a bare word: an evaluation set, or refused by name
         return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)

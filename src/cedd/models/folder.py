@@ -16,6 +16,7 @@ import torch
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.methods import Method, method_from_config
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE, is_model, locate, pretrained_root
+from cedd.models.options import wrap_of
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import SkipInitialization, get_form, load_weights, read_metadata, save_weights
 from cedd.process import TokenProcess, process_from_config
@@ -56,8 +57,8 @@ class ModelFolder:
 
     @property
     def wrap(self) -> str:
-        """Between what it was trained on blocks of text: bos-eos, the tokens that begin and end a document, or none."""
-        return self.config.get("imported", {}).get("wrap", "none")
+        """What its blocks stood between when it was trained (see `wrap_of`)."""
+        return wrap_of(self.config)
 
     @property
     def weights(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cedd.names import suggestion
 
@@ -85,3 +86,9 @@ def config_from_preset(name: str, *, vocab_size: int, has_mask: bool, **changes:
         raise ValueError(f"no preset is called {name!r}{suggestion(name, SIZES)}")
     fields: dict[str, Any] = {"vocab_size": vocab_size, "has_mask": has_mask, **SIZES[name], **changes}
     return TransformerConfig(**fields)
+
+
+def wrap_of(config: Mapping[str, Any]) -> Literal["none", "bos-eos"]:
+    """What the blocks of the model that a config.json describes stood between when it was trained: nothing, or the
+    tokens that begin and end a document."""
+    return config.get("wrap", config.get("imported", {}).get("wrap", "none"))

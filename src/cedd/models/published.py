@@ -468,7 +468,7 @@ def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None,
         Path(path_or_name).expanduser() == folder
     )  # of a folder the name is enough: where it was is nobody's business
     origin = {"family": family.name, "source": folder.resolve().name if local else str(path_or_name)}
-    origin |= {"wrap": "bos-eos"} if family.wrapped(description) else {}
+    origin |= {"wrap": "bos-eos"} if family.wrapped(description) and chosen.eos_id is not None else {}
     model = model.eval().requires_grad_(False)
     config = {"imported": origin}
     return ModelFolder(model, process, get_method(family.method(description)), chosen, network.length, config, folder)

@@ -33,7 +33,8 @@ def run_commands(
     if isinstance(opened, OpenedRun):
         commands["train"] = train_command(opened.config)
         if (file := save_held_out(opened, blocks)) is not None:
-            commands["evaluate"] = command("evaluate", run, data=file, **chosen)
+            wrap = {} if opened.data.validation.ends is None else {"wrap": "bos-eos"}
+            commands["evaluate"] = command("evaluate", run, data=file, **wrap, **chosen)
     else:
         commands["evaluate"] = command("evaluate", run, **opened.asked, **chosen, max_sequences=effort.sequences)
     if effort.samples:
@@ -62,6 +63,7 @@ def command(*words: str, **options: Any) -> str:
 
 def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
     """The held-out text, and the file that reads back as the same blocks; None where no file does."""
+    blocks = blocks if opened.data.validation.ends is None else blocks[:, 1:-1]
     tokenizer, documents = opened.model.tokenizer, opened.documents(blocks)
     path = opened.path / HELD_OUT_TEXT
     atomic_write(path, "".join(documents).encode())
@@ -70,7 +72,7 @@ def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
         path = opened.path / HELD_OUT_DOCUMENTS
         atomic_write(path, "".join(f"{json.dumps({'text': document})}\n" for document in documents).encode())
     read = np.concatenate([np.append(tokenizer.encode(document), end) for document in documents])
-    full = read.size // opened.model.length == len(blocks)  # the last document may have gained an end
+    full = read.size // blocks.shape[1] == len(blocks)  # the last document may have gained an end
     same = full and np.array_equal(read[: blocks.size], blocks.ravel())
     return path if same and not any("\r" in document for document in documents) else None
 

@@ -242,7 +242,7 @@ class OpenedModel(Opened):
 
     def facts(self) -> dict[str, str]:
         tokenizer, origin = self.model.tokenizer, self.model.folder.config.get("imported")
-        wrapped = ", between the tokens that begin and end a document" if self.data.ends else ""
+        wrapped = ", between the tokens that begin and end a document" if self.data.packed.ends else ""
         return {
             **({} if origin is None else {"network": f"{origin['family']}, imported from {origin['source']}"}),
             "measured on": self.text_name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from cedd.models.locate import CONFIG_FILE, locate
-from cedd.models.options import SIZES, NetworkOptions, TransformerConfig
+from cedd.models.options import SIZES, NetworkOptions, TransformerConfig, wrap_of
 from cedd.names import suggestion
 from cedd.storage import from_json, read_json, reading
 
@@ -119,6 +119,9 @@ class DataConfig:
     holdout_by: Literal["tail", "documents"] = "tail"
     field: str = "text"
     """The field of a jsonl or of a hub data set."""
+    wrap: Literal["none", "bos-eos"] = "none"
+    """bos-eos: each sequence stands between the tokens that begin and end a document, as MDLM's and DUO's do. A run
+    that starts --from such a network keeps it."""
     workers: int = 1
     cache: Path | None = None
 
@@ -425,7 +428,7 @@ def starting_from(config: TrainConfig, start: str) -> TrainConfig:
             process=_process_of_record(record["process"]),
             model=ModelConfig(**options),
             length=record["length"],
-            text=dataclasses.replace(config.text, tokenizer=str(folder)),
+            text=dataclasses.replace(config.text, tokenizer=str(folder), wrap=wrap_of(record)),
         )
 
 

@@ -279,7 +279,8 @@ class Trainer:
         """Everything of the run's model but its weights."""
         model = ModelFolder(self.state.model, self.process, method, self.data.tokenizer, self.config.length)
         reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
-        save_description(self.config.out, model, {"data": reports})
+        wrap = {} if self.config.text.wrap == "none" else {"wrap": self.config.text.wrap}
+        save_description(self.config.out, model, {"data": reports, **wrap})
 
     def _describe_end(self) -> None:
         """Where the path of the final weights ends, for a method that has to choose."""
