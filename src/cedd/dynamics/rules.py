@@ -49,6 +49,7 @@ class StepRule:
         check: raises a ValueError for processes on which it makes no sense.
         of_tensors: a declaration: the leap is made of operations on tensors alone and never looks at their values, so
             that a GPU can record it.
+        needs_probabilities: a declaration: there is no law for networks that give ratios.
     """
 
     name: str
@@ -58,6 +59,15 @@ class StepRule:
     only_reverses: bool = False
     check: Callable[[TokenProcess], None] = _any_process
     of_tensors: bool = False
+    needs_probabilities: bool = False
+
+    def check_method(self, parameterization: Parameterization) -> None:
+        """Refuse networks that give ratios where only the leap is known."""
+        if self.needs_probabilities and not isinstance(parameterization, Affine):
+            raise ValueError(
+                f"the sampler {self.name!r} needs probabilities, and this method's network gives ratios; "
+                "use cedd, bayes or dfm, or sampler='analytic'"
+            )
 
     @staticmethod
     def from_leap(
@@ -68,12 +78,9 @@ class StepRule:
         def law(
             parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
         ) -> Tensor:
-            if not isinstance(parameterization, Affine):
-                raise ValueError(
-                    f"the sampler {name!r} needs probabilities, and this method's network gives ratios; "
-                    "use cedd, bayes or dfm, or sampler='analytic'"
-                )
+            made.check_method(parameterization)
+            assert isinstance(parameterization, Affine)
             log_probs = torch.log_softmax(outputs, -1)
             return leap(parameterization.score(log_probs, x_t, noise), earlier).law(log_probs.exp(), x_t, noise)
 
-        return StepRule(name, leap, law, jump_first, check=check)
+        return (made := StepRule(name, leap, law, jump_first, check=check, needs_probabilities=True))

@@ -13,12 +13,14 @@ from cedd.samplers.grids import GRIDS, default_steps, time_grid
 from cedd.samplers.loop import SAMPLERS, sample
 from cedd.samplers.orders import ORDERS, Order, order_nats
 from cedd.samplers.plan import Chances, chances
+from cedd.samplers.steppers import STEPPERS, Stepper, gibbs, remask_by_confidence, stratified
 
 __all__ = [
     "GRIDS",
     "ORDERS",
     "RULES",
     "SAMPLERS",
+    "STEPPERS",
     "Chances",
     "Constraint",
     "Corrector",
@@ -28,16 +30,20 @@ __all__ = [
     "Order",
     "Sharpening",
     "StepRule",
+    "Stepper",
     "chances",
     "check_rule",
     "default_steps",
     "flow_rules",
+    "gibbs",
     "inverse_cdf",
     "order_nats",
     "prompt",
+    "remask_by_confidence",
     "remask_capped",
     "remask_rescaled",
     "sample",
+    "stratified",
     "text_seeds",
     "time_grid",
 ]

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cedd.parameterization import Affine, at_token, put_at_token
+from cedd.process import Noise
+
 
 def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     """Index drawn from weights [R, V] >= 0 (of any sum > 0) with uniform numbers u [R] in [0, 1): [R] int64.
@@ -127,3 +130,16 @@ class Reveal:
 
     def __call__(self, outputs: Tensor, u: Tensor) -> Tensor:
         return self.sharpening.draw(outputs, u)
+
+
+def beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, x: Tensor, noise: Noise) -> Tensor:
+    """log of the network's probabilities [R, V], sharpened as p(x_0 | x_t) is.
+
+    Where they do not count the evidence of x itself (bayes), it is added first and taken out again: what is believed
+    of a token before it is looked at is vague, and sharpening that would talk the model out of tokens it is sure of.
+    """
+    if not sharpening.active:
+        return torch.log_softmax(sharpening.without(outputs, -math.inf), -1)
+    posterior = sharpening.log_probs(parameterization.posterior_logits(outputs, x, noise))
+    without = at_token(posterior, x) - parameterization.evidence(x, noise)
+    return torch.log_softmax(put_at_token(posterior, x, without, noise.is_mask(x)), -1)

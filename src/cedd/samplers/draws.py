@@ -47,6 +47,10 @@ class Use(IntEnum):
     """Whether a position jumps, or when it is revealed."""
     TARGET = 3
     """Where it jumps to."""
+    PLACE = 4
+    """Which positions are redrawn at the same time."""
+    REDRAW = 5
+    """As what."""
 
 
 def _mix(words: Words) -> Words:

@@ -13,7 +13,6 @@ at a time. Both draw from the same law.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,7 @@ from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating
 from cedd.parameterization import Affine, Parameterization, at_token, can_jump, put_at_token
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf
+from cedd.samplers.choice import Reveal, Sharpening, beliefs, inverse_cdf
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use, text_seeds
 from cedd.samplers.first_hitting import check_reveals, first_hitting
@@ -35,15 +34,16 @@ from cedd.samplers.grids import LAST_TIME, time_grid
 from cedd.samplers.memory import remembering
 from cedd.samplers.orders import ORDERS, Order, reveal_in_order
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, blocks, chances
+from cedd.samplers.steppers import STEPPERS, Scene, Stepper
 
 WITHOUT_RULES = ("first-hitting", *ORDERS)
 """Samplers that reveal masks without a time grid."""
 
-SAMPLERS = (*RULES, *WITHOUT_RULES)
+SAMPLERS = (*RULES, *STEPPERS, *WITHOUT_RULES)
 
 
 def steps_taken(sampler: str, steps: int, length: int) -> int:
-    """How often a sampler asks the network about a text of `length` masks at most, if it is asked for `steps`."""
+    """The steps in which a sampler draws a text of `length` tokens if it is asked for `steps`."""
     if sampler == "first-hitting":
         return length
     return min(steps, length) if sampler in ORDERS else steps
@@ -76,6 +76,8 @@ class Run:
     callback: Callback | None
     dense: bool
     """Whether every position is asked for, since the rule does not say who may jump."""
+    stepper: Stepper | None = None
+    """Steps in the rule's place, except to t = 0."""
 
     def rule_of(self, k: int) -> StepRule:
         return self.last_rule if float(self.times[k + 1]) == 0 else self.rule
@@ -100,11 +102,26 @@ def denoise(run: Run, x: Tensor) -> Tensor:
     if run.callback is not None:
         run.callback(0, float(run.times[0]), x)
     plan = None if run.dense else _plan(run, x, held, noise, earlier)
+    stepping = None
+    if run.stepper is not None:
+        assert isinstance(run.parameterization, Affine)
+        scene = Scene(
+            run.network,
+            run.process,
+            run.parameterization,
+            run.sharpening,
+            run.draws,
+            ~held.to(device),
+            lambda x, k: _dense_step(run, k, x, held, levels[k], sigma[k]),
+        )
+        stepping = run.stepper.start(scene, x)
     largest = BLOCK_STEPS if run.constraint is None or isinstance(run.constraint, Fixed) else 1
     for start, stop in blocks(steps, largest):
         planned = list(plan.block(start, stop, device)) if plan is not None else [None] * (stop - start)
         for k, candidates in zip(range(start, stop), planned, strict=True):
-            if candidates is None:
+            if stepping is not None and float(run.times[k + 1]) > 0:
+                x = stepping(x, k, *_ends(run.states, levels[k]))
+            elif candidates is None:
                 x = _dense_step(run, k, x, held, levels[k], sigma[k])
             else:
                 x = _jump_step(run, run.rule_of(k), x, candidates, levels[k], sigma[k])
@@ -170,26 +187,13 @@ class Jump:
 
     def __call__(self, outputs: Tensor, x: Tensor, u: Tensor, v: Tensor, levels: Tensor) -> Tensor:
         now, next_ = (noise.like(x) for noise in _ends(self.states, levels))
-        log_probs = _beliefs(self.parameterization, self.sharpening, outputs.double(), x, now)
+        log_probs = beliefs(self.parameterization, self.sharpening, outputs.double(), x, now)
         leap = self.rule.leap(self.parameterization.coefficients(at_token(log_probs, x), x, now), next_)
         weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], torch.exp(log_probs)).clamp_min_(0.0)
         weights = self.sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
         # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
         moves = now.is_mask(x) | (u < 1 - leap.stay)
         return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
-
-
-def _beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, x: Tensor, noise: Noise) -> Tensor:
-    """log of the network's probabilities [R, V], sharpened as p(x_0 | x_t) is.
-
-    Where they do not count the evidence of x itself (bayes), it is added first and taken out again: what is believed
-    of a token before it is looked at is vague, and sharpening that would talk the model out of tokens it is sure of.
-    """
-    if not sharpening.active:
-        return torch.log_softmax(sharpening.without(outputs, -math.inf), -1)
-    posterior = sharpening.log_probs(parameterization.posterior_logits(outputs, x, noise))
-    without = at_token(posterior, x) - parameterization.evidence(x, noise)
-    return torch.log_softmax(put_at_token(posterior, x, without, noise.is_mask(x)), -1)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -219,7 +223,7 @@ def _draw_dense(
     parameterization, now, next_ = run.parameterization, noise.like(x), earlier.like(x)
     believes = isinstance(parameterization, Affine)
     if believes:
-        log_probs = _beliefs(parameterization, run.sharpening, outputs, x, now)
+        log_probs = beliefs(parameterization, run.sharpening, outputs, x, now)
         leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
         law = leap.law(torch.exp(log_probs), x, now)
     else:
@@ -234,7 +238,11 @@ def _draw_dense(
 # The public function
 
 
-def _rule_of(sampler: str | StepRule | Order, dynamics: Dynamics) -> StepRule:
+Sampler = str | StepRule | Stepper | Order
+"""A row of one of the tables, by its name or itself."""
+
+
+def _rule_of(sampler: Sampler, dynamics: Dynamics) -> StepRule:
     """The step rule by its name; a sampler that is no rule (first-hitting) ends with a step of the analytic one."""
     rules = dynamics.rules()
     return sampler if isinstance(sampler, StepRule) else rules.get(str(sampler), rules["analytic"])
@@ -246,7 +254,7 @@ def sample(
     shape: tuple[int, int],
     *,
     method: str | Method,
-    sampler: str | StepRule | Order = "analytic",
+    sampler: Sampler = "analytic",
     steps: int = 256,
     constraint: Constraint | None = None,
     generator: torch.Generator | None = None,
@@ -277,8 +285,9 @@ def sample(
         sampler: a rule of the method's dynamics ("analytic", "euler", "tau-leaping") or a `StepRule` of your own; or
             "first-hitting" (absorb, and flow matching's masks: at most L network calls and no discretization; `steps`
             and `grid` then say nothing); or a confidence order, "probability", "margin", "entropy" or an `Order` of
-            your own (absorb: the surest masks first, all in `steps` calls of the network). Autoregressive methods are
-            sampled token by token, whatever it says.
+            your own (absorb: the surest masks first, all in `steps` calls of the network); or "remask-confidence",
+            "gibbs", "stratified" or a `Stepper` of your own, whose steps are more than a rule. Autoregressive methods
+            are sampled token by token, whatever it says.
         steps: steps from noise to data.
         constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
         generator: gives the seed of the run, from which `text_seeds` makes one for each sequence.
@@ -309,6 +318,7 @@ def sample(
     network = replace(network, one_by_one=deterministic)
     own_seeds = _checked_seeds(seeds, generator, shape[0])
     order = sampler if isinstance(sampler, Order) else ORDERS.get(sampler) if isinstance(sampler, str) else None
+    stepper = _stepper_of(sampler)
     sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
     end = max(dynamics.end(chosen.parameterization, process), LAST_TIME)
     times = time_grid(process, steps, grid, start=t_start, end=end, final_denoise=final_denoise)
@@ -323,7 +333,8 @@ def sample(
 
     def denoise_noise(start: int, stop: int) -> Tensor:
         rule, last_rule = _rule_of(sampler, dynamics), dynamics.last_rule(chosen.parameterization, process)
-        dense = not (isinstance(chosen.parameterization, Affine) and rule.jump_first and last_rule.jump_first)
+        knows = stepper is None and rule.jump_first and last_rule.jump_first
+        dense = not (knows and isinstance(chosen.parameterization, Affine))
         own = network.of_sequences(slice(start, stop))
         if own.extras is None and (dense or not dynamics.only_reveals(process)):
             # Texts are read again in which nothing changed, unlike where each call reveals a token of each text.
@@ -340,6 +351,7 @@ def sample(
             draws=Draws(own_seeds[start:stop], shape[1]),
             callback=callback,
             dense=dense,
+            stepper=stepper,
         )
         place = network.device
         x = x_start[start:stop].to(place) if x_start is not None else _prior(run, place)
@@ -359,15 +371,23 @@ def sample(
     return drawn
 
 
+def _stepper_of(sampler: Sampler) -> Stepper | None:
+    return sampler if isinstance(sampler, Stepper) else STEPPERS.get(sampler) if isinstance(sampler, str) else None
+
+
 def check_sampler(
-    sampler: str | StepRule | Order, method: Method, process: TokenProcess, constraint: Constraint | None = None
+    sampler: Sampler, method: Method, process: TokenProcess, constraint: Constraint | None = None
 ) -> None:
     """Refuse a sampler that makes no sense with a method and a process, saying what to use instead."""
-    known = (*(method.dynamics.rules() if method.dynamics.noisy else RULES), *WITHOUT_RULES)
+    known = (*(method.dynamics.rules() if method.dynamics.noisy else RULES), *STEPPERS, *WITHOUT_RULES)
     if isinstance(sampler, str) and sampler not in known:
         raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(known)}, or a StepRule")
     if method.dynamics.noisy:
-        _rule_of(sampler, method.dynamics).check(process)
+        rule = _rule_of(sampler, method.dynamics)
+        rule.check(process)
+        rule.check_method(method.parameterization)
+        if (stepper := _stepper_of(sampler)) is not None:
+            stepper.check(method, process)
     if isinstance(sampler, Order) or sampler in WITHOUT_RULES:
         check_reveals(sampler if isinstance(sampler, str) else sampler.name, method, process, constraint)
 
@@ -376,7 +396,7 @@ def _check(
     method: Method,
     process: TokenProcess,
     shape: tuple[int, int],
-    sampler: str | StepRule | Order,
+    sampler: Sampler,
     corrector: Corrector | None,
     constraint: Constraint | None,
     x_start: Tensor | None,
@@ -386,7 +406,7 @@ def _check(
     check_sampler(sampler, method, process, constraint)
     if corrector is not None and (isinstance(sampler, Order) or sampler in WITHOUT_RULES):
         raise ValueError("the corrector masks tokens again, which this sampler cannot; use sampler='analytic'")
-    if corrector is not None and isinstance(sampler, StepRule):
+    if corrector is not None and isinstance(sampler, StepRule | Stepper):
         raise ValueError(f"the corrector belongs to flow matching's own rules, not to {sampler.name!r}; leave it out")
     if isinstance(constraint, Fixed):
         constraint.check(shape, process.vocab_size)
