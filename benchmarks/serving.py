@@ -6,13 +6,17 @@ A server is started as a user would, with english-char and a network of the pres
 does not change what it costs). For each kind of request, some are asked one after the other; then 200 clients ask 5
 each at once, all of them different. Every answer must be to its own request, and some, evenly spaced, are compared with
 what the library says by itself. A 503 of the queue's limit is asked again. Then small requests are made by the
-thousand, and the server's memory is read from the system.
+thousand, and the memory of the server and its processes is read from the system.
+
+The clients take their time from the same cores. So they are connections that write and read plain bytes, which costs a
+tenth of what a library for HTTP takes with 200 of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -23,7 +27,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ import cedd
 from cedd.data.tokenizers import CharTokenizer
 from cedd.models.folder import ModelFolder, save_folder
 from cedd.models.transformer import Transformer, config_from_preset
+from cedd.spelling.corruption import swap_letters
 from cedd.storage import write_json
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,\nABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -49,6 +53,15 @@ SENTENCES = (
     "In {} a new bycicle stood in the yard.",
     "In {} the wheather was fine all week.",
 )
+RIGHT = (
+    "In {} she believed every word of it, and her brother wrote another letter to the family in the country.",
+    "In {} the government decided otherwise, although nobody in the capital had expected such a result.",
+    "In {} he went to the library and read about ancient bridges until the evening bell was ringing.",
+    "In {} they separated after the dinner, since the last train would leave in a quarter of an hour.",
+    "In {} a new bicycle stood in the yard, and the children were waiting for somebody to ride it.",
+)
+WARMING = 4
+"""Requests before the clock starts."""
 Request = tuple[str, dict[str, Any]]
 """An address and a body."""
 
@@ -65,7 +78,7 @@ def save_tiny(folder: Path) -> Path:
     return folder
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(models: list[str]) -> Iterator[tuple[str, int, float]]:
     """A server's address, its process, and the seconds until it answered."""
     words = [sys.executable, "-m", "cedd", "serve", *models, "--port", "0", "--device", "cpu", "--json"]
@@ -114,8 +127,27 @@ def completed(model: cedd.LanguageModel, i: int) -> str:
 
 
 def correction(i: int) -> Request:
-    """A sentence with a mistake; no two are the same."""
+    """A sentence with a mistake that many make; no two are the same."""
     return "correct", {"model": "english-char", "text": SENTENCES[i % len(SENTENCES)].format(1000 + i)}
+
+
+def new_mistake(i: int) -> Request:
+    """A sentence with letters exchanged at places that no other request has."""
+    return "correct", {
+        "model": "english-char",
+        "text": swap_letters(RIGHT[i % len(RIGHT)].format(1000 + i), 0.03, i).text,
+    }
+
+
+def corrections(make: Callable[[int], Request]) -> Kind:
+    """A kind of correction."""
+    return Kind(
+        make,
+        lambda i, record: record["original"] == make(i)[1]["text"],
+        lambda record: record["text"],
+        lambda model, i: str(model.correct(make(i)[1]["text"])),
+        "english-char",
+    )
 
 
 KINDS = {
@@ -126,58 +158,82 @@ KINDS = {
         completed,
         "tiny",
     ),
-    "corrections": Kind(
-        correction,
-        lambda i, record: record["original"] == correction(i)[1]["text"],
-        lambda record: record["text"],
-        lambda model, i: str(model.correct(correction(i)[1]["text"])),
-        "english-char",
-    ),
+    "corrections": corrections(correction),
+    "new mistakes": corrections(new_mistake),
 }
 
 
-async def asked(client: httpx.AsyncClient, request: Request, counts: dict[str, int]) -> dict[str, Any]:
-    """The answer to a request, asked again as long as the queue is full."""
-    while True:
-        reply = await client.post(request[0], json=request[1])
-        if reply.status_code == 200:
-            counts["answered"] += 1
-            return reply.json()
-        if reply.status_code != 503:
-            raise RuntimeError(f"{request[0]} was answered {reply.status_code}: {reply.text[:200]}")
-        counts["refused"] += 1
-        await asyncio.sleep(float(reply.headers["retry-after"]) * random.uniform(0.5, 1.5))
+class Client:
+    """A client with a connection of its own."""
+
+    def __init__(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.host, self._reader, self._writer = httpx.URL(address).netloc.decode(), reader, writer
+        self.answered = self.refused = 0
+
+    @classmethod
+    async def connect(cls, address: str) -> Client:
+        """One that is connected."""
+        url = httpx.URL(address)
+        return cls(address, *await asyncio.open_connection(url.host, url.port))
+
+    async def ask(self, request: Request) -> dict[str, Any]:
+        """The answer to a request, asked again as long as the queue is full."""
+        while True:
+            status, headers, body = await self._post(request)
+            if status == 200:
+                self.answered += 1
+                return json.loads(body)
+            if status != 503:
+                raise RuntimeError(f"{request[0]} was answered {status}: {body[:200]!r}")
+            self.refused += 1
+            await asyncio.sleep(float(headers["retry-after"]) * random.uniform(0.5, 1.5))
+
+    async def _post(self, request: Request) -> tuple[int, dict[str, str], bytes]:
+        body = json.dumps(request[1]).encode()
+        lines = (f"POST /{request[0]} HTTP/1.1", f"Host: {self.host}", "Content-Type: application/json")
+        self._writer.write("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+        first, *rest = (await self._reader.readuntil(b"\r\n\r\n")).decode().strip().lower().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in rest)
+        return int(first.split()[1]), headers, await self._reader.readexactly(int(headers["content-length"]))
+
+    def close(self) -> None:
+        """Go away."""
+        self._writer.close()
 
 
 async def measured(
     address: str, kind: Kind, one_by_one: int, clients: int, each: int
 ) -> tuple[dict[str, Any], list[Any]]:
     """Figures of one at a time, then many at once, and the answers of the latter."""
-    total, limits = clients * each, httpx.Limits(max_connections=clients)
-    counts, numbers = {"answered": 0, "refused": 0}, itertools.count()
-    async with httpx.AsyncClient(base_url=address, timeout=3600, limits=limits, trust_env=False) as client:
-        await asked(client, kind.request(total + one_by_one), counts)  # loads what the first request loads
-        begun = time.perf_counter()
-        for i in range(total, total + one_by_one):
-            await asked(client, kind.request(i), counts)
-        alone = one_by_one / (time.perf_counter() - begun)
-        counts.update(answered=0, refused=0)
-        answers, waits = list[Any]([None] * total), list[float]()
+    total, numbers = clients * each, itertools.count()
+    single = await Client.connect(address)
+    for i in range(total + one_by_one, total + one_by_one + WARMING):  # what the first requests load
+        await single.ask(kind.request(i))
+    begun = time.perf_counter()
+    for i in range(total, total + one_by_one):
+        await single.ask(kind.request(i))
+    alone = one_by_one / (time.perf_counter() - begun)
+    single.close()
+    crowd = [await Client.connect(address) for _ in range(clients)]
+    answers, waits = list[Any]([None] * total), list[float]()
 
-        async def one_client() -> None:
-            for _ in range(each):
-                i, sent = next(numbers), time.perf_counter()
-                answers[i] = await asked(client, kind.request(i), counts)
-                waits.append(time.perf_counter() - sent)
+    async def ask_all(client: Client) -> None:
+        for _ in range(each):
+            i, sent = next(numbers), time.perf_counter()
+            answers[i] = await client.ask(kind.request(i))
+            waits.append(time.perf_counter() - sent)
 
-        begun = time.perf_counter()
-        await asyncio.gather(*(one_client() for _ in range(clients)))
-        together = total / (time.perf_counter() - begun)
+    begun = time.perf_counter()
+    await asyncio.gather(*map(ask_all, crowd))
+    together = total / (time.perf_counter() - begun)
+    for client in crowd:
+        client.close()
     waits.sort()
     figures = {
         "clients": clients,
         "each": each,
-        **counts,
+        "answered": sum(client.answered for client in crowd),
+        "refused": sum(client.refused for client in crowd),
         "mixed_up": sum(not kind.fits(i, record) for i, record in enumerate(answers)),
         "alone_per_second": alone,
         "together_per_second": together,
@@ -199,24 +255,29 @@ def sentence(row: dict[str, Any]) -> str:
 
 
 def resident(process: int) -> float:
-    """The memory of a process in MiB (Linux)."""
-    fields = Path(f"/proc/{process}/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """The memory of a process and of those that it began, in MiB (Linux)."""
+    pages = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if process in (parent, int(folder.name)):
+                pages += int((folder / "statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 async def memory(address: str, process: int, requests: int, clients: int = 16) -> dict[str, Any]:
-    """The server's memory over so many small requests, from a tenth of them on."""
-    sizes, numbers, counts = list[float](), itertools.count(), {"answered": 0, "refused": 0}
-    async with httpx.AsyncClient(base_url=address, timeout=600, trust_env=False) as client:
+    """The server's memory over so many small requests of both kinds, from a tenth of them on."""
+    sizes, numbers = list[float](), itertools.count()
 
-        async def one_client() -> None:
-            while (i := next(numbers)) < requests:
-                path, body = completion(i)
-                await asked(client, (path, {**body, "steps": 2}), counts)
-                if i >= requests // 10 and i % max(1, requests // 100) == 0:
-                    sizes.append(resident(process))
+    async def ask_all(client: Client) -> None:
+        while (i := next(numbers)) < requests:
+            path, body = (completion, correction)[i % 2](i)
+            await client.ask((path, {**body, "steps": 2} if path == "v1/completions" else body))
+            if i >= requests // 10 and i % max(1, requests // 100) == 0:
+                sizes.append(resident(process))
+        client.close()
 
-        await asyncio.gather(*(one_client() for _ in range(clients)))
+    await asyncio.gather(*[ask_all(await Client.connect(address)) for _ in range(clients)])
     return {
         "requests": requests,
         "least_mib": min(sizes),
@@ -230,7 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--each", type=int, default=5, help="requests of each client")
-    parser.add_argument("--one-by-one", type=int, default=24, help="requests of a kind that are asked one at a time")
+    parser.add_argument("--one-by-one", type=int, default=48, help="requests of a kind that are asked one at a time")
     parser.add_argument("--checked", type=int, default=24, help="answers that are compared with the library's")
     parser.add_argument("--memory", type=int, default=5000, help="small requests over which memory is read")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)

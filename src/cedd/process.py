@@ -19,6 +19,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -305,7 +306,7 @@ class TokenProcess:
     def mask_id(self) -> int | None:
         return self.vocab_size if self.has_mask else None
 
-    @property
+    @cached_property
     def can_shuffle(self) -> bool:
         """Whether a token can turn into another token: then unmasked tokens can be corrected."""
         return float(self.beta(1.0)) > 0.0

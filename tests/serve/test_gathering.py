@@ -12,7 +12,7 @@ import torch
 from cedd.models.loaded import SamplingOptions
 from cedd.serve.desk import Desk, Job
 from cedd.serve.gathering import Ended, Gathering, Question, Run
-from cedd.serve.limits import Limits
+from cedd.serve.limits import Limits, Refused
 from cedd.tasks import generate
 
 
@@ -116,6 +116,78 @@ def test_a_network_that_fails_fails_those_who_asked_it():
         gathering.turn()
     assert [str(errors[0]) for errors in ended] == ["broken", "broken"]
     assert sound == [None]
+
+
+def test_a_run_that_is_outside_leaves_others_their_turns_and_goes_on_when_it_is_back():
+    network, woken, open_door = Doubler(), threading.Event(), threading.Event()
+    gathering, answers = Gathering(wake=woken.set), list[float]()
+
+    def work(run: Run) -> None:
+        answers.append(run.outside(lambda: float(open_door.wait(10))))
+        answers.append(float(run.ask(Question(network, torch.ones(1, 4), torch.ones(1)))[0, 0, 0]))
+
+    ended = begun(gathering, work)
+    assert not gathering.ready  # it waits elsewhere
+    other = begun(gathering, asking(network, 1, 4, 1, []))
+    gathering.turn()
+    assert (ended, other) == ([], [None])
+    open_door.set()
+    assert woken.wait(10)
+    while gathering.ready:
+        gathering.turn()
+    assert (ended, answers) == ([None], [1.0, 2.0])
+
+
+def test_an_error_outside_is_the_run_s_own():
+    gathering, door = Gathering(), threading.Event()
+
+    def fail() -> None:
+        door.wait(10)
+        raise OSError("gone")
+
+    ended = begun(gathering, lambda run: run.outside(fail))
+    door.set()
+    while not gathering.ready:
+        time.sleep(0.001)
+    gathering.turn()
+    assert str(ended[0]) == "gone"
+
+
+@dataclass(frozen=True)
+class Away:
+    """Work that is outside until it is let in."""
+
+    door: threading.Event
+    key: None = None
+    texts: int = 1
+
+    def run(self, run: Run, jobs: Sequence[Job]) -> None:
+        run.outside(lambda: self.door.wait(20))
+        jobs[0].finish({"text": "late"})
+
+
+@pytest.mark.parametrize("closing", [False, True], ids=["deadline", "ending"])
+def test_who_waits_for_a_run_outside_is_answered_in_time(closing: bool):
+    async def ask() -> tuple[int, float]:
+        desk, door = Desk(Limits()), threading.Event()
+        job = Job(Away(door), 30 if closing else 0.2)
+        desk.take(job)
+        desk.start()
+        begin = time.monotonic()
+        if closing:
+            while desk.counts != (0, 1):
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(desk.close, 0.2)  # does not wait for the run
+        refused = await job.answer()
+        seconds = time.monotonic() - begin
+        door.set()
+        await asyncio.to_thread(desk.close, 1)
+        assert isinstance(refused, Refused)
+        return refused.status, seconds
+
+    status, seconds = asyncio.run(ask())
+    assert status == (503 if closing else 504)
+    assert 0.1 < seconds < 5
 
 
 @dataclass(frozen=True)

@@ -447,6 +447,8 @@ class Serve(CommonArguments):
     """Further names by which the server may be called (behind a proxy, or on a network)."""
     log_texts: bool = False
     """Write also the texts of requests to the log."""
+    readers: int | None = None
+    """Processes that look up words for corrections; by default one a core, up to 4. 0: the server does it itself."""
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
 

@@ -13,6 +13,8 @@ from cedd.cli import UserError
 from cedd.cli.arguments import Serve
 from cedd.names import printable
 
+MOST_READERS = 64
+
 
 def run(arguments: Serve) -> int:
     """Serve until a signal ends it."""
@@ -22,13 +24,18 @@ def run(arguments: Serve) -> int:
     from cedd.serve.app import Site, make_app
     from cedd.serve.desk import Desk
     from cedd.serve.models import Shelf
+    from cedd.serve.readers import default_readers
     from cedd.serve.server import Server, address_of, bound_socket
 
     if not 0 <= arguments.port < 2**16:
         raise UserError(f"--port must lie in 0..65535; got {arguments.port}")
+    if arguments.readers is not None and not 0 <= arguments.readers <= MOST_READERS:
+        raise UserError(f"--readers must lie in 0..{MOST_READERS}; got {arguments.readers}")
     show_log()
     with bound_socket(arguments.host, arguments.port) as bound:
-        shelf, desk, address = Shelf.load(arguments.runs, arguments.device), Desk(arguments.limits), address_of(bound)
+        readers = default_readers() if arguments.readers is None else arguments.readers
+        shelf, desk = Shelf.load(arguments.runs, arguments.device, readers), Desk(arguments.limits)
+        address = address_of(bound)
         app = make_app(Site(shelf, desk, __version__, arguments.log_texts), {arguments.host, *arguments.allow_host})
 
         def started() -> None:

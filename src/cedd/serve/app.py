@@ -32,6 +32,8 @@ from cedd.serve.security import Guard, page_policy
 LOG = logging.getLogger("cedd.serve")
 BODY_SECONDS = 20.0
 """How long a body may take to arrive."""
+SMALL = 2048
+"""Bytes of a body that is understood at once; a longer one has a thread, so that others need not wait for it."""
 GONE = 499
 """Of a request whose client went away; nobody reads it but the log."""
 
@@ -76,8 +78,9 @@ class Site:
         """An address that does work."""
 
         async def endpoint(request: Request) -> Response:
-            fields, limits = Fields(await self.body(request)), self.desk.limits
-            asked = await run_in_threadpool(make, fields, self.shelf, limits)
+            body, limits = await self.body(request), self.desk.limits
+            asking = partial(make, Fields(body), self.shelf, limits)
+            asked = asking() if len(body) <= SMALL else await run_in_threadpool(asking)
             job = Job(asked.work, limits.deadline, asked.streams)
             self.desk.take(job)
             return Shown(self.desk, job, asked) if asked.streams else await self.awaited(job, request)
@@ -205,7 +208,9 @@ def make_app(site: Site, hosts: Collection[str] = ()) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         del app
         site.desk.start()
+        site.shelf.readers.begin()
         yield
+        site.shelf.readers.end()
 
     handlers = {Refused: on_refused, ValueError: on_refused, HTTPException: on_http, ClientDisconnect: on_gone}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)

@@ -18,6 +18,8 @@ TOGETHER = 0.003
 """Seconds that an idle server waits after a request for others that come with it."""
 BEGINNING = 0.05
 """Seconds after which no further runs are begun before a network is called."""
+OUTSIDE = 0.1
+"""Seconds after which deadlines are looked at while all runs are outside."""
 MOST_STACKED = 64
 """Texts of one run."""
 LATE = "the request took longer than its deadline of {:g} s; ask for fewer tokens, steps or texts"
@@ -95,7 +97,7 @@ class Desk:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.gathering = limits, Gathering()
+        self.limits, self.gathering = limits, Gathering(wake=self._wake)
         self.answered = 0
         self._changed = threading.Condition()
         self._waiting: list[Job] = []
@@ -110,7 +112,7 @@ class Desk:
     @property
     def counts(self) -> tuple[int, int]:
         """How many jobs wait, and how many are under way."""
-        return len(self._waiting), sum(map(len, list(self._running.values())))
+        return len(self._waiting), len(self._under_way)
 
     def take(self, job: Job) -> None:
         """Take a job, or refuse it."""
@@ -133,44 +135,62 @@ class Desk:
             for job in self._waiting:
                 job.finish(busy(ENDING, 5))
             self._waiting.clear()
-            for jobs in self._running.values():
-                for job in jobs:
-                    job.deadline = min(job.deadline, time.monotonic() + grace)
+            for job in self._under_way:
+                job.deadline = min(job.deadline, time.monotonic() + grace)
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(grace + 30.0)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     # In the desk's own thread
 
     def _work(self) -> None:
         while True:
             with self._changed:
+                if self._over:
+                    return
                 if not self._waiting and not self._running:
-                    if self._closing:
-                        return
                     self._changed.wait()
                     self._changed.wait_for(lambda: self._closing, TOGETHER)
+                elif not self.gathering.ready and not self._room:  # all are outside, or wait for these
+                    self._changed.wait(OUTSIDE)
             try:
                 self._end_late()
                 self._begin()
-                if self.gathering.asking:
-                    self.gathering.turn()
+                self.gathering.turn()
             except Exception:
                 LOG.exception("the desk failed")
                 self._fail_all()
+
+    @property
+    def _over(self) -> bool:
+        """Whether it is closing, and nobody waits for an answer: runs that are outside then are left there."""
+        left = self._waiting or self.gathering.asking
+        return self._closing and not left and all(job.done or job.gone for job in self._under_way)
+
+    @property
+    def _under_way(self) -> list[Job]:
+        return [job for jobs in list(self._running.values()) for job in jobs]
+
+    @property
+    def _room(self) -> bool:
+        """Whether a run can begin."""
+        return bool(self._waiting) and len(self._running) < self.limits.together
 
     def _end_late(self) -> None:
         """End what is late, and what nobody waits for."""
         now = time.monotonic()
         with self._changed:
-            jobs = [*self._waiting, *(job for jobs in self._running.values() for job in jobs)]
-            for job in jobs:
+            for job in (*self._waiting, *self._under_way):
                 if not job.done and now > job.deadline:
                     job.finish(busy(ENDING, 5) if self._closing else Refused(504, LATE.format(job.seconds)))
                     job.gone = True
             self._waiting = [job for job in self._waiting if not job.gone]
         for run, jobs in list(self._running.items()):
-            if all(job.gone for job in jobs):
+            if run in self.gathering.asking and all(job.gone for job in jobs):
                 self.gathering.end(run, Ended())
 
     def _begin(self) -> None:
@@ -195,7 +215,7 @@ class Desk:
 
     def _next(self) -> list[Job]:
         with self._changed:
-            if not self._waiting or len(self._running) >= self.limits.together:
+            if not self._room:
                 return []
             first, texts, jobs = self._waiting[0], 0, list[Job]()
             for job in [first] if first.work.key is None else self._waiting:
@@ -212,6 +232,7 @@ class Desk:
             if run in self.gathering.asking:
                 self.gathering.asking.remove(run)
             self._running.pop(run, None)
+        self.gathering.back.clear()
 
 
 def refusal(error: BaseException | None) -> Refused:

@@ -6,16 +6,18 @@ A sampler, or a corrector, is a plain function that calls its network many times
 only one at a time: a `Run` goes on until it asks its network, `features(x_t [B, L], sigma [B])`, and waits there. The
 driver (`Gathering.turn`) takes the oldest question, puts all questions of the same network and length behind it, calls
 the network once, and lets each run go on with its own rows. So runs may begin at any time and have different steps,
-temperatures and tasks; a run that nobody waits for any more ends at its next question.
+temperatures and tasks; a run that nobody waits for any more ends at its next question. A run that waits for something
+else, another process, does so `outside`: others have their turns meanwhile, and it goes on in the next one.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ from cedd.network import AnyModel, HasHead, has_head
 from cedd.samplers import GraphedNetwork
 from cedd.samplers.memory import Memory
 
+Result = TypeVar("Result")
 MOST_TOKENS = 2048
 """Tokens of one call: more at once are not faster on a CPU, and others would wait longer for their turn."""
 
@@ -57,6 +60,8 @@ class Run:
         self._go.acquire()
         self._back.acquire()
         self._work, self._ended = work, ended
+        self.returning: Callable[[Run], None] | None = None
+        """Told when it comes back from outside."""
         threading.Thread(target=self._run, daemon=True, name="cedd-run").start()
 
     def resume(self, answer: Tensor | BaseException | None = None) -> None:
@@ -74,6 +79,16 @@ class Run:
             raise answer
         assert answer is not None
         return answer
+
+    def outside(self, wait: Callable[[], Result]) -> Result:
+        """What a function that waits for others returns, while it is not this run's turn; called by the work."""
+        assert self.returning is not None
+        self._back.release()
+        try:
+            return wait()
+        finally:
+            self.returning(self)
+            self._go.acquire()
 
     def _wait(self) -> None:
         self._back.release()
@@ -150,16 +165,28 @@ def shared_network(loaded: LoadedModel, length: int) -> HasHead:
 
 
 class Gathering:
-    """The runs that wait for their networks, in the order of their questions."""
+    """The runs that wait for their networks, in the order of their questions, and those that have been outside.
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+    Args:
+        most_tokens: of one call.
+        wake: called when a run has come back from outside, in its thread.
+    """
+
+    def __init__(self, most_tokens: int = MOST_TOKENS, wake: Callable[[], None] = lambda: None) -> None:
         self.asking: list[Run] = []
+        self.back: deque[Run] = deque()
         self.calls = self.sequences = 0
         """Calls of networks so far, and the sequences that they read."""
-        self._most_tokens = most_tokens
+        self._most_tokens, self._wake = most_tokens, wake
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a turn to take."""
+        return bool(self.asking or self.back)
 
     def begin(self, run: Run) -> None:
         """Let a run go up to its first question."""
+        run.returning = self._returned
         self._resume(run)
 
     def end(self, run: Run, error: BaseException) -> None:
@@ -168,11 +195,19 @@ class Gathering:
         self._resume(run, error)
 
     def turn(self) -> None:
-        """One call of the network that was asked first, for all that ask the same of it."""
+        """Those that are back go on; then one call of the network that was asked first, for all that ask the same."""
+        while self.back:
+            self._resume(self.back.popleft())
+        if not self.asking:
+            return
         together = self._together()
         self.asking = [run for run in self.asking if run not in together]
         for run, answer in zip(together, self._answers([_question(run) for run in together]), strict=True):
             self._resume(run, answer)
+
+    def _returned(self, run: Run) -> None:
+        self.back.append(run)
+        self._wake()
 
     def _resume(self, run: Run, answer: Tensor | BaseException | None = None) -> None:
         run.resume(answer)

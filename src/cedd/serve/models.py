@@ -11,6 +11,7 @@ from cedd.models.locate import packaged, pretrained_names
 from cedd.samplers import SAMPLERS
 from cedd.samplers.loop import check_sampler
 from cedd.samplers.memory import Memory
+from cedd.serve.readers import Readers
 from cedd.spelling.correct import lexicon_file
 from cedd.tasks import LanguageModel, load
 
@@ -27,16 +28,19 @@ class Shelf(Mapping[str, LanguageModel]):
 
     Args:
         models: as they are offered, the first of which can do a task being its default.
+        readers: processes that find doubtful words with the models' lexicons.
     """
 
-    def __init__(self, models: Mapping[str, LanguageModel]) -> None:
+    def __init__(self, models: Mapping[str, LanguageModel], readers: int = 0) -> None:
         self._models = dict(models)
         self.about = {name: _about(model) for name, model in models.items()}
         """What is known of each, as JSON."""
         self.memory = Memory()
+        lexicons = [lexicon_file(models[name]) for name in self if "correct" in self.about[name]["tasks"]]
+        self.readers = Readers(readers, [file for file in lexicons if file is not None])
 
     @classmethod
-    def load(cls, runs: Sequence[str], device: str) -> Shelf:
+    def load(cls, runs: Sequence[str], device: str, readers: int = 0) -> Shelf:
         """Runs by their folders or names; without any, the models that come with the package."""
         models: dict[str, LanguageModel] = {}
         for source in runs or [packaged(name) for name in pretrained_names()]:
@@ -45,7 +49,7 @@ class Shelf(Mapping[str, LanguageModel]):
             models[f"{plain}#{same + 1}" if same else plain] = load(source, device)
         if not models:
             raise ValueError("no model comes with this copy of the package; name a RUN to serve")
-        return cls(models)
+        return cls(models, readers)
 
     def __getitem__(self, name: str) -> LanguageModel:
         return self._models[name]

@@ -147,7 +147,7 @@ def correction(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     }
     suggest, streams = fields.whole("suggest", 1, MOST_ALTERNATIVES, None), fields.flag("stream")
     fields.end()
-    return Asked(Correcting(model, text, options, suggest, shelf.memory), streams, plain_chunk)
+    return Asked(Correcting(model, text, options, suggest, shelf.memory, shelf.readers), streams, plain_chunk)
 
 
 ADDRESSES: Mapping[str, Callable[[Fields, Shelf, Limits], Asked]] = {

@@ -5,7 +5,8 @@ Shapes: B texts, L tokens, P blank tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -20,12 +21,17 @@ from cedd.network import Network, Places
 from cedd.samplers import Fixed, text_seeds
 from cedd.samplers.memory import Memory
 from cedd.serve.desk import Job
-from cedd.serve.gathering import Run
+from cedd.serve.gathering import Ended, Run
+from cedd.serve.readers import Readers, RemoteReader
+from cedd.spelling.correct import lexicon_file, reader_beside
+from cedd.spelling.rewrite import Doubt, Reader
 from cedd.spelling.scores import leave_one_out, rate_of_time
+from cedd.spelling.words import tokens_of
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correct, correction_record
 from cedd.tasks.template import Template
 
+LOG = logging.getLogger("cedd.serve")
 Record = dict[str, Any]
 
 
@@ -204,6 +210,7 @@ class Correcting:
         options: of `cedd.tasks.correct`.
         suggest: so many candidates for each change and doubt.
         memory: of what the network has read lately.
+        readers: processes that find doubtful words.
     """
 
     model: LanguageModel
@@ -211,6 +218,7 @@ class Correcting:
     options: Mapping[str, Any]
     suggest: int | None = None
     memory: Memory | None = None
+    readers: Readers | None = None
     key: Hashable | None = None
     texts: int = 1
 
@@ -225,8 +233,31 @@ class Correcting:
             step += 1
             job.send({"step": {"step": step, "edits": []}})
 
-        asking = run.over(self.model, self.memory)
-        record = correction_record(correct(asking, self.text, watch=watch, **self.options), self.suggest)
+        asking, reader = run.over(self.model, self.memory), self.reader(run, job)
+        corrected = correct(asking, self.text, watch=watch, reader=reader, **self.options)
+        record = correction_record(corrected, self.suggest)
         edits = [[change["position"], change["before"], change["after"]] for change in record["changes"]]
         job.send({"step": {"step": step + 1, "edits": edits}})
         job.finish(record)
+
+    def reader(self, run: Run, job: Job) -> Reader | None:
+        """Finds the doubtful words in another process while others have their turns; None: here, as always."""
+        file = lexicon_file(self.model)
+        if file is None or self.readers is None or not self.readers.processes:
+            return None
+        own, readers = reader_beside(self.model), self.readers
+
+        def find(text: str, ignored: Collection[str]) -> list[Doubt]:
+            def wait() -> list[Doubt]:
+                with readers.free() as process:
+                    if job.gone:
+                        raise Ended
+                    return process.doubts(file, text, ignored)
+
+            try:
+                return run.outside(wait)
+            except (OSError, EOFError, ValueError):
+                LOG.warning("a process that reads words has ended; it is begun anew")
+                return own.doubts(text, tokens_of(text), ignored)
+
+        return RemoteReader(own, find)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from cedd.data.text import encode_text, without_surrogates
 from cedd.models.loaded import LoadedModel
 from cedd.spelling.decide import revise
 from cedd.spelling.letters import protected_tokens, token_groups
-from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
+from cedd.spelling.lexicon import LEXICON_FILE
 from cedd.spelling.likelihood import Likelihoods
 from cedd.spelling.options import CorrectionOptions
-from cedd.spelling.rewrite import WORD_THRESHOLD, Reader, rewritings
+from cedd.spelling.rewrite import WORD_THRESHOLD, Reader, reader_of, rewritings
 from cedd.spelling.scores import TokenScores, Watch, score_tokens
 from cedd.spelling.transpositions import READINGS
 
@@ -121,16 +120,18 @@ def corrections(
 # Word by word
 
 
-@lru_cache(maxsize=2)
-def reader_of(file: Path, changed: int) -> Reader:
-    """The reader with the lexicon of a file, which was changed at this time."""
-    return Reader(load_lexicon(file))
-
-
 def lexicon_file(loaded: LoadedModel) -> Path | None:
     """The lexicon beside a model, if there is one."""
     file = loaded.folder.path / LEXICON_FILE
     return file if file.is_file() else None
+
+
+def reader_beside(loaded: LoadedModel) -> Reader:
+    """The reader with the lexicon beside a model."""
+    file = lexicon_file(loaded)
+    if file is None:
+        raise ValueError(f"words are corrected with a lexicon, and {loaded.folder.path} has no {LEXICON_FILE}")
+    return reader_of(file, file.stat().st_mtime_ns)
 
 
 def correct_words(
@@ -141,15 +142,15 @@ def correct_words(
     threshold: float = WORD_THRESHOLD,
     ignored: frozenset[str] = frozenset(),
     watch: Watch | None = None,
+    reader: Reader | None = None,
 ) -> Corrected:
-    """The text corrected word by word (`rewrite`) with the lexicon beside the model, which is asked at time t."""
+    """The text corrected word by word (`rewrite`) with the lexicon beside the model, which is asked at time t.
+
+    reader: finds the doubts; by default one with that lexicon.
+    """
     if not isinstance(text, str):
         raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
-    file = lexicon_file(loaded)
-    if file is None:
-        raise ValueError(f"words are corrected with a lexicon, and {loaded.folder.path} has no {LEXICON_FILE}")
-    reader = reader_of(file, file.stat().st_mtime_ns)
-    found = rewritings(reader, text, threshold, Likelihoods(loaded, t, watch), ignored)
+    found = rewritings(reader or reader_beside(loaded), text, threshold, Likelihoods(loaded, t, watch), ignored)
     parts, end, changes, doubts = list[str](), 0, list[Change](), list[Change]()
     for one in found:
         before, after = text[one.start : one.stop], one.text

@@ -19,8 +19,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from cedd.spelling.candidates import CONFUSED, Candidate, Neighbours
 from cedd.spelling.forms import FORMS, is_derived
-from cedd.spelling.lexicon import UNKNOWN, Floats, Integers, Lexicon
+from cedd.spelling.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
 from cedd.spelling.words import Token, acronyms, like, tokens_of, without_capitals
 
 FEATURES = (
@@ -170,6 +171,13 @@ class Reader:
         found = self.doubtful(tokens, self.lexicon.numbers(page.keys))
         made = (self.doubt(page, place, near) for place, near in found.items() if tokens[place].key not in ignored)
         return [doubt for doubt in made if len(doubt.options) > 1]
+
+    def judged(
+        self, text: str, tokens: Sequence[Token], threshold: float, ignored: Collection[str] = ()
+    ) -> list[Judged]:
+        """The doubts of a text with the probabilities of their options, before a network is asked."""
+        first = [(doubt, doubt.probabilities(self.alone)) for doubt in self.doubts(text, tokens, ignored)]
+        return self.again(text, tokens, first, threshold)
 
     def again(self, text: str, tokens: Sequence[Token], judged: Sequence[Judged], threshold: float) -> list[Judged]:
         """The doubts, judged anew beside words that are to be changed, with these in their place."""
@@ -364,6 +372,13 @@ class Reader:
         return result
 
 
+@lru_cache(maxsize=2)
+def reader_of(file: Path, changed: int) -> Reader:
+    """The reader with the lexicon of a file, which was changed at this time."""
+    del changed
+    return Reader(load_lexicon(file))
+
+
 @dataclass(frozen=True)
 class Rewriting:
     """The best option for text[start:stop], its probability and that of the text as it is, and whether it is made."""
@@ -390,8 +405,7 @@ def rewritings(
     A change is made where own / (own + best) is below the threshold, and one option stands out among the others.
     """
     tokens = tokens_of(text)
-    judged = [(doubt, doubt.probabilities(reader.alone)) for doubt in reader.doubts(text, tokens, ignored)]
-    judged = reader.again(text, tokens, judged, threshold)
+    judged = reader.judged(text, tokens, threshold, ignored)
     if likelihoods is not None:
         judged = ask(text, tokens, judged, reader.informed, likelihoods)
     return chosen(text, tokens, judged, threshold)

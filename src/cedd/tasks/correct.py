@@ -9,6 +9,7 @@ from typing import Any
 from cedd.models.loaded import LoadedModel
 from cedd.spelling.correct import Change, Corrected, correct_words, corrections, lexicon_file
 from cedd.spelling.options import correction_options
+from cedd.spelling.rewrite import Reader
 from cedd.spelling.scores import Watch
 
 OF_WORDS = {"change", "threshold"}
@@ -22,6 +23,7 @@ def correct(
     ignored_words: Collection[str] = (),
     seed: int | None = None,
     watch: Watch | None = None,
+    reader: Reader | None = None,
     **options: Any,
 ) -> Corrected:
     """The text with its mistakes corrected; options are the fields of `CorrectionOptions`.
@@ -29,14 +31,15 @@ def correct(
     What the caller does not give (or gives as None), the model's folder may say, and else the class does. A model with
     a lexicon beside it corrects word by word, unless an option of the correction token by token is given. Text of any
     length is read in overlapping windows. Characters that the tokenizer does not know are left as they are. `watch` is
-    called with how much the network has read. `ignored_words` are never changed.
+    called with how much the network has read. `ignored_words` are never changed. `reader` finds the doubtful words, in
+    the place of one with the model's lexicon.
     """
     asked = correction_options(loaded, options)
     if by_words(loaded, options):
         given = {"threshold": options["threshold"]} if options.get("threshold") is not None else {}
         assert asked.t is not None
         ignored = frozenset(word.lower().replace("’", "'") for word in ignored_words)
-        return correct_words(loaded, text, t=asked.t, ignored=ignored, watch=watch, **given)
+        return correct_words(loaded, text, t=asked.t, ignored=ignored, watch=watch, reader=reader, **given)
     if ignored_words:
         raise ValueError("only a correction word by word can ignore words (change='words')")
     (corrected,) = corrections(loaded, text, [asked], seed, watch)

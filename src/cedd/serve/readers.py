@@ -1,0 +1,186 @@
+"""Readers of words in processes of their own: what a correction does without a network takes other cores.
+
+Shapes: O options of a doubt, F features.
+
+A correction first finds the doubtful words of a text and what may have been meant (`cedd.spelling.rewrite.Reader`):
+Python, of which one process does one thing at a time. A process here has a lexicon and no network, and is ready in a
+second. It is sent a line of JSON, a text, and answers with a line, the doubts, and their features as bytes. One that
+ends before its answer is begun anew by the next request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from cedd.spelling.rewrite import FEATURES, Doubt, Option, Reader, reader_of
+from cedd.spelling.words import Token, tokens_of
+
+MOST_BY_DEFAULT = 4
+WARMING = "It was teh first wrod of them."
+"""A text that makes a reader compute the tables that it keeps."""
+Find = Callable[[str, Collection[str]], list[Doubt]]
+"""The doubts of a text, some words of which are ignored."""
+
+
+def default_readers() -> int:
+    """A process for each core, up to a few."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_BY_DEFAULT)
+
+
+class RemoteReader(Reader):
+    """A reader whose doubts are found elsewhere.
+
+    Args:
+        own: the same reader, here.
+        find: finds the doubts.
+    """
+
+    def __init__(self, own: Reader, find: Find) -> None:
+        self.lexicon, self.neighbours = own.lexicon, own.neighbours
+        self.alone, self.informed = own.alone, own.informed
+        self._find = find
+
+    def doubts(self, text: str, tokens: Sequence[Token], ignored: Collection[str] = ()) -> list[Doubt]:
+        del tokens
+        return self._find(text, ignored)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is sent
+
+
+def write_doubts(doubts: Sequence[Doubt], out: IO[bytes]) -> None:
+    """A line with the options of each doubt, and the features [O, F] of all."""
+    line = [
+        (doubt.place, [(option.first, option.last, option.words, option.text) for option in doubt.options])
+        for doubt in doubts
+    ]
+    out.write(json.dumps(line).encode() + b"\n")
+    for doubt in doubts:
+        out.write(np.ascontiguousarray(doubt.features, np.float64).tobytes())
+    out.flush()
+
+
+def read_doubts(source: IO[bytes]) -> list[Doubt]:
+    """What `write_doubts` wrote."""
+    if not (line := source.readline()):
+        raise EOFError("the process has ended")
+    found: list[Doubt] = []
+    for place, rows in json.loads(line):
+        options = tuple(Option(first, last, tuple(words), text) for first, last, words, text in rows)
+        features = np.frombuffer(source.read(8 * len(options) * len(FEATURES)), np.float64)
+        found.append(Doubt(place, options, features.reshape(len(options), len(FEATURES))))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The processes
+
+
+class ReaderProcess:
+    """A process that finds doubts; it is begun when it is needed, and again when it has ended.
+
+    Args:
+        files: of lexicons that it shall have at hand.
+    """
+
+    def __init__(self, files: Collection[Path]) -> None:
+        self._files = files
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """The process."""
+        if self.process is None:
+            surroundings = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cedd.serve.readers", *map(str, self._files)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **surroundings},
+                start_new_session=True,  # Ctrl-C is for the server, which ends it after the requests under way
+            )
+        return self.process
+
+    def doubts(self, file: Path, text: str, ignored: Collection[str]) -> list[Doubt]:
+        """The doubts of a text by the lexicon of a file; an OSError, EOFError or ValueError where it ended instead."""
+        process = self.begin()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            request = {"file": str(file), "changed": file.stat().st_mtime_ns, "text": text, "ignored": sorted(ignored)}
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            return read_doubts(process.stdout)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End it."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    assert pipe is not None
+                    pipe.close()
+            process.wait()
+
+
+class Readers:
+    """So many processes, each asked one text at a time.
+
+    Args:
+        count: how many; none: texts are read by who corrects them.
+        files: of lexicons.
+    """
+
+    def __init__(self, count: int, files: Collection[Path]) -> None:
+        self.processes = [ReaderProcess(files) for _ in range(count if files else 0)]
+        self._free: queue.SimpleQueue[ReaderProcess] = queue.SimpleQueue()
+        for process in self.processes:
+            self._free.put(process)
+
+    def begin(self) -> None:
+        """Begin all, so that the first request need not wait for one."""
+        for process in self.processes:
+            process.begin()
+
+    @contextlib.contextmanager
+    def free(self) -> Iterator[ReaderProcess]:
+        """One of them for a while; waits for it."""
+        process = self._free.get()
+        try:
+            yield process
+        finally:
+            self._free.put(process)
+
+    def end(self) -> None:
+        """End all."""
+        for process in self.processes:
+            process.end()
+
+
+def main(files: Sequence[str]) -> None:
+    """Answer requests until there are no more."""
+    for file in files:
+        reader_of(Path(file), Path(file).stat().st_mtime_ns).doubts(WARMING, tokens_of(WARMING))
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        reader = reader_of(Path(asked["file"]), asked["changed"])
+        write_doubts(reader.doubts(asked["text"], tokens_of(asked["text"]), asked["ignored"]), sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

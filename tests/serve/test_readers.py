@@ -1,0 +1,114 @@
+"""Words looked up in processes of their own: the same doubts, whatever becomes of a process."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cedd.models.locate import packaged
+from cedd.serve.models import Shelf
+from cedd.serve.readers import ReaderProcess, Readers
+from cedd.spelling.lexicon import LEXICON_FILE
+from cedd.spelling.rewrite import Doubt, reader_of
+from cedd.spelling.words import tokens_of
+from cedd.tasks import load
+from tests.serve.servers import httpx, served, until
+
+TEXTS = (
+    "I beleive that teh wether is nice, and alot of it.",
+    "Nothing is wrong here.",
+    "",
+    "\ud800 <script> \u202eabc\u202c \x00 a wrod\n\nof Emma\u2019s \U0001f600",
+)
+
+
+@pytest.fixture(scope="module")
+def lexicon() -> Path:
+    return packaged("english-char") / LEXICON_FILE
+
+
+@pytest.fixture(scope="module")
+def process(lexicon: Path) -> Iterator[ReaderProcess]:
+    made = ReaderProcess([lexicon])
+    yield made
+    made.end()
+
+
+def found_here(file: Path, text: str, ignored: Any = ()) -> list[Doubt]:
+    return reader_of(file, file.stat().st_mtime_ns).doubts(text, tokens_of(text), ignored)
+
+
+def assert_same(found: list[Doubt], wanted: list[Doubt]) -> None:
+    assert [(doubt.place, doubt.options) for doubt in found] == [(doubt.place, doubt.options) for doubt in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one.features, other.features)
+
+
+def test_a_process_finds_what_is_found_here(process: ReaderProcess, lexicon: Path):
+    for text in TEXTS:
+        assert_same(process.doubts(lexicon, text, ()), found_here(lexicon, text))
+    first = process.doubts(lexicon, TEXTS[0], {"teh", "alot"})
+    assert_same(first, found_here(lexicon, TEXTS[0], {"teh", "alot"}))
+    assert 0 < len(first) < len(found_here(lexicon, TEXTS[0]))
+
+
+def test_a_process_that_ends_says_so_and_is_begun_anew(process: ReaderProcess, lexicon: Path):
+    before = process.begin()
+    before.kill()
+    before.wait()
+    with pytest.raises((OSError, EOFError)):
+        process.doubts(lexicon, TEXTS[0], ())
+    assert_same(process.doubts(lexicon, TEXTS[0], ()), found_here(lexicon, TEXTS[0]))
+    assert process.begin().pid != before.pid
+
+
+def test_a_process_ends_when_its_server_does(process: ReaderProcess):
+    """Also when that was killed: nothing more can come from it."""
+    begun = process.begin()
+    assert begun.stdin is not None
+    begun.stdin.close()
+    assert begun.wait(20) == 0
+    process.end()
+
+
+def test_processes_are_shared_one_text_at_a_time(lexicon: Path):
+    readers = Readers(1, [lexicon])
+    with readers.free() as first:
+        second: list[ReaderProcess] = []
+
+        def wait() -> None:
+            with readers.free() as found:
+                second.append(found)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.05)
+        assert not second
+    waiting.join(5)
+    assert second == [first]
+    assert Readers(2, []).processes == []  # without a lexicon there is nothing to look up
+
+
+def test_corrections_of_a_server_with_readers_are_the_model_s(lexicon: Path):
+    model = load(lexicon.parent, "cpu")
+    shelf = Shelf({"english-char": model}, readers=1)
+    sentences = [TEXTS[0], TEXTS[1], "We will recieve the leters tomorow."]
+    with served(shelf) as (address, _):
+
+        def corrected(text: str) -> str:
+            return httpx.post(f"{address}correct", json={"text": text}, timeout=60, trust_env=False).json()["text"]
+
+        for text in sentences:
+            assert corrected(text) == model.correct(text).text != TEXTS[0]
+        (process,) = shelf.readers.processes
+        os.kill(process.begin().pid, signal.SIGKILL)  # one that the system ends: this text is read by the server
+        assert corrected(sentences[2]) == model.correct(sentences[2]).text
+        assert corrected(sentences[0]) == model.correct(sentences[0]).text
+        assert process.process is not None
+        last = process.process
+    until(lambda: last.poll() is not None)
