@@ -197,33 +197,30 @@ class Desk:
         """Begin as many runs as there may be, those with the same key as one, but soon go on with those that ask: a
         run may end without a question, and others come in its place."""
         end = time.monotonic() + BEGINNING
-        while time.monotonic() < end and (jobs := self._next()):
-
-            def work(run: Run, jobs: Sequence[Job] = jobs) -> None:
-                jobs[0].work.run(run, jobs)
-
-            def ended(error: BaseException | None, jobs: Sequence[Job] = jobs) -> None:
-                for job in jobs:
-                    job.finish(refusal(error))
-                for run in [run for run, its in self._running.items() if its is jobs]:
-                    del self._running[run]
-                self.answered += len(jobs)
-
-            run = Run(work, ended)
-            self._running[run] = jobs
+        while time.monotonic() < end and (run := self._next()):
             self.gathering.begin(run)
 
-    def _next(self) -> list[Job]:
+    def _next(self) -> Run | None:
+        """A run of the oldest job that waits, and of others with its key: they are under way from here on."""
         with self._changed:
             if not self._room:
-                return []
+                return None
             first, texts, jobs = self._waiting[0], 0, list[Job]()
             for job in [first] if first.work.key is None else self._waiting:
                 if (job is first or job.work.key == first.work.key) and texts + job.work.texts <= MOST_STACKED:
                     jobs.append(job)
                     texts += job.work.texts
             self._waiting = [job for job in self._waiting if job not in jobs]
-            return jobs
+
+            def ended(error: BaseException | None) -> None:
+                for job in jobs:
+                    job.finish(refusal(error))
+                self._running.pop(run, None)
+                self.answered += len(jobs)
+
+            run = Run(lambda run: first.work.run(run, jobs), ended)
+            self._running[run] = jobs
+            return run
 
     def _fail_all(self) -> None:
         for run, jobs in list(self._running.items()):
