@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cedd.models.loaded import SamplingOptions
-from cedd.samplers import SAMPLERS
-from cedd.serve.desk import Desk, Job
+from cedd.samplers import SAMPLERS, text_seeds
+from cedd.serve.desk import Desk, Jobs
 from cedd.serve.fields import Fields
 from cedd.serve.limits import Limits
 from cedd.serve.models import Shelf
@@ -55,6 +55,28 @@ def test_a_completion_is_what_the_model_generates(client: Any, shelf: Shelf):
     assert [choice["finish_reason"] for choice in reply["choices"]] == ["length"] * 3
     assert reply["usage"] == {"prompt_tokens": 4, "completion_tokens": 36, "total_tokens": 40}
     assert (reply["object"], reply["model"], reply["seed"]) == ("text_completion", "small", 5)
+
+
+def test_several_prompts_have_choices_in_their_order_each_as_alone(client: Any, shelf: Shelf):
+    prompts = ["the ", "a", "the "]
+    asked = {"model": "small", "prompt": prompts, "max_tokens": 9, "n": 2, "seed": 5, "steps": 6}
+    reply = client.post("/v1/completions", json=asked).json()
+    seeds, wanted = text_seeds(5, 6), list[str]()
+    for number, prompt in enumerate(prompts):
+        options = SamplingOptions(seeds=seeds[2 * number : 2 * number + 2], steps=6)
+        wanted += generate(shelf["small"], 2, length=len(prompt) + 9, prompt=prompt, options=options)
+    assert [prompts[i // 2] + choice["text"] for i, choice in enumerate(reply["choices"])] == wanted
+    assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+    assert reply["usage"] == {"prompt_tokens": 9, "completion_tokens": 54, "total_tokens": 63}
+    alone = client.post("/v1/completions", json={**asked, "prompt": "the "}).json()
+    assert alone["choices"] == reply["choices"][:2]  # text i of a request depends on its seed and on i
+    chunks = list(events(client.post("/v1/completions", json={**asked, "stream": True})))
+    found = {choice["index"]: choice["text"] for chunk in chunks if "step" not in chunk for choice in chunk["choices"]}
+    assert [found[i] for i in range(6)] == [choice["text"] for choice in reply["choices"]]
+    steps = [(chunk["step"]["prompt"], chunk["step"]["step"]) for chunk in chunks if "step" in chunk]
+    assert sorted(steps) == [(number, step) for number in range(3) for step in range(8)]
+    whole = client.post("/v1/completions", json={"prompt": ["the ", "a"], "steps": 2}).json()  # as long as can be read
+    assert [len(choice["text"]) for choice in whole["choices"]] == [28, 31]
 
 
 def test_what_is_not_asked_for_is_the_models_own(client: Any, shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
@@ -191,7 +213,9 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/v1/completions", {"temperature": -1}, 422, "temperature must be a number from 0 to 10"),
         ("/v1/completions", {"seed": 2**60}, 422, "seed must be"),
         ("/v1/completions", {"prompt": "a" * 40}, 422, "shorten it"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, 422, "prompt has 2 texts"),
+        ("/v1/completions", {"prompt": ["a"] * 17}, 422, "prompt has 17 texts; at most 16"),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 9}, 422, "n must be a whole number from 1 to 8"),
+        ("/v1/completions", {"prompt": ["a", "b" * 33]}, 422, "the prompt has 33 tokens"),
         ("/v1/completions", {"prompt": [1, 2]}, 422, "prompt must be a text"),
         ("/v1/completions", {"model": "smal"}, 422, "did you mean 'small'?"),
         ("/v1/completions", {"sampler": "first-hitting", "model": "small"}, 422, "sampler has no choice"),
@@ -333,7 +357,7 @@ def test_completions_that_wait_together_are_one_batch_and_each_has_its_own_text_
     """Of one length and way of sampling, whatever their prompts and numbers of texts: one run, as many calls as one."""
 
     async def ask() -> list[list[Any]]:
-        desk, jobs = Desk(Limits()), list[Job]()
+        desk, asked_jobs = Desk(Limits()), list[Jobs]()
         for seed, (prompt, n) in enumerate([("", 1), ("ab", 3), ("abcd", 2)]):
             body = {
                 "model": "small",
@@ -344,10 +368,10 @@ def test_completions_that_wait_together_are_one_batch_and_each_has_its_own_text_
                 "seed": seed,
             }
             asked = completion(Fields(json.dumps({**body, "stream": seed == 1}).encode()), shelf, desk.limits)
-            jobs.append(Job(asked.work, 30, asked.streams))
-            desk.take(jobs[-1])
+            asked_jobs.append(Jobs(asked.works, 30, asked.streams))
+            desk.take(*asked_jobs[-1].all)
         desk.start()
-        records = [[record async for record in job.records()] for job in jobs]
+        records = [[record async for _, record in jobs.records()] for jobs in asked_jobs]
         desk.close(1)
         calls.append(desk.gathering.calls)
         return records

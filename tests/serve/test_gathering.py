@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cedd.models.loaded import SamplingOptions
-from cedd.serve.desk import Desk, Job
+from cedd.serve.desk import Desk, Job, Jobs
 from cedd.serve.gathering import Ended, Gathering, Question, Run
 from cedd.serve.limits import Limits, Refused
 from cedd.tasks import generate
@@ -170,15 +170,15 @@ class Away:
 def test_who_waits_for_a_run_outside_is_answered_in_time(closing: bool):
     async def ask() -> tuple[int, float]:
         desk, door = Desk(Limits()), threading.Event()
-        job = Job(Away(door), 30 if closing else 0.2)
-        desk.take(job)
+        jobs = Jobs([Away(door)], 30 if closing else 0.2)
+        desk.take(*jobs.all)
         desk.start()
         begin = time.monotonic()
         if closing:
             while desk.counts != (0, 1):
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(desk.close, 0.2)  # does not wait for the run
-        refused = await job.answer()
+        refused = await jobs.answers()
         seconds = time.monotonic() - begin
         door.set()
         await asyncio.to_thread(desk.close, 1)
@@ -211,12 +211,10 @@ class Asking:
 def test_a_run_that_asks_is_not_held_up_by_those_that_do_not():
     async def ask() -> list[str]:
         desk, order = Desk(Limits()), list[str]()
-        jobs = [Job(Asking("asks", 4, order), 30), *(Job(Asking("quick", 0, order), 30) for _ in range(80))]
-        for job in jobs:
-            desk.take(job)
+        jobs = Jobs([Asking("asks", 4, order), *(Asking("quick", 0, order) for _ in range(80))], 30)
+        desk.take(*jobs.all)
         desk.start()
-        for job in jobs:
-            await job.answer()
+        await jobs.answers()
         desk.close(1)
         return order
 

@@ -1,5 +1,9 @@
 """OpenAI's own client against the server."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 from cedd.models.loaded import SamplingOptions
@@ -25,5 +29,23 @@ def test_the_client_of_openai_completes_and_streams(server: tuple[str, object], 
             texts[choice.index] += choice.text
     assert ["the " + text for text in texts] == wanted
     assert steps == 8
+    several = client.completions.create(**{**asked, "prompt": ["the ", "a"]})
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in several.choices[:2]] == [choice.text for choice in reply.choices]
     with pytest.raises(openai.UnprocessableEntityError, match="max_tokens must be"):
         client.completions.create(model="small", prompt="", max_tokens=1000)
+
+
+@pytest.mark.slow
+def test_the_page_on_serving_shows_a_program_that_works(
+    server: tuple[str, object], shelf: Shelf, capsys: pytest.CaptureFixture[str]
+):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(from openai.*?)```", page, re.DOTALL)
+    ours = {"http://127.0.0.1:8008/": server[0], "english-char": "small", "max_tokens=64": "max_tokens=28"}
+    for theirs, other in ours.items():
+        assert theirs in program
+        program = program.replace(theirs, other)
+    exec(compile(program, "serving.md", "exec"), {})
+    wanted = generate(shelf["small"], 2, length=32, prompt="The ", options=SamplingOptions(seed=1, steps=32))
+    assert ast.literal_eval(capsys.readouterr().out) == [text[4:] for text in wanted]

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cedd.names import printable
-from cedd.serve.desk import Desk, Job, refusal
+from cedd.serve.desk import Desk, Jobs, refusal
 from cedd.serve.events import answer, refused, stream
 from cedd.serve.fields import Fields
 from cedd.serve.limits import Refused
@@ -81,24 +81,24 @@ class Site:
             body, limits = await self.body(request), self.desk.limits
             asking = partial(make, Fields(body), self.shelf, limits)
             asked = asking() if len(body) <= SMALL else await run_in_threadpool(asking)
-            job = Job(asked.work, limits.deadline, asked.streams)
-            self.desk.take(job)
-            return Shown(self.desk, job, asked) if asked.streams else await self.awaited(job, request)
+            jobs = Jobs(asked.works, limits.deadline, asked.streams)
+            self.desk.take(*jobs.all)
+            return Shown(jobs, asked) if asked.streams else await self.awaited(jobs, asked, request)
 
         return endpoint
 
-    async def awaited(self, job: Job, request: Request) -> Response:
-        """The answer of a job; when the client goes away first, the job ends."""
-        answering = asyncio.ensure_future(job.answer())
+    async def awaited(self, jobs: Jobs, asked: Asked, request: Request) -> Response:
+        """The answer of a request's jobs; when the client goes away first, they end."""
+        answering = asyncio.ensure_future(jobs.answers())
         leaving = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
                 return Response(status_code=GONE)
-            record = answering.result()
-            return refused(record) if isinstance(record, Refused) else answer(record)
+            records = answering.result()
+            return refused(records) if isinstance(records, Refused) else answer(asked.joined(records))
         finally:
-            self.desk.drop(job)
+            jobs.drop()
             for task in (answering, leaving):
                 task.cancel()
 
@@ -124,15 +124,15 @@ class Site:
 
 
 class Shown(StreamingResponse):
-    """The steps of a job and its answer; when nobody reads them any more, it ends."""
+    """The steps of a request's jobs and their answers; when nobody reads them any more, they end."""
 
-    def __init__(self, desk: Desk, job: Job, asked: Asked) -> None:
+    def __init__(self, jobs: Jobs, asked: Asked) -> None:
         async def records() -> AsyncIterator[dict[str, object] | Refused]:
-            async for record in job.records():
-                yield record if isinstance(record, Refused) else asked.chunk(record)
+            async for number, record in jobs.records():
+                yield record if isinstance(record, Refused) else asked.chunk(number, record)
 
         super().__init__(stream(records()), media_type="text/event-stream")
-        self._drop = partial(desk.drop, job)
+        self._drop = jobs.drop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

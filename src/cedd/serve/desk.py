@@ -44,49 +44,79 @@ class Work(Protocol):
         ...
 
 
+Arrived = asyncio.Queue["tuple[Job, dict[str, Any] | Refused]"]
+"""Records, and whose each is."""
+
+
 class Job:
-    """A request under way: what is sent of it arrives in the event loop that made it.
+    """Work under way for a request: what is sent of it arrives in the event loop that made it.
 
     Args:
-        work: what it asks for.
+        work: what is asked for.
         seconds: how long it may take.
         streams: whether steps are sent.
+        arrived: where records arrive; by default in a place of its own.
     """
 
-    def __init__(self, work: Work, seconds: float, streams: bool = False) -> None:
+    def __init__(self, work: Work, seconds: float, streams: bool = False, arrived: Arrived | None = None) -> None:
         self.work, self.streams, self.seconds = work, streams, seconds
         self.deadline = time.monotonic() + seconds
         self.gone = self.done = False
         """Whether nobody waits for it any more; whether it has its answer."""
         self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[tuple[dict[str, Any] | Refused, bool]] = asyncio.Queue()
-        """Records, and whether each is the last."""
+        self.arrived: Arrived = arrived or asyncio.Queue()
 
     def send(self, step: dict[str, Any]) -> None:
         """A step, to whom it may interest."""
         if self.streams and not self.gone:
-            self._put(step, last=False)
+            self._put(step)
 
     def finish(self, result: dict[str, Any] | Refused) -> None:
         """The answer, which is the last that is sent."""
         if not self.done:
             self.done = True
-            self._put(result, last=True)
+            self._put(result)
 
-    def _put(self, record: dict[str, Any] | Refused, last: bool) -> None:
+    def _put(self, record: dict[str, Any] | Refused) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, (record, last))
+            self._loop.call_soon_threadsafe(self.arrived.put_nowait, (self, record))
 
-    async def records(self) -> AsyncIterator[dict[str, Any] | Refused]:
-        """Steps, and last the answer."""
-        last = False
-        while not last:
-            record, last = await self._arrived.get()
-            yield record
 
-    async def answer(self) -> dict[str, Any] | Refused:
-        """The answer alone."""
-        return [record async for record in self.records()][-1]
+class Jobs:
+    """The jobs of one request, whose records arrive in one place.
+
+    Args:
+        works: what is asked for.
+        seconds: how long all may take.
+        streams: whether steps are sent.
+    """
+
+    def __init__(self, works: Sequence[Work], seconds: float, streams: bool = False) -> None:
+        self._arrived: Arrived = asyncio.Queue()
+        self.all = [Job(work, seconds, streams, self._arrived) for work in works]
+
+    async def records(self) -> AsyncIterator[tuple[int, dict[str, Any] | Refused]]:
+        """Steps and answers as they arrive, with the number of their job; each has one answer, and no step after it.
+        A refusal is the last."""
+        left = len(self.all)
+        while left:
+            job, record = await self._arrived.get()
+            left = 0 if isinstance(record, Refused) else left - ("step" not in record)
+            yield self.all.index(job), record
+
+    async def answers(self) -> list[dict[str, Any]] | Refused:
+        """The answers alone, or a refusal."""
+        found: dict[int, dict[str, Any]] = {}
+        async for number, record in self.records():
+            if isinstance(record, Refused):
+                return record
+            found[number] = record
+        return [found[number] for number in range(len(self.all))]
+
+    def drop(self) -> None:
+        """Nobody waits for them any more."""
+        for job in self.all:
+            job.gone = True
 
 
 class Desk:
@@ -114,19 +144,15 @@ class Desk:
         """How many jobs wait, and how many are under way."""
         return len(self._waiting), len(self._under_way)
 
-    def take(self, job: Job) -> None:
-        """Take a job, or refuse it."""
+    def take(self, *jobs: Job) -> None:
+        """Take all of these, or refuse them."""
         with self._changed:
             if self._closing:
                 raise busy(ENDING, 5)
-            if sum(self.counts) >= self.limits.queue:
+            if sum(self.counts) + len(jobs) > self.limits.queue:
                 raise busy(f"{self.limits.queue} requests are waiting or under way; try again in a few seconds")
-            self._waiting.append(job)
+            self._waiting += jobs
             self._changed.notify()
-
-    def drop(self, job: Job) -> None:
-        """Nobody waits for this one any more."""
-        job.gone = True
 
     def close(self, grace: float) -> None:
         """Take no more, let those under way go on for so many seconds, and wait for that."""

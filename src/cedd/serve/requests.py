@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 from cedd.data.text import before_first
 from cedd.models.loaded import SamplingOptions
-from cedd.samplers import GRIDS
+from cedd.samplers import GRIDS, text_seeds
 from cedd.serve.desk import Work
 from cedd.serve.fields import Fields, unprocessable
 from cedd.serve.limits import Limits
@@ -33,19 +35,21 @@ class Asked:
     """What a request asks for, and whether it wants to see the steps.
 
     Args:
-        work: what.
+        works: what.
         streams: whether steps are sent.
-        chunk: makes an event of a step, or of the result.
+        chunk: makes an event of a step, or of the answer, of work of this number.
+        joined: makes the answer of the answers of all works.
     """
 
-    work: Work
+    works: Sequence[Work]
     streams: bool
-    chunk: Callable[[Record], Record]
+    chunk: Callable[[int, Record], Record]
+    joined: Callable[[Sequence[Record]], Record]
 
 
-def plain_chunk(record: Record) -> Record:
-    """A step as it is, and a result by that name."""
-    return record if "step" in record else {"result": record}
+def asked_once(work: Work, streams: bool) -> Asked:
+    """A single work: a step as it is, and a result by that name."""
+    return Asked([work], streams, lambda _, record: record if "step" in record else {"result": record}, itemgetter(0))
 
 
 def model_of(fields: Fields, shelf: Shelf, task: str) -> tuple[str, LanguageModel]:
@@ -71,19 +75,22 @@ def sampling_of(fields: Fields, shelf: Shelf, name: str, limits: Limits) -> tupl
 
 
 def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
-    """`POST /v1/completions`: a prompt, and what follows it, in OpenAI's form."""
+    """`POST /v1/completions`: a prompt or several, and what follows each, in OpenAI's form.
+
+    Of P prompts, choices i n to (i + 1) n - 1 follow prompt i; choice j depends on the seed and on j alone.
+    """
     name, model = model_of(fields, shelf, "write")
-    prompts = fields.texts("prompt", 1, limits.most_characters, [""])
+    prompts = fields.texts("prompt", limits.most_texts, limits.most_characters, [""]) or [""]
     suffix = fields.text("suffix", limits.most_characters, "")
 
-    def template(width: int) -> Template:
-        return Template.of([*prompts, width, *([suffix] if suffix else [])], model.tokenizer)
+    def template(prompt: str, width: int) -> Template:
+        return Template.of([prompt, width, *([suffix] if suffix else [])], model.tokenizer)
 
-    given = template(0).width
-    if (room := model.length - given) < 1:
-        unprocessable(f"the prompt has {given} tokens, and the model reads {model.length}; shorten it")
-    width = fields.whole("max_tokens", 1, room, room)
-    n = fields.whole("n", 1, limits.most_texts, 1)
+    given = [template(prompt, 0).width for prompt in prompts]
+    if (room := model.length - max(given)) < 1:
+        unprocessable(f"the prompt has {max(given)} tokens, and the model reads {model.length}; shorten it")
+    width = fields.whole("max_tokens", 1, room, None)
+    n = fields.whole("n", 1, limits.most_texts // len(prompts), 1)
     stops = fields.texts("stop", MOST_STOPS, limits.most_characters, [])
     echo, streams = fields.flag("echo"), fields.flag("stream")
     options, seed = sampling_of(fields, shelf, name, limits)
@@ -92,23 +99,46 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     head |= {"model": name, "seed": seed}
-    prompt = "".join(prompts)
+    widths = [width or model.length - tokens for tokens in given]
 
-    def result(texts: list[str], tokens: list[Record]) -> Record:
+    def result(number: int, texts: list[str], tokens: list[Record]) -> Record:
         del tokens
+        prompt = prompts[number]
         written = [cut(text[len(prompt) : len(text) - len(suffix)], stops) for text in texts]
         choices = [
-            {"index": i, "text": prompt * echo + text, "logprobs": None, "finish_reason": reason}
+            {"index": number * n + i, "text": prompt * echo + text, "logprobs": None, "finish_reason": reason}
             for i, (text, reason) in enumerate(written)
         ]
-        usage = {"prompt_tokens": given, "completion_tokens": n * width}
-        return {**head, "choices": choices, "usage": {**usage, "total_tokens": sum(usage.values())}}
+        return {**head, "choices": choices, "usage": usage(given[number], n * widths[number])}
 
-    def chunk(record: Record) -> Record:
-        nothing = [{"index": i, "text": "", "logprobs": None, "finish_reason": None} for i in range(n)]
-        return {**head, "choices": nothing, **record} if "step" in record else record
+    def chunk(number: int, record: Record) -> Record:
+        if "step" not in record:
+            return record
+        nothing = [{"index": number * n + i, "text": "", "logprobs": None, "finish_reason": None} for i in range(n)]
+        return {**head, "choices": nothing, "step": {"prompt": number, **record["step"]}}
 
-    return Asked(Writing(name, model, template(width), n, seed, options, result), streams, chunk)
+    def joined(records: Sequence[Record]) -> Record:
+        choices = [choice for record in records for choice in record["choices"]]
+        return {**head, "choices": choices, "usage": usage(sum(given), n * sum(widths))}
+
+    seeds = text_seeds(seed, n * len(prompts))
+    works = [
+        Writing(
+            name,
+            model,
+            template(prompt, widths[number]),
+            seeds[number * n : (number + 1) * n],
+            options,
+            partial(result, number),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    return Asked(works, streams, chunk, joined)
+
+
+def usage(prompt: int, completion: int) -> Record:
+    """How many tokens were given and made."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, Literal["stop", "length"]]:
@@ -131,7 +161,8 @@ def infilling(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     def result(texts: list[str], tokens: list[Record]) -> Record:
         return {"texts": texts, "model": name, "seed": seed, "given": given, "tokens": tokens}
 
-    return Asked(Writing(name, model, template, n, seed, options, result, alternatives), streams, plain_chunk)
+    work = Writing(name, model, template, text_seeds(seed, n), options, result, alternatives)
+    return asked_once(work, streams)
 
 
 def correction(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
@@ -147,7 +178,7 @@ def correction(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     }
     suggest, streams = fields.whole("suggest", 1, MOST_ALTERNATIVES, None), fields.flag("stream")
     fields.end()
-    return Asked(Correcting(model, text, options, suggest, shelf.memory, shelf.readers), streams, plain_chunk)
+    return asked_once(Correcting(model, text, options, suggest, shelf.memory, shelf.readers), streams)
 
 
 ADDRESSES: Mapping[str, Callable[[Fields, Shelf, Limits], Asked]] = {

@@ -18,7 +18,7 @@ from torch import Tensor
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.network import Network, Places
-from cedd.samplers import Fixed, text_seeds
+from cedd.samplers import Fixed
 from cedd.samplers.memory import Memory
 from cedd.serve.desk import Job
 from cedd.serve.gathering import Ended, Run
@@ -59,8 +59,7 @@ class Writing:
         name: the model's.
         model: writes.
         template: what is given, and its blanks.
-        n: how many texts.
-        seed: of the request; text i depends on it and on i alone.
+        seeds: one for each text, which depends on it alone.
         options: how to sample.
         result: makes the answer of the texts and their tokens [n, L].
         alternatives: so many other tokens for each that was written, with their probabilities.
@@ -69,8 +68,7 @@ class Writing:
     name: str
     model: LanguageModel
     template: Template
-    n: int
-    seed: int
+    seeds: Sequence[int]
     options: SamplingOptions
     result: Callable[[list[str], list[Record]], Record]
     alternatives: int = 0
@@ -82,7 +80,7 @@ class Writing:
 
     @property
     def texts(self) -> int:
-        return self.n
+        return len(self.seeds)
 
     def run(self, run: Run, jobs: Sequence[Job]) -> None:
         """Draw the texts of all these jobs, each by its own seed."""
@@ -90,15 +88,15 @@ class Writing:
         writings = [work for work in works if isinstance(work, Writing)]
         assert len(writings) == len(jobs)
         loaded, width = run.over(self.model), self.template.width
-        seeds = [seed for work in writings for seed in text_seeds(work.seed, work.n)]
-        parts = list(pairwise(accumulate((work.n for work in writings), initial=0)))
+        seeds = [seed for work in writings for seed in work.seeds]
+        parts = list(pairwise(accumulate((work.texts for work in writings), initial=0)))
         steps = [Steps(job, work.template) for job, work in zip(jobs, writings, strict=True)]
 
         def callback(step: int, t: float, x: Tensor) -> None:
             for one, (start, stop) in zip(steps, parts, strict=True):
                 one.show(step, t, x[start:stop])
 
-        held = stacked([(work.template, work.n) for work in writings])
+        held = stacked([(work.template, work.texts) for work in writings])
         drawn = loaded.draw((len(seeds), width), replace(self.options, seeds=seeds), held, callback)
         for job, work, (start, stop) in zip(jobs, writings, parts, strict=True):
             if not job.gone:
