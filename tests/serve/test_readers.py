@@ -14,7 +14,7 @@ from cedd.models.locate import packaged
 from cedd.serve.models import Shelf
 from cedd.serve.readers import ReaderProcess, Readers
 from cedd.spelling.lexicon import LEXICON_FILE
-from cedd.spelling.rewrite import Doubt, reader_of
+from cedd.spelling.rewrite import WORD_THRESHOLD, Doubt, reader_of
 from cedd.spelling.words import tokens_of
 from cedd.tasks import load
 from tests.serve.servers import httpx, served, until
@@ -40,7 +40,8 @@ def process(lexicon: Path) -> Iterator[ReaderProcess]:
 
 
 def found_here(file: Path, text: str, ignored: Any = ()) -> list[Doubt]:
-    return reader_of(file, file.stat().st_mtime_ns).doubts(text, tokens_of(text), ignored)
+    reader, tokens = reader_of(file, file.stat().st_mtime_ns), tokens_of(text)
+    return [doubt for doubt, _ in reader.judged(text, tokens, WORD_THRESHOLD, ignored)]
 
 
 def assert_same(found: list[Doubt], wanted: list[Doubt]) -> None:
@@ -51,8 +52,8 @@ def assert_same(found: list[Doubt], wanted: list[Doubt]) -> None:
 
 def test_a_process_finds_what_is_found_here(process: ReaderProcess, lexicon: Path):
     for text in TEXTS:
-        assert_same(process.doubts(lexicon, text, ()), found_here(lexicon, text))
-    first = process.doubts(lexicon, TEXTS[0], {"teh", "alot"})
+        assert_same(process.doubts(lexicon, text, WORD_THRESHOLD, ()), found_here(lexicon, text))
+    first = process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, {"teh", "alot"})
     assert_same(first, found_here(lexicon, TEXTS[0], {"teh", "alot"}))
     assert 0 < len(first) < len(found_here(lexicon, TEXTS[0]))
 
@@ -62,8 +63,8 @@ def test_a_process_that_ends_says_so_and_is_begun_anew(process: ReaderProcess, l
     before.kill()
     before.wait()
     with pytest.raises((OSError, EOFError)):
-        process.doubts(lexicon, TEXTS[0], ())
-    assert_same(process.doubts(lexicon, TEXTS[0], ()), found_here(lexicon, TEXTS[0]))
+        process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ())
+    assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
     assert process.begin().pid != before.pid
 
 

@@ -22,14 +22,14 @@ from typing import IO
 
 import numpy as np
 
-from cedd.spelling.rewrite import FEATURES, Doubt, Option, Reader, reader_of
+from cedd.spelling.rewrite import FEATURES, WORD_THRESHOLD, Doubt, Judged, Option, Reader, reader_of
 from cedd.spelling.words import Token, tokens_of
 
 MOST_BY_DEFAULT = 4
 WARMING = "It was teh first wrod of them."
 """A text that makes a reader compute the tables that it keeps."""
-Find = Callable[[str, Collection[str]], list[Doubt]]
-"""The doubts of a text, some words of which are ignored."""
+Find = Callable[[str, float, Collection[str]], list[Doubt]]
+"""The doubts of a text at a threshold, some words of which are ignored."""
 
 
 def default_readers() -> int:
@@ -51,9 +51,16 @@ class RemoteReader(Reader):
         self.alone, self.informed = own.alone, own.informed
         self._find = find
 
-    def doubts(self, text: str, tokens: Sequence[Token], ignored: Collection[str] = ()) -> list[Doubt]:
+    def judged(
+        self, text: str, tokens: Sequence[Token], threshold: float, ignored: Collection[str] = ()
+    ) -> list[Judged]:
         del tokens
-        return self._find(text, ignored)
+        return [(doubt, doubt.probabilities(self.alone)) for doubt in self._find(text, threshold, ignored)]
+
+
+def found_by(reader: Reader, text: str, threshold: float, ignored: Collection[str]) -> list[Doubt]:
+    """The doubts that a reader finds here."""
+    return [doubt for doubt, _ in reader.judged(text, tokens_of(text), threshold, ignored)]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -112,13 +119,13 @@ class ReaderProcess:
             )
         return self.process
 
-    def doubts(self, file: Path, text: str, ignored: Collection[str]) -> list[Doubt]:
+    def doubts(self, file: Path, text: str, threshold: float, ignored: Collection[str]) -> list[Doubt]:
         """The doubts of a text by the lexicon of a file; an OSError, EOFError or ValueError where it ended instead."""
         process = self.begin()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            request = {"file": str(file), "changed": file.stat().st_mtime_ns, "text": text, "ignored": sorted(ignored)}
+            request = (str(file), file.stat().st_mtime_ns, text, threshold, sorted(ignored))
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             return read_doubts(process.stdout)
@@ -175,11 +182,10 @@ class Readers:
 def main(files: Sequence[str]) -> None:
     """Answer requests until there are no more."""
     for file in files:
-        reader_of(Path(file), Path(file).stat().st_mtime_ns).doubts(WARMING, tokens_of(WARMING))
+        found_by(reader_of(Path(file), Path(file).stat().st_mtime_ns), WARMING, WORD_THRESHOLD, ())
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        reader = reader_of(Path(asked["file"]), asked["changed"])
-        write_doubts(reader.doubts(asked["text"], tokens_of(asked["text"]), asked["ignored"]), sys.stdout.buffer)
+        file, changed, text, threshold, ignored = json.loads(line)
+        write_doubts(found_by(reader_of(Path(file), changed), text, threshold, ignored), sys.stdout.buffer)
 
 
 if __name__ == "__main__":

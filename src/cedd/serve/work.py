@@ -22,11 +22,10 @@ from cedd.samplers import Fixed
 from cedd.samplers.memory import Memory
 from cedd.serve.desk import Job
 from cedd.serve.gathering import Ended, Run
-from cedd.serve.readers import Readers, RemoteReader
+from cedd.serve.readers import Readers, RemoteReader, found_by
 from cedd.spelling.correct import lexicon_file, reader_beside
 from cedd.spelling.rewrite import Doubt, Reader
 from cedd.spelling.scores import leave_one_out, rate_of_time
-from cedd.spelling.words import tokens_of
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correct, correction_record
 from cedd.tasks.template import Template
@@ -245,17 +244,17 @@ class Correcting:
             return None
         own, readers = reader_beside(self.model), self.readers
 
-        def find(text: str, ignored: Collection[str]) -> list[Doubt]:
+        def find(text: str, threshold: float, ignored: Collection[str]) -> list[Doubt]:
             def wait() -> list[Doubt]:
                 with readers.free() as process:
                     if job.gone:
                         raise Ended
-                    return process.doubts(file, text, ignored)
+                    return process.doubts(file, text, threshold, ignored)
 
             try:
                 return run.outside(wait)
             except (OSError, EOFError, ValueError):
                 LOG.warning("a process that reads words has ended; it is begun anew")
-                return own.doubts(text, tokens_of(text), ignored)
+                return found_by(own, text, threshold, ignored)
 
         return RemoteReader(own, find)
