@@ -327,6 +327,12 @@ def test_a_tokenizer_must_fit(tmp_path: Path) -> None:
     assert model.tokenizer.decode([2, V - 1, 3]) == "a b"
     drawn = " ".join(model.generate(4, steps=4, seed=0))
     assert "[PAD]" not in drawn
+    # The page of a model whose tokenizer loses text says so.
+    model.save_pretrained(tmp_path / "ours")
+    (tmp_path / "text.txt").write_text("A b C\nd e " * 40)
+    words = ["--data", str(tmp_path / "text.txt"), "--wrap", "trained", "--samples", "0", "--device", "cpu"]
+    assert main(["report", str(tmp_path / "ours"), *words]) == 0
+    assert "drops capitals, accents and line breaks" in (tmp_path / "ours" / "report.html").read_text("utf-8")
 
 
 # ---- a folder like any other ------------------------------------------------------------------------------------

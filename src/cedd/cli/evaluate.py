@@ -26,6 +26,7 @@ from cedd.evaluation.perplexity import (
     compare,
     comparison_record,
     data_for,
+    lost_text,
     measure,
     measurement_record,
     read_blocks,
@@ -252,9 +253,6 @@ def _notes(result: Measurement, tolerance: float | None) -> list[str]:
         )
     elif estimate.earliest_time > 0:
         notes.append(f"The path ends at t = {estimate.earliest_time:g}; the last step's cost is part of the bound.")
-    if not result.folder.tokenizer.lossless:
-        notes.append(
-            f"The tokenizer {result.folder.tokenizer.name!r} drops capitals, accents and line breaks: what these would "
-            "cost is in neither the bits per byte nor the perplexity per word."
-        )
+    if lost := lost_text(result.folder.tokenizer):
+        notes.append(lost)
     return notes

@@ -82,6 +82,16 @@ def data_for(folder: ModelFolder, spec: str, *, wrap: str = "none", **options: A
     return load_data(spec, folder.tokenizer, folder.length, wrap=ends == "bos-eos", **options)
 
 
+def lost_text(tokenizer: Tokenizer) -> str | None:
+    """What figures of a text leave out where the tokenizer does."""
+    if tokenizer.lossless:
+        return None
+    return (
+        f"The tokenizer {tokenizer.name!r} drops capitals, accents and line breaks: what these would cost is in "
+        "neither the bits per byte or character nor the perplexity per word."
+    )
+
+
 def choose_sequences(
     data: EvaluationData, most: int | None, tokenizer: Tokenizer, most_unknown: float = MOST_UNKNOWN
 ) -> tuple[Tensor, dict[str, Any]]:

@@ -18,7 +18,7 @@ import torch
 from cedd.bounds.estimate import BoundEstimate
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.evaluation.baselines import Baseline, measure_baselines
-from cedd.evaluation.perplexity import compare, measure
+from cedd.evaluation.perplexity import compare, lost_text, measure
 from cedd.models.loaded import SamplingOptions
 from cedd.names import printable
 from cedd.process import TokenProcess, absorb, roulette, uniform
@@ -61,7 +61,8 @@ def describe_run(
     opened: Opened, effort: Effort, seed: int, progress: Progress, facts: Mapping[str, str] | None = None
 ) -> RunReport:
     """Measure all that the page of a run, or of a model, shows."""
-    notes: dict[str, str] = {}
+    lost = lost_text(opened.model.tokenizer)
+    notes: dict[str, str] = {} if lost is None else {"bound": lost}
     blocks = opened.held_out(effort.sequences)
     progress.begin(f"measuring the bound on {len(blocks)} sequences of {opened.text_name}")
     _, figures = measure_bound(opened, blocks, effort, seed, progress)

@@ -174,6 +174,7 @@ def _bound(report: RunReport) -> str:
         f"<b>{number(bound.bits_per_character)}</b> bits per character, 95% interval {interval(*bound.ci95)}, "
         f"a perplexity of {number(bound.perplexity, 2)} per token. The band is how far the estimate could still be "
         "from that of endlessly many such sequences, after the first 2, 3, … of them.</p>"
+        + _note(report, "bound")
         + line_chart([_banded("estimate", bound.running, 1)], "sequences", "bits per character")
     )
 

@@ -118,7 +118,7 @@ class RunReport:
     correction: CorrectionFigures | None
     commands: Mapping[str, str]
     notes: Mapping[str, str]
-    """Why a part is missing, by its name."""
+    """Why a part is missing, or what to know of it, by its name."""
 
     def record(self) -> dict[str, Any]:
         """The figures and texts as JSON values; numbers that are not finite are null."""
