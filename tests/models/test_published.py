@@ -216,6 +216,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         _with(CONFIGS["sedd"][0], noise={"type": "geometric", "sigma_min": 9, "sigma_max": 1}),
         "noise.sigma_min and noise.sigma_max must be numbers, 0 < min < max",
     ),
+    "scaled": (
+        _with(CONFIGS["sedd uniform"][0], scale_by_sigma=True),
+        "scale_by_sigma is true, which SEDD's networks are on absorb only, not uniform",
+    ),
     "vocabulary": (_with(MDLM, vocab_size="many"), "gives no whole number as vocab_size; got 'many'"),
     "no depth": (_with(MDLM, n_blocks=0), "n_blocks must be at least 1; got 0"),
     "heads": (_with(MDLM, n_heads=5), f"hidden_dim {ddit.D} does not divide into heads of an even size, n_heads 5"),
@@ -230,8 +234,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_imported_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config, message = REFUSED[name]
-    prefix = "" if name in ("noise", "graph", "graph, no settings", "noise's ends") else "backbone."
-    rows = V if name == "labels" else V + 1
+    prefix = "" if "graph" in config else "backbone."
+    rows = V if name in ("labels", "scaled") else V + 1
     folder, out = ddit.write(tmp_path / "theirs", config, ddit.random_weights(rows), prefix), tmp_path / "ours"
     with pytest.raises(ValueError, match=message):
         cedd.import_model(folder, device="cpu")

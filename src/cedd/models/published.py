@@ -179,6 +179,16 @@ def _sedd_process(vocab_size: int, config: Description) -> TokenProcess:
     return kinds[graph.get("type")](vocab_size, schedules[noise.get("type")]())
 
 
+def _sedd_method(config: Description) -> str:
+    """Scaled scores are those of masks: theirs at other tokens are not defined."""
+    scaled, graph = config.flag("scale_by_sigma", default=False), config.part("graph").get("type")
+    if scaled and graph != "absorb":
+        raise ValueError(
+            f"{config.source}: scale_by_sigma is true, which SEDD's networks are on absorb only, not {graph}"
+        )
+    return "sedds" if scaled else "sedd"
+
+
 def _geometric(noise: Description) -> Schedule:
     ends = [noise.get(name) for name in ("sigma_min", "sigma_max")]
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends) or not 0 < ends[0] < ends[1]:
@@ -235,7 +245,7 @@ FAMILIES: tuple[Family, ...] = (
         lambda config: not config.kind and {"graph", "noise", "tokens", "model"} <= config.values.keys(),
         tokens=lambda config: config.whole("tokens", least=2),
         process=_sedd_process,
-        method=lambda config: "sedds" if config.flag("scale_by_sigma", default=False) else "sedd",
+        method=_sedd_method,
         told=lambda _: "sigma",
         tokenizer="gpt2",
         counted="tokens",
