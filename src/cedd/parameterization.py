@@ -277,7 +277,7 @@ class AffineScore:
 
     In terms of a belief w about x_0, s_y = b W + keep w_y with W the sum of w: base is b W, gain f_y is keep w_y, and
     own = keep w_x = 1 - base. `exact` says where that holds with the kernel's own b and keep: everywhere but where the
-    paper rescales sigma.
+    paper rescales sigma. None says everywhere, too, and spares the other way of `reverse`.
     """
 
     noise: Noise
@@ -286,7 +286,7 @@ class AffineScore:
     log_base: Tensor
     log_gain: Tensor
     log_own: Tensor
-    exact: Tensor
+    exact: Tensor | None
 
     def others(self) -> Tensor:
         """The sum of s_y over the tokens y != x_t: (V - [token]) base + gain (1 - f_x)."""
@@ -303,10 +303,12 @@ class AffineScore:
         """
         step = self.noise.since(earlier)
         possible = self.masked | (self.noise.beta > 0)
-        ways = zip(self._by_belief(step, earlier), self._by_ratios(step), (1.0, 0.0, 0.0), strict=True)
+        parts = self._by_belief(step, earlier)
+        if self.exact is not None:
+            ways = zip(parts, self._by_ratios(step), strict=True)
+            parts = (torch.where(self.exact, belief, ratios) for belief, ratios in ways)
         stay, floor, slope = (
-            torch.where(possible, torch.where(self.exact, belief, ratios), otherwise)
-            for belief, ratios, otherwise in ways
+            torch.where(possible, part, otherwise) for part, otherwise in zip(parts, (1.0, 0.0, 0.0), strict=True)
         )
         return Leap(stay, torch.zeros_like(self.noise.beta), floor, slope)
 
@@ -354,11 +356,11 @@ class Affine(Parameterization):
             log_base=torch.where(masked, masked_base, log_base),
             log_gain=torch.where(masked, -noise.beta - log_expm1_alpha, log_gain),
             log_own=log_own,
-            exact=masked | exact,
+            exact=None if exact is None else masked | exact,
         )
 
     @abstractmethod
-    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """log_base, log_gain, log_own and exact of the `AffineScore` at a token. All [*S]."""
 
     @abstractmethod
@@ -433,13 +435,14 @@ class Denoiser(Affine):
         share = torch.where(sigma > 0, noise.beta / sigma.clamp_min(TINY), 0.0)
         return share * self.rescaled_sigma(sigma, noise.has_mask)
 
-    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         beta = self.ratio_beta(noise)
         log_v, log_e = math.log(noise.vocab_size), _log_expm1(beta)
         log_sum = torch.logaddexp(log_e, torch.full_like(log_e, log_v))  # log(E + V)
         # 1 - f_x V/(E+V) = (1 - f_x) + f_x E/(E+V), which keeps its digits when f_x is near 1 and E near 0
         base = -torch.expm1(log_prob_x) + torch.exp(log_prob_x + log_e - log_sum)
-        return torch.log(base.clamp_min(TINY)), log_v - log_e, log_prob_x + log_v - log_sum, beta == noise.beta
+        exact = beta == noise.beta if self.rescale else None
+        return torch.log(base.clamp_min(TINY)), log_v - log_e, log_prob_x + log_v - log_sum, exact
 
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
         return torch.zeros_like(noise.beta)  # f is the posterior already
@@ -455,11 +458,10 @@ class Bayes(Affine):
     Confidence as t -> 0 comes from the likelihood, so nothing needs rescaling.
     """
 
-    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         log_e, log_v = _log_expm1(noise.beta), math.log(noise.vocab_size)
         log_m = torch.logaddexp(log_e, log_v + log_prob_x)  # log of E + V g_x, which is m(x) up to b/E
-        exact = torch.ones_like(log_e, dtype=torch.bool)
-        return log_e - log_m, log_v - log_m, log_v + log_prob_x - log_m, exact
+        return log_e - log_m, log_v - log_m, log_v + log_prob_x - log_m, None
 
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
         """log(c/b) = log(1 + V/E): how much the token that is there speaks for itself."""
