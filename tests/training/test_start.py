@@ -102,7 +102,7 @@ def test_blocks_stay_wrapped(config: Make, tmp_path: Path, capsys: pytest.Captur
     assert page["bound"]["nats_per_token"] == pytest.approx(measured["bounds"]["tight"]["nats_per_token"], rel=1e-12)
     # Its own end can be chosen, and a tokenizer without ends has none.
     plain = trainer(changed(start, {"text.wrap": "none", "out": tmp_path / "plain"}))
-    assert (plain.data.train[:5, 0] != pieces.eos_id).any()
+    assert (plain.data.train[:5][:, 0] != pieces.eos_id).any()
     with pytest.raises(ValueError, match="'byte' cannot be wrapped"):
         trainer(changed(config("bytes"), {"text.wrap": "bos-eos", "text.tokenizer": "byte"}))
 
