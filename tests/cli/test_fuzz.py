@@ -163,7 +163,8 @@ RANGES = {
         --sequences 0 | --draws 0 | --samples -1 | --out nowhere/x.html | --out x.txt | model | nowhere
     """,
     "genppl": """
-        model | --samples nowhere.jsonl | -n x | --steps x | --out nowhere/x | --judge ~nosuchuser/x
+        model | --samples nowhere.jsonl | -n x | --steps x | --out nowhere/x | --judge ~nosuchuser/x |
+        --frontier curves | --step-counts x | --temperatures ½ | --entropy x
     """,
     "train": """
         --steps 0 | --batch.size 0 | --optimizer.rate nan | --method x | --process.name x | --length 0 |

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import numpy as np
@@ -217,9 +218,13 @@ def test_what_cannot_stand_in_one_picture_is_refused(runs, tmp_path, capsys):
     assert main(words([runs["absorb"]], folder, "--draw-only")) == 0
     assert main(words([str(other)], folder, "--draw-only")) == 2
     assert "has cells of another model called absorb" in capsys.readouterr().err
-    (folder / "frontier.json").write_text('{"format": 7}')
-    assert main(words([runs["absorb"]], folder, "--draw-only")) == 2
-    assert "it is no frontier" in capsys.readouterr().err
+    whole = (folder / "frontier.json").read_text()
+    for damaged in ('{"format": 7}', whole.replace("entropies", "x"), whole.replace('"texts": 3', '"texts": 4'), "{"):
+        (folder / "frontier.json").write_text(damaged)
+        assert main(words([runs["absorb"]], folder, "--draw-only")) == 2
+        said = capsys.readouterr().err
+        assert re.search(r"frontier.json(:| is damaged)", said)
+        assert said.count("\n") == 1
     assert main(["genppl", "--frontier", str(tmp_path / "empty")]) == 2
     assert "there are no texts in" in capsys.readouterr().err
 

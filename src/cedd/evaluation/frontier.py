@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,9 @@ class Setting:
     @property
     def curve(self) -> tuple[str, str, int]:
         return self.run, self.sampler, self.steps
+
+
+_PARTS = tuple(part.name for part in fields(Setting))
 
 
 @dataclass(frozen=True)
@@ -212,10 +215,9 @@ class Frontier:
 
     def points(self, judge: str) -> list[Point]:
         """What a judge has found, in the order in which the cells were drawn."""
-        fields = ("run", "sampler", "steps", "temperature", "top_p")
         return [
             Point(
-                Setting(*(cell[name] for name in fields)),
+                Setting(*(cell[name] for name in _PARTS)),
                 np.array(cell["judged"][judge]["nats"]),
                 np.array(cell["judged"][judge]["tokens"], dtype=np.float64),
                 np.array(cell["entropies"]),
@@ -228,8 +230,16 @@ class Frontier:
 
 
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a frontier's file, if it is one."""
     if content.get("format") != FORMAT or not all(isinstance(content.get(name), dict) for name in ("runs", "cells")):
         raise ValueError("it is no frontier, or one of a newer cedd")
+    for name, cell in content["cells"].items():
+        lists = [cell["entropies"], *(read[kind] for read in cell["judged"].values() for kind in ("nats", "tokens"))]
+        whole = all(
+            len(values) == cell["texts"] and all(isinstance(v, int | float) for v in values) for values in lists
+        )
+        if not (whole and name == Setting(*(cell[part] for part in _PARTS)).name and cell["distinct"]["2"] >= 0):
+            raise ValueError(f"the cell {name} is not what it says")
     return content
 
 
