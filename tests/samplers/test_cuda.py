@@ -82,6 +82,7 @@ def test_recorded_decisions_are_the_decisions(process, method, monkeypatch):
     assert torch.equal(recorded, sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize(("process", "method"), [("absorb", "cedd"), ("roulette", "bayes"), ("uniform", "cedd")])
 @pytest.mark.parametrize("recorded", [True, False])
 def test_no_step_waits_for_the_device(process, method, recorded, monkeypatch):
