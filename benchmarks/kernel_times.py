@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from cedd.device import recorded_graph
 from cedd.models.kernels import attention_triton, cross_entropy_triton, residual_triton, score_entropy_triton
 from cedd.models.kernels.attention import attention
 from cedd.models.kernels.residual_triton import Launch
@@ -42,8 +43,7 @@ def recorded(run: Callable[[], object], times: int = 20) -> float:
     for _ in range(3):
         run()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recorded_graph() as graph:
         for _ in range(times):
             run()
     return milliseconds(graph.replay) / times

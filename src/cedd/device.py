@@ -1,6 +1,12 @@
-"""Where to compute: the device a user names, where a model's parameters are, and which devices have no float64."""
+"""Where to compute: the device a user names, where a model's parameters are, which devices have no float64, and how a
+CUDA device records what it is to repeat."""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,3 +45,19 @@ def model_device(model: object, otherwise: torch.device | str = "cpu") -> torch.
 def has_float64(device: torch.device | str) -> bool:
     """Whether the device has float64: MPS has not."""
     return torch.device(device).type != "mps"
+
+
+@contextmanager
+def recorded_graph(**options: Any) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of what is launched inside, with torch.cuda.graph's options.
+
+    No garbage is collected meanwhile: another graph may be in it, and destroying one ends a recording.
+    """
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield graph
+    finally:
+        if collects:
+            gc.enable()

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cedd.device import model_device
+from cedd.device import model_device, recorded_graph
 from cedd.network import FEW, HasHead, knows_time, supports_rows, with_rounded
 
 MOST_ROWS = 128
@@ -78,8 +78,7 @@ def capture(function: Callable[..., Outputs], inputs: Outputs, pool: Any) -> _Re
         for _ in range(_WARM_UPS):
             function(*inputs)
     torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with recorded_graph(pool=pool) as graph:
         outputs = function(*inputs)
     return _Recording(graph.replay, inputs, outputs)
 

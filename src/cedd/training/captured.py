@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from cedd.device import recorded_graph
 from cedd.losses import NoisyBatch
 
 Gradient = Callable[[NoisyBatch], Tensor]
@@ -56,8 +57,7 @@ class CapturedGradient:
         """Record both passes; other threads may go on using the device."""
         static = batch.map(torch.clone)
         self._inputs, self._captured_shapes = _tensors(static), _shapes(static)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with recorded_graph(capture_error_mode="thread_local") as graph:
             self._loss = self._run(static)
         gradients = [parameter.grad for parameter in self._parameters]
         assert all(gradient is not None for gradient in gradients)
