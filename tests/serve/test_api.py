@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from cedd.models.loaded import SamplingOptions
 from cedd.samplers import SAMPLERS, text_seeds
@@ -130,6 +131,31 @@ def test_the_steps_of_a_stream_lead_to_its_text(client: Any):
     assert last["choices"] == alone["choices"]
 
 
+@pytest.mark.parametrize("name", ["small", "masks"])
+def test_a_step_says_how_probable_each_token_was_when_it_was_decided(client: Any, shelf: Shelf, name: str):
+    """The network is run here on the text before each step, and at its time."""
+    model = shelf[name]
+    asked = {"model": name, "prompt": "the ", "max_tokens": 12, "n": 2, "seed": 5, "steps": 6, "stream": True}
+    plain = events(client.post("/v1/completions", json=asked))
+    assert all(len(edit) == 3 for chunk in plain if "step" in chunk for edit in chunk["step"]["edits"])
+    first, *steps, _ = events(client.post("/v1/completions", json={**asked, "certainty": True}))
+    size, decided = model.process.vocab_size, 0
+    rows = [[size if c is None else int(model.tokenizer.encode(c)[0]) for c in text] for text in first["step"]["texts"]]
+    x_t, t = torch.tensor(rows), first["step"]["t"]
+    for chunk in steps:
+        noise = model.process.noise(t)
+        with torch.no_grad():
+            outputs = model.model(x_t, noise.sigma.float().expand(2)).double()
+        law = model.method.parameterization.log_posterior(outputs, x_t, noise.like(x_t)).exp()
+        t, x_t = chunk["step"]["t"], x_t.clone()
+        for i, place, character, p in chunk["step"]["edits"]:
+            x_t[i, place] = size if character is None else int(model.tokenizer.encode(character)[0])
+            wanted = None if character is None else float(law[i, place, x_t[i, place]])
+            assert p == (None if wanted is None else pytest.approx(wanted, abs=1e-3))
+            decided += p is not None
+    assert decided >= 24
+
+
 def test_infilling_is_the_model_s_and_has_alternatives(client: Any, shelf: Shelf):
     text = "the ____ cat ___{2}."
     asked = {"model": "small", "text": text, "n": 2, "seed": 3, "steps": 5, "alternatives": 4}
@@ -158,8 +184,6 @@ def test_given_characters_come_back_as_they_were_given(client: Any):
 
 def test_alternatives_of_masks_are_the_network_s_own_probabilities(shelf: Shelf):
     """On absorb: mask one place, and read its row."""
-    import torch
-
     from cedd.serve.work import alternatives
 
     model = shelf["masks"]

@@ -130,6 +130,32 @@ def test_write_shows_a_text_being_denoised_and_goes_back_through_it(visit: Any, 
     here.check()
 
 
+HUES = "() => [...document.querySelectorAll('#w-text .made')].map(node => +node.style.getPropertyValue('--hue'))"
+TITLES = "() => [...document.querySelectorAll('#w-text .made')].map(node => node.title)"
+
+
+def test_tokens_are_coloured_by_step_or_by_certainty(visit: Any):
+    here = visit(PHONE, "dark")
+    here.write(prompt="the ")
+    by_step, said = here.page.evaluate(HUES), here.page.evaluate(TITLES)
+    assert len(by_step) == 20
+    assert [250 + 135 * int(title.split()[1].rstrip(",")) / 9 for title in said] == pytest.approx(by_step)
+    assert "decided first" in here.text("#w-scale")
+    here.page.select_option("#w-colour", "certainty")
+    sure = [int(title.split(", ")[1].strip("<> %")) / 100 for title in said]
+    assert [385 - 135 * p for p in sure] == pytest.approx(here.page.evaluate(HUES), abs=2)
+    assert "a guess" in here.text("#w-scale")
+    here.page.fill("#w-at", "3")
+    assert 0 < len(here.page.evaluate(HUES)) < 20  # also on the way
+    here.check()
+    again = visit(path=here.page.evaluate("() => location.hash"))
+    again.page.wait_for_selector("#w-replay:not([hidden])")
+    assert again.page.input_value("#w-colour") == "certainty"
+    odd = visit(path=here.page.evaluate("() => location.hash").replace("certainty", "toString"))
+    odd.page.wait_for_selector("#w-replay:not([hidden])")
+    odd.check()
+
+
 def test_a_link_reproduces_a_text(visit: Any):
     first = visit()
     first.write(prompt="ab & <b>", seed="")

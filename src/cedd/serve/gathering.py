@@ -109,9 +109,25 @@ class Run:
         finally:
             self._back.release()
 
-    def over(self, loaded: LoadedModel, memory: Memory | None = None) -> LoadedModel:
+    def over(self, loaded: LoadedModel, memory: Memory | None = None) -> AskingModel:
         """The same model, which asks through this run what is not in the memory."""
         return AskingModel(loaded, self, memory)
+
+
+@dataclass
+class Read:
+    """What a network has read last: x_t [B, L], and the outputs [R, V] at some of its rows."""
+
+    x_t: Tensor
+    features: Tensor
+    head: Callable[[Tensor], Tensor]
+
+    def outputs(self, sequence: Tensor, places: Tensor) -> Tensor | None:
+        """The outputs at some places of one sequence [L]; None where it was not read."""
+        found = (self.x_t == sequence.to(self.x_t.device)).all(-1).nonzero()
+        if not len(found):
+            return None
+        return self.head(self.features[int(found[0, 0])].index_select(0, places.to(self.x_t.device))).cpu()
 
 
 class GatheredNetwork:
@@ -121,17 +137,27 @@ class GatheredNetwork:
         network: the network itself.
         run: who asks.
         memory: of what need not be asked again.
+        reading: told what it has read.
     """
 
-    def __init__(self, network: HasHead, run: Run, memory: Memory | None = None) -> None:
-        self._network, self._run, self._memory = network, run, memory
+    def __init__(
+        self,
+        network: HasHead,
+        run: Run,
+        memory: Memory | None = None,
+        reading: Callable[[Read], None] | None = None,
+    ) -> None:
+        self._network, self._run, self._memory, self._reading = network, run, memory, reading
         self.head = network.head
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L, D]"""
-        if self._memory is None:
-            return self._ask(x_t, sigma)
-        return self._memory.read(self._network, x_t, sigma, self._ask)
+        if self._memory is not None:
+            return self._memory.read(self._network, x_t, sigma, self._ask)
+        features = self._ask(x_t, sigma)
+        if self._reading is not None:
+            self._reading(Read(x_t, features, self.head))
+        return features
 
     def _ask(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return self._run.ask(Question(self._network, x_t, sigma))
@@ -150,10 +176,15 @@ class AskingModel(LoadedModel):
         asking = cast(Any, GatheredNetwork(loaded.model, run, memory))
         super().__init__(replace(loaded.folder, model=asking), loaded.device)
         self._loaded, self._run = loaded, run
+        self.last_read: Read | None = None
+        """By the network that is sampled from."""
 
     def network(self, batch: int, length: int) -> AnyModel:
         del batch
-        return GatheredNetwork(shared_network(self._loaded, length), self._run)
+        return GatheredNetwork(shared_network(self._loaded, length), self._run, reading=self._note)
+
+    def _note(self, read: Read) -> None:
+        self.last_read = read
 
 
 @lru_cache(maxsize=256)

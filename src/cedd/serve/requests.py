@@ -93,6 +93,7 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     n = fields.whole("n", 1, limits.most_texts // len(prompts), 1)
     stops = fields.texts("stop", MOST_STOPS, limits.most_characters, [])
     echo, streams = fields.flag("echo"), fields.flag("stream")
+    certainty = fields.flag("certainty") and model.method.dynamics.noisy
     options, seed = sampling_of(fields, shelf, name, limits)
     fields.without(*WITHOUT)
     fields.forget("user", "stream_options")
@@ -130,6 +131,7 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
             seeds[number * n : (number + 1) * n],
             options,
             partial(result, number),
+            certainty=certainty,
         )
         for number, prompt in enumerate(prompts)
     ]

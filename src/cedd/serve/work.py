@@ -21,7 +21,7 @@ from cedd.network import Network, Places
 from cedd.samplers import Fixed
 from cedd.samplers.memory import Memory
 from cedd.serve.desk import Job
-from cedd.serve.gathering import Ended, Run
+from cedd.serve.gathering import AskingModel, Ended, Run
 from cedd.serve.readers import Readers, RemoteReader, found_by
 from cedd.spelling.correct import lexicon_file, reader_beside
 from cedd.spelling.rewrite import Doubt, Reader
@@ -62,6 +62,7 @@ class Writing:
         options: how to sample.
         result: makes the answer of the texts and their tokens [n, L].
         alternatives: so many other tokens for each that was written, with their probabilities.
+        certainty: whether steps say how probable each token was when it was decided.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Writing:
     options: SamplingOptions
     result: Callable[[list[str], list[Record]], Record]
     alternatives: int = 0
+    certainty: bool = False
 
     @property
     def key(self) -> Hashable:
@@ -89,7 +91,10 @@ class Writing:
         loaded, width = run.over(self.model), self.template.width
         seeds = [seed for work in writings for seed in work.seeds]
         parts = list(pairwise(accumulate((work.texts for work in writings), initial=0)))
-        steps = [Steps(job, work.template) for job, work in zip(jobs, writings, strict=True)]
+        steps = [
+            Steps(job, work.template, loaded if work.certainty else None)
+            for job, work in zip(jobs, writings, strict=True)
+        ]
 
         def callback(step: int, t: float, x: Tensor) -> None:
             for one, (start, stop) in zip(steps, parts, strict=True):
@@ -126,27 +131,60 @@ def stacked(templates: Sequence[tuple[Template, int]]) -> Fixed | None:
 
 @dataclass
 class Steps:
-    """Sends a job its steps: the first text as a whole, and then what has changed."""
+    """Sends a job its steps: the first text as a whole, and then what has changed.
+
+    Args:
+        job: to whom.
+        template: of its texts.
+        asking: whose network decides; if given, an edit has the probability of its token as well.
+    """
 
     job: Job
     template: Template
+    asking: AskingModel | None = None
     _last: Tensor | None = field(default=None, repr=False)
+    _t: float = 1.0
 
     def show(self, step: int, t: float, x: Tensor) -> None:
         """The state x [n, L] after a step, at time t."""
         if not self.job.streams or self.job.gone:
             return
-        x, tokenizer = x.cpu(), self.template.tokenizer
-        record: Record = {"step": step, "t": t}
+        x, record = x.cpu(), Record(step=step, t=t, edits=[])
         if self._last is None:
             record["texts"] = [pieces(self.template, row) for row in x.tolist()]
             record["given"] = self.template.given.nonzero().squeeze(1).tolist()
-            record["edits"] = []
         else:
-            places = (x != self._last).nonzero().tolist()
-            record["edits"] = [[i, place, piece(tokenizer, int(x[i, place]))] for i, place in places]
-        self._last = x.clone()
+            for i, (now, before) in enumerate(zip(x, self._last, strict=True)):
+                record["edits"] += self.edits(i, now, before)
+        self._last, self._t = x.clone(), t
         self.job.send({"step": record})
+
+    def edits(self, i: int, now: Tensor, before: Tensor) -> list[list[Any]]:
+        """What has changed in text i [L]."""
+        places, tokenizer = (now != before).nonzero().squeeze(1), self.template.tokenizer
+        found = [
+            [i, place, piece(tokenizer, token)]
+            for place, token in zip(places.tolist(), now[places].tolist(), strict=True)
+        ]
+        if self.asking is None or not found:
+            return found
+        sure = certainties(self.asking, before, places, now[places], self._t)
+        return [[*edit, p] for edit, p in zip(found, sure, strict=True)]
+
+
+@torch.no_grad()
+def certainties(asking: AskingModel, x_t: Tensor, places: Tensor, tokens: Tensor, t: float) -> list[float | None]:
+    """p(x_0 = token | x_t) of tokens [P] at these places of x_t [L], which the network has read last at time t; None of
+    a mask, and of all where it has read something else."""
+    process, read = asking.process, asking.last_read
+    outputs = None if read is None else read.outputs(x_t, places)
+    if outputs is None:
+        return [None] * len(tokens)
+    x = x_t[places]
+    log_posterior = asking.method.parameterization.log_posterior(outputs.double(), x, process.noise(t).like(x))
+    words = tokens < process.vocab_size
+    p = log_posterior.gather(-1, tokens.where(words, 0)[:, None]).squeeze(-1).exp()
+    return [round(value, 4) if is_word else None for value, is_word in zip(p.tolist(), words.tolist(), strict=True)]
 
 
 MOST_MASKED = 64
