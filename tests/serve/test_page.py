@@ -175,13 +175,15 @@ def test_fill_shows_alternatives_of_a_gap(visit: Any, size: tuple[int, int]):
     here.page.fill("#f-text", "the ____ cat ____{3}.")
     here.page.fill("#f-n", "2")
     here.page.click("#f-go")
-    here.page.wait_for_selector("button.gap")
+    here.page.wait_for_selector(".gap")
     assert here.page.locator("#f-texts li").count() == 2
-    assert here.page.locator("button.gap").count() == 4
-    here.page.locator("button.gap").first.focus()
+    assert here.page.locator(".gap").count() == 4
+    here.page.locator(".gap").first.focus()
     tip = here.text("#tip")
     assert "of 2" in tip
     assert "%" in tip
+    assert here.page.locator("#tip .others").count() == 4  # a line for each token of the gap
+    assert here.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
     here.check()
     here.page.keyboard.press("Escape")
     assert here.page.locator("#tip").is_hidden()
