@@ -3,10 +3,12 @@
 import contextlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from cedd.cli import main
+from cedd.cli.genppl import samples_of
 from cedd.evaluation.generative import Judged
 
 
@@ -105,6 +107,13 @@ def test_correct_says_what_it_changed(run, capsys):
     assert result["text"].endswith("ü")
     assert main(["correct", run, "teh cat", "--device", "cpu"]) == 0
     assert len(capsys.readouterr().out.rstrip("\n")) == 7
+
+
+def test_samples_of_a_model_in_the_package_are_not_saved_there(run):
+    assert samples_of(run) == Path(run) / "samples.jsonl"
+    assert samples_of("english") == Path("english-samples.jsonl")
+    with pytest.raises(ValueError, match="no run or model at englisch"):
+        samples_of("englisch")
 
 
 def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch):

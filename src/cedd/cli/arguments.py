@@ -332,7 +332,8 @@ class Genppl(CommonArguments):
     samples: Path | None = None
     """Judge these samples instead of drawing new ones."""
     out: Path | None = None
-    """Where the samples are saved; by default samples.jsonl in the run's folder."""
+    """Where the samples are saved; by default samples.jsonl in the run's folder, or NAME-samples.jsonl here for a model
+    that comes with the package."""
     judge_batch: int = 8
     """Samples judged at once."""
     seed: int = 0

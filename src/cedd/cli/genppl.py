@@ -41,7 +41,7 @@ from cedd.evaluation.generative import (
     save_samples,
 )
 from cedd.models.loaded import LoadedModel
-from cedd.models.locate import locate
+from cedd.models.locate import is_model, locate
 from cedd.samplers import Sharpening
 from cedd.storage import check_writable, finite
 from cedd.tasks import load
@@ -57,7 +57,7 @@ def run(arguments: Genppl) -> int:
         raise UserError("give either a RUN to sample from or --samples FILE to judge again; several with --frontier")
     device = str(pick_device(arguments.device))
     given = load_samples(arguments.samples) if arguments.samples is not None else None
-    out = None if given is not None else arguments.out or locate(arguments.models[0]) / "samples.jsonl"
+    out = None if given is not None else arguments.out or samples_of(arguments.models[0])
     check_writable(out)
     # The judge before the samples are drawn: it is what fails, and they take long.
     judge = open_judge(arguments.judge, device, arguments.judge_batch, arguments.gguf_file)
@@ -69,6 +69,14 @@ def run(arguments: Genppl) -> int:
     else:
         PlainConsole().print(table(report))
     return 0
+
+
+def samples_of(name: str) -> Path:
+    """Where samples of a model are kept: in its folder, or here if it comes with the package or from the hub."""
+    if is_model(name):
+        return Path(name).expanduser() / "samples.jsonl"
+    locate(name)  # so that a name of nothing is refused before anything is loaded
+    return Path(f"{name.rpartition('/')[2]}-samples.jsonl")
 
 
 def draw(arguments: Genppl, name: str, out: Path) -> Samples:
