@@ -5,9 +5,8 @@ import pytest
 import torch
 
 import cedd
-from cedd.models.kernels import gelu
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.samplers import Fixed, GraphedNetwork, graphs, sample
+from cedd.samplers import Fixed, GraphedNetwork, sample
 from tests.samplers.chains import ERROR_RATE, p_value
 
 pytestmark = [
@@ -22,12 +21,6 @@ def network(process: cedd.TokenProcess, length: int) -> Transformer:
     model = Transformer(config).cuda().eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     return model
-
-
-@pytest.fixture(autouse=True)
-def all_fast_paths(monkeypatch):
-    monkeypatch.setattr(graphs, "DECISIONS", True)
-    monkeypatch.setattr(gelu, "EPILOGUE", True)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 5, 8, 11])

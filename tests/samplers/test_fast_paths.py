@@ -108,11 +108,6 @@ def rerun(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...
     return graphs._Recording(replay, inputs, outputs)
 
 
-@pytest.fixture(autouse=True)
-def decisions(monkeypatch) -> None:
-    monkeypatch.setattr(graphs, "DECISIONS", True)
-
-
 class Recording:
     """A network on a CPU that records as a GPU's does."""
 

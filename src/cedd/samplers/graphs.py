@@ -17,8 +17,6 @@ from cedd.network import FEW, HasHead, knows_time, supports_rows, with_rounded
 
 MOST_ROWS = 128
 """Rows up to which a function of outputs is recorded: more keep the device busy, and a recording holds its memory."""
-DECISIONS = False
-"""Whether functions of outputs are recorded at all."""
 _MOST_RECORDINGS = 128
 _WARM_UPS = 2
 
@@ -168,7 +166,7 @@ class GraphedNetwork:
         It must be made of operations on tensors alone. What it returns has more rows, and the next call overwrites it.
         """
         room = _room(len(of_rows[0]), _buckets(MOST_ROWS))
-        if room is None or not DECISIONS:
+        if room is None:
             return None
         return self._recorder(function, [*of_rows, *shared], [*(room for _ in of_rows), *map(len, shared)])
 

@@ -36,16 +36,12 @@ def gelu(x: Tensor) -> Tensor:
     return made
 
 
-EPILOGUE = False
-"""Whether a product's GELU is left to the library that multiplies, where it can be."""
-
-
 def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
     """gelu(linear(x)). On a GPU, in half precision and without gradients, it is one kernel: the library applies the
     GELU to its sums before they are rounded, and [.., D] is neither written nor read once more."""
     weight, bias = linear.weight, linear.bias
     alone = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if not (EPILOGUE and alone and x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2):
+    if not (alone and x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2):
         return gelu(linear(x))
     return product_with_gelu(x, weight, bias)
 

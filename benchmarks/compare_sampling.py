@@ -1,0 +1,174 @@
+"""Samplers of two versions of the package, in turns on one machine: what a change costs or saves, with an interval.
+
+    git worktree add /tmp/before COMMIT
+    python benchmarks/compare_sampling.py /tmp/before/src src --steps 128 --json compared.json
+
+A process for each version holds the networks of `cedd bench sample`, which have random weights. Rounds go through all
+rows with the first version before the second, then the other way round; the first of them warm up and are dropped.
+The ratio of a row is the geometric mean over rounds of second / first, with Student's 95% interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROWS = (
+    "cedd-star/absorb:analytic",
+    "cedd-star/absorb:first-hitting",
+    "bayes/roulette:analytic",
+    "bayes/uniform:analytic",
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row of both versions: seconds a batch (medians), calls of the network, the ratio of times and its interval."""
+
+    row: str
+    calls: int
+    seconds: tuple[float, float]
+    ratio: float
+    ci95: tuple[float, float] | None
+    rounds: int
+
+
+def compared(row: str, calls: int, first: list[float], second: list[float]) -> Compared:
+    """The times of both versions in the same rounds."""
+    logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
+    mean, interval = statistics.fmean(logs), None
+    if len(logs) > 1:
+        from cedd.bounds.estimate import student_quantile  # not for versions before it
+
+        half = student_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+        interval = (math.exp(mean - half), math.exp(mean + half))
+    seconds = (statistics.median(first), statistics.median(second))
+    return Compared(row, calls, seconds, math.exp(mean), interval, len(logs))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The process of a version: it reads rows and writes their seconds
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Answer each row of the standard input with [seconds, calls of the network]."""
+    import torch
+
+    from cedd.process import PROCESSES
+    from cedd.samplers import GraphedNetwork, sample
+
+    try:
+        bench: Any = importlib.import_module("cedd.bench.sample")
+    except ImportError:  # where it was before
+        bench = importlib.import_module("cedd.cli.bench_sample")
+    batch, length = map(int, options.shape.split("x"))
+    device, shape = torch.device(options.device), (batch, length)
+    torch.set_num_threads(1)
+    made: dict[str, tuple[Any, Any]] = {}
+    for line in sys.stdin:
+        pair, _, sampler = line.strip().partition(":")
+        if pair not in made:
+            process = PROCESSES[pair.partition("/")[2]](options.vocab)
+            model = bench._network(options.preset, process, length, device, 0)
+            made[pair] = (GraphedNetwork(model, batch, length) if device.type == "cuda" else model), process
+        network, process = made[pair]
+        counting, generator = bench.CountingNetwork(network), torch.Generator().manual_seed(0)
+        how = {"method": pair.partition("/")[0], "sampler": sampler, "steps": options.steps}
+        start = _now(device)
+        sample(counting, process, shape, generator=generator, device=device, **how)
+        print(json.dumps([_now(device) - start, counting.calls]), flush=True)
+
+
+def _now(device: Any) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class Version:
+    """The process of one version of the package."""
+
+    def __init__(self, source: Path, arguments: list[str]) -> None:
+        paths = [str(source.resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, *arguments, "--serve"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def time(self, row: str) -> tuple[float, int]:
+        """Seconds of a batch, and calls of the network."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(row, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"a version ended at {row}; its message is above")
+        seconds, calls = json.loads(answer)
+        return seconds, calls
+
+    def end(self) -> None:
+        """Let the process end."""
+        self._process.communicate()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The rounds
+
+
+def main(arguments: list[str] | None = None) -> list[Compared]:
+    """Compare, print a line a row, and write JSON after every round."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs=2, type=Path, help="folders that hold the package `cedd`")
+    parser.add_argument("--rows", nargs="+", default=ROWS, help="METHOD/PROCESS:SAMPLER")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--preset", default="small")
+    parser.add_argument("--vocab", type=int, default=50257)
+    parser.add_argument("--shape", default="64x128")
+    parser.add_argument("--steps", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--drop", type=int, default=1, help="rounds before them, which record graphs")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.serve:
+        serve(options)
+        return []
+    versions = [Version(source, arguments) for source in options.source]
+    times: dict[str, tuple[list[float], list[float]]] = {row: ([], []) for row in options.rows}
+    calls, found = dict.fromkeys(options.rows, 0), list[Compared]()
+    for number in range(options.drop + options.rounds):
+        for row in options.rows:
+            for which in (0, 1) if number % 2 == 0 else (1, 0):
+                seconds, calls[row] = versions[which].time(row)
+                if number >= options.drop:
+                    times[row][which].append(seconds)
+        if number < options.drop:
+            continue
+        found = [compared(row, calls[row], *times[row]) for row in options.rows]
+        if options.json is not None:
+            options.json.write_text(json.dumps([asdict(row) for row in found], indent=1))
+    for version in versions:
+        version.end()
+    for row in found:
+        interval = "" if row.ci95 is None else f" [{row.ci95[0]:.4f}, {row.ci95[1]:.4f}]"
+        before, after = row.seconds
+        print(f"{row.row}: {before:.4f} s, {after:.4f} s, {row.calls} calls; ratio {row.ratio:.4f}{interval}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
