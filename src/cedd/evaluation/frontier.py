@@ -403,26 +403,32 @@ def figures(point: Point, seed: int = 0) -> dict[str, Any]:
 # The picture
 
 
+_COLUMNS = 4
+
+
 def save_plot(path: Path, points: Sequence[Point], judge: str, seed: int = 0) -> None:
     """A panel for each run and sampler, a curve for each number of steps: perplexity over entropy, with intervals."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     curves, real = curves_of(points), real_text(points)
-    named = zip(*((curve.run, curve.sampler, curve.steps) for curve in curves), strict=True)
-    runs, samplers, steps = (list(dict.fromkeys(part)) for part in named)
-    colours = dict(zip(sorted(steps), colormaps["viridis"](np.linspace(0, 0.9, len(steps))), strict=True))
-    shape = (len(runs), len(samplers))
-    figure = Figure(figsize=(1.5 + 2.6 * shape[1], 1.2 + 2.4 * shape[0]), layout="constrained")
-    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
-    for (row, run), (column, sampler) in itertools.product(enumerate(runs), enumerate(samplers)):
-        axes, own = panels[row, column], [one for one in curves if (one.run, one.sampler) == (run, sampler)]
-        if not own:
+    steps = sorted({curve.steps for curve in curves})
+    colours = dict(zip(steps, colormaps["viridis"](np.linspace(0, 0.9, len(steps))), strict=True))
+    panels: dict[tuple[str, str], list[Curve]] = {}
+    for curve in sorted(curves, key=lambda one: one.steps):
+        panels.setdefault((curve.run, curve.sampler), []).append(curve)
+    names = list(dict.fromkeys((curve.run, curve.sampler) for curve in curves))
+    columns = min(_COLUMNS, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(1.2 + 2.6 * columns, 1.0 + 2.5 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    for name, axes in itertools.zip_longest(names, grid):
+        if name is None:
             axes.set_axis_off()
             continue
         axes.set_yscale("log")
-        axes.set_title(f"{run}, {sampler}", fontsize=9)
-        for curve in sorted(own, key=lambda one: one.steps):
+        axes.set_title(", ".join(name), fontsize=9)
+        for curve in panels[name]:
             _draw(axes, curve.points, colours[curve.steps], f"{curve.steps} steps", seed)
         if real is not None:
             _draw(axes, [real], "black", REAL_TEXT, seed)
