@@ -289,12 +289,14 @@ def test_a_geometric_schedule_jumps_at_zero() -> None:
 # ---- shapes -----------------------------------------------------------------------------------------------------
 
 
-def test_a_record_for_each_entry() -> None:
+def test_stacked_fields_make_the_record_again() -> None:
     noise = cedd.roulette(5).noise(torch.linspace(0.1, 0.9, 4, dtype=torch.float64))
-    apart = noise.unbind()
-    assert len(apart) == 4
-    assert all(torch.equal(one.beta, noise.beta[k]) and one.t == noise.t[k] for k, one in enumerate(apart))
-    assert {(one.vocab_size, one.has_mask) for one in apart} == {(5, True)}
+    values = noise.stacked()
+    assert values.shape == (4, 5)
+    one = type(noise).of_stacked(5, True, values[2])
+    names = ("alpha", "beta", "t", "alpha_rate", "beta_rate")
+    assert all(torch.equal(getattr(one, name), getattr(noise, name)[2]) for name in names)
+    assert (one.vocab_size, one.has_mask) == (5, True)
 
 
 def test_fields_spread_and_rows_are_picked() -> None:
