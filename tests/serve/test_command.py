@@ -11,7 +11,7 @@ import pytest
 
 from cedd.cli import main
 from cedd.serve.models import Shelf
-from tests.serve.servers import bound_socket, httpx
+from tests.serve.servers import Server, bound_socket, httpx, make_app, site
 from tests.tasks.models import save_random
 
 
@@ -38,6 +38,17 @@ def test_it_prints_its_address_answers_and_ends_on_a_signal(tmp_path: Path, numb
     assert (process.returncode, out) == (0, "ended\n")
     assert "Traceback" not in log
     assert "POST /correct 200" in log
+
+
+def test_a_second_ctrl_c_does_not_wait_for_requests_under_way(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    made, hurried = site(shelf), list[float]()
+    monkeypatch.setattr(made.desk, "hurry", hurried.append)
+    server = Server(make_app(made), made.desk, lambda: None)
+    with server.capture_signals():
+        signal.raise_signal(signal.SIGINT)
+        assert (server.should_exit, server.force_exit, hurried) == (True, False, [])
+        signal.raise_signal(signal.SIGINT)
+        assert (server.force_exit, hurried) == (True, [0.0])
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

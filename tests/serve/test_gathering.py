@@ -166,8 +166,8 @@ class Away:
         jobs[0].finish({"text": "late"})
 
 
-@pytest.mark.parametrize("closing", [False, True], ids=["deadline", "ending"])
-def test_who_waits_for_a_run_outside_is_answered_in_time(closing: bool):
+@pytest.mark.parametrize("closing", [0, 1, 2], ids=["deadline", "ending", "at once"])
+def test_who_waits_for_a_run_outside_is_answered_in_time(closing: int):
     async def ask() -> tuple[int, float]:
         desk, door = Desk(Limits()), threading.Event()
         jobs = Jobs([Away(door)], 30 if closing else 0.2)
@@ -177,7 +177,9 @@ def test_who_waits_for_a_run_outside_is_answered_in_time(closing: bool):
         if closing:
             while desk.counts != (0, 1):
                 await asyncio.sleep(0.01)
-            await asyncio.to_thread(desk.close, 0.2)  # does not wait for the run
+            if closing == 2:
+                threading.Timer(0.2, desk.hurry, [0.0]).start()
+            await asyncio.to_thread(desk.close, 0.2 if closing == 1 else 20.0)  # does not wait for the run
         refused = await jobs.answers()
         seconds = time.monotonic() - begin
         door.set()

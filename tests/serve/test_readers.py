@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,24 @@ def test_a_process_that_ends_says_so_and_is_begun_anew(process: ReaderProcess, l
         process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ())
     assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
     assert process.begin().pid != before.pid
+
+
+def test_a_process_that_works_for_nobody_is_ended(
+    process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("cedd.serve.readers.PATIENCE", 0.1)
+    stuck, asked = process.begin(), list[float]()
+    os.kill(stuck.pid, signal.SIGSTOP)
+
+    def wanted() -> bool:
+        asked.append(time.monotonic())
+        return len(asked) < 2
+
+    with pytest.raises(TimeoutError):
+        process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, (), wanted)
+    assert len(asked) == 2
+    assert stuck.poll() is not None
+    assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
 
 
 def test_a_process_ends_when_its_server_does(process: ReaderProcess):

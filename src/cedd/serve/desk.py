@@ -156,6 +156,12 @@ class Desk:
 
     def close(self, grace: float) -> None:
         """Take no more, let those under way go on for so many seconds, and wait for that."""
+        self.hurry(grace)
+        if self._thread.is_alive():
+            self._thread.join(grace + 30.0)
+
+    def hurry(self, grace: float) -> None:
+        """Take no more, and let those under way go on for so many seconds at most."""
         with self._changed:
             self._closing = True
             for job in self._waiting:
@@ -164,8 +170,6 @@ class Desk:
             for job in self._under_way:
                 job.deadline = min(job.deadline, time.monotonic() + grace)
             self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(grace + 30.0)
 
     def _wake(self) -> None:
         with self._changed:

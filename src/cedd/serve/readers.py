@@ -14,8 +14,10 @@ import contextlib
 import json
 import os
 import queue
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -26,6 +28,8 @@ from cedd.spelling.rewrite import FEATURES, WORD_THRESHOLD, Doubt, Judged, Optio
 from cedd.spelling.words import Token, tokens_of
 
 MOST_BY_DEFAULT = 4
+PATIENCE, LOOK = 2.0, 0.25
+"""Seconds that a process may work for nobody, since to begin one takes half of that; how often this is looked at."""
 WARMING = "It was teh first wrod of them."
 """A text that makes a reader compute the tables that it keeps."""
 Find = Callable[[str, float, Collection[str]], list[Doubt]]
@@ -119,8 +123,18 @@ class ReaderProcess:
             )
         return self.process
 
-    def doubts(self, file: Path, text: str, threshold: float, ignored: Collection[str]) -> list[Doubt]:
-        """The doubts of a text by the lexicon of a file; an OSError, EOFError or ValueError where it ended instead."""
+    def doubts(
+        self,
+        file: Path,
+        text: str,
+        threshold: float,
+        ignored: Collection[str],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> list[Doubt]:
+        """The doubts of a text by the lexicon of a file; an OSError, EOFError or ValueError where it ended instead.
+
+        One that takes long is ended when its answer is not wanted any more.
+        """
         process = self.begin()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -128,6 +142,11 @@ class ReaderProcess:
             request = (str(file), file.stat().st_mtime_ns, text, threshold, sorted(ignored))
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
+            answer, patience = select.poll(), time.monotonic() + PATIENCE
+            answer.register(process.stdout, select.POLLIN)
+            while not answer.poll(1000 * LOOK):
+                if time.monotonic() > patience and not wanted():
+                    raise TimeoutError("nobody waits for the answer")
             return read_doubts(process.stdout)
         except BaseException:
             self.end()

@@ -46,7 +46,8 @@ def address_of(made: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Ends on SIGINT and SIGTERM: takes no more requests, answers those under way or ends them with 503.
+    """Ends on SIGINT and SIGTERM: takes no more requests, answers those under way or ends them with 503; on a second
+    SIGINT it does not wait for them.
 
     Args:
         app: what is served.
@@ -87,8 +88,9 @@ class Server(uvicorn.Server):
 
         def end(number: int, frame: FrameType | None) -> None:
             del frame
-            if self.should_exit and number == signal.SIGINT:
+            if self.should_exit and number == signal.SIGINT:  # again: at once
                 self.force_exit = True
+                self.desk.hurry(0.0)
             self.should_exit = True
 
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}

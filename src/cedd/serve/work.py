@@ -287,11 +287,13 @@ class Correcting:
                 with readers.free() as process:
                     if job.gone:
                         raise Ended
-                    return process.doubts(file, text, threshold, ignored)
+                    return process.doubts(file, text, threshold, ignored, lambda: not job.gone)
 
             try:
                 return run.outside(wait)
             except (OSError, EOFError, ValueError):
+                if job.gone:
+                    raise Ended from None
                 LOG.warning("a process that reads words has ended; it is begun anew")
                 return found_by(own, text, threshold, ignored)
 
