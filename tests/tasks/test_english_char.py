@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import cedd
+from cedd.models.locate import pretrained_root
+from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
+from cedd.spelling.rewrite import FEATURES
 
 LATIN = """\
 Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
@@ -88,6 +91,12 @@ def test_what_was_corrected_is_right(model):
         *("committee", "received", "a lot", "government", "believed", "answer", "together"),
         *("The", "from", "friend", "COMMITTEE", "RECEIVED"),
     ]
+
+
+def test_the_lexicon_has_a_weight_for_every_feature():
+    lexicon = load_lexicon(pretrained_root() / "english-char" / LEXICON_FILE)
+    assert lexicon.weights.keys() == {"alone", "network"}
+    assert all(weights.keys() == set(FEATURES) for weights in lexicon.weights.values())
 
 
 def docstrings(*modules):

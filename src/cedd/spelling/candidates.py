@@ -56,8 +56,8 @@ class Neighbours:
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
-        self.near = lru_cache(maxsize=20_000)(self._near)
-        self.judged = lru_cache(maxsize=300_000)(self.log_channel)
+        self.near = lru_cache(maxsize=10_000)(self._near)
+        self.judged = lru_cache(maxsize=50_000)(self.log_channel)
 
     @cached_property
     def letters(self) -> NDArray[np.uint8]:
