@@ -82,7 +82,7 @@ LEAST_SHARE = 0.45
 """Of what else may have been meant, the best must have this share of the probability, or nothing is changed."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
-OPEN, UNLIKELY, ASKED = (0.3, 0.93), 0.05, 3
+OPEN, UNLIKELY, ASKED = (0.5, 0.87), 0.05, 3
 """A decision is open where own / (own + best) lies between these. A network is asked about at most ASKED options, none
 UNLIKELY beside the best."""
 LANGUAGE_REACH, LANGUAGE_SHARE = 12, {"rare": 0.5, "common": 0.7}
