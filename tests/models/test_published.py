@@ -339,6 +339,16 @@ def test_a_tokenizer_must_fit(tmp_path: Path) -> None:
     assert "drops capitals, accents and line breaks" in (tmp_path / "ours" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_blocks_were_wrapped_by_mdlm_and_duo_alone(tmp_path: Path, name: str) -> None:
+    """bd3lms' own MDLM was trained without ends of documents. The residual stream of all is in float32."""
+    folder, _ = published(tmp_path / "theirs", name)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "[SEP]", *"abcdefghijklmno"]), encoding="utf-8")
+    model = cedd.import_model(folder, tmp_path, device="cpu")
+    assert model.folder.wrap == ("bos-eos" if name.startswith(("mdlm", "sdtt", "duo")) else "none")
+    assert model.model.config.float32_residual
+
+
 # ---- a folder like any other ------------------------------------------------------------------------------------
 
 

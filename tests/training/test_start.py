@@ -20,6 +20,7 @@ from cedd.process import process_from_config
 from cedd.report.commands import train_command
 from cedd.training.config import ProcessConfig, TrainConfig, starting_from
 from cedd.training.loop import Trainer
+from cedd.training.records import LOG_FILE, read_log
 from tests.models import ddit
 from tests.training.runs import ALONE, changed, run
 from tests.training.test_methods_train import fixed_loss
@@ -142,6 +143,23 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
     assert asked.model == first.model
     assert asked.text.tokenizer == str(first.out)
     assert f"--from {first.out}" in train_command(asked)
+    # Without a preset: char's batch, rate and steps.
+    for said in (words[1:], [f"--from={first.out}", *words[3:]]):
+        alone = parse("train", said).config
+        assert alone == parse("train", ["char", *words[1:]]).config
+        assert alone.start == str(first.out)
+    with pytest.raises(ValueError, match="name a preset first"):
+        parse("train", words[3:])
+
+
+def test_the_card_of_a_run_has_its_last_bound(config: Make, tmp_path: Path) -> None:
+    made = config("run", {"steps": 4, "checkpoint_every": 4, "evaluation.every": 2, "evaluation.sequences": 8})
+    run(made)
+    bounds = [record for record in read_log(made.out / LOG_FILE) if record["kind"] == "bound"]
+    cedd.load(made.out, device="cpu").save_pretrained(tmp_path / "saved")
+    card, (low, high) = (tmp_path / "saved" / "README.md").read_text("utf-8"), bounds[-1]["ci95"]
+    assert f"{bounds[-1]['nats_per_token']:.3f} nats a token [{low:.3f}, {high:.3f}]" in card
+    assert f"{bounds[-1]['sequences']} held-out blocks, step 4" in card
 
 
 @pytest.mark.parametrize("process", [ProcessConfig(name) for name in ("absorb", "uniform", "eroulette", "hybrid")])

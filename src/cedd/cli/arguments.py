@@ -534,7 +534,7 @@ usage: cedd train {__NAMES__} [OPTIONS]      (cedd train char --help lists them)
 
 Train a network on a text file, a folder of them, a jsonl, a hub data set (hf:NAME) or python-manual.
 Every setting of the preset can be changed: --method cedd --process.name uniform --batch.size 64 --steps 5000.
-From another model's weights: --from RUN. A run that was killed goes on with the same command.
+From another model's weights: --from RUN, first or after a preset. A run that was killed goes on with the same command.
 Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
 
 __PRESETS__"""
@@ -556,6 +556,8 @@ def _parse_train(words: list[str]) -> Train:
         print(TRAIN_HELP.replace("__NAMES__", ",".join(PRESETS)).replace("__PRESETS__", presets))
         raise SystemExit(0)
     name, rest = (words[0], words[1:]) if words else ("", [])
+    if name.partition("=")[0] == "--from":  # what is continued says most of it
+        name, rest = "char", words
     if not name or name.startswith("-"):
         raise ValueError(f"name a preset first, one of {', '.join(PRESETS)}: cedd train char --out runs/first")
     if name not in PRESETS:

@@ -121,6 +121,12 @@ def _training(training: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[
     rows = {kind: f"{part['blocks'] * part['length']:,} tokens" for kind, part in data.items()}
     rows |= {"steps": f"{training['steps']:,}"} if training.get("steps") else {}
     rows |= {"batch": f"{training['batch']} sequences"} if training.get("batch") else {}
+    bound = training.get("bound", {})
+    if bound.get("nats_per_token") is not None:  # not where it was infinite
+        low, high = bound["ci95"]
+        interval = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+        where = f"{bound['sequences']} held-out blocks, step {bound['step']:,}"
+        rows["bound while training"] = f"{bound['nats_per_token']:.3f} nats a token{interval}, {where}"
     if rows:
         yield _table(rows)
     if training.get("command"):

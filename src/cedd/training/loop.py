@@ -7,6 +7,7 @@ caller can add to a run or change of it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from cedd.training.checkpoints import Checkpoints, RunIdentity
 from cedd.training.config import TrainConfig, settings_of_run, to_json
 from cedd.training.distributed import Ranks, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
-from cedd.training.records import Records, plot_log
+from cedd.training.records import LOG_FILE, Records, plot_log, read_log
 from cedd.training.run_folder import folder_lock, refuse_other_data, refuse_other_run
 from cedd.training.signals import StopRequest
 from cedd.training.speed import Meter
@@ -275,20 +276,22 @@ class Trainer:
         elif started_before:
             self._say(f"{config.out} has no complete checkpoint: starting from the first step")
 
-    def _describe(self, method: Method) -> None:
-        """Everything of the run's model but its weights."""
+    def _describe(self, method: Method, found: Mapping[str, Any] | None = None) -> None:
+        """Everything of the run's model but its weights, and what has been found out about them."""
         model = ModelFolder(self.state.model, self.process, method, self.data.tokenizer, self.config.length)
         reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
         wrap = {} if self.config.text.wrap == "none" else {"wrap": self.config.text.wrap}
-        save_description(self.config.out, model, {"data": reports, **wrap})
+        save_description(self.config.out, model, {"data": reports, **wrap, **(found or {})})
 
     def _describe_end(self) -> None:
-        """Where the path of the final weights ends, for a method that has to choose."""
-        if not self.method.stops_short(self.process):
-            return
-        model = self.state.averaged_model()  # all ranks are needed to gather a sharded average
+        """The last bound on held-out text, and where the final weights' path ends, for a method that has to choose."""
+        method = self.method
+        if method.stops_short(self.process):
+            model = self.state.averaged_model()  # all ranks are needed to gather a sharded average
+            method = self.validation.stopped(model) if self.ranks.is_first else method
         if self.ranks.is_first:
-            self._describe(self.validation.stopped(model))
+            bounds = [record for record in read_log(self.config.out / LOG_FILE) if record["kind"] == "bound"]
+            self._describe(method, {"training": {"bound": bounds[-1]}} if bounds else {})
         self.ranks.barrier()
 
     def _save(self) -> None:
