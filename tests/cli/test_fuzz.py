@@ -8,6 +8,7 @@ default run, and all of them are in the slow one.
 import contextlib
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import lzma
@@ -26,8 +27,8 @@ from cedd.cli.arguments import ARGUMENTS
 from cedd.cli.parsing import option_names
 from tests.tasks.models import save_random
 
-SHARE = 8
-"""One input in so many is in the default run."""
+PARTS, DEFAULT = 8, 4
+"""All inputs are in so many parts; so many parts are in the default run."""
 
 # ----------------------------------------------------------------------------------------------------------------
 # The folder in which everything happens
@@ -88,6 +89,7 @@ ON_A_MODEL = {
     "quickstart": "quickstart --fast --steps 1 --out quick",
     "bench": "bench train --preset tiny --vocab 8 --shapes 1x4 --steps 1 --warmup 0",
     "theory": "theory --vocab 2 --length 1",
+    "serve": "serve model --port 0 --readers 0",
     "completion": "completion bash",
 }
 """A command line of each command that has nothing wrong with it."""
@@ -380,6 +382,23 @@ def data_inputs(world: Path) -> Iterator[Input]:
         yield Input(words, writing(world / name, content), f"{content[:40]!r}")
 
 
+def serve_inputs() -> Iterator[Input]:
+    """Of a server that must not start."""
+    for words in (
+        "nowhere",
+        "model nowhere",
+        "foreign",
+        "model --port 70000",
+        "model --port -1",
+        "model --port 0 --host 999.1.1.1",
+        "model --port 0 --host [/red]",
+        "model --port 0 --readers -1",
+        "model --port 0 --readers 1000",
+        "model --port 0 --device meta",
+    ):
+        yield Input(("serve", *words.split()))
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # The test
 
@@ -390,14 +409,21 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["CEDD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.chdir(folder)
     make_world(folder)
-    yield folder
+    with pytest.MonkeyPatch.context() as patch:
+        if importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn"):
+            patch.setattr("cedd.serve.server.Server.run", a_server)
+        yield folder
     os.chdir(before)
     del os.environ["CEDD_CACHE"]
 
 
+def a_server(*_: object) -> None:
+    raise AssertionError("a server has started")
+
+
 def inputs(world: Path) -> list[Input]:
     found = [*usage_inputs(), *range_inputs(), *record_inputs(world), *file_inputs(world), *data_inputs(world)]
-    found += foreign_inputs(world)
+    found += [*foreign_inputs(world), *serve_inputs()]
     random.Random(0).shuffle(found)
     return found
 
@@ -435,8 +461,10 @@ def survey(world: Path, tmp_path: Path, chosen: list[Input]) -> dict[str, str]:
     return {name: wrong for name, wrong in found.items() if wrong is not None}
 
 
-def test_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path: Path):
-    assert survey(world, tmp_path, inputs(world)[::SHARE]) == {}
+@pytest.mark.parametrize("part", range(DEFAULT))
+def test_bad_input_ends_in_one_line_and_costs_no_file(part: int, world: Path, tmp_path: Path):
+    assert len(inputs(world)) * DEFAULT >= 500 * PARTS
+    assert survey(world, tmp_path, inputs(world)[part::PARTS]) == {}
 
 
 @pytest.mark.slow
