@@ -259,7 +259,7 @@ def test_a_judge_with_noise_bounds_all_tokens(runs):
 
 
 def test_a_judge_is_called_alike_wherever_it_lies(runs):
-    assert judge_label("/root/data/smollm2.gguf") == "smollm2.gguf"
+    assert judge_label("/models/smollm2.gguf") == "smollm2.gguf"
     assert judge_label(runs["causal"]) == "causal"
     assert judge_label("openai-community/gpt2-large") == "openai-community/gpt2-large"
     assert judge_label("/some/folder", "model.gguf") == "folder/model.gguf"
