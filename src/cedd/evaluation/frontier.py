@@ -49,7 +49,6 @@ NEXT_TOKEN = "next-token"
 """The sampler of models without noise."""
 
 Say = Callable[[str], None]
-Move = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
@@ -302,6 +301,11 @@ class Curve:
     steps: int
     points: Sequence[Point]
 
+    @property
+    def texts(self) -> int:
+        """How many all of its points have."""
+        return min(point.texts for point in self.points)
+
     def reach(self) -> tuple[float, float]:
         """The least and the greatest entropy."""
         found = [float(point.entropies.mean()) for point in self.points]
@@ -366,22 +370,20 @@ def compared(points: Sequence[Point], entropy: float, seed: int = 0) -> list[Com
     """All curves at one entropy."""
     curves = curves_of(points)
     weights = text_weights(max(point.texts for point in points), seed)
-    logs = {(curve.run, curve.sampler, curve.steps): curve.log_perplexity_at(entropy, weights) for curve in curves}
+    logs = [curve.log_perplexity_at(entropy, weights) for curve in curves]
 
-    def ratio(curve: Curve, other: Curve) -> BootstrapInterval | None:
-        mine, its = (logs[one.run, one.sampler, one.steps] for one in (curve, other))
-        if mine is None or its is None or curve is other:
+    def ratio(one: int, other: int) -> BootstrapInterval | None:
+        mine, its = logs[one], logs[other]
+        if mine is None or its is None or one == other:
             return None
-        return interval(np.exp(mine - its), min(point.texts for point in curve.points))
+        return interval(np.exp(mine - its), curves[one].texts)
 
     found = list[Compared]()
-    for curve in curves:
-        mine = logs[curve.run, curve.sampler, curve.steps]
-        family = [one for one in curves if (one.run, one.sampler) == (curve.run, curve.sampler)]
-        most = max(family, key=lambda one: one.steps)
-        texts = min(point.texts for point in curve.points)
-        perplexity = None if mine is None else interval(np.exp(mine), texts)
-        found.append(Compared(curve, perplexity, ratio(curve, most), ratio(curve, curves[0])))
+    for number, (curve, mine) in enumerate(zip(curves, logs, strict=True)):
+        family = [i for i, one in enumerate(curves) if (one.run, one.sampler) == (curve.run, curve.sampler)]
+        most = max(family, key=lambda i: curves[i].steps)
+        perplexity = None if mine is None else interval(np.exp(mine), curve.texts)
+        found.append(Compared(curve, perplexity, ratio(number, most), ratio(number, 0)))
     return found
 
 

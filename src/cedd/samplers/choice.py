@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.parameterization import Affine, at_token, put_at_token
+from cedd.dynamics.rules import StepRule
+from cedd.parameterization import Affine, Leap, at_token, put_at_token
 from cedd.process import Noise
 
 
@@ -143,3 +144,23 @@ def beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, x
     posterior = sharpening.log_probs(parameterization.posterior_logits(outputs, x, noise))
     without = at_token(posterior, x) - parameterization.evidence(x, noise)
     return torch.log_softmax(put_at_token(posterior, x, without, noise.is_mask(x)), -1)
+
+
+def leap_of(
+    rule: StepRule,
+    parameterization: Affine,
+    sharpening: Sharpening,
+    outputs: Tensor,
+    x: Tensor,
+    now: Noise,
+    next_: Noise,
+) -> tuple[Leap, Tensor]:
+    """A rule's step of positions x [R] with outputs [R, V] (float64), and the probabilities [R, V] it is made of."""
+    log_probs = beliefs(parameterization, sharpening, outputs, x, now)
+    return rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_), torch.exp(log_probs)
+
+
+def jump_weights(leap: Leap, probs: Tensor, x: Tensor, now: Noise, sharpening: Sharpening) -> Tensor:
+    """Where positions x [R] that jump go, [R, V]: floor + slope p of each token but the one that is there."""
+    weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], probs).clamp_min_(0.0)
+    return sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)

@@ -24,9 +24,9 @@ from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating
-from cedd.parameterization import Affine, Parameterization, at_token, can_jump, put_at_token
+from cedd.parameterization import Affine, Parameterization, can_jump
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.choice import Reveal, Sharpening, beliefs, inverse_cdf
+from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, jump_weights, leap_of
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use, text_seeds
 from cedd.samplers.first_hitting import check_reveals, first_hitting
@@ -187,10 +187,8 @@ class Jump:
 
     def __call__(self, outputs: Tensor, x: Tensor, u: Tensor, v: Tensor, levels: Tensor) -> Tensor:
         now, next_ = (noise.like(x) for noise in _ends(self.states, levels))
-        log_probs = beliefs(self.parameterization, self.sharpening, outputs.double(), x, now)
-        leap = self.rule.leap(self.parameterization.coefficients(at_token(log_probs, x), x, now), next_)
-        weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], torch.exp(log_probs)).clamp_min_(0.0)
-        weights = self.sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
+        leap, probs = leap_of(self.rule, self.parameterization, self.sharpening, outputs.double(), x, now, next_)
+        weights = jump_weights(leap, probs, x, now, self.sharpening)
         # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
         moves = now.is_mask(x) | (u < 1 - leap.stay)
         return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
@@ -223,9 +221,8 @@ def _draw_dense(
     parameterization, now, next_ = run.parameterization, noise.like(x), earlier.like(x)
     believes = isinstance(parameterization, Affine)
     if believes:
-        log_probs = beliefs(parameterization, run.sharpening, outputs, x, now)
-        leap = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
-        law = leap.law(torch.exp(log_probs), x, now)
+        leap, probs = leap_of(rule, parameterization, run.sharpening, outputs, x, now, next_)
+        law = leap.law(probs, x, now)
     else:
         law = rule.law(parameterization, outputs, x, now, next_)
     if rule is run.last_rule and noise.has_mask:

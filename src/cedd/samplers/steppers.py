@@ -23,9 +23,9 @@ from cedd.dynamics.reverse import RULES, Reversal
 from cedd.dynamics.rules import StepRule
 from cedd.methods import Method
 from cedd.network import Network, Places
-from cedd.parameterization import Affine, Bayes, at_token, put_at_token
+from cedd.parameterization import Affine, Bayes, at_token
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.choice import Sharpening, beliefs, inverse_cdf
+from cedd.samplers.choice import Sharpening, beliefs, inverse_cdf, jump_weights, leap_of
 from cedd.samplers.draws import Draws, Use
 
 Stepping = Callable[[Tensor, int, Noise, Noise], Tensor]
@@ -262,10 +262,8 @@ def stratified(rule: StepRule | None = None) -> Stepper:
 
             def chosen(outputs: Tensor, here: Tensor, rows: Tensor) -> Tensor:
                 now, next_ = noise.like(here), earlier.like(here)
-                log_probs = beliefs(scene.parameterization, scene.sharpening, outputs, here, now)
-                leap = law.leap(scene.parameterization.coefficients(at_token(log_probs, here), here, now), next_)
-                weights = (leap.floor[:, None] + leap.slope[:, None] * log_probs.exp()).clamp_min(0.0)
-                weights = scene.sharpening.without(put_at_token(weights, here, 0.0, now.is_mask(here)), 0.0)
+                leap, probs = leap_of(law, scene.parameterization, scene.sharpening, outputs, here, now, next_)
+                weights = jump_weights(leap, probs, here, now, scene.sharpening)
                 after = reached[rows] + (1 - leap.stay)
                 moves = (after.floor() > reached[rows].floor()) & (weights.sum(-1) > 0)
                 return torch.stack([torch.where(moves, inverse_cdf(weights, v[rows]), here).double(), after], 1)
