@@ -1,10 +1,10 @@
 """The cells of a benchmark: trained and tested one by one, each in a process of its own, into one results file.
 
 A benchmark is a `Benchmark`: what its cells are called, how each is trained, what is measured and how it is shown. The
-rest is here. Cells take turns: while one has the device, the next one starts and is compiled. A worker prints what
-happens as JSON, a line an event; the one process that started it keeps the results file, rewritten after every test.
-The same command resumes: cells that are done are skipped, and one that --minutes has stopped continues from its
-checkpoint.
+rest is here. Cells take turns: while one is trained, the next one starts and is compiled, and the one before is
+measured. A worker prints what happens as JSON, a line an event; the one process that started it keeps the results file,
+rewritten after every test. The same command resumes: cells that are done are skipped, and one that --minutes has
+stopped continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def tell(event: str, **values: Any) -> None:
 
 
 class Turn:
-    """The right to use the device: of all processes with one folder one has it, until it gives it back or ends."""
+    """The right to train: of all processes with one folder one has it, until it gives it back or ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -260,6 +260,7 @@ class CellHooks(Hooks, ABC):
                 trainer.evaluate()
             raw = replace(trainer.state, ema=EMA(trainer.state.model, 0.0)).averaged_model()
             tell("raw", step=result.step, **self.test(trainer, raw))
+            self.turn.give_back()  # the next cell is trained while this one is measured
             final = self.finish(trainer, trainer.state.averaged_model())
             if final is not None:
                 tell("final", step=result.step, **final)
