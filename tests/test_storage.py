@@ -1,14 +1,16 @@
 """Files and folders are complete or absent, and nothing is left behind by the dead or taken from the living."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from cedd.storage import atomic_file, atomic_folder, atomic_write, is_temporary, locked, remove_leftovers
+from cedd.storage import atomic_file, atomic_files, atomic_folder, atomic_write, is_temporary, locked, remove_leftovers
 
 HOLD = """
 import sys, time
@@ -23,6 +25,36 @@ with atomic_folder(Path(sys.argv[1])) as folder:
 
 def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def failing_write(path: Path, named: bool) -> None:
+    """What a full disk does to a file."""
+    path.touch()
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([str(path)] if named else []))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, named: bool) -> None:
+    """However deep the temporary folder it happened in; a write that says no name is that of the innermost file."""
+    model, there = tmp_path / "model", tmp_path / "there"
+    there.mkdir()
+
+    def write(folder: AbstractContextManager[Path]) -> None:
+        with folder as outer, atomic_file(outer / "weights") as inner:
+            failing_write(inner, named)
+
+    with pytest.raises(OSError) as failed:
+        write(nullcontext(tmp_path))
+    assert failed.value.filename == str(tmp_path / "weights")
+    for folder, place in ((atomic_folder(model), model), (atomic_files(model, "last"), model)):
+        with pytest.raises(OSError) as failed:
+            write(folder)
+        assert failed.value.filename == str(place / "weights")
+    with pytest.raises(OSError) as failed:
+        write(atomic_files(there, "last"))
+    assert failed.value.filename == str(there / "weights")
+    assert names(tmp_path) == ["there"]
+    assert names(there) == []
 
 
 def test_a_file_is_replaced_or_left_as_it_was(tmp_path: Path):

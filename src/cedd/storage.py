@@ -75,7 +75,7 @@ def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
     if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):  # a device would be replaced by a file
         raise ValueError(f"{path} cannot be written: it is {'write-protected' if path.is_file() else 'no plain file'}")
     try:
-        with _temporary(path) as folder:
+        with _temporary(path, path.parent) as folder:
             (folder / path.name).touch()
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}") from None
@@ -160,14 +160,23 @@ def _temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A locked temporary folder beside `path`, removed at the end; and so are those that killed processes left."""
+def _temporary(path: Path, becomes: Path) -> Iterator[Path]:
+    """A locked temporary folder beside `path`, removed at the end; and so are those that killed processes left.
+
+    An error of the system names a file by what it was to become: in the folder `becomes`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
     with ExitStack() as lock:
         folder = _claimed(path, lock)
         try:
             yield folder
+        except OSError as error:
+            if error.filename is None and error.errno is not None:  # a write says only what went wrong
+                error.filename = str(path)
+            elif isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder):
+                error.filename = str(becomes / Path(error.filename).relative_to(folder))
+            raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -218,7 +227,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     writes private ones.
     """
     path = expanded(path)
-    with _temporary(path) as folder:
+    with _temporary(path, path.parent) as folder:
         temporary = folder / path.name
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -237,7 +246,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     FileExistsError: another process has made `path` meanwhile; its folder stays.
     """
     path = expanded(path)
-    with _temporary(path) as temporary:
+    with _temporary(path, path) as temporary:
         yield temporary
         flush_folder(temporary)
         try:
@@ -261,7 +270,7 @@ def atomic_files(folder: Path, last: str) -> Iterator[Path]:
         with atomic_folder(folder) as temporary:
             yield temporary
         return
-    with _temporary(folder / last) as temporary:
+    with _temporary(folder / last, folder) as temporary:
         yield temporary
         for file in sorted(temporary.iterdir(), key=lambda file: (file.name == last, file.name)):
             file.replace(folder / file.name)
