@@ -10,6 +10,7 @@ from torch import Tensor
 
 import cedd
 from cedd import network
+from cedd.bounds.drawing import SequenceValues, StratifiedDraws
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.stop import STOPS, choose_stop
 from cedd.dynamics import BOUNDS, Bound, Corrector
@@ -377,6 +378,38 @@ def test_a_tolerance_is_kept_or_said_to_be_out_of_reach() -> None:
     never = within(1e-3, False)  # 40 sequences say no more about their population, however often they are drawn
     assert not never.reached
     assert never.draws < 4096
+
+
+def test_many_rounds_are_not_settled_again_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tolerance that is out of reach goes on to the last draw, in a time that is linear in the draws."""
+    settled: list[int] = []
+    settle = StratifiedDraws.settle
+
+    def counting(drawn: StratifiedDraws) -> SequenceValues:
+        settled.append(len(drawn.values[0]))
+        return settle(drawn)
+
+    monkeypatch.setattr(StratifiedDraws, "settle", counting)
+    process = PROCESSES["absorb"]
+    options = {"method": "cedd", "tolerance": 1e-9, "fixed_set": True, "draws": 2, "max_draws": 61, "batch": 4096}
+    found = estimate_bound(random_network(process, L, seed=1), process, torch.tensor([[0, 1]]), **options)
+    assert found.draws == 60
+    assert settled[:8] == list(range(1, 9))
+    assert settled[-1] == 30
+    assert len(settled) <= 18
+
+
+def test_many_small_rounds_have_an_error() -> None:
+    """Rounds of a draw or two a half have no four neighbours in time: their differences must not be taken for 0."""
+    process = PROCESSES["absorb"]
+    model, text = random_network(process, L, seed=1), torch.tensor([[0, 1]])
+    exact = cedd.exact_bound(model, process, empirical(text, V), method="cedd")
+    options = {"method": "cedd", "tolerance": 1e-9, "fixed_set": True, "draws": 2, "max_draws": 34, "batch": 4096}
+    for seed in range(2):
+        found = estimate_bound(model, process, text, generator=generator(seed), **options)
+        assert found.draws == 34
+        assert found.stderr > 0.01
+        assert abs(found.nats_per_token - exact) < 5 * found.stderr
 
 
 def test_progress_counts_every_evaluation() -> None:

@@ -6,8 +6,9 @@ Errors. The Monte Carlo error comes from the two halves, which are independent d
 of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
 a round. What all sequences have in common at a level is no noise in the mean, since the levels of all together are
 stratified: it is taken out of the values first, as the mean of the four draws at the nearest levels. With fewer than 16
-such differences, those of the two draws of a stratum are used: each sequence has as many as strata. That is exact for
-one sequence, and for several it counts as noise what stratification across them takes out.
+such differences, or rounds of fewer draws than that takes, the differences of the two draws of a stratum are used: each
+sequence has as many as strata. That is exact for one sequence, and for several it counts as noise what stratification
+across them takes out.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from cedd.process import Noise, TokenProcess, uniform_noise
 _BLOCK = 1 << 24  # positions whose costs are held at once, for the control variates
 _DRAWS_PER_RECONSTRUCTION = 8
 _FEW_DIFFERENCES = 16
+_NEIGHBOURS = 4
 _PROBE = 1e-10  # a time at which nothing but 1/t is left
 _PROBED = 4  # sequences looked at there
 
@@ -243,8 +245,8 @@ class StratifiedDraws:
 
     @property
     def diverges(self) -> bool:
-        """Whether a sequence was met whose bound is infinite: the network gives it no chance."""
-        return any(bool(torch.isinf(part).any()) for half in (*self.values, *self.reconstructions) for part in half)
+        """Whether the last round met a sequence whose bound is infinite: the network gives it no chance."""
+        return any(bool(torch.isinf(half[-1]).any()) for half in (*self.values, *self.reconstructions))
 
     def settle(self) -> SequenceValues:
         """Subtract the control variates, and see how far the halves are apart."""
@@ -255,7 +257,7 @@ class StratifiedDraws:
         means = values + ends
         count = means[0].numel()
         curve = 0.0
-        if count >= _FEW_DIFFERENCES:
+        if count >= _FEW_DIFFERENCES and residuals[0][0].numel() > _NEIGHBOURS:
             excess = [
                 [_beyond_neighbours(r, v).mean(1) for r, v in zip(*of_half, strict=True)]
                 for of_half in zip(residuals, self.levels, strict=True)
@@ -286,15 +288,15 @@ def _half_variance(means: Tensor) -> float:
 
 
 def _beyond_neighbours(values: Tensor, levels: Tensor) -> Tensor:
-    """Values [N, D] less the mean of those at the four nearest levels, scaled to have the variance of their noise."""
+    """Values [N, D], more than four, less the mean of those at the four nearest levels, scaled to have the variance of
+    their noise."""
     order = levels.reshape(-1).argsort()
-    sorted_values, last = values.reshape(-1)[order], len(order) - 1
-    place = torch.arange(len(order))
-    first = (place - 2).clamp(0, max(0, last - 4))
-    window = (first[:, None] + torch.arange(5)).clamp_max(last)
-    around = (sorted_values[window].sum(1) - sorted_values) / 4
+    sorted_values = values.reshape(-1)[order]
+    first = (torch.arange(len(order)) - _NEIGHBOURS // 2).clamp(0, len(order) - 1 - _NEIGHBOURS)
+    window = first[:, None] + torch.arange(_NEIGHBOURS + 1)
+    around = (sorted_values[window].sum(1) - sorted_values) / _NEIGHBOURS
     result = torch.empty_like(sorted_values)
-    result[order] = (sorted_values - around) / math.sqrt(1.25)
+    result[order] = (sorted_values - around) / math.sqrt(1 + 1 / _NEIGHBOURS)
     return result.reshape(values.shape)
 
 
@@ -330,8 +332,8 @@ class IndependentDraws:
 
     @property
     def diverges(self) -> bool:
-        """Whether a sequence was met whose bound is infinite."""
-        return any(bool(torch.isinf(part).any()) for part in (*self.values, *self.reconstructions))
+        """Whether the last round met a sequence whose bound is infinite."""
+        return any(bool(torch.isinf(rounds[-1]).any()) for rounds in (self.values, self.reconstructions))
 
     def settle(self) -> SequenceValues:
         """Plain means, and the scatter of a sequence's draws about its own."""

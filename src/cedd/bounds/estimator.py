@@ -43,6 +43,7 @@ Sampling = Literal["stratified", "independent"]
 Progress = Callable[[int, int], None]
 """Told, after each batch, how many evaluations are done and how many are planned so far."""
 
+_WORTH_SETTLING = 1.125  # so many times as many draws: settling all of them after every round would be quadratic
 _HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which more draws are not worth while
 
 
@@ -120,14 +121,16 @@ def estimate_bound(
         if evaluation.grows_like_inverse_time():
             return _infinite(bound, target, counter.done, clean, fixed_set)
         drawn = StratifiedDraws(evaluation) if way == "stratified" else IndependentDraws(evaluation)
-        total = 0
+        total = settled_at = 0
         while True:
             counter.planned += draws * len(clean)
             drawn.add(draws, generator)
             total += draws
             if drawn.diverges:
                 return _infinite(bound, target, counter.done, clean, fixed_set)
-            settled = drawn.settle()
+            if total < _WORTH_SETTLING * settled_at and total + draws <= max_draws:
+                continue
+            settled, settled_at = drawn.settle(), total
             estimate = _estimate(bound, settled, target, counter.done, total, clean, fixed_set, tolerance)
             if estimate.reached or total + draws > max_draws or _is_hopeless(estimate):
                 return estimate
