@@ -1,5 +1,9 @@
 """The one way to run a network: what is handed to it, what is checked, and conditions that reach it."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,6 +39,19 @@ def halves() -> Halves:
     return Halves()
 
 
+def small_transformer(**settings: Any) -> Transformer:
+    shape = {"vocab_size": V, "has_mask": True, "length": L, "width": 16, "depth": 1, "heads": 2}
+    return Transformer(TransformerConfig(**shape, **settings))
+
+
+def calls(model, process: cedd.TokenProcess, method: str) -> Iterator[Callable[[], object]]:
+    """Everything that runs a network that was handed over, on two sequences."""
+    x0 = torch.zeros(2, L, dtype=torch.int64)
+    yield lambda: cedd.loss(method, process, model, x0)
+    yield lambda: cedd.estimate_bound(model, process, x0, method=method, draws=2, batch=2)
+    yield lambda: cedd.sample(model, process, (2, L), method=method, steps=2)
+
+
 def test_rows_are_those_of_all_outputs(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
     x, sigma = torch.randint(V, (3, L), generator=torch.Generator().manual_seed(1)), torch.rand(3)
     run, rows = Network.of(halves, V), torch.tensor([1, 6, 7, 11])
@@ -60,16 +77,12 @@ def test_only_the_chosen_sequences_are_run(halves: Halves) -> None:
 
 @pytest.mark.parametrize("wrong", [(2, L, V + 1), (2, V, L), (L, 2, V)])
 def test_outputs_of_a_wrong_shape_are_refused_everywhere(wrong: tuple[int, ...]) -> None:
-    process, x0 = cedd.absorb(V), torch.zeros(2, L, dtype=torch.int64)
+    process = cedd.absorb(V)
 
     def model(x_t: Tensor, sigma: Tensor) -> Tensor:
         return torch.zeros(wrong, requires_grad=True)
 
-    for call in (
-        lambda: cedd.loss("cedd", process, model, x0),
-        lambda: cedd.estimate_bound(model, process, x0, method="cedd", draws=2, batch=2),
-        lambda: cedd.sample(model, process, (2, L), method="cedd", steps=2),
-    ):
+    for call in calls(model, process, "cedd"):
         with pytest.raises(ValueError, match=r"must return \[B, L, V\] = \[2, 4, 5\], without a mask column"):
             call()
 
@@ -153,12 +166,51 @@ def test_outputs_that_are_no_numbers_are_refused(bad: float, method: str, proces
         outputs[-1, -1, 2] = bad
         return outputs
 
-    for call in (
-        lambda: cedd.sample(model, process, (2, L), method=method, steps=4),
-        lambda: cedd.estimate_bound(model, process, torch.zeros(2, L, dtype=torch.int64), method=method, draws=4),
-    ):
+    for call in calls(model, process, method):
         with pytest.raises(ValueError, match="the network returned nan"):
             call()
+
+
+def test_a_loss_of_halves_that_are_no_numbers_is_refused() -> None:
+    """A network that costs rows itself never shows its outputs to the loss."""
+    model = small_transformer()
+    torch.nn.init.constant_(model.head.bias, float("nan"))
+    with pytest.raises(ValueError, match="the network returned nan"):
+        cedd.loss("cedd", cedd.absorb(V), model, torch.zeros(2, L, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda outputs: None, "None"),
+        (lambda outputs: (outputs, None), "tuple"),
+        (lambda outputs: outputs.numpy(), "ndarray"),
+        (lambda outputs: outputs.long(), r"torch\.int64"),
+    ],
+)
+@pytest.mark.parametrize("method", ["cedd", "ar"])
+def test_what_is_no_tensor_of_floats_is_refused(wrong, named: str, method: str) -> None:
+    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
+        return wrong(torch.zeros(*x_t.shape, V))
+
+    for call in calls(model, cedd.absorb(V), method):
+        with pytest.raises(TypeError, match=f"must return a tensor of floats.*; got .*{named}"):
+            call()
+
+
+@pytest.mark.parametrize("head", [lambda rows: None, lambda rows: torch.zeros(len(rows), V, dtype=torch.int64)])
+def test_a_head_that_returns_no_tensor_of_floats_is_refused(halves: Halves, head, monkeypatch) -> None:
+    monkeypatch.setattr(halves.head, "forward", head)
+    run, x_t = Network.of(halves, V), torch.zeros(2, L, dtype=torch.int64)
+    for network in (run, replace(run, double=True)):
+        with pytest.raises(TypeError, match="must return a tensor of floats"):
+            network.rows(x_t, torch.rand(2), Places(torch.arange(3))).map(lambda o, _: o)
+
+
+def test_features_of_another_shape_are_refused(halves: Halves, monkeypatch) -> None:
+    monkeypatch.setattr(halves, "features", lambda x_t, sigma: torch.zeros(len(x_t), 8))
+    with pytest.raises(ValueError, match=r"features must be \[B, L, D\], \[.*4\] and D; got \[.*8\]"):
+        cedd.sample(halves, cedd.absorb(V), (2, L), method="cedd", steps=2)
 
 
 def test_a_row_without_any_possible_token_is_refused() -> None:
@@ -178,27 +230,59 @@ def test_on_a_device_the_check_waits_until_it_is_asked() -> None:
     check.settle()  # once is enough
 
 
+def without_zero(x_t: Tensor, sigma: Tensor) -> Tensor:
+    """The token 0 has no chance."""
+    outputs = torch.zeros(*x_t.shape, V)
+    outputs[..., 0] = -torch.inf
+    return outputs
+
+
 @pytest.mark.parametrize(("tolerance", "sampling"), [(None, "stratified"), (0.01, "stratified"), (None, "independent")])
-def test_a_text_without_a_chance_has_an_infinite_bound(tolerance: float | None, sampling) -> None:
+@pytest.mark.parametrize(
+    ("method", "process"),
+    [
+        *((method, cedd.absorb(V)) for method in ("cedd", "bayes", "sedd", "sedds", "dfm")),
+        *(
+            (method, process)
+            for method in ("bayes", "sedd", "sedds")
+            for process in (cedd.uniform(V), cedd.roulette(V))
+        ),
+    ],
+)
+def test_a_text_without_a_chance_has_an_infinite_bound(method: str, process, tolerance, sampling) -> None:
     """f(x0) = 0: the bound is infinite, and no tolerance goes on to look for it."""
-
-    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
-        outputs = torch.zeros(*x_t.shape, V)
-        outputs[..., 0] = -torch.inf
-        return outputs
-
     data = torch.tensor([[1, 2, 0, 3]] * 4)
     found = cedd.estimate_bound(
-        model, cedd.absorb(V), data, method="cedd", draws=8, tolerance=tolerance, sampling=sampling, max_draws=64
+        without_zero, process, data, method=method, draws=8, tolerance=tolerance, sampling=sampling, max_draws=64
     )
     assert found.nats_per_token == float("inf")
     assert found.perplexity == float("inf")
-    assert found.evaluations <= 4 * 8 + 4
+    assert found.evaluations <= 4 * 16 + 4
+
+
+@pytest.mark.parametrize("method", ["cedd", "sedd", "sedds", "dfm"])
+def test_a_token_without_a_chance_costs_a_text_without_it_nothing(method: str) -> None:
+    """On absorb no other token than x0 is asked for: 0 log 0 is 0."""
+    process, tokens = cedd.absorb(V), torch.tensor([[1, 2]])
+    law = torch.zeros(V, V, dtype=torch.float64)
+    law[1, 2] = 1.0
+    exact = cedd.exact_bound(without_zero, process, law, method=method)
+    assert exact < 50
+    found = cedd.estimate_bound(without_zero, process, tokens, method=method, draws=512, fixed_set=True)
+    assert abs(found.nats_per_token - exact) < 5 * found.stderr + 1e-6
+    assert float(cedd.loss(method, process, without_zero, tokens)) < 50
+
+
+@pytest.mark.parametrize("method", ["bayes", "sedd", "sedds"])
+@pytest.mark.parametrize("process", [cedd.absorb(V), cedd.uniform(V), cedd.roulette(V)])
+def test_the_exact_bound_of_a_text_without_a_chance_is_infinite(method: str, process: cedd.TokenProcess) -> None:
+    law = torch.zeros(V, V, dtype=torch.float64)
+    law[0, 1] = 1.0
+    assert cedd.exact_bound(without_zero, process, law, method=method) == float("inf")
 
 
 def test_a_causal_network_with_a_cache_is_checked_and_given_its_condition() -> None:
-    shape = {"vocab_size": V, "has_mask": True, "length": L, "width": 16, "depth": 1, "heads": 2}
-    model = Transformer(TransformerConfig(**shape, causal=True, time_conditioning=False)).eval()
+    model = small_transformer(causal=True, time_conditioning=False).eval()
     with pytest.raises(TypeError, match="label"):
         cedd.sample(model, cedd.absorb(V), (2, L), method="ar", label=torch.zeros(2))
     torch.nn.init.constant_(model.head.bias, float("nan"))

@@ -13,6 +13,7 @@ of ranks changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from cedd.device import has_float64
 from cedd.methods import Method, get_method
-from cedd.network import AnyModel, check_extras, checked_outputs, supports_rows
+from cedd.network import AnyModel, OutputCheck, check_extras, checked_outputs, no_numbers, supports_rows
 from cedd.objectives.objective import Rows
 from cedd.process import Noise, TokenProcess, uniform_noise, uniform_tokens
 from cedd.schedules import Time, check_time
@@ -158,9 +159,11 @@ def batch_loss(method: Method, model: AnyModel, batch: NoisyBatch, **extras: Ten
     check_extras(extras, len(batch.inputs))
     rows, noise, counts = batch.rows, batch.rows.noise, batch.counts
     if not supports_rows(model):
-        made = cast(Callable[..., Tensor], model)(batch.inputs, batch.sigma, **extras)
-        outputs = checked_outputs(made, (*batch.inputs.shape, noise.vocab_size)).flatten(0, 1)[batch.places]
-        losses = method.objective.row_loss(method.parameterization, outputs, rows)
+        made = cast(Callable[..., object], model)(batch.inputs, batch.sigma, **extras)
+        outputs = checked_outputs(made, (*batch.inputs.shape, noise.vocab_size))
+        if outputs.device.type == "cpu":
+            OutputCheck().look_at(outputs)
+        losses = method.objective.row_loss(method.parameterization, outputs.flatten(0, 1)[batch.places], rows)
         return (losses if counts is None else losses * counts).sum() / batch.tokens
     wanted = extras if counts is None else {**extras, "where": batch.places}
     features = model.rows(model.features(batch.inputs, batch.sigma, **wanted), batch.places)
@@ -189,6 +192,9 @@ def loss(
 
     x0 [B, L] are clean tokens; t [B] are times, stratified over [1e-3, 1] if not given. Extras (a label [B], say) are
     handed to the network: model(x_t, sigma, **extras).
+
+    On a CPU, outputs that are nan or infinite are refused. On a GPU that would wait for the device at every step of a
+    training loop: there the loss is nan.
     """
     chosen = get_method(method)
     chosen.check(process)
@@ -201,4 +207,7 @@ def loss(
     else:
         time = check_time(t).expand(len(x0))
     draws = Draws.make(tuple(x0.shape), process.vocab_size, x0.device, generator)
-    return batch_loss(chosen, model, noisy_batch(chosen, process, x0, time.to(x0.device), draws), **extras)
+    total = batch_loss(chosen, model, noisy_batch(chosen, process, x0, time.to(x0.device), draws), **extras)
+    if total.device.type == "cpu" and math.isnan(total.detach()):
+        raise no_numbers()
+    return total

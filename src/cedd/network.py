@@ -227,10 +227,15 @@ class OutputCheck:
         """Raise a ValueError if any output so far was nan or infinite."""
         totals, self._totals = self._totals, []
         if totals and not math.isfinite(totals[0] if len(totals) == 1 else torch.stack(totals).sum()):
-            raise ValueError(
-                "the network returned nan, or infinity, or rows without any possible token: its weights may be "
-                "damaged, or its training has diverged"
-            )
+            raise no_numbers()
+
+
+def no_numbers() -> ValueError:
+    """What is raised where a network's outputs are no numbers."""
+    return ValueError(
+        "the network returned nan, or infinity, or rows without any possible token: its weights may be damaged, or its "
+        "training has diverged"
+    )
 
 
 def _sum_of_largest(outputs: Tensor) -> Tensor:
@@ -324,6 +329,10 @@ class Network:
             sigma = sigma if sigma.dim() == 0 else sigma.index_select(0, places.sequences)
             network = self.of_sequences(places.sequences)
         hidden = network._run(_at_places(model, places.index, x_t.numel()), x_t, sigma)
+        if hidden.dim() != 3 or hidden.shape[:2] != x_t.shape:
+            raise ValueError(
+                f"a network's features must be [B, L, D], {list(x_t.shape)} and D; got {list(hidden.shape)}"
+            )
         hidden = hidden.flatten(0, 1).index_select(0, places.index)
         head = FullPrecisionHead(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head))
@@ -340,13 +349,13 @@ class Network:
 
     def _run(self, half: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
         level = sigma.to(self.sigma_dtype).expand(len(x_t))
-        return half(x_t.to(self.home), level.to(self.home), **self.given()).to(self.device)
+        return _floats(half(x_t.to(self.home), level.to(self.home), **self.given())).to(self.device)
 
     def _on_host(self, head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """The head as it is, or called from where the rows are."""
         if self.home == self.device and not self.double:
             return head
-        return lambda rows: head(rows.to(self.home)).to(self.device, torch.float64 if self.double else None)
+        return lambda rows: _floats(head(rows.to(self.home))).to(self.device, torch.float64 if self.double else None)
 
 
 def _at_places(model: HasHead, places: Tensor, positions: int) -> Callable[..., Tensor]:
@@ -449,8 +458,17 @@ class RowsOneByOne(OutputRows):
                 start += len(outputs)
 
 
-def checked_outputs(outputs: Tensor, expected: tuple[int, ...]) -> Tensor:
+def _floats(made: object) -> Tensor:
+    """What a network returned, which must be a tensor of floats."""
+    if isinstance(made, Tensor) and made.is_floating_point():
+        return made
+    kind = f"one of {made.dtype}" if isinstance(made, Tensor) else "None" if made is None else type(made).__name__
+    raise TypeError(f"the network must return a tensor of floats, without anything around it; got {kind}")
+
+
+def checked_outputs(outputs: object, expected: tuple[int, ...]) -> Tensor:
     """Outputs of the shape that was asked for."""
+    outputs = _floats(outputs)
     if tuple(outputs.shape) != expected:
         form = "[B, L, V]" if len(expected) == 3 else "[N, V]"
         raise ValueError(

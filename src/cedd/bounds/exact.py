@@ -67,7 +67,7 @@ class Axis:
         return t, 1 / self.process.axis.rate(t)
 
     def integrate(self, f: Callable[[Tensor], Tensor], tolerance: float) -> float:
-        """The integral over (stop, 1] of f(t [K]) -> [K]; infinity where f grows like 1/t at 0.
+        """The integral over (stop, 1] of f(t [K]) -> [K]; infinity where f is, or grows like 1/t at 0.
 
         sigma = start + (end - start) u^4, so that the logarithms at t = 0 are harmless.
         """
@@ -80,6 +80,8 @@ class Axis:
         if start == 0.0 and not self._vanishes(f):
             return math.inf
         scale = float(over_u(torch.linspace(0.05, 1, 20, dtype=torch.float64)).abs().mean())
+        if scale == math.inf:
+            return math.inf
         cuts = [((edge - start) / span) ** 0.25 for edge in self.edges]
         return sum(integrate(over_u, low, high, tolerance * max(1.0, scale)) for low, high in itertools.pairwise(cuts))
 

@@ -50,17 +50,18 @@ def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
 
 
 def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-    """lbar of each position: log_ratios [*S, V] (finite), x0, x_t [*S], noise of shape [*S] -> [*S] float64.
+    """lbar of each position: log_ratios [*S, V], x0, x_t [*S], noise of shape [*S] -> [*S] float64.
 
-    The entry of log_ratios at x_t itself is ignored. Positions that the process cannot leave cost nothing.
+    The entry of log_ratios at x_t itself is ignored. Positions that the process cannot leave cost nothing. Neither does
+    a token without a chance (log s = -inf) where its true ratio is 0; where that is above 0, it costs infinitely much.
     """
     masked, possible = noise.is_mask(x_t), can_jump(x_t, noise)
     ratios = true_ratios(x_t, x0, noise)
     log_s = put_at_token(torch.where(possible[..., None], log_ratios, 0.0), x_t, 0.0, masked)
     sum_s = torch.exp(log_s).sum(-1).double() - (~masked).double()  # exp(0) = 1 stands at x_t
-    sum_log = log_s.sum(-1).double()
+    others = torch.where(ratios.common > 0, ratios.common * log_s.sum(-1).double(), 0.0)
     at_x0 = at_token(log_s, x0).double()
-    loss = ratios.rate * (sum_s - ratios.common * sum_log - ratios.extra * at_x0)
+    loss = ratios.rate * (sum_s - others - ratios.extra * at_x0)
     return torch.where(possible, loss, 0.0)
 
 
