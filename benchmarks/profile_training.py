@@ -77,13 +77,19 @@ def profile_step(arguments: Arguments) -> None:
     done, enqueued = milliseconds(lambda: trainer.stepper.step(ready), arguments.steps)
     peak = torch.cuda.max_memory_allocated() / 2**30
     print(f"{arguments.shape}: {done:.2f} ms a step, {enqueued:.2f} ms to enqueue, peak {peak:.1f} GiB")
+    print_kernels(lambda: [trainer.stepper.step(ready) for _ in range(3)], 3, arguments.kernels)
+
+
+def print_kernels(run: Callable[[], object], times: int, most: int) -> None:
+    """The device's kernels by the time they take, if `run` does the same so many times."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(3):
-            trainer.stepper.step(ready)
+        run()
         torch.cuda.synchronize()
     kernels = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
-    for event in kernels[: arguments.kernels]:
-        print(f"{event.self_device_time_total / 3000:9.2f} ms {event.count / 3:6.0f} x  {event.key[:100]}")
+    total = sum(event.self_device_time_total for event in kernels)
+    print(f"{total / 1000 / times:9.3f} ms on the device")
+    for event in kernels[:most]:
+        print(f"{event.self_device_time_total / 1000 / times:9.3f} ms {event.count / times:6.1f} x  {event.key[:100]}")
 
 
 def time_attention(arguments: Arguments) -> None:

@@ -147,10 +147,10 @@ class Records(Protocol):
     """A network that records what is done at every step."""
 
     def recorded(
-        self, function: Callable[..., tuple[Tensor, ...]], of_rows: Sequence[Tensor], shared: Sequence[Tensor]
+        self, function: Callable[..., tuple[Tensor, ...]], of_rows: Sequence[Tensor]
     ) -> tuple[Tensor, ...] | None:
-        """function(*of_rows, *shared) of tensors [R, ...] and others; None if it does not record so many rows. What it
-        returns may have more rows, and is overwritten by the next call."""
+        """function(*of_rows) of tensors [R, ...]; None if it does not record so many rows. What it returns may have
+        more rows, and is overwritten by the next call."""
         ...
 
 
@@ -405,22 +405,22 @@ class OutputRows:
         """function(outputs, which rows) of all chunks, put together; there must be a row."""
         return torch.cat([function(outputs, part) for outputs, part in self.chunks()])
 
-    def apply(self, function: RowFunction, of_rows: Sequence[Tensor], shared: Sequence[Tensor] = ()) -> Tensor:
-        """function(outputs [r, V], *of_rows [r], *shared) of all chunks, put together: [R].
+    def apply(self, function: RowFunction, of_rows: Sequence[Tensor]) -> Tensor:
+        """function(outputs [r, V], *of_rows [r, ...]) of all chunks, put together: [R].
 
         A network that records what is done at every step (`GraphedNetwork`) records the function with its head.
         """
-        recorded = self._recorded(function, of_rows, shared)
+        recorded = self._recorded(function, of_rows)
         if recorded is not None:
             return recorded
-        return self.map(lambda outputs, part: function(outputs, *(value[part] for value in of_rows), *shared))
+        return self.map(lambda outputs, part: function(outputs, *(value[part] for value in of_rows)))
 
-    def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor], shared: Sequence[Tensor]) -> Tensor | None:
+    def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor]) -> Tensor | None:
         model = self._network.model
         if self._head is None or not records(model) or not function.of_tensors:
             return None
         step = _HeadAnd(function, self._head, self._network.vocab_size)
-        recorded = model.recorded(step, (self._hidden, *of_rows), shared)
+        recorded = model.recorded(step, (self._hidden, *of_rows))
         if recorded is None:
             return None
         values, total = recorded
@@ -447,7 +447,7 @@ class RowsOneByOne(OutputRows):
     def __init__(self, sequences: Iterator[OutputRows]) -> None:
         self._sequences = sequences
 
-    def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
+    def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor]) -> None:
         """Nothing: each sequence has its own number of rows."""
 
     def chunks(self) -> Iterator[tuple[Tensor, slice]]:

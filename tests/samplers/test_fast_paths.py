@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from cedd.models.transformer import Transformer, config_from_preset
 from cedd.parameterization import Affine
 from cedd.samplers import RULES, Sharpening, StepRule, graphs, inverse_cdf, loop, sample
 from cedd.samplers.graphs import MOST_ROWS, Recorder
-from cedd.samplers.plan import blocks
+from cedd.samplers.plan import Events, Moves, blocks
 
 
 def transformer(process: cedd.TokenProcess, *, told: str = "sigma") -> Transformer:
@@ -49,6 +50,74 @@ class Counted:
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
         return self._model.rows(features, places)
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+HELD = cedd.Fixed(
+    torch.arange(16).expand(5, 16), (torch.arange(80) % 7 < 2).view(5, 16) | (torch.arange(5) == 2)[:, None]
+)
+"""Some positions of each text, and all of one."""
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "options"),
+    [
+        ("absorb", "cedd", {}),
+        ("absorb", "cedd", {"constraint": HELD}),
+        ("absorb", "cedd", {"sampler": "remask-capped"}),
+        ("absorb", "cedd", {"sampler": "remask-rescaled", "final_denoise": False, "t_start": 0.7}),
+        ("absorb", "dfm", {"corrector": cedd.Corrector(2.0)}),
+        ("roulette", "bayes", {}),
+        ("roulette", "cedd-star", {"constraint": HELD, "temperature": 0.8}),
+        ("uniform", "bayes", {"sampler": "euler"}),
+    ],
+)
+def test_texts_that_do_not_wait_for_each_other_are_the_same(name: str, method: str, options: dict[str, Any]) -> None:
+    process = getattr(cedd, name)(20)
+    model = transformer(process)
+    alone, together = Counted(model), Counted(model)
+    how = {"steps": 24, "deterministic": True, **options}
+    apart = drawn(alone, process, method, **how)
+    assert torch.equal(apart, drawn(together, process, method, callback=lambda step, t, x: None, **how))
+    assert alone.sequences == together.sequences  # each read at the same steps
+
+
+@pytest.mark.parametrize(("name", "method", "share"), [("absorb", "cedd", 0.5), ("roulette", "bayes", 0.6)])
+def test_a_call_is_for_the_next_event_of_each_text(name: str, method: str, share: float) -> None:
+    """At most as many calls as the busiest text has events: for absorb, tokens."""
+    process = getattr(cedd, name)(20)
+    model = transformer(process)
+    alone, together = Counted(model), Counted(model)
+    how = {"shape": (8, 8), "steps": 200, "deterministic": False}
+    drawn(alone, process, method, **how)
+    drawn(together, process, method, callback=lambda step, t, x: None, **how)
+    assert len(alone.asked) < share * len(together.asked)
+    assert name != "absorb" or len(alone.asked) <= 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_events_are_dealt_out_in_order(seed: int) -> None:
+    random, texts, length = np.random.default_rng(seed), 4, 5
+    busy = np.array([True, True, False, True])
+    events, expected, made = Events(busy, length), [list[tuple[int, int]]() for _ in range(texts)], list[Moves]()
+    for k in range(30):
+        rows = np.flatnonzero((random.random((texts, length)) < 0.1) & busy[:, None])
+        for row in rows:
+            expected[row // length].append((k, int(row)))
+        numbers = random.random(len(rows))
+        events.add(Moves(rows, np.full_like(rows, k), numbers, numbers, numbers < 0.3))
+        if k % 4 == 0 or k == 29:
+            made += events.calls(last=k == 29)
+    assert len(made) == max(len({k for k, _ in steps}) for steps in expected)
+    for text, steps in enumerate(expected):
+        found = [
+            [(int(k), int(row)) for k, row in zip(moves.steps, moves.rows, strict=True) if row // length == text]
+            for moves in made
+        ]
+        assert [event for call in found for event in call] == steps
+        assert all(len({k for k, _ in call}) <= 1 for call in found)  # one event a call
+        assert [bool(call) for call in found] == sorted((bool(call) for call in found), reverse=True)  # from the first
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------
@@ -162,7 +231,7 @@ def test_rules_that_declare_it_look_at_no_values(rule: StepRule, name: str, meth
     assert isinstance(parameterization, Affine)
     jump = loop.Jump(rule, parameterization, Sharpening(excluded=(3,)), (20, process.has_mask))
     numbers = torch.empty(6, dtype=torch.float64, device="meta")
-    levels = torch.empty(2, 5, dtype=torch.float64, device="meta")
+    levels = torch.empty(6, 2, 5, dtype=torch.float64, device="meta")
     drawn = jump(torch.empty(6, 20, device="meta"), numbers.long(), numbers, numbers, levels)
     assert (drawn.shape, drawn.dtype, drawn.device.type) == ((6,), torch.int64, "meta")
 

@@ -158,17 +158,15 @@ class GraphedNetwork:
         """Features [S, L, D] at distinct places [R] of the flattened batch, [R, D]."""
         return features.flatten(0, 1).index_select(0, places)
 
-    def recorded(
-        self, function: Callable[..., Outputs], of_rows: Sequence[Tensor], shared: Sequence[Tensor]
-    ) -> Outputs | None:
-        """function(*of_rows, *shared), recorded, of tensors [R, ...] and others; None for more rows than are recorded.
+    def recorded(self, function: Callable[..., Outputs], of_rows: Sequence[Tensor]) -> Outputs | None:
+        """function(*of_rows), recorded, of tensors [R, ...]; None for more rows than are recorded.
 
         It must be made of operations on tensors alone. What it returns has more rows, and the next call overwrites it.
         """
         room = _room(len(of_rows[0]), _buckets(MOST_ROWS))
         if room is None:
             return None
-        return self._recorder(function, [*of_rows, *shared], [*(room for _ in of_rows), *map(len, shared)])
+        return self._recorder(function, of_rows, [room] * len(of_rows))
 
     def _run(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Outputs:
         # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.

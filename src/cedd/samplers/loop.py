@@ -5,16 +5,21 @@ Shapes: B batch, L positions, V vocabulary, K steps; R candidate rows.
     x ~ prior, constrained
     for each step from t to s:    x <- a draw from the rule's law of x_s given x_t;    x <- constraint(x)
 
+
 Jump-first: where the network gives probabilities and the rule declares that it can be known who may jump, that is
 decided before a row of the vocabulary is computed, so the head runs on a handful of rows (see `plan`). Networks that
 give ratios need all their rows to know whether anything jumps, and so do other rules: the dense path, a chunk of rows
 at a time. Both draw from the same law.
+
+Jump-first, texts do not wait for each other's steps: a call of the network is for the next event of each. Where
+somebody looks at x between the steps, a callback or a constraint of which nothing is known, all take them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +59,8 @@ States = tuple[int, bool]
 
 
 def _ends(states: States, levels: Tensor) -> tuple[Noise, Noise]:
-    """The noise of a step's two ends, from levels [2, F] (see `Kernel.stacked`)."""
-    noise, earlier = levels.unbind()
+    """The noise of a step's two ends, from levels [*S, 2, F] (see `Kernel.stacked`)."""
+    noise, earlier = levels.unbind(-2)
     return Noise.of_stacked(*states, noise), Noise.of_stacked(*states, earlier)
 
 
@@ -82,6 +87,17 @@ class Run:
     def rule_of(self, k: int) -> StepRule:
         return self.last_rule if float(self.times[k + 1]) == 0 else self.rule
 
+    def stretches(self) -> Iterator[tuple[StepRule, int, int]]:
+        """The steps of one rule after the other: (rule, first step, the step after the last)."""
+        for rule, steps in groupby(range(len(self.times) - 1), self.rule_of):
+            first, *others = steps
+            yield rule, first, first + 1 + len(others)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at x between the steps."""
+        return self.callback is not None or not (self.constraint is None or isinstance(self.constraint, Fixed))
+
     def jump(self, rule: StepRule) -> Jump:
         assert isinstance(self.parameterization, Affine)
         return Jump(rule, self.parameterization, self.sharpening, self.states)
@@ -92,16 +108,25 @@ class Run:
 
 
 def denoise(run: Run, x: Tensor) -> Tensor:
-    """The loop: x [B, L] from the first time of the grid to the last."""
-    device, steps = x.device, len(run.times) - 1
+    """x [B, L] from the first time of the grid to the last."""
     noise, earlier = run.process.noise(run.times[:-1]), run.process.noise(run.times[1:])
-    levels = torch.stack([noise.stacked(), earlier.stacked()], 1).to(device)
-    sigma = noise.sigma.to(device=device, dtype=torch.float32)
+    levels = torch.stack([noise.stacked(), earlier.stacked()], 1).to(x.device)
+    sigma = noise.sigma.to(device=x.device, dtype=torch.float32)
     held = _held(run.constraint, x.shape)
     x = run.constraint(x) if run.constraint is not None else x.clone()
     if run.callback is not None:
         run.callback(0, float(run.times[0]), x)
     plan = None if run.dense else _plan(run, x, held, noise, earlier)
+    if plan is None or run.is_watched:
+        return _in_step(run, x, plan, held, levels, sigma)
+    for rule, first, last in run.stretches():
+        for candidates in plan.calls(first, last, x.device):
+            x = _jump_step(run, rule, x, candidates, levels, sigma)
+    return x
+
+
+def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
+    """All texts take a step before any takes the next."""
     stepping = None
     if run.stepper is not None:
         assert isinstance(run.parameterization, Affine)
@@ -111,23 +136,23 @@ def denoise(run: Run, x: Tensor) -> Tensor:
             run.parameterization,
             run.sharpening,
             run.draws,
-            ~held.to(device),
+            ~held.to(x.device),
             lambda x, k: _dense_step(run, k, x, held, levels[k], sigma[k]),
         )
         stepping = run.stepper.start(scene, x)
-    largest = BLOCK_STEPS if run.constraint is None or isinstance(run.constraint, Fixed) else 1
-    for start, stop in blocks(steps, largest):
-        planned = list(plan.block(start, stop, device)) if plan is not None else [None] * (stop - start)
+    observed = run.constraint is not None and not isinstance(run.constraint, Fixed)
+    for start, stop in blocks(len(run.times) - 1, 1 if observed else BLOCK_STEPS):
+        planned = list(plan.block(start, stop, x.device)) if plan is not None else [None] * (stop - start)
         for k, candidates in zip(range(start, stop), planned, strict=True):
             if stepping is not None and float(run.times[k + 1]) > 0:
                 x = stepping(x, k, *_ends(run.states, levels[k]))
             elif candidates is None:
                 x = _dense_step(run, k, x, held, levels[k], sigma[k])
             else:
-                x = _jump_step(run, run.rule_of(k), x, candidates, levels[k], sigma[k])
+                x = _jump_step(run, run.rule_of(k), x, candidates, levels, sigma)
             if run.constraint is not None:
                 x = run.constraint(x)
-            if plan is not None and largest == 1:
+            if plan is not None and observed:
                 plan.observe(x == run.process.vocab_size)
             if run.callback is not None:
                 run.callback(k + 1, float(run.times[k + 1]), x)
@@ -155,14 +180,17 @@ def _plan(run: Run, x: Tensor, held: Tensor, noise: Noise, earlier: Noise) -> Pl
 
 
 def _jump_step(run: Run, rule: StepRule, x: Tensor, candidates: Candidates, levels: Tensor, sigma: Tensor) -> Tensor:
+    """One call of the network; levels [K, 2, F] and sigma [K] are those of all steps."""
     flat = x.flatten()
     if len(candidates.places):
         rows, u, v = candidates.places.rows, candidates.u, candidates.v
-        outputs = run.network.rows(x, sigma, candidates.places, full_precision=True)
+        own_sigma = sigma.index_select(0, candidates.steps)
+        outputs = run.network.rows(x, own_sigma, candidates.places, full_precision=True)
         if candidates.only_reveals:
             drawn = outputs.apply(Reveal(run.sharpening), (v,))
         else:
-            drawn = outputs.apply(run.jump(rule), (flat.index_select(0, rows), u, v), (levels,))
+            own_levels = levels.index_select(0, candidates.of_rows)
+            drawn = outputs.apply(run.jump(rule), (flat.index_select(0, rows), u, v, own_levels))
         flat = flat.index_copy(0, rows, drawn)
     if len(candidates.masked_again):
         flat = flat.index_fill(0, candidates.masked_again, run.process.vocab_size)
@@ -173,7 +201,7 @@ def _jump_step(run: Run, rule: StepRule, x: Tensor, candidates: Candidates, leve
 class Jump:
     """Candidates x [R] with outputs [R, V]: each jumps if u < 1 - stay, to where v says.
 
-    levels: the noise of the step's two ends, [2, F] (see `Kernel.stacked`).
+    levels: the noise of the two ends of each one's step, [R, 2, F] (see `Kernel.stacked`).
     """
 
     rule: StepRule
@@ -186,7 +214,7 @@ class Jump:
         return self.rule.of_tensors and not self.sharpening.active
 
     def __call__(self, outputs: Tensor, x: Tensor, u: Tensor, v: Tensor, levels: Tensor) -> Tensor:
-        now, next_ = (noise.like(x) for noise in _ends(self.states, levels))
+        now, next_ = _ends(self.states, levels)
         leap, probs = leap_of(self.rule, self.parameterization, self.sharpening, outputs.double(), x, now, next_)
         weights = jump_weights(leap, probs, x, now, self.sharpening)
         # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.

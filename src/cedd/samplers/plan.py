@@ -11,12 +11,22 @@ position and step, knows which positions are masked at every step, and sends the
     a token with u < change    may jump; the network's f_x says whether (thinning), and its row where to
 
 A step without candidates costs nothing, and a network that can runs only on sequences that have some.
+
+Texts are independent of each other, so none has to wait for the others' steps. A step in which something happens to a
+text is an *event* of it, and one call of the network serves the next event of every text, each at its own time:
+
+    step          0   1   2   3   4   5                    call          0   1   2
+    text one      .   x   .   .   x   .          ->        text one      1   4           (the steps of its events)
+    text two      x   .   .   x   .   x                    text two      0   3   5
+
+There are as many calls as the busiest text has events, and all but the last ones are of the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +41,7 @@ from cedd.process import Noise
 from cedd.samplers.draws import Draws, Numbers, Rows, Use
 
 ROUNDING = 1e-12
+_NEVER = np.iinfo(np.int64).max
 
 
 class Chances(NamedTuple):
@@ -97,9 +108,10 @@ def blocks(steps: int, largest: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The positions of one step: those that may jump with their uniform numbers (u: whether, v: where to), and
-    those that are masked again.
+    """The positions of one call of the network: those that may jump with their uniform numbers (u: whether, v: where
+    to), and those that are masked again.
 
+    steps: the step that each sequence of the batch is at, [B]; of_rows: the same for each of `places`, [R].
     only_reveals: those that may jump are masks, and they become what f says.
     """
 
@@ -107,7 +119,63 @@ class Candidates:
     u: Tensor
     v: Tensor
     masked_again: Tensor
+    steps: Tensor
+    of_rows: Tensor
     only_reveals: bool
+
+
+class Moves(NamedTuple):
+    """What may happen to positions [R], on the host: in which step, by which numbers, and whether they are masked again
+    (`back`) or may jump."""
+
+    rows: Rows
+    steps: Rows
+    u: Numbers
+    v: Numbers
+    back: NDArray[np.bool_]
+
+    def of(self, index: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Moves:
+        """Those of an index."""
+        return Moves(self.rows[index], self.steps[index], self.u[index], self.v[index], self.back[index])
+
+    @staticmethod
+    def together(moves: Sequence[Moves]) -> Moves:
+        """One after the other."""
+        return Moves(*map(np.concatenate, zip(*moves, strict=True)))
+
+
+class Events:
+    """Steps of B texts of L positions, dealt out to calls of the network: the next event of each text to the next call.
+
+    Args:
+        busy: which texts may have events at all, [B].
+    """
+
+    def __init__(self, busy: NDArray[np.bool_], length: int) -> None:
+        self._busy, self._length = busy, length
+        self._counts = np.zeros(len(busy), dtype=np.int64)
+        self._waiting: list[Moves] = []
+        self._numbers: list[Rows] = []
+        self._called = 0
+
+    def add(self, moves: Moves) -> None:
+        """The step after those that were added before."""
+        texts = moves.rows // self._length
+        self._waiting.append(moves)
+        self._numbers.append(self._counts[texts])
+        self._counts[np.unique(texts)] += 1
+
+    def calls(self, last: bool) -> list[Moves]:
+        """The calls for which each text has its event by now; all, if no step is to be added any more (`last`)."""
+        stop = int(self._counts.max() if last else self._counts[self._busy].min(initial=_NEVER))
+        if not self._called < stop < _NEVER:
+            return []
+        moves, numbers = Moves.together(self._waiting), np.concatenate(self._numbers)
+        order = np.lexsort((moves.rows, numbers))
+        moves, numbers = moves.of(order), numbers[order]
+        edges = np.searchsorted(numbers, np.arange(self._called, stop + 1))
+        self._waiting, self._numbers, self._called = [moves.of(slice(edges[-1], None))], [numbers[edges[-1] :]], stop
+        return [moves.of(slice(first, end)) for first, end in pairwise(edges)]
 
 
 class Plan:
@@ -122,13 +190,14 @@ class Plan:
         self._shape = masked.shape
         self._masked = _flat(masked).copy()
         self._free = ~_flat(held)
+        self._busy: NDArray[np.bool_] = np.asarray(~held.cpu().all(1))
         self._draws, self._by_sequence = draws, by_sequence
 
     def observe(self, masked: Tensor) -> None:
         """Take the masks as they are: a constraint of which nothing is known may have changed them."""
         self._masked = _flat(masked).copy()
 
-    def step(self, k: int) -> Candidates:
+    def step(self, k: int) -> Moves:
         """Draw the candidates of step k and move the masks."""
         reveal, remask, change, _ = self._chances[k]
         rows, u = self._draws.below(max(reveal, change), Use.JUMP, k)
@@ -138,9 +207,16 @@ class Plan:
         rows, u, was_masked = rows[chosen], u[chosen], was_masked[chosen]
         back = ~was_masked & (u < remask)
         self._masked[rows] = back
-        masked_again, rows, u = rows[back], rows[~back], u[~back]
-        numbers, other = torch.as_tensor(u), torch.as_tensor(self._draws.at(rows, Use.TARGET, k))
-        return Candidates(self._places(rows), numbers, other, torch.as_tensor(masked_again), self._only_reveals)
+        return Moves(rows, np.full_like(rows, k), u, self._draws.at(rows, Use.TARGET, k), back)
+
+    def _candidates(self, moves: Moves) -> Candidates:
+        batch, length = self._shape
+        jumps, steps = moves.of(~moves.back), np.zeros(batch, dtype=np.int64)
+        steps[jumps.rows // length] = jumps.steps
+        u, v, masked_again, steps, of_rows = map(
+            torch.as_tensor, (jumps.u, jumps.v, moves.rows[moves.back], steps, jumps.steps)
+        )
+        return Candidates(self._places(jumps.rows), u, v, masked_again, steps, of_rows, self._only_reveals)
 
     def _places(self, rows: Rows) -> Places:
         batch, length = self._shape
@@ -156,20 +232,34 @@ class Plan:
         return Places(*map(torch.as_tensor, (rows, sequences, local)))
 
     def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
-        """The candidates of steps start..stop-1, on the device, in one transfer for each kind of number."""
-        steps = [self.step(k) for k in range(start, stop)]
-        if device.type == "cpu":
-            yield from steps
+        """The candidates of steps start..stop-1, on the device: a call for each step, for all texts together."""
+        return self._sent([self.step(k) for k in range(start, stop)], device)
+
+    def calls(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
+        """The same for texts that do not wait for each other: a call for the next event of each."""
+        events = Events(self._busy, self._shape[1])
+        for first, end in blocks(stop - start, BLOCK_STEPS):
+            for k in range(start + first, start + end):
+                events.add(self.step(k))
+            yield from self._sent(events.calls(last=start + end == stop), device)
+
+    def _sent(self, calls: Sequence[Moves], device: torch.device) -> Iterator[Candidates]:
+        """Candidates on the device, in one transfer for each kind of number."""
+        made = [self._candidates(moves) for moves in calls]
+        if device.type == "cpu" or not made:
+            yield from made
             return
         kinds = (
-            [c.places.rows for c in steps],
-            [c.places.index for c in steps],
-            [c.places.sequences if c.places.sequences is not None else c.places.rows[:0] for c in steps],
-            [c.masked_again for c in steps],
-            [c.u for c in steps],
-            [c.v for c in steps],
+            [c.places.rows for c in made],
+            [c.places.index for c in made],
+            [c.places.sequences if c.places.sequences is not None else c.places.rows[:0] for c in made],
+            [c.u for c in made],
+            [c.v for c in made],
+            [c.masked_again for c in made],
+            [c.steps for c in made],
+            [c.of_rows for c in made],
         )
         sent = (torch.split(torch.cat(kind).to(device, non_blocking=True), [*map(len, kind)]) for kind in kinds)
-        for step, rows, local, sequences, masked_again, u, v in zip(steps, *sent, strict=True):
-            places = Places(rows, None if step.places.sequences is None else sequences, local)
-            yield Candidates(places, u, v, masked_again, step.only_reveals)
+        for call, rows, local, sequences, u, v, masked_again, steps, of_rows in zip(made, *sent, strict=True):
+            places = Places(rows, None if call.places.sequences is None else sequences, local)
+            yield Candidates(places, u, v, masked_again, steps, of_rows, call.only_reveals)
