@@ -52,6 +52,15 @@ def test_samples_on_the_device(process, sampler):
     assert torch.equal(x.cpu()[:, held.where], held.tokens[held.where].expand(8, -1))
 
 
+@pytest.mark.parametrize("method", ["sedd", "sedds"])
+def test_networks_that_give_ratios_are_sampled_by_graphs(method):
+    """Dense steps: the recorded features are in bfloat16, the head is in float32."""
+    made = cedd.absorb(50)
+    graphed = GraphedNetwork(network(made, 16), 8, 16)
+    x = sample(graphed, made, (8, 16), method=method, steps=20, generator=torch.Generator().manual_seed(3))
+    assert x.max() < 50
+
+
 @pytest.mark.parametrize("places", [1, 3, 5, 30, 60])
 def test_graphs_finish_what_is_asked_for(places):
     model = network(cedd.roulette(50), 16)

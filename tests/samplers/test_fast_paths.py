@@ -163,6 +163,40 @@ def test_a_network_that_knows_the_time_is_asked_at_every_step() -> None:
     assert counted.sequences == 5 * 11
 
 
+# ---- precision -------------------------------------------------------------------------------------------------------
+
+
+class LowPrecisionFeatures:
+    """A network whose features are in bfloat16 and whose head is in float32, as a GPU's recorded one."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.head = model, model.head
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return self.model.features(x_t, sigma).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "options"),
+    [
+        ("absorb", "cedd", {}),
+        ("absorb", "cedd", {"sampler": "first-hitting"}),
+        ("absorb", "cedd", {"sampler": "margin"}),
+        ("absorb", "sedds", {}),
+        ("uniform", "sedd", {}),
+        ("roulette", "sedd", {"sampler": "tau-leaping"}),
+    ],
+)
+def test_features_of_low_precision_meet_a_head_of_full_precision(
+    name: str, method: str, options: dict[str, Any]
+) -> None:
+    process = getattr(cedd, name)(20)
+    x = drawn(LowPrecisionFeatures(transformer(process)), process, method, steps=8, **options)
+    assert x.max() < 20
+
+
 # ---- recordings ------------------------------------------------------------------------------------------------------
 
 

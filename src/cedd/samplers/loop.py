@@ -240,7 +240,8 @@ def _dense_step(run: Run, k: int, x: Tensor, held: Tensor, levels: Tensor, sigma
     def drawn(outputs: Tensor, part: slice) -> Tensor:
         return _draw_dense(rule, run, outputs.double(), flat[rows[part]], noise, earlier, v[part])
 
-    return flat.index_copy(0, rows, run.network.rows(x, sigma, Places(rows)).map(drawn)).view(x.shape)
+    outputs = run.network.rows(x, sigma, Places(rows), full_precision=True)
+    return flat.index_copy(0, rows, outputs.map(drawn)).view(x.shape)
 
 
 def _draw_dense(
