@@ -410,7 +410,7 @@ def test_the_jump_grid_spreads_jumps_evenly():
         ({"sampler": "ddim"}, "unknown sampler 'ddim'; use one of analytic"),
         ({"sampler": "first-hitting"}, "first-hitting reveals masks, and this process has none; use sampler='"),
         ({"sampler": "first-hitting", "process": cedd.roulette(4)}, "use sampler='analytic'"),
-        ({"sampler": "first-hitting", "process": cedd.absorb(4), "method": "sedd"}, "sedd gives ratios"),
+        ({"sampler": "first-hitting", "process": cedd.absorb(4), "method": "sedd"}, "network gives ratios"),
         ({"corrector": Corrector()}, "corrector belongs to flow matching"),
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),

@@ -28,6 +28,16 @@ AffineLaw = Callable[[AffineScore, Noise], Leap]
 DenseLaw = Callable[[Parameterization, Tensor, Tensor, Noise, Noise], Tensor]
 
 
+def believing(sampler: str, parameterization: Parameterization) -> Affine:
+    """The parameterization by probabilities that a sampler needs; others are refused."""
+    if not isinstance(parameterization, Affine):
+        raise ValueError(
+            f"the sampler {sampler!r} needs probabilities, and this method's network gives ratios; "
+            "use cedd, bayes or dfm, or sampler='analytic'"
+        )
+    return parameterization
+
+
 def _any_process(process: TokenProcess) -> None:
     """Nothing to object to."""
     del process
@@ -63,11 +73,8 @@ class StepRule:
 
     def check_method(self, parameterization: Parameterization) -> None:
         """Refuse networks that give ratios where only the leap is known."""
-        if self.needs_probabilities and not isinstance(parameterization, Affine):
-            raise ValueError(
-                f"the sampler {self.name!r} needs probabilities, and this method's network gives ratios; "
-                "use cedd, bayes or dfm, or sampler='analytic'"
-            )
+        if self.needs_probabilities:
+            believing(self.name, parameterization)
 
     @staticmethod
     def from_leap(
@@ -78,9 +85,8 @@ class StepRule:
         def law(
             parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
         ) -> Tensor:
-            made.check_method(parameterization)
-            assert isinstance(parameterization, Affine)
             log_probs = torch.log_softmax(outputs, -1)
-            return leap(parameterization.score(log_probs, x_t, noise), earlier).law(log_probs.exp(), x_t, noise)
+            score = believing(name, parameterization).score(log_probs, x_t, noise)
+            return leap(score, earlier).law(log_probs.exp(), x_t, noise)
 
-        return (made := StepRule(name, leap, law, jump_first, check=check, needs_probabilities=True))
+        return StepRule(name, leap, law, jump_first, check=check, needs_probabilities=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cedd.dynamics.rules import believing
 from cedd.methods import Method
 from cedd.network import Network, Places
-from cedd.parameterization import Affine
 from cedd.process import TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening
 from cedd.samplers.constraints import Constraint, Fixed
@@ -33,11 +33,7 @@ def check_reveals(name: str, method: Method, process: TokenProcess, constraint: 
         raise ValueError(f"{name} needs tokens that never change once revealed (absorb); use sampler='analytic' here")
     if not method.dynamics.noisy:
         return
-    if not isinstance(method.parameterization, Affine):
-        raise ValueError(
-            f"{name} needs probabilities, but {method.name} gives ratios, whose sum sets the reveal times; "
-            "use sampler='analytic'"
-        )
+    believing(name, method.parameterization)  # the sum of ratios would set the reveal times
     if constraint is not None and not isinstance(constraint, Fixed):
         raise ValueError(f"{name} fixes what is revealed when; give a Fixed constraint or use 'analytic'")
 

@@ -8,6 +8,8 @@ come out, or all whose entropy is below a bound (and always one). How sure it is
 
     probability    max_y f_y                  margin    the largest f_y less the second           entropy    -H(f)
 
+with f as the network says it, whatever the temperature and top-p by which tokens are drawn.
+
 The network is told the time at which as many masks are expected as the text has. Which positions are revealed depends
 only on what the network says, so the order is deterministic given the tokens, and the sampler has an exact likelihood
 (DUEL, arXiv 2603.01367): the product of f at the tokens, each where it was revealed. It is the likelihood of this
@@ -172,15 +174,16 @@ def _in_order(
     """Until no mask is left: value(log f [R, V], rows [R], step) of every mask, and reveal(rows, values, step) of those
     whose turn it is."""
     most = float(process.kernel(1.0).a)
+    plain = Sharpening(excluded=sharpening.excluded)  # sharpened to the end, all beliefs are equally sure
     step = 0
     while bool((masked := (x := state()) == process.vocab_size).any()):
         rows = masked.flatten().nonzero().squeeze(1)
         share = masked.double().mean(1).clamp_max(most)  # a(t) = share
 
         def judged(outputs: Tensor, part: slice, rows: Tensor = rows, step: int = step) -> Tensor:
-            log_probs = sharpening.log_probs(outputs.double())
-            values = value(log_probs, rows[part], step).double()
-            return torch.stack([order.sureness(log_probs), -_negative_entropy(log_probs), values], 1)
+            believed, sharp = (how.log_probs(outputs.double()) for how in (plain, sharpening))
+            values = value(sharp, rows[part], step).double()
+            return torch.stack([order.sureness(believed), -_negative_entropy(believed), values], 1)
 
         found = network.rows(x, -torch.log1p(-share), Places(rows), full_precision=True).map(judged)
         sureness, entropy, values = (

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cedd.dynamics.reverse import RULES, Reversal
-from cedd.dynamics.rules import StepRule
+from cedd.dynamics.rules import StepRule, believing
 from cedd.methods import Method
 from cedd.network import Network, Places
 from cedd.parameterization import Affine, Bayes, at_token
@@ -81,8 +81,7 @@ class Stepper:
 
 
 def _check_reversal(name: str, method: Method) -> None:
-    if not isinstance(method.parameterization, Affine):
-        raise ValueError(f"{name} needs probabilities, but {method.name} gives ratios; use sampler='analytic'")
+    believing(name, method.parameterization)
     if not isinstance(method.dynamics, Reversal):
         raise ValueError(f"{name} runs a process backwards, which {method.name} does not; use sampler='analytic'")
 
