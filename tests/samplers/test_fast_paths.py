@@ -14,8 +14,9 @@ from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.parameterization import Affine
 from cedd.samplers import RULES, Sharpening, StepRule, graphs, inverse_cdf, loop, sample
+from cedd.samplers.draws import Draws
 from cedd.samplers.graphs import MOST_ROWS, Recorder
-from cedd.samplers.plan import Events, Moves, blocks
+from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
 
 
 def transformer(process: cedd.TokenProcess, *, told: str = "sigma") -> Transformer:
@@ -118,6 +119,26 @@ def test_events_are_dealt_out_in_order(seed: int) -> None:
         assert [event for call in found for event in call] == steps
         assert all(len({k for k, _ in call}) <= 1 for call in found)  # one event a call
         assert [bool(call) for call in found] == sorted((bool(call) for call in found), reverse=True)  # from the first
+
+
+def test_calls_reach_another_device_as_they_are() -> None:
+    """The meta device has all of a tensor but its values."""
+    process, parameterization = cedd.roulette(20), cedd.get_method("bayes").parameterization
+    assert isinstance(parameterization, Affine)
+    times = torch.linspace(1, 0.1, 31, dtype=torch.float64)
+    known = chances(RULES["analytic"], parameterization, process.noise(times[:-1]), process.noise(times[1:]))
+
+    def calls(device: str) -> list[list[tuple[Any, Any]]]:
+        masked, draws = torch.ones(5, 16, dtype=torch.bool), Draws(range(5), 16)
+        made = list(Plan(known, masked, ~masked, draws, by_sequence=True).calls(0, 30, torch.device(device)))
+        places = ([call.places.rows, call.places.sequences, call.places.index] for call in made)
+        numbers = ([call.u, call.v, call.masked_again, call.steps, call.of_rows] for call in made)
+        return [
+            [(part.shape, part.dtype) if part is not None else (None, None) for part in (*where, *what)]
+            for where, what in zip(places, numbers, strict=True)
+        ]
+
+    assert calls("meta") == calls("cpu")
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------
