@@ -33,7 +33,7 @@ def believing(sampler: str, parameterization: Parameterization) -> Affine:
     if not isinstance(parameterization, Affine):
         raise ValueError(
             f"the sampler {sampler!r} needs probabilities, and this method's network gives ratios; "
-            "use cedd, bayes or dfm, or sampler='analytic'"
+            "use cedd or bayes, or sampler='analytic'"
         )
     return parameterization
 
