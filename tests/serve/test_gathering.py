@@ -5,13 +5,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from cedd.models.loaded import SamplingOptions
 from cedd.serve.desk import Desk, Job, Jobs
-from cedd.serve.gathering import Ended, Gathering, Question, Run
+from cedd.serve.gathering import Ended, GatheredNetwork, Gathering, Question, Run
 from cedd.serve.limits import Limits, Refused
 from cedd.tasks import generate
 
@@ -50,7 +52,7 @@ def test_questions_of_one_length_are_one_call_and_each_has_its_own_answer():
     network, gathering = Doubler(), Gathering()
     answers: dict[int, list[float]] = {rows: [] for rows in (1, 2, 3)}
     ended = [begun(gathering, asking(network, rows, 4, 2, answers[rows])) for rows in answers]
-    while gathering.asking:
+    while gathering.ready:
         gathering.turn()
     assert network.read == [(6, 4), (6, 4)]  # not six calls
     assert answers == {rows: [2.0 * rows, 2.0 * (rows + 1)] for rows in answers}
@@ -62,7 +64,7 @@ def test_other_lengths_and_networks_are_other_calls_in_the_order_of_their_questi
     for network, length in ((networks[0], 4), (networks[1], 4), (networks[0], 5), (networks[0], 4)):
         begun(gathering, asking(network, 1, length, 1, []))
     order = []
-    while gathering.asking:
+    while gathering.ready:
         before = [len(network.read) for network in networks]
         gathering.turn()
         order.append([len(network.read) - count for network, count in zip(networks, before, strict=True)])
@@ -74,7 +76,7 @@ def test_a_call_reads_no_more_than_so_many_tokens_but_one_question_at_least():
     network, gathering = Doubler(), Gathering(most_tokens=8)
     for rows in (3, 1, 1):
         begun(gathering, asking(network, rows, 4, 1, []))
-    while gathering.asking:
+    while gathering.ready:
         gathering.turn()
     assert network.read == [(3, 4), (2, 4)]
 
@@ -84,7 +86,7 @@ def test_a_run_that_joins_later_shares_the_next_call():
     begun(gathering, asking(network, 1, 4, 3, []))
     gathering.turn()
     begun(gathering, asking(network, 1, 4, 2, []))
-    while gathering.asking:
+    while gathering.ready:
         gathering.turn()
     assert network.read == [(1, 4), (2, 4), (2, 4)]
 
@@ -112,7 +114,7 @@ def test_a_network_that_fails_fails_those_who_asked_it():
     gathering = Gathering()
     ended = [begun(gathering, asking(Broken(), 1, 4, 1, [])) for _ in range(2)]
     sound = begun(gathering, asking(Doubler(), 1, 4, 1, []))
-    while gathering.asking:
+    while gathering.ready:
         gathering.turn()
     assert [str(errors[0]) for errors in ended] == ["broken", "broken"]
     assert sound == [None]
@@ -131,6 +133,7 @@ def test_a_run_that_is_outside_leaves_others_their_turns_and_goes_on_when_it_is_
     other = begun(gathering, asking(network, 1, 4, 1, []))
     gathering.turn()
     assert (ended, other) == ([], [None])
+    woken.clear()
     open_door.set()
     assert woken.wait(10)
     while gathering.ready:
@@ -223,6 +226,119 @@ def test_a_run_that_asks_is_not_held_up_by_those_that_do_not():
     assert asyncio.run(ask()).index("asks") < 60  # four turns, and not after all others
 
 
+class Slow(Doubler):
+    """A network that answers when it is let."""
+
+    def __init__(self, door: threading.Event) -> None:
+        super().__init__()
+        self.door, self.asked = door, threading.Event()
+
+    def features(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        self.asked.set()
+        assert self.door.wait(20)
+        return super().features(x_t, sigma)
+
+
+@dataclass(frozen=True)
+class AskingOnce:
+    """Work that asks a network once."""
+
+    network: Doubler
+    key: None = None
+    texts: int = 1
+
+    def run(self, run: Run, jobs: Sequence[Job]) -> None:
+        run.ask(Question(self.network, torch.zeros(1, 4), torch.ones(1)))
+        jobs[0].finish({})
+
+
+def test_who_asks_no_network_is_answered_while_one_is_called_and_who_asks_it_is_answered_with_others():
+    async def ask() -> None:
+        desk, door = Desk(Limits()), threading.Event()
+        slow = Slow(door)
+        first = Jobs([AskingOnce(slow)], 30)
+        desk.take(*first.all)
+        desk.start()
+        assert await asyncio.to_thread(slow.asked.wait, 10)
+        quick, second = Jobs([Asking("quick", 0, [])], 10), Jobs([AskingOnce(slow), AskingOnce(slow)], 30)
+        desk.take(*second.all, *quick.all)
+        assert await quick.answers() == [{}]
+        door.set()
+        assert [await jobs.answers() for jobs in (first, second)] == [[{}], [{}, {}]]
+        assert slow.read == [(1, 4), (2, 4)]
+        await asyncio.to_thread(desk.close, 1)
+
+    asyncio.run(ask())
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Work that computes beside its network, at its head, for seconds."""
+
+    ended: threading.Event
+    key: None = None
+    texts: int = 1
+
+    def run(self, run: Run, jobs: Sequence[Job]) -> None:
+        def head(rows: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.02)
+            return rows
+
+        network = GatheredNetwork(cast(Any, SimpleNamespace(head=head)), run)
+        try:
+            for _ in range(500):
+                network.head(torch.zeros(1, 4))
+        finally:
+            self.ended.set()
+
+
+@pytest.mark.parametrize("leaving", [False, True], ids=["deadline", "client goes away"])
+def test_a_run_that_computes_for_long_leaves_others_their_turns_and_ends_when_nobody_waits(leaving: bool):
+    async def ask() -> None:
+        desk, ended, network = Desk(Limits()), threading.Event(), Doubler()
+        long = Jobs([Computing(ended)], 30 if leaving else 1)
+        desk.take(*long.all)
+        desk.start()
+        for _ in range(3):
+            quick = Jobs([AskingOnce(network)], 5)
+            desk.take(*quick.all)
+            assert await quick.answers() == [{}]
+        assert not ended.is_set()
+        if leaving:
+            long.drop()
+        else:
+            refused = await long.answers()
+            assert isinstance(refused, Refused)
+            assert refused.status == 504
+        assert await asyncio.to_thread(ended.wait, 1)
+        await asyncio.to_thread(desk.close, 1)
+
+    asyncio.run(ask())
+
+
+def test_an_error_of_the_desk_itself_is_told_to_all_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
+    async def ask() -> None:
+        desk, ended = Desk(Limits()), threading.Event()
+        jobs = Jobs([Computing(ended)], 30)
+
+        def broken() -> None:
+            monkeypatch.undo()
+            raise RuntimeError("broken")
+
+        desk.take(*jobs.all)
+        desk.start()
+        while desk.counts != (0, 1):
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(desk.gathering, "turn", broken)
+        refused = await jobs.answers()
+        assert isinstance(refused, Refused)
+        assert refused.status == 500
+        assert await asyncio.to_thread(ended.wait, 1)
+        await asyncio.to_thread(desk.close, 1)
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize("name", ["small", "masks"])
 def test_texts_drawn_together_are_those_drawn_alone(shelf, name: str):
     """Whatever their steps: those of one run are a prefix of another's calls."""
@@ -236,7 +352,7 @@ def test_texts_drawn_together_are_those_drawn_alone(shelf, name: str):
             found[seed] = generate(run.over(model), 2, length=20, options=options)
 
         assert begun(gathering, work) == []
-    while gathering.asking:
+    while gathering.ready:
         gathering.turn()
     assert found == wanted
     assert gathering.sequences > gathering.calls * 2  # they were read together

@@ -50,7 +50,7 @@ def test_a_text_that_is_corrected_again_is_not_read_again(shelf: Shelf):
 
     for _ in range(2):
         gathering.begin(Run(work, lambda error: None))
-        while gathering.asking:
+        while gathering.ready:
             gathering.turn()
         calls.append(gathering.calls)
     assert calls[0] == calls[1] > 0

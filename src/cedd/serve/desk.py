@@ -1,4 +1,4 @@
-"""Where requests wait, and the one thread that works on them."""
+"""Where requests wait, the one thread that works on them, and the one in which it has networks called."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
+
+import torch
 
 from cedd.serve.gathering import Ended, Gathering, Run
 from cedd.serve.limits import Limits, Refused, busy
@@ -127,7 +130,9 @@ class Desk:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.gathering = limits, Gathering(wake=self._wake)
+        self.limits = limits
+        self._network = ThreadPoolExecutor(1, "cedd-network", torch.set_num_threads, (torch.get_num_threads(),))
+        self.gathering = Gathering(wake=self._wake, make_call=self._network.submit, unwanted=self._unwanted)
         self.answered = 0
         self._changed = threading.Condition()
         self._waiting: list[Job] = []
@@ -181,8 +186,9 @@ class Desk:
         while True:
             with self._changed:
                 if self._over:
+                    self._network.shutdown(wait=False)
                     return
-                if not self._waiting and not self._running:
+                if not (self._waiting or self._running or self.gathering.ready):
                     self._changed.wait()
                     self._changed.wait_for(lambda: self._closing, TOGETHER)
                 elif not self.gathering.ready and not self._room:  # all are outside, or wait for these
@@ -198,12 +204,16 @@ class Desk:
     @property
     def _over(self) -> bool:
         """Whether it is closing, and nobody waits for an answer: runs that are outside then are left there."""
-        left = self._waiting or self.gathering.asking
+        left = self._waiting or self.gathering.asking or self.gathering.calling
         return self._closing and not left and all(job.done or job.gone for job in self._under_way)
 
     @property
     def _under_way(self) -> list[Job]:
         return [job for jobs in list(self._running.values()) for job in jobs]
+
+    def _unwanted(self, run: Run) -> bool:
+        """Whether nobody waits for a run."""
+        return all(job.gone for job in self._running.get(run, ()))
 
     @property
     def _room(self) -> bool:
@@ -219,9 +229,8 @@ class Desk:
                     job.finish(busy(ENDING, 5) if self._closing else Refused(504, LATE.format(job.seconds)))
                     job.gone = True
             self._waiting = [job for job in self._waiting if not job.gone]
-        for run, jobs in list(self._running.items()):
-            if run in self.gathering.asking and all(job.gone for job in jobs):
-                self.gathering.end(run, Ended())
+        for run in [run for run in self.gathering.asking if self._unwanted(run)]:
+            self.gathering.end(run, Ended())
 
     def _begin(self) -> None:
         """Begin as many runs as there may be, those with the same key as one, but soon go on with those that ask: a
@@ -253,13 +262,10 @@ class Desk:
             return run
 
     def _fail_all(self) -> None:
-        for run, jobs in list(self._running.items()):
-            for job in jobs:
-                job.finish(refusal(RuntimeError()))
-            if run in self.gathering.asking:
-                self.gathering.asking.remove(run)
-            self._running.pop(run, None)
-        self.gathering.back.clear()
+        """Say so to all who wait; their runs end at their next turns, since nobody does any more."""
+        for job in self._under_way:
+            job.finish(refusal(RuntimeError()))
+        self._running.clear()
 
 
 def refusal(error: BaseException | None) -> Refused:

@@ -7,16 +7,19 @@ only one at a time: a `Run` goes on until it asks its network, `features(x_t [B,
 driver (`Gathering.turn`) takes the oldest question, puts all questions of the same network and length behind it, calls
 the network once, and lets each run go on with its own rows. So runs may begin at any time and have different steps,
 temperatures and tasks; a run that nobody waits for any more ends at its next question. A run that waits for something
-else, another process, does so `outside`: others have their turns meanwhile, and it goes on in the next one.
+else, another process, does so `outside`: others have their turns meanwhile, and it goes on in the next one; so does a
+run that computes for long beside its network, whenever it comes to the vocabulary head (`Run.rest`). Where calls are
+made in a thread of their own, runs that wait for no network go on beside them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -28,8 +31,11 @@ from cedd.samplers import GraphedNetwork
 from cedd.samplers.memory import Memory
 
 Result = TypeVar("Result")
-MOST_TOKENS = 2048
+MOST_TOKENS = 1024
 """Tokens of one call: more at once are not faster on a CPU, and others would wait longer for their turn."""
+
+TURN = 0.05
+"""Seconds after which a run leaves others a turn where it can."""
 
 
 class Ended(BaseException):
@@ -56,6 +62,7 @@ class Run:
     def __init__(self, work: Callable[[Run], None], ended: Callable[[BaseException | None], None]) -> None:
         self.question: Question | None = None
         self._answer: Tensor | BaseException | None = None
+        self._since = 0.0
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -66,17 +73,16 @@ class Run:
 
     def resume(self, answer: Tensor | BaseException | None = None) -> None:
         """Go on with an answer, up to the next question or the end; an exception is raised in its place."""
-        self.question, self._answer = None, answer
+        self.question, self._answer, self._since = None, answer, time.monotonic()
         self._go.release()
         self._back.acquire()
 
     def ask(self, question: Question) -> Tensor:
         """The features [B, L, D]; called by the work."""
         self.question = question
-        self._wait()
-        answer, self._answer = self._answer, None
-        if isinstance(answer, BaseException):
-            raise answer
+        self._back.release()
+        self._go.acquire()
+        answer = self._heard()
         assert answer is not None
         return answer
 
@@ -89,18 +95,25 @@ class Run:
         finally:
             self.returning(self)
             self._go.acquire()
+            self._heard()
 
-    def _wait(self) -> None:
-        self._back.release()
-        self._go.acquire()
+    def rest(self) -> None:
+        """Leave others a turn if this one has been long; called by the work."""
+        if time.monotonic() - self._since > TURN:
+            self.outside(lambda: None)
+
+    def _heard(self) -> Tensor | None:
+        answer, self._answer = self._answer, None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def _run(self) -> None:
         self._go.acquire()
         torch.set_num_threads(1)  # of this thread: what a run computes beside its network is small
         error: BaseException | None = None
         try:
-            if isinstance(self._answer, BaseException):
-                raise self._answer
+            self._heard()
             self._work(self)
         except BaseException as raised:  # noqa: BLE001 - it is handed on
             error = raised
@@ -130,6 +143,23 @@ class Read:
         return self.head(self.features[int(found[0, 0])].index_select(0, places.to(self.x_t.device))).cpu()
 
 
+class RestingHead:
+    """A vocabulary head, to which a run comes for some rows at a time: where it may leave others a turn.
+
+    Args:
+        head: the head itself.
+        run: whose.
+    """
+
+    def __init__(self, head: Callable[[Tensor], Tensor], run: Run) -> None:
+        self._head, self._run = head, run
+        self.weight = getattr(head, "weight", None)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        self._run.rest()
+        return self._head(rows)
+
+
 class GatheredNetwork:
     """A network in two halves, the first of which is run together with others'.
 
@@ -148,7 +178,7 @@ class GatheredNetwork:
         reading: Callable[[Read], None] | None = None,
     ) -> None:
         self._network, self._run, self._memory, self._reading = network, run, memory, reading
-        self.head = network.head
+        self.head = RestingHead(network.head, run)
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L, D]"""
@@ -196,24 +226,35 @@ def shared_network(loaded: LoadedModel, length: int) -> HasHead:
 
 
 class Gathering:
-    """The runs that wait for their networks, in the order of their questions, and those that have been outside.
+    """The runs that wait for their networks, in the order of their questions, and those that can go on.
 
     Args:
         most_tokens: of one call.
-        wake: called when a run has come back from outside, in its thread.
+        wake: told that a run can go on, in the thread where that came about.
+        make_call: makes a call of a network, at once or elsewhere.
+        unwanted: says whether nobody waits for a run any more; it then ends instead of going on.
     """
 
-    def __init__(self, most_tokens: int = MOST_TOKENS, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        most_tokens: int = MOST_TOKENS,
+        wake: Callable[[], None] = lambda: None,
+        make_call: Callable[[Callable[[], None]], object] = lambda call: call(),
+        unwanted: Callable[[Run], bool] = lambda run: False,
+    ) -> None:
         self.asking: list[Run] = []
-        self.back: deque[Run] = deque()
+        self.calling: Sequence[Run] = ()
+        """Those whose questions are being answered."""
+        self.back: deque[tuple[Run, Tensor | BaseException | None]] = deque()
+        """Those that have been outside, and those that have answers."""
         self.calls = self.sequences = 0
         """Calls of networks so far, and the sequences that they read."""
-        self._most_tokens, self._wake = most_tokens, wake
+        self._most_tokens, self._wake, self._make_call, self._unwanted = most_tokens, wake, make_call, unwanted
 
     @property
     def ready(self) -> bool:
         """Whether there is a turn to take."""
-        return bool(self.asking or self.back)
+        return bool(self.back or (self.asking and not self.calling))
 
     def begin(self, run: Run) -> None:
         """Let a run go up to its first question."""
@@ -226,18 +267,27 @@ class Gathering:
         self._resume(run, error)
 
     def turn(self) -> None:
-        """Those that are back go on; then one call of the network that was asked first, for all that ask the same."""
-        while self.back:
-            self._resume(self.back.popleft())
-        if not self.asking:
-            return
-        together = self._together()
-        self.asking = [run for run in self.asking if run not in together]
-        for run, answer in zip(together, self._answers([_question(run) for run in together]), strict=True):
-            self._resume(run, answer)
+        """Those that can go on do; then one call of the network that was asked first, for all that ask the same."""
+        self._go_on()
+        if self.asking and not self.calling:
+            together = self.calling = self._together()
+            self.asking = [run for run in self.asking if run not in together]
+            self._make_call(partial(self._call, together))
+            self._go_on()
+
+    def _go_on(self) -> None:
+        for _ in range(len(self.back)):  # one that only rests is back at once
+            run, answer = self.back.popleft()
+            self._resume(run, Ended() if self._unwanted(run) else answer)
+
+    def _call(self, together: Sequence[Run]) -> None:
+        answers = self._answers([_question(run) for run in together])
+        self.back.extend(zip(together, answers, strict=True))
+        self.calling = ()
+        self._wake()
 
     def _returned(self, run: Run) -> None:
-        self.back.append(run)
+        self.back.append((run, None))
         self._wake()
 
     def _resume(self, run: Run, answer: Tensor | BaseException | None = None) -> None:
