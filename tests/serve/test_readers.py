@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from cedd.models.locate import packaged
 from cedd.serve.models import Shelf
-from cedd.serve.readers import ReaderProcess, Readers
+from cedd.serve.readers import ReaderProcess, Readers, doubts_as_bytes, exchanged
+from cedd.spelling.corruption import swap_letters
 from cedd.spelling.lexicon import LEXICON_FILE
 from cedd.spelling.rewrite import WORD_THRESHOLD, Doubt, reader_of
 from cedd.spelling.words import tokens_of
@@ -87,6 +89,35 @@ def test_a_process_that_works_for_nobody_is_ended(
     assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
 
 
+def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
+    process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A request, or an answer, that is longer than a pipe."""
+    monkeypatch.setattr("cedd.serve.readers.PATIENCE", 0.1)
+    long = "wrod and so on " * 30_000
+    stuck = process.begin()
+    os.kill(stuck.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        process.doubts(lexicon, long, WORD_THRESHOLD, (), lambda: False)
+    (asked, sink), (source, answer) = pipes = os.pipe(), os.pipe()
+    os.write(answer, (1000).to_bytes(8) + b"[")  # and no more
+    with pytest.raises(TimeoutError):
+        exchanged(sink, source, b"what?", lambda: False)
+    assert os.read(asked, 100) == b"what?"
+    for end in (end for pipe in pipes for end in pipe):
+        os.close(end)
+    assert time.monotonic() - begin < 5
+    assert stuck.poll() is not None
+
+
+def test_texts_and_doubts_longer_than_a_pipe_arrive_whole(process: ReaderProcess, lexicon: Path):
+    long = " ".join([TEXTS[0]] * 6) + " and so on, as it was" * 3400
+    found = process.doubts(lexicon, long, WORD_THRESHOLD, ())
+    assert len(doubts_as_bytes(found)) > 65536 < len(long)
+    assert_same(found, found_here(lexicon, long))
+
+
 def test_a_process_ends_when_its_server_does(process: ReaderProcess):
     """Also when that was killed: nothing more can come from it."""
     begun = process.begin()
@@ -132,3 +163,38 @@ def test_corrections_of_a_server_with_readers_are_the_model_s(lexicon: Path):
         assert process.process is not None
         last = process.process
     until(lambda: last.poll() is not None)
+
+
+def hard_text() -> str:
+    """A text of 16,000 characters with a mistake in every second word."""
+    right = "In {} the government decided otherwise, although nobody in the capital had expected such a result. "
+    return swap_letters("".join(right.format(1800 + i) for i in range(170))[:16_000], 0.1, 7).text
+
+
+@pytest.mark.slow
+def test_a_long_text_full_of_mistakes_keeps_its_deadline_and_holds_up_nobody(lexicon: Path):
+    model = load(lexicon.parent, "cpu")
+    shelf = Shelf({"english-char": model}, readers=2)
+    with (
+        served(shelf, deadline=8.0) as (address, desk),
+        httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert client.post("correct", json={"text": TEXTS[0]}).status_code == 200  # readers are there
+
+        def ask_long() -> tuple[int, float]:
+            begin = time.monotonic()
+            return client.post("correct", json={"text": hard_text()}).status_code, time.monotonic() - begin
+
+        long, waits = pool.submit(ask_long), list[float]()
+        while not long.done():
+            begin = time.monotonic()
+            body = {"text": f"In {len(waits)} we will recieve the leters tomorow."}
+            assert client.post("correct", json=body).status_code == 200
+            waits.append(time.monotonic() - begin)
+        status, seconds = long.result()
+        assert status in (200, 504)
+        assert seconds < 8 + 3
+        assert len(waits) > 5
+        assert max(waits) < 4
+        until(lambda: desk.counts == (0, 0))  # nothing goes on for nobody

@@ -4,13 +4,14 @@ Shapes: O options of a doubt, F features.
 
 A correction first finds the doubtful words of a text and what may have been meant (`cedd.spelling.rewrite.Reader`):
 Python, of which one process does one thing at a time. A process here has a lexicon and no network, and is ready in a
-second. It is sent a line of JSON, a text, and answers with a line, the doubts, and their features as bytes. One that
-ends before its answer is begun anew by the next request.
+second. It is sent a line of JSON, a text, and answers with a number of bytes and these: a line, the doubts, and their
+features. One that ends before its answer is begun anew by the next request; one that stops cannot block who asked it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import queue
@@ -20,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -71,28 +71,50 @@ def found_by(reader: Reader, text: str, threshold: float, ignored: Collection[st
 # What is sent
 
 
-def write_doubts(doubts: Sequence[Doubt], out: IO[bytes]) -> None:
-    """A line with the options of each doubt, and the features [O, F] of all."""
+HEAD = 8
+"""Bytes of an answer that say how many follow."""
+
+
+def doubts_as_bytes(doubts: Sequence[Doubt]) -> bytes:
+    """A line with the options of each doubt, and the features [O, F] of all; how many bytes these are stands before."""
     line = [
         (doubt.place, [(option.first, option.last, option.words, option.text) for option in doubt.options])
         for doubt in doubts
     ]
-    out.write(json.dumps(line).encode() + b"\n")
-    for doubt in doubts:
-        out.write(np.ascontiguousarray(doubt.features, np.float64).tobytes())
-    out.flush()
+    features = (np.ascontiguousarray(doubt.features, np.float64).tobytes() for doubt in doubts)
+    body = b"".join([json.dumps(line).encode(), b"\n", *features])
+    return len(body).to_bytes(HEAD) + body
 
 
-def read_doubts(source: IO[bytes]) -> list[Doubt]:
-    """What `write_doubts` wrote."""
-    if not (line := source.readline()):
-        raise EOFError("the process has ended")
-    found: list[Doubt] = []
-    for place, rows in json.loads(line):
+def doubts_of_bytes(body: bytes) -> list[Doubt]:
+    """What `doubts_as_bytes` made, without its head."""
+    source, found = io.BytesIO(body), list[Doubt]()
+    for place, rows in json.loads(source.readline()):
         options = tuple(Option(first, last, tuple(words), text) for first, last, words, text in rows)
         features = np.frombuffer(source.read(8 * len(options) * len(FEATURES)), np.float64)
         found.append(Doubt(place, options, features.reshape(len(options), len(FEATURES))))
     return found
+
+
+def exchanged(sink: int, source: int, message: bytes, wanted: Callable[[], bool]) -> bytes:
+    """The answer that comes from one pipe to a message written to the other. What has not come after a while ends in a
+    TimeoutError once it is not wanted any more, and a pipe that closes in an EOFError or OSError."""
+    doors, patience = select.poll(), time.monotonic() + PATIENCE
+    doors.register(source, select.POLLIN)
+    doors.register(sink, select.POLLOUT)
+    os.set_blocking(sink, False)  # or it would take as much as is given, however long that takes
+    left, got = memoryview(message), bytearray()
+    while len(got) < HEAD or len(got) < HEAD + int.from_bytes(got[:HEAD]):
+        for door, _ in doors.poll(1000 * LOOK):
+            if door == source:
+                if not (part := os.read(source, 1 << 16)):
+                    raise EOFError("the process has ended")
+                got += part
+            elif not (left := left[os.write(sink, left) :]):
+                doors.unregister(sink)
+        if time.monotonic() > patience and not wanted():
+            raise TimeoutError("nobody waits for the answer")
+    return bytes(got[HEAD:])
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -140,14 +162,8 @@ class ReaderProcess:
         assert process.stdout is not None
         try:
             request = (str(file), file.stat().st_mtime_ns, text, threshold, sorted(ignored))
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            answer, patience = select.poll(), time.monotonic() + PATIENCE
-            answer.register(process.stdout, select.POLLIN)
-            while not answer.poll(1000 * LOOK):
-                if time.monotonic() > patience and not wanted():
-                    raise TimeoutError("nobody waits for the answer")
-            return read_doubts(process.stdout)
+            message, pipes = json.dumps(request).encode() + b"\n", (process.stdin.fileno(), process.stdout.fileno())
+            return doubts_of_bytes(exchanged(*pipes, message, wanted))
         except BaseException:
             self.end()
             raise
@@ -204,7 +220,8 @@ def main(files: Sequence[str]) -> None:
         found_by(reader_of(Path(file), Path(file).stat().st_mtime_ns), WARMING, WORD_THRESHOLD, ())
     for line in sys.stdin.buffer:
         file, changed, text, threshold, ignored = json.loads(line)
-        write_doubts(found_by(reader_of(Path(file), changed), text, threshold, ignored), sys.stdout.buffer)
+        sys.stdout.buffer.write(doubts_as_bytes(found_by(reader_of(Path(file), changed), text, threshold, ignored)))
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
