@@ -38,6 +38,7 @@ class Shelf(Mapping[str, LanguageModel]):
         self.memory = Memory()
         lexicons = [lexicon_file(models[name]) for name in self if "correct" in self.about[name]["tasks"]]
         self.readers = Readers(readers, [file for file in lexicons if file is not None])
+        self._able = {task: self._best_first(task) for task in TASKS}
 
     @classmethod
     def load(cls, runs: Sequence[str], device: str, readers: int = 0) -> Shelf:
@@ -61,8 +62,11 @@ class Shelf(Mapping[str, LanguageModel]):
         return len(self._models)
 
     def able(self, task: str) -> list[str]:
-        """The models that can do a task, the best suited first: with words beside it for a corrector, without for
-        others."""
+        """The models that can do a task, the best suited first."""
+        return self._able[task]
+
+    def _best_first(self, task: str) -> list[str]:
+        """With words beside it for a corrector, without for others."""
         found = [name for name in self if task in self.about[name]["tasks"]]
         return sorted(found, key=lambda name: (lexicon_file(self[name]) is None) == (task == "correct"))
 
