@@ -105,6 +105,8 @@ def visit(browser: Any, server: tuple[str, object]) -> Iterator[Any]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_write_shows_a_text_being_denoised_and_goes_back_through_it(visit: Any, size: tuple[int, int], scheme: str):
     here = visit(size, scheme)
+    assert here.text("#w-text") == "Press Write, and watch."
+    here.check()
     here.write(prompt="the ")
     final, steps = here.text("#w-text"), int(here.page.locator("#w-at").get_attribute("max"))
     assert final.startswith("the ")
