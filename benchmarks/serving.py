@@ -1,12 +1,13 @@
 """The server under load: one request at a time, many clients at once, and its memory over thousands of requests.
 
-    python benchmarks/serving.py --out serving.json
+    python benchmarks/serving.py --page docs/serving.md
 
 A server is started as a user would, with english-char and a network of the preset `tiny` (its weights by chance, which
-does not change what it costs). For each kind of request, some are asked one after the other; then 200 clients ask 5
-each at once, all of them different. Every answer must be to its own request, and some, evenly spaced, are compared with
-what the library says by itself. A 503 of the queue's limit is asked again. Then small requests are made by the
-thousand, and the memory of the server and its processes is read from the system.
+does not change what it costs). For each kind of request, some are asked one after the other, for a while; then 200
+clients ask 5 each at once, all of them different. Every answer must be to its own request, and some, evenly spaced, are
+compared with what the library says by itself. A 503 of the queue's limit is asked again. Then small requests are made
+by the thousand, and the memory of the server and its processes is read from the system. On two idle cores all this
+takes about four minutes.
 
 The clients take their time from the same cores. So they are connections that write and read plain bytes, which costs a
 tenth of what a library for HTTP takes with 200 of them.
@@ -25,6 +26,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from typing import Any
 
 import httpx
 import torch
+from pages import write_page
 from torch import nn
 
 import cedd
@@ -62,6 +65,8 @@ RIGHT = (
 )
 WARMING = 4
 """Requests before the clock starts."""
+ALONE = 20.0
+"""Seconds after which no more requests are made one at a time."""
 Request = tuple[str, dict[str, Any]]
 """An address and a body."""
 
@@ -103,8 +108,9 @@ def running(models: list[str]) -> Iterator[tuple[str, int, float]]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of request: request i, whether an answer is to it, and what the library answers."""
+    """A kind of request: how a table names it, request i, whether an answer is to it, and what the library answers."""
 
+    title: str
     request: Callable[[int], Request]
     fits: Callable[[int, dict[str, Any]], bool]
     essence: Callable[[dict[str, Any]], Any]
@@ -139,9 +145,10 @@ def new_mistake(i: int) -> Request:
     }
 
 
-def corrections(make: Callable[[int], Request]) -> Kind:
+def corrections(title: str, make: Callable[[int], Request]) -> Kind:
     """A kind of correction."""
     return Kind(
+        title,
         make,
         lambda i, record: record["original"] == make(i)[1]["text"],
         lambda record: record["text"],
@@ -152,14 +159,15 @@ def corrections(make: Callable[[int], Request]) -> Kind:
 
 KINDS = {
     "completions": Kind(
+        "completions of `tiny`, 32 tokens, 64 steps",
         completion,
         lambda i, record: record["seed"] == i,
         lambda record: record["choices"][0]["text"],
         completed,
         "tiny",
     ),
-    "corrections": corrections(correction),
-    "new mistakes": corrections(new_mistake),
+    "corrections": corrections("corrections by english-char, a common mistake each", correction),
+    "new mistakes": corrections("corrections of longer texts, each with new mistakes", new_mistake),
 }
 
 
@@ -202,17 +210,20 @@ class Client:
 
 
 async def measured(
-    address: str, kind: Kind, one_by_one: int, clients: int, each: int
+    address: str, process: int, kind: Kind, one_by_one: int, clients: int, each: int
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Figures of one at a time, then many at once, and the answers of the latter."""
+    """Figures of one at a time, so many or for ALONE seconds, then many at once, and the answers of the latter."""
     total, numbers = clients * each, itertools.count()
     single = await Client.connect(address)
     for i in range(total + one_by_one, total + one_by_one + WARMING):  # what the first requests load
         await single.ask(kind.request(i))
-    begun = time.perf_counter()
-    for i in range(total, total + one_by_one):
-        await single.ask(kind.request(i))
-    alone = one_by_one / (time.perf_counter() - begun)
+    begun, computed = time.perf_counter(), processor_seconds(process)
+    asked = 0
+    while asked < one_by_one and time.perf_counter() - begun < ALONE:
+        await single.ask(kind.request(total + asked))
+        asked += 1
+    alone = asked / (time.perf_counter() - begun)
+    alone_computed = (processor_seconds(process) - computed) / asked
     single.close()
     crowd = [await Client.connect(address) for _ in range(clients)]
     answers, waits = list[Any]([None] * total), list[float]()
@@ -223,13 +234,16 @@ async def measured(
             answers[i] = await client.ask(kind.request(i))
             waits.append(time.perf_counter() - sent)
 
-    begun = time.perf_counter()
+    begun, computed, clients_computed = time.perf_counter(), processor_seconds(process), time.process_time()
     await asyncio.gather(*map(ask_all, crowd))
     together = total / (time.perf_counter() - begun)
+    together_computed = (processor_seconds(process) - computed) / total
+    clients_computed = (time.process_time() - clients_computed) / total
     for client in crowd:
         client.close()
     waits.sort()
     figures = {
+        "one_by_one": asked,
         "clients": clients,
         "each": each,
         "answered": sum(client.answered for client in crowd),
@@ -238,6 +252,9 @@ async def measured(
         "alone_per_second": alone,
         "together_per_second": together,
         "gain": together / alone,
+        "alone_computed_ms": 1000 * alone_computed,
+        "together_computed_ms": 1000 * together_computed,
+        "of_these_by_clients_ms": 1000 * clients_computed,
         "median_seconds": waits[len(waits) // 2],
         "longest_seconds": waits[-1],
     }
@@ -249,20 +266,69 @@ def sentence(row: dict[str, Any]) -> str:
     return (
         f"{row['answered']} answered, {row['refused']} refused for a while, {row['mixed_up']} mixed up, "
         f"{row['wrong']} of {row['checked']} other than alone; {row['alone_per_second']:.2f}/s one at a time, "
-        f"{row['together_per_second']:.2f}/s with {row['clients']} clients ({row['gain']:.1f} times); median "
+        f"{row['together_per_second']:.2f}/s with {row['clients']} clients ({row['gain']:.1f} times); "
+        f"{row['alone_computed_ms']:.1f} and {row['together_computed_ms']:.1f} ms computed for each; median "
         f"{row['median_seconds']:.1f} s, longest {row['longest_seconds']:.1f} s"
     )
 
 
-def resident(process: int) -> float:
-    """The memory of a process and of those that it began, in MiB (Linux)."""
-    pages = 0
+COLUMNS = (
+    "answered",
+    "refused",
+    "mixed up",
+    "other than alone",
+    "one at a time",
+    "clients at once",
+    "gain",
+    "computed",
+)
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures for a page."""
+    lines = [f"| requests | {' | '.join(COLUMNS)} |", f"|{'---|' * (1 + len(COLUMNS))}"]
+    for kind, row in ((KINDS[name], found[name]) for name in KINDS if name in found):
+        cells = (
+            f"{row['answered']:,}",
+            row["refused"],
+            row["mixed_up"],
+            f"{row['wrong']} of {row['checked']}",
+            f"{row['alone_per_second']:.2f}/s",
+            f"{row['together_per_second']:.2f}/s",
+            f"{row['gain']:.1f} times",
+            f"{row['alone_computed_ms']:.0f}, {row['together_computed_ms']:.0f} ms",
+        )
+        lines.append(f"| {kind.title} | {' | '.join(map(str, cells))} |")
+    said = (
+        f"{found['machine']}, {found['cores']} cores, load average {found['load_average']:.1f} before; it answered "
+        f"{found['start_seconds']:.1f} s after it was started."
+    )
+    if memory := found.get("memory"):
+        said += (
+            f" Over {memory['requests']:,} small requests, half of them corrections, the server and its readers had "
+            f"{memory['least_mib']:.0f} to {memory['most_mib']:.0f} MiB, from the first tenth on."
+        )
+    return "\n".join([*lines, "", textwrap.fill(said, 120)])
+
+
+def family(process: int) -> Iterator[list[str]]:
+    """What the system says of a process and of those that it began, from its state on (`man 5 proc`; Linux)."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if process in (parent, int(folder.name)):
-                pages += int((folder / "statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+            said = (folder / "stat").read_text().rpartition(")")[2].split()
+            if process in (int(said[1]), int(folder.name)):
+                yield said
+
+
+def resident(process: int) -> float:
+    """Their memory, in MiB."""
+    return sum(int(said[21]) for said in family(process)) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def processor_seconds(process: int) -> float:
+    """The seconds that they and the clients have computed."""
+    ticks = sum(int(said[11]) + int(said[12]) for said in family(process))
+    return ticks / os.sysconf("SC_CLK_TCK") + time.process_time()
 
 
 async def memory(address: str, process: int, requests: int, clients: int = 16) -> dict[str, Any]:
@@ -291,11 +357,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--each", type=int, default=5, help="requests of each client")
-    parser.add_argument("--one-by-one", type=int, default=48, help="requests of a kind that are asked one at a time")
+    parser.add_argument("--one-by-one", type=int, default=240, help="requests of a kind asked one at a time, at most")
     parser.add_argument("--checked", type=int, default=24, help="answers that are compared with the library's")
     parser.add_argument("--memory", type=int, default=5000, help="small requests over which memory is read")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="where the figures are written, as JSON")
+    parser.add_argument("--page", type=Path, help="the page that has a table of them")
     arguments = parser.parse_args()
     found: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as folder:
@@ -305,7 +372,7 @@ def main() -> None:
             print(f"started in {seconds:.1f} s; load average {found['load_average']:.1f}", flush=True)
             for name in arguments.kinds:
                 kind = KINDS[name]
-                load = measured(address, kind, arguments.one_by_one, arguments.clients, arguments.each)
+                load = measured(address, process, kind, arguments.one_by_one, arguments.clients, arguments.each)
                 row, answers = asyncio.run(load)
                 model = cedd.load(tiny if kind.model == "tiny" else kind.model, "cpu")
                 checked = range(0, len(answers), max(1, len(answers) // arguments.checked))
@@ -318,6 +385,8 @@ def main() -> None:
                 found["memory"] = row = asyncio.run(memory(address, process, arguments.memory))
                 print(f"memory over {row['requests']} requests: {row['least_mib']:.0f} to {row['most_mib']:.0f} MiB")
                 keep(found, arguments.out)
+    if arguments.page is not None:
+        write_page(arguments.page, {"load": table(found)})
 
 
 def keep(found: dict[str, Any], out: Path | None) -> None:
