@@ -1,12 +1,13 @@
 """The load test of the server, with a few clients."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.scripts import definitions
+from tests.benchmarks.scripts import BENCHMARKS, definitions
 
 for package in ("starlette", "uvicorn", "httpx"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install 'cedd[serve]' httpx")
@@ -15,6 +16,23 @@ for package in ("starlette", "uvicorn", "httpx"):
 def test_no_two_requests_are_the_same():
     for kind in definitions("serving").KINDS.values():
         assert len({json.dumps(kind.request(i)) for i in range(1000)}) == 1000
+
+
+def test_the_page_has_a_place_for_the_figures_and_they_are_those_found(tmp_path: Path):
+    script, page = definitions("serving"), tmp_path / "serving.md"
+    shutil.copy(BENCHMARKS.parent / "docs" / "serving.md", page)
+    row = {"answered": 1000, "refused": 3, "mixed_up": 0, "wrong": 0, "checked": 25}
+    row |= {"alone_per_second": 31.5, "together_per_second": 63.0, "gain": 2.0}
+    row |= {"alone_computed_ms": 38.6, "together_computed_ms": 31.2}
+    found = {"machine": "aarch64", "cores": 2, "load_average": 0.26, "start_seconds": 2.8, "corrections": row}
+    memory = {"requests": 5000, "least_mib": 700.2, "most_mib": 705.9}
+    script.write_page(page, {"load": script.table({**found, "memory": memory})})
+    made = page.read_text().split("<!-- load -->")[1].split("<!-- end of load -->")[0]
+    line = "| 1,000 | 3 | 0 | 0 of 25 | 31.50/s | 63.00/s | 2.0 times | 39, 31 ms |"
+    assert made.count("times") == 1
+    assert line in made
+    assert "700 to 706 MiB" in " ".join(made.split())
+    assert "load average 0.3" in made
 
 
 @pytest.mark.slow
