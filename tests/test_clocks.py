@@ -48,7 +48,7 @@ def test_a_running_share_is_the_integral_of_its_rates(schedule: Schedule, share:
     assert float(clocks.alpha(t) + clocks.beta(t)) == pytest.approx(float(total), rel=1e-12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(SCHEDULE, SHARE)
 def test_the_integrals_over_the_whole_time(schedule: Schedule, share: PowerShare) -> None:
     clocks = RunningShare(schedule, share)

@@ -60,9 +60,13 @@ class Clocks(ABC):
     def beta_rate(self, t: Time) -> Tensor:
         """beta'(t)."""
 
+    def total(self, t: Time) -> Tensor:
+        """alpha + beta."""
+        return self.alpha(t) + self.beta(t)
+
     def time(self, sigma: Tensor) -> Tensor:
         """The first time at which alpha + beta = sigma, by bisection."""
-        return bisect(lambda t: self.alpha(t) + self.beta(t), sigma, 0.0, 1.0)
+        return bisect(self.total, sigma, 0.0, 1.0)
 
     def shuffling_while_alive(self) -> float:
         """The integral over (0, 1] of exp(-alpha) dbeta."""
@@ -90,7 +94,7 @@ class TotalNoise(Schedule):
     clocks: Clocks
 
     def sigma(self, t: Time) -> Tensor:
-        return self.clocks.alpha(t) + self.clocks.beta(t)
+        return self.clocks.total(t)
 
     def rate(self, t: Time) -> Tensor:
         return self.clocks.alpha_rate(t) + self.clocks.beta_rate(t)
@@ -128,6 +132,10 @@ class Proportional(Clocks):
 
     def beta(self, t: Time) -> Tensor:
         return self.shuffle_scale * self._elapsed(t)
+
+    def total(self, t: Time) -> Tensor:
+        elapsed = self._elapsed(t)
+        return self.mask_scale * elapsed + self.shuffle_scale * elapsed
 
     def alpha_rate(self, t: Time) -> Tensor:
         return self.mask_scale * self.schedule.rate(t)

@@ -346,7 +346,7 @@ class TokenProcess:
 
     def sigma(self, t: Time) -> Tensor:
         """alpha + beta, the total noise, which is what the network is told of the time."""
-        return self.alpha(t) + self.beta(t)
+        return self.clocks.total(t)
 
     def alpha_rate(self, t: Time) -> Tensor:
         return self.clocks.alpha_rate(t)
@@ -439,8 +439,18 @@ class TokenProcess:
     def integrated_out_rate(self, since: float = 0.0) -> float:
         """The expected number of jumps of one token over (since, 1]: the integral of alive (alpha' + beta' (1-1/V)).
 
-        Its negative is the analytic term of J2 (paper, Proposition 6).
+        Its negative is the analytic term of J2 (paper, Proposition 6). It is integrated once: every bound asks for it.
         """
+        if since not in self._out_rates:
+            self._out_rates[since] = self._integrate_out_rate(since)
+        return self._out_rates[since]
+
+    @cached_property
+    def _out_rates(self) -> dict[float, float]:
+        """What was integrated so far."""
+        return {}
+
+    def _integrate_out_rate(self, since: float) -> float:
         start = torch.exp(-self.alpha_just_after_zero)
         masked = float(start * -torch.expm1(-(self.alpha(1.0) - self.alpha_just_after_zero)))
         whole = masked + (1 - 1 / self.vocab_size) * self.clocks.shuffling_while_alive()

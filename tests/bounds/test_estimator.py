@@ -195,26 +195,27 @@ def coverage(process: TokenProcess, method: str, repetitions: int, seed: int) ->
 
 @pytest.mark.parametrize(("name", "method"), [("absorb", "cedd"), ("roulette", "bayes")])
 def test_coverage_roughly(name: str, method: str) -> None:
-    """100 repetitions: a right 95% interval falls below 0.87 once in 1,000 times, a bias is of 4 once in 16,000."""
-    share, bias, ratio = coverage(PROCESSES[name], method, 100, seed=1)
-    assert share >= 0.87
+    """40 repetitions: right 95% intervals hold fewer than 33 times once in 1,400, a bias is of 4 once in 16,000,
+    and the spread has an error of 11% (the slow tests have 1,000 repetitions, of every cell)."""
+    share, bias, ratio = coverage(PROCESSES[name], method, 40, seed=1)
+    assert share >= 0.825
     assert abs(bias) < 4
-    assert 0.8 < ratio < 1.25
+    assert 0.7 < ratio < 1.4
 
 
 def test_the_monte_carlo_error_is_that_of_repetition() -> None:
-    """On fixed data: reported against observed over 100 repetitions, whose own error is 7%."""
+    """On fixed data: reported against observed over 50 repetitions, whose own error is 10%."""
     process = PROCESSES["roulette"]
     model = random_network(process, L, seed=1, size=0.5)
     data = sequences(random_data(V, L, seed=2), 60, generator(3))
     source = generator(4)
     found = [
         estimate_bound(model, process, data, method="cedd", draws=8, fixed_set=True, generator=source, batch=4096)
-        for _ in range(100)
+        for _ in range(50)
     ]
     observed = torch.tensor([x.nats_per_token for x in found]).std().item()
     reported = math.sqrt(sum(x.stderr**2 for x in found) / len(found))
-    assert 0.75 < reported / observed < 1.35
+    assert 0.7 < reported / observed < 1.4
 
 
 def test_independent_draws_have_no_interval() -> None:
