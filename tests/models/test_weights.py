@@ -2,6 +2,7 @@
 
 import math
 import os
+import zlib
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_what_bfloat16_can_hold_comes_back_exactly(tmp_path):
 
 def test_forms_that_do_not_fit_are_refused(tmp_path):
     path, state = tmp_path / "file", {"w": torch.ones(2, 2)}
-    with pytest.raises(ValueError, match="stored as float32, bf16, int8, not as 'int3'"):
+    with pytest.raises(ValueError, match="stored as float32, bf16, int8, deflated, not as 'int3'"):
         save_weights(path, state, form="int3")
     with pytest.raises(ValueError, match="w holds numbers that are not finite"):
         save_weights(path, {"w": torch.tensor([[1.0, math.nan]])}, form="int8")
@@ -178,3 +179,38 @@ def test_a_network_to_be_filled_from_a_file_draws_no_weights(tmp_path):
     load_weights(empty, tmp_path / "file")
     x_t = torch.arange(8)[None] % 7
     assert torch.equal(empty.eval()(x_t, torch.ones(1)), trained.eval()(x_t, torch.ones(1)))
+
+
+def test_deflated_is_less_than_a_fifth_of_the_file_and_keeps_largest_entries(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(256, 512, generator=generator)
+    matrix[3, 5], matrix[7] = 40.0, 0.0
+    state = {"w": matrix, "b": torch.randn(256, generator=generator)}
+    save_weights(tmp_path / "full", state)
+    save_weights(tmp_path / "small", state, form="deflated")
+    assert (tmp_path / "small").stat().st_size < 0.2 * (tmp_path / "full").stat().st_size
+    found = read_weights(tmp_path / "small", form="deflated")
+    assert torch.equal(found["b"], state["b"])
+    step = torch.maximum(matrix.square().mean(1).sqrt() / 16, matrix.abs().amax(1) / 127)
+    assert ((found["w"] - matrix).abs() <= 0.51 * step[:, None]).all()
+    save_weights(tmp_path / "again", found, form="deflated")
+    assert torch.allclose(read_weights(tmp_path / "again", form="deflated")["w"], found["w"], rtol=1e-6, atol=0)
+    assert (found["w"] - matrix).norm() < 0.02 * matrix.norm()
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "rows", "bomb"])
+def test_what_was_deflated_and_is_damaged_is_refused(tmp_path, damage):
+    save_weights(tmp_path / "file", {"w": torch.randn(8, 64)}, form="deflated")
+    stored = read_weights(tmp_path / "file")
+    if damage == "cut":
+        stored["w"] = stored["w"][:-9]
+    elif damage == "changed":
+        stored["w"] = torch.full_like(stored["w"], 255)
+    elif damage == "rows":
+        stored["w.step"] = torch.ones(7)
+    else:
+        coder = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+        stored["w"] = torch.frombuffer(bytearray(coder.compress(bytes(1 << 20)) + coder.flush()), dtype=torch.uint8)
+    save_weights(tmp_path / "file", stored)
+    with pytest.raises(ValueError, match="file is not stored as deflated: w"):
+        read_weights(tmp_path / "file", form="deflated")

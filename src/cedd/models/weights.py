@@ -1,20 +1,25 @@
 """Weights as safetensors files: written atomically, read strictly, never unpickled.
 
-A file holds its tensors in one of three forms (`FORMS`): as they are, in bfloat16 (half the size), or in int8 (a
-quarter). In int8 each matrix W [R, C] is stored row by row in units of its own step,
+A file holds its tensors in one of four forms (`FORMS`): as they are, in bfloat16 (half the size), in int8 (a quarter),
+or deflated (less than a fifth). In the last two each matrix W [R, C] is stored row by row in units of its own step,
 
-    W_rc ≈ q_rc step_r,    q_rc = round(W_rc / step_r) in -127..127,    step_r = max_c |W_rc| / 127,
+    W_rc ≈ q_rc step_r,    q_rc = round(W_rc / step_r) in -127..127.
 
-so that no entry moves by more than step_r / 2. All other tensors (norms, biases) stay in float32. A model is
-filled with floating-point numbers of its own type: the form is one of storage, not of computation.
+In int8, step_r = max_c |W_rc| / 127, so that no entry moves by more than step_r / 2. Deflated, it is that part of the
+largest entry which is nearest to a sixteenth of the row's root mean square, so that an entry moves by 1.8% of this on
+average: few of the integers are then large, and Huffman's code of them (zlib's) takes six bits each. All other tensors
+(norms, biases) stay in float32. A model is filled with floating-point numbers of its own type: the form is one of
+storage, not of computation.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,8 @@ from cedd.storage import atomic_file
 Tensors = Mapping[str, Tensor]
 STEP = ".step"
 """The suffix that names a matrix's steps [R]."""
+DEFLATED_STEPS = 16
+"""To a row's root mean square, where it is deflated."""
 
 
 @dataclass(frozen=True)
@@ -127,30 +134,68 @@ def _is_matrix(tensor: Tensor) -> bool:
     return tensor.ndim == 2 and tensor.is_floating_point()
 
 
-def _in_int8(tensors: Tensors) -> dict[str, Tensor]:
+def _in_integers(tensors: Tensors, form: str, store: Callable[[Tensor], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """Matrices as integer multiples of their rows' steps, with the steps."""
     packed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not _is_matrix(tensor):
             packed[name] = tensor.float() if tensor.is_floating_point() else tensor
             continue
-        rows = tensor.float()
-        step = rows.abs().amax(1, keepdim=True) / 127
-        if not step.isfinite().all():
-            raise ValueError(f"{name} holds numbers that are not finite, which int8 cannot store; use bf16")
-        packed[name] = torch.where(step > 0, rows / step, 0).round().clamp(-127, 127).to(torch.int8)
-        packed[name + STEP] = step.squeeze(1)
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} holds numbers that are not finite, which {form} cannot store; use bf16")
+        packed[name], packed[name + STEP] = store(tensor.float())
     return packed
 
 
-def _from_int8(tensors: Tensors) -> dict[str, Tensor]:
+def _eight_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiples of a 127th of the largest entry."""
+    return _multiples(rows, rows.abs().amax(1) / 127)
+
+
+def _multiples(rows: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """The integers [R, C] nearest to the rows in units of their steps [R], and these."""
+    return torch.where(step[:, None] > 0, rows / step[:, None], 0).round().clamp(-127, 127).to(torch.int8), step
+
+
+def _deflated(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiples of a part of the root mean square, in Huffman's code: [bytes]."""
+    largest = rows.abs().amax(1)
+    most = (DEFLATED_STEPS * largest / rows.square().mean(1).sqrt()).nan_to_num(1.0).round().clamp(1, 127)
+    for other in (most - 1, most + 1):  # what was deflated before has these multiples still, whatever its mean is now
+        units = rows * (other / largest)[:, None]
+        most = torch.where((units - units.round()).abs().amax(1) < 1e-3, other, most)
+    integers, step = _multiples(rows, largest / most)
+    coder = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
+    return _bytes(coder.compress(integers.numpy().tobytes()) + coder.flush()), step
+
+
+def _inflated(coded: Tensor, rows: int) -> Tensor:
+    """The integers of so many rows."""
+    decoder = zlib.decompressobj(-zlib.MAX_WBITS)
+    plain = decoder.decompress(coded.cpu().numpy().tobytes(), 8 * len(coded) + 1)  # no code has less than a bit
+    if not decoder.eof or not rows or len(plain) % rows:
+        raise ValueError(f"{len(plain)} bytes for {rows} rows")
+    return _bytes(plain).view(torch.int8).view(rows, -1).to(coded.device)
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
+
+
+def _from_integers(tensors: Tensors) -> dict[str, Tensor]:
     """The matrices again, in float32."""
     unpacked: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if _is_matrix(tensor):
             raise ValueError(f"the matrix {name} is {tensor.dtype}")
+        step = tensors.get(name + STEP)
+        if tensor.dtype == torch.uint8 and tensor.ndim == 1 and step is not None:
+            try:
+                tensor = _inflated(tensor, len(step))
+            except (ValueError, zlib.error) as error:
+                raise ValueError(f"{name} is damaged ({error})") from None
         if tensor.dtype == torch.int8:
-            if (step := tensors.get(name + STEP)) is None or step.shape != tensor.shape[:1]:
+            if step is None or step.shape != tensor.shape[:1]:
                 raise ValueError(f"{name} has no steps, one a row")
             unpacked[name] = tensor.float().mul_(step[:, None])
         elif not (name.endswith(STEP) and name.removesuffix(STEP) in tensors):
@@ -161,5 +206,6 @@ def _from_int8(tensors: Tensors) -> dict[str, Tensor]:
 FORMS: Mapping[str, Form] = {
     "float32": Form(dict, dict),
     "bf16": Form(_in_bfloat16, dict),
-    "int8": Form(_in_int8, _from_int8),
+    "int8": Form(partial(_in_integers, form="int8", store=_eight_bits), _from_integers),
+    "deflated": Form(partial(_in_integers, form="deflated", store=_deflated), _from_integers),
 }

@@ -149,7 +149,7 @@ class LanguageModel(LoadedModel):
         Args:
             folder: where to: a new or an empty folder, or the one that it was loaded from. Old files go when all new
                 ones are complete.
-            weights: float32, bf16 or int8; by default the form that it was loaded from.
+            weights: float32, bf16, int8 or deflated; by default the form that it was loaded from.
             extra: what else config.json shall say, beside what it said (see `cedd.tasks.card`).
             force: write also into a folder that holds something else, over files of the same names.
         """
