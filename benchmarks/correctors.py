@@ -29,11 +29,13 @@ from english_words import corpus_texts, held_out_sentences
 
 import cedd
 from cedd.data.folders import data_folder
+from cedd.models.locate import packaged
 from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
 from cedd.spelling.shares import Share
 from cedd.spelling.word_protocol import LISTS, Misspelt, joined_and_split, measure, placed, read_pairs
 from cedd.spelling.words import like
 from cedd.storage import write_json
+from cedd.tasks.correct import corrector_folder
 
 Correct = Callable[[Sequence[str]], list[str]]
 """Corrected texts, in order."""
@@ -75,7 +77,7 @@ def each_word(correct: Callable[[str], str | None]) -> Correct:
 
 def ours(**options: Any) -> Correct:
     """cedd."""
-    model = cedd.load("english-char", "cpu")
+    model = cedd.load(corrector_folder(packaged("english-char"), options), "cpu")
     return lambda texts: [str(model.correct(text, **options)) for text in texts]
 
 
@@ -273,7 +275,7 @@ def main() -> int:
         corpus, lists = data_folder("corpus", arguments.corpus), data_folder("misspellings", arguments.lists)
     except ValueError as error:
         parser.error(str(error))
-    folder = Path(cedd.__file__).parent / "pretrained" / "english-char"
+    folder = packaged("english")
     known = set(load_lexicon(folder / LEXICON_FILE).words[:KNOWN])
     given = test_set(corpus, lists, arguments.part, arguments.count, arguments.clean, arguments.spaces)
     paragraphs = mostly_right(given, arguments.speed)

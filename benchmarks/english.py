@@ -8,7 +8,7 @@ every eighth piece of it (--prepare ends there, once all text is in tokens: it n
 --seconds: after the warm-up of the rate, which does not depend on it, the number of steps is chosen by the speed so
 far. The settings are those of the preset `small-fast` but for what `recipe` changes. A run that was stopped goes on.
 
---export writes the model as it is shipped, by `cedd export`: weights in int8 and the words of the card below. Last the
+--export writes the model as it is shipped, by `cedd export`: weights deflated and the words of the card below. Last the
 bound on held-out documents is printed, of the weights as trained and of those that were exported.
 """
 
@@ -189,7 +189,9 @@ def export(arguments: Arguments, words: list[str]) -> int:
     """The model as it is shipped."""
     command = shlex.join(["python", "benchmarks/english.py", "--corpus", "corpus", *public(words)])
     said = ["--title", "english", "--about", ABOUT, "--command", command]
-    return cedd(["export", str(arguments.out), "--out", str(arguments.export), "--weights", "int8", "--force", *said])
+    return cedd(
+        ["export", str(arguments.out), "--out", str(arguments.export), "--weights", "deflated", "--force", *said]
+    )
 
 
 def public(words: list[str]) -> list[str]:

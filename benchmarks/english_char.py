@@ -96,7 +96,7 @@ def main() -> int:
     command = shlex.join(["python", "benchmarks/english_char.py", "--corpus", "corpus", *size, *public])
     said = ["--title", "english-char", "--about", ABOUT, "--command", command, "--chosen", CHOSEN]
     places = [str(arguments.out), "--out", str(arguments.export)]
-    return cedd(["export", *places, "--weights", "int8", *said, "--correction", *CORRECTION])
+    return cedd(["export", *places, "--weights", "int8", *said, "--correction", *CORRECTION, "--words", "english"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Make the lexicon in the box: `words.safetensors` of english-char, from books, Wikipedia and lists of misspellings.
+"""Make the lexicon in the box: `words.safetensors` of english, from books, Wikipedia and lists of misspellings.
 
-    python benchmarks/english_words.py --out src/cedd/pretrained/english-char
+    python benchmarks/english_words.py --out src/cedd/pretrained/english
 
 Words and their sequences are counted in CEDD_DATA/corpus (books.txt.xz, wikipedia.txt.xz), of which the last
 --held-out megabytes are left out: mistakes are put into sentences of these. The noise of people is learnt from the
@@ -16,7 +16,7 @@ import lzma
 import re
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +38,9 @@ from cedd.spelling.lexicon import (
     save_lexicon,
     save_weights,
 )
-from cedd.spelling.likelihood import Likelihoods
-from cedd.spelling.rewrite import FEATURES, Doubt, Reader, asked_options, share_of_own, with_network
+from cedd.spelling.likelihood import likelihoods
+from cedd.spelling.options import correction_options
+from cedd.spelling.rewrite import FEATURES, Doubt, Reader, asked_options, share_of_own, weight_vector, with_network
 from cedd.spelling.word_protocol import (
     LISTS,
     Misspelt,
@@ -66,10 +67,8 @@ GIVEN = {"kept repeated": 1.5, "kept rare remembered": -2.0, "frequency opening"
 sentence); one that was seen as a mistake is one again (all of theirs were seen); a rare word that opens a sentence is a
 common one rather than a name, if that is near (lists have a misspelling of "the" once, texts often); and what is made
 of two words of a trade, whitespace, is not to be split (the examples are of books)."""
-OPEN_TO_FIT = (0.3, 0.97)
+OPEN_TO_FIT = (0.02, 0.98)
 """own / (own + best) of doubts by which the weights with the network are fitted: more than it is asked about."""
-T = 0.0986
-"""What the network is told, as the model's folder says."""
 
 
 def corpus_texts(folder: Path, held_out: float) -> list[tuple[str, str]]:
@@ -222,8 +221,9 @@ def examples(reader: Reader, given: Sequence[Misspelt]) -> list[Example]:
     return made
 
 
-def fit(given: Sequence[Example], without: Sequence[str] = (), penalty: float = 2e-5) -> NDArray[np.float64]:
-    """The weights that make the right options most probable: softmax regression with a quadratic penalty."""
+def fit(given: Sequence[Example], without: Sequence[str] = (), penalty: float = 2e-5) -> dict[str, float]:
+    """The weights that make the right options most probable, beside those that are `GIVEN` and 0 for features that are
+    left out: softmax regression with a quadratic penalty."""
     most = max(len(example.doubt.options) for example in given)
     features = torch.zeros(len(given), most, len(FEATURES))
     absent = torch.full((len(given), most), -1e9)
@@ -231,33 +231,36 @@ def fit(given: Sequence[Example], without: Sequence[str] = (), penalty: float = 
         size = len(example.doubt.options)
         features[row, :size], absent[row, :size] = torch.from_numpy(example.doubt.features).float(), 0.0
     right = torch.tensor([example.right for example in given])
-    used = torch.tensor([float(name not in without) for name in FEATURES])
+    used = torch.tensor([float(name not in (*without, *GIVEN)) for name in FEATURES])
+    fixed = torch.from_numpy(weight_vector(GIVEN)).float()
     weights = torch.zeros(len(FEATURES), requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=300, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
-        fitted = torch.nn.functional.cross_entropy(features @ (weights * used) + absent, right)
+        fitted = torch.nn.functional.cross_entropy(features @ (weights * used + fixed) + absent, right)
         value = fitted + penalty * weights.square().sum()
         value.backward()
         return value
 
     optimizer.step(loss)
-    found = (weights * used).detach().double().numpy()
-    print(f"{len(given)} doubts, {loss().item():.4f} nats: {dict(zip(FEATURES, found.round(2).tolist(), strict=True))}")
-    return found
+    found = (weights * used + fixed).detach().double().numpy().round(4).tolist()
+    named = dict(zip(FEATURES, found, strict=True))
+    print(f"{len(given)} doubts, {loss().item():.4f} nats: {named}", flush=True)
+    return named
 
 
-def open_examples(given: Sequence[Example], weights: NDArray[np.float64], model: str, count: int) -> list[Example]:
+def open_examples(given: Sequence[Example], weights: Mapping[str, float], model: Path, count: int) -> list[Example]:
     """Doubts that the weights leave open, with what the network says of their likeliest options."""
-    likelihoods, made = Likelihoods(load(model, "cpu"), T), list[Example]()
+    loaded, alone, made = load(model, "cpu"), weight_vector(weights), list[Example]()
+    scores = likelihoods(loaded, correction_options(loaded, {}).t if loaded.process.can_shuffle else None)
     for example in sorted(given, key=lambda e: number("open", e.sentence.written, e.doubt.place)):
-        p = example.doubt.probabilities(weights)
+        p = example.doubt.probabilities(alone)
         if not OPEN_TO_FIT[0] < share_of_own(p) < OPEN_TO_FIT[1]:
             continue
         kept = asked_options(p)
         asked = example.doubt.only(kept)
-        (doubt,) = with_network(example.sentence.written, example.tokens, [asked], likelihoods)
+        (doubt,) = with_network(example.sentence.written, example.tokens, [asked], scores)
         made.append(example._replace(doubt=doubt, right=kept.index(example.right) if example.right in kept else 0))
         if len(made) == count:
             break
@@ -273,7 +276,7 @@ def main() -> int:
     parser.add_argument("--held-out", type=float, default=5.0, help="megabytes at the end of each text")
     parser.add_argument("--mistakes", type=int, default=1500, help="of each list, to fit the weights on")
     parser.add_argument("--clean", type=int, default=4000, help="sentences without mistakes, for the same")
-    parser.add_argument("--asked", type=int, default=1500, help="doubts that the network is asked about, for the same")
+    parser.add_argument("--asked", type=int, default=2000, help="doubts that the network is asked about, for the same")
     parser.add_argument("--weights-only", action="store_true", help="the lexicon is there; fit its weights anew")
     arguments = parser.parse_args()
     try:
@@ -284,20 +287,13 @@ def main() -> int:
     lexicon = load_lexicon(file) if arguments.weights_only else make_lexicon([text for text, _ in texts], lists)
     given = training_sentences([end for _, end in texts], lists, arguments.mistakes, arguments.clean)
     found = examples(Reader(replace(lexicon, memory={})), given)  # which has seen the mistakes of the training part
-    plain = fit(found, without=("network", *GIVEN))
-    informed = (
-        fit(open_examples(found, plain, str(arguments.out), arguments.asked), without=tuple(GIVEN), penalty=2e-4)
-        if arguments.asked
-        else plain
-    )
-    named: dict[str, dict[str, float]] = {
-        name: {feature: float(value) for feature, value in zip(FEATURES, weights.round(4), strict=True)} | GIVEN
-        for name, weights in (("alone", plain), ("network", informed))
-    }
+    weights = {"alone": fit(found, without=("network", "network tokens"))}
+    asked = open_examples(found, weights["alone"], arguments.out, arguments.asked)
+    weights["network"] = fit(asked, penalty=2e-4) if asked else weights["alone"]
     if arguments.weights_only:
-        save_weights(file, named)
+        save_weights(file, weights)
     else:
-        save_lexicon(file, replace(lexicon, weights=named))
+        save_lexicon(file, replace(lexicon, weights=weights))
     print(f"{file}: {len(lexicon.words)} words, {file.stat().st_size / 1e6:.2f} MB")
     return 0
 

@@ -93,7 +93,7 @@ def test_the_writer_writes_words(writer):
     assert [text] == writer.generate(seed=1, steps=8)
     words = [word.lower() for word in re.findall("[A-Za-z]{3,}", text)]
     assert len(words) > 20
-    known = set(load_lexicon(pretrained_root() / CORRECTOR / LEXICON_FILE).words)
+    known = set(load_lexicon(pretrained_root() / WRITER / LEXICON_FILE).words)
     assert sum(word in known for word in words) > 0.75 * len(words)
 
 

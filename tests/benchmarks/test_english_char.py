@@ -42,7 +42,7 @@ def test_the_corpus_is_cut_and_a_run_begins(tmp_path: Path):
     made, shipped = (
         json.loads((folder / "config.json").read_text("utf-8")) for folder in (tmp_path / "model", SHIPPED)
     )
-    for said in ("title", "correction", "chosen", "weights", "method"):
+    for said in ("title", "correction", "chosen", "weights", "method", "words"):
         assert made[said] == shipped[said], said
     size = {"vocab_size": shipped["process"]["vocab_size"]}  # this corpus has fewer characters
     assert made["process"] | size == shipped["process"]

@@ -10,7 +10,7 @@ import pytest
 from rich.style import Style
 
 from cedd.cli import main
-from cedd.cli.correct import PIECE, coloured, pieces
+from cedd.cli.correct import FIRST_PIECE, PIECE, coloured, pieces
 from cedd.models import locate
 from cedd.names import printable
 from cedd.spelling.correct import Change
@@ -338,6 +338,7 @@ def test_a_long_text_comes_out_piece_by_piece():
     made = list(pieces(io.BytesIO(content)))
     assert "".join(made) == content.decode()
     assert len(made) > 5
+    assert len(made[0]) <= 2 * FIRST_PIECE  # which is soon there
     assert max(map(len, made)) <= 2 * PIECE
     assert not any(piece.endswith("\r") for piece in made)
 
@@ -359,3 +360,19 @@ def test_files_that_cannot_be_corrected_are_one_line(words, message, letter, cap
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_folder_names_who_corrects_its_words(shelf, tmp_path, capsys):
+    """One of the package's models, and no other folder; letters are its own."""
+    text = "teh cat sat on teh mat"
+    assert (
+        main(["export", "english-char", "--out", str(tmp_path / "mine"), "--words", "english", "--device", "cpu"]) == 0
+    )
+    capsys.readouterr()
+    assert main(["correct", str(tmp_path / "mine"), text, "--change", "words", "--device", "cpu"]) == 2
+    assert "words are corrected with a lexicon, and" in capsys.readouterr().err  # this english has none
+    assert main(["correct", str(tmp_path / "mine"), text, "--change", "letters", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out != f"{text}\n"
+    save_random(tmp_path / "other", extra={"words": "../run"})
+    assert main(["correct", str(tmp_path / "other"), text, "--device", "cpu"]) == 2
+    assert "corrected by '../run', which does not come with this package" in capsys.readouterr().err

@@ -32,7 +32,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def lexicon() -> Path:
-    return packaged("english-char") / LEXICON_FILE
+    return packaged("english") / LEXICON_FILE
 
 
 @pytest.fixture(scope="module")

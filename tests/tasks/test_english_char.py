@@ -10,6 +10,7 @@ import cedd
 from cedd.models.locate import pretrained_root
 from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
 from cedd.spelling.rewrite import FEATURES
+from cedd.tasks.correct import corrector_folder
 
 LATIN = """\
 Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
@@ -94,9 +95,25 @@ def test_what_was_corrected_is_right(model):
 
 
 def test_the_lexicon_has_a_weight_for_every_feature():
-    lexicon = load_lexicon(pretrained_root() / "english-char" / LEXICON_FILE)
+    lexicon = load_lexicon(pretrained_root() / "english" / LEXICON_FILE)
     assert lexicon.weights.keys() == {"alone", "network"}
     assert all(weights.keys() == set(FEATURES) for weights in lexicon.weights.values())
+
+
+def test_words_are_corrected_by_the_model_that_its_folder_names(model):
+    """english, beside which the lexicon lies; the network of letters need not be loaded for that."""
+    letters, words = (pretrained_root() / name for name in ("english-char", "english"))
+    text = "He came form London to recieve teh prise, and I hav a speling mistke."
+    assert cedd.load(words, device="cpu").correct(text).changes == model.correct(text).changes
+    assert corrector_folder(letters, {"threshold": 0.9, "passes": None}) == words
+    assert corrector_folder(letters, {"change": "words"}) == words
+    for options in ({"change": "letters"}, {"passes": 2}, {"change": "all", "threshold": 0.5}):
+        assert corrector_folder(letters, options) == letters
+    assert len(model.correct("It was a drak nihgt", change="letters")) == len("It was a drak nihgt")
+
+
+def test_all_that_corrects_words_is_32_megabytes_at_most():
+    assert sum(file.stat().st_size for file in (pretrained_root() / "english").iterdir()) <= 32_000_000
 
 
 def docstrings(*modules):

@@ -206,7 +206,7 @@ class Correct(CommonArguments):
     """example: cedd correct "I hav a speling mistke"
 
     Correct the spelling of a text, or of files: cedd correct letter.txt --diff. With the model that comes with cedd,
-    english-char, words are corrected (letters replaced, swapped, missing, extra; words joined or split); with a RUN of
+    english, words are corrected (letters replaced, swapped, missing, extra; words joined or split); with a RUN of
     yours on a process that shuffles (uniform, roulette), letters are replaced and swapped:
     cedd correct runs/first "teh cat sat on teh mat". TEXT - reads standard input, and so does no text at all; what is
     not changed comes out byte for byte. Options that are not given are the model's own.
@@ -358,7 +358,7 @@ class Import:
     networks; none where this network has another number of tokens."""
     revision: str | None = None
     """The hub's branch, tag or commit (SDTT's students are branches)."""
-    weights: Literal["float32", "bf16", "int8"] = "float32"
+    weights: Literal["float32", "bf16", "int8", "deflated"] = "float32"
     """How weights are stored; only float32 is exact."""
     json: bool = False
     """Print one JSON object."""
@@ -380,8 +380,8 @@ class Export(CommonArguments):
     """The folder to write, a new or an empty one; it may be the RUN itself if that was exported before."""
     force: bool = False
     """Write also into a folder that holds something else, over the files of a model there; a run there ends."""
-    weights: Literal["float32", "bf16", "int8"] | None = None
-    """How weights are stored: 4, 2 or 1 bytes each (float32 for a run; else as they are)."""
+    weights: Literal["float32", "bf16", "int8", "deflated"] | None = None
+    """How weights are stored: 4, 2, 1 or 0.8 bytes each (float32 for a run; else as they are)."""
     title: str | None = None
     """The model's name on its card; by default the folder's."""
     about: str | None = None
@@ -397,6 +397,8 @@ class Export(CommonArguments):
     correction: tuple[str, ...] = ()
     """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2): options of cedd correct. They stand before what
     calibration finds, and that before what the RUN has. Figures of other defaults leave the card."""
+    words: str | None = None
+    """The model of the package that corrects words in the place of this one."""
     sampling: tuple[str, ...] = ()
     """Defaults of sampling as NAME=VALUE: steps, temperature, top_p."""
     chosen: str | None = None

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,13 +26,14 @@ from cedd.cli.progress import progress_bar
 from cedd.models.locate import is_model, locate, packaged, pretrained_names
 from cedd.names import printable
 from cedd.storage import atomic_write
-from cedd.tasks import Change, Corrected, CorrectionOptions, LanguageModel, load
-from cedd.tasks.correct import correction_record
+from cedd.tasks import Change, Corrected, CorrectionOptions, load
+from cedd.tasks.correct import correction_record, corrector_folder
 
 A_FEW_LINES = 1000
 """Characters."""
-PIECE = 1 << 14
-"""Characters that are corrected at once; a longer text comes out piece by piece."""
+FIRST_PIECE, PIECE = 1 << 11, 1 << 14
+"""Characters that are corrected at once; a longer text comes out piece by piece, each up to twice as long as the one
+before, so that the first is soon there."""
 BACKUP = ".bak"
 
 
@@ -73,8 +75,9 @@ def run(arguments: Correct) -> int:
     few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
     if few:
         torch.set_num_threads(1)  # read in hundredths of a second: on a busy machine threads would wait for each other
-    model = load(name, arguments.device)
-    correct = corrector(arguments, model)
+    options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
+    model = load(corrector_folder(locate(name), options), arguments.device)
+    correct = partial(model.correct, **options, ignored_words=ignored_words(arguments), seed=arguments.seed)
     found, records = False, list[dict[str, object]]()
     visible = not (few or arguments.json)
     with progress_bar("correcting", visible) as progress:
@@ -144,13 +147,11 @@ def file_source(path: Path) -> Source:
     return Source(str(path), path=path)
 
 
-def corrector(arguments: Correct, model: LanguageModel) -> Callable[[str], Corrected]:
-    """What corrects a piece of text."""
-    options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
-    if arguments.ignore_words is not None:
-        words = arguments.ignore_words.expanduser().read_text(encoding="utf-8").split()
-        options["ignored_words"] = frozenset(words)
-    return lambda text: model.correct(text, **options, seed=arguments.seed)
+def ignored_words(arguments: Correct) -> frozenset[str]:
+    """What is right whatever the lexicon says."""
+    if arguments.ignore_words is None:
+        return frozenset()
+    return frozenset(arguments.ignore_words.expanduser().read_text(encoding="utf-8").split())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -160,19 +161,19 @@ def corrector(arguments: Correct, model: LanguageModel) -> Callable[[str], Corre
 def pieces(stream: BinaryIO) -> Iterator[str]:
     """The text of a stream in pieces of at most twice `PIECE` characters, cut after a line if one ends there, else
     after a space. Bytes that are no UTF-8 come through as lone surrogates, which correction leaves alone."""
-    decoder, kept = codecs.getincrementaldecoder("utf-8")("surrogateescape"), ""
+    decoder, kept, size = codecs.getincrementaldecoder("utf-8")("surrogateescape"), "", FIRST_PIECE
     while True:
-        content = stream.read(PIECE)
+        content = stream.read(size)
         kept += decoder.decode(content, final=not content)
         if not content:
             if kept:
                 yield kept
             return
-        if len(kept) > PIECE:
+        if len(kept) > size:
             cut = 1 + max(kept.rfind("\n"), -1)
             cut = cut or 1 + kept.rfind(" ") or len(kept) - 1  # never between \r and \n
             yield kept[:cut]
-            kept = kept[cut:]
+            kept, size = kept[cut:], min(2 * size, PIECE)
 
 
 def whole(source: Source, correct: Callable[[str], Corrected]) -> Corrected:

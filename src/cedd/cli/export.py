@@ -37,6 +37,7 @@ def run(arguments: Export) -> int:
     extra |= {"training": training_facts(source, model.folder.config, extra["title"], arguments)}
     extra |= correction_facts(model, arguments)
     extra |= {"sampling": sampling_defaults(arguments.sampling)} if arguments.sampling else {}
+    extra |= {"words": arguments.words} if arguments.words else {}
     model.save_pretrained(arguments.out, weights=arguments.weights, extra=extra, force=arguments.force)
     size = sum(file.stat().st_size for file in arguments.out.iterdir() if file.is_file())
     record = {"out": str(arguments.out), "bytes": size, "weights": arguments.weights or model.folder.weights}

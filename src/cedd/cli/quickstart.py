@@ -31,7 +31,7 @@ from cedd.training.loop import Hooks, train
 from cedd.training.run_folder import TRAIN_FILE
 
 DEFAULT_OUT = Path("runs/quickstart")
-BOXED_CORRECTION = 'cedd correct "teh cat sat on teh mat"  # by english-char, which is part of the package'
+BOXED_CORRECTION = 'cedd correct "teh cat sat on teh mat"  # by english, which is part of the package'
 """What to try where the run's own model cannot correct."""
 
 

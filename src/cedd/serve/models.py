@@ -18,7 +18,7 @@ from cedd.tasks import LanguageModel, load
 TASKS = {
     "write": "any",
     "fill": "one of a diffusion method",
-    "correct": "one of a process that shuffles, such as roulette",
+    "correct": "one of a process that shuffles, such as roulette, or with a lexicon",
 }
 """What can be asked of a model, and of which."""
 
@@ -90,7 +90,7 @@ def _tasks(model: LanguageModel) -> Iterator[str]:
     yield "write"
     if model.method.dynamics.noisy:
         yield "fill"
-        if model.process.can_shuffle:
+        if model.process.can_shuffle or lexicon_file(model) is not None:
             yield "correct"
 
 

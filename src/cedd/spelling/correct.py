@@ -1,11 +1,12 @@
 """Correction: read the user's text as if it were noisy data at a small t, and remove the noise.
 
-Only a process that can shuffle gives the tokens that it sees a chance of being wrong, so absorb is refused.
+Only a process that can shuffle gives the tokens that it sees a chance of being wrong, so token by token absorb is
+refused. Word by word a model of any process judges which word fits best among the others (`likelihood`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,10 +16,11 @@ import numpy as np
 
 from cedd.data.text import encode_text, without_surrogates
 from cedd.models.loaded import LoadedModel
+from cedd.models.locate import packaged, pretrained_names
 from cedd.spelling.decide import revise
 from cedd.spelling.letters import protected_tokens, token_groups
 from cedd.spelling.lexicon import LEXICON_FILE
-from cedd.spelling.likelihood import Likelihoods
+from cedd.spelling.likelihood import likelihoods
 from cedd.spelling.options import CorrectionOptions
 from cedd.spelling.rewrite import WORD_THRESHOLD, Reader, reader_of, rewritings
 from cedd.spelling.scores import TokenScores, Watch, score_tokens
@@ -120,14 +122,23 @@ def corrections(
 # Word by word
 
 
+def words_folder(folder: Path, config: Mapping[str, Any]) -> Path:
+    """The folder of the model that corrects words for this one: itself, or the package's that its config.json names."""
+    if (name := config.get("words")) is None:
+        return folder
+    if name not in pretrained_names():
+        raise ValueError(f"{folder} has its words corrected by {name!r}, which does not come with this package")
+    return packaged(name)
+
+
 def lexicon_file(loaded: LoadedModel) -> Path | None:
-    """The lexicon beside a model, if there is one."""
-    file = loaded.folder.path / LEXICON_FILE
+    """The lexicon beside the model that corrects words, if there is one."""
+    file = words_folder(loaded.folder.path, loaded.folder.config) / LEXICON_FILE
     return file if file.is_file() else None
 
 
 def reader_beside(loaded: LoadedModel) -> Reader:
-    """The reader with the lexicon beside a model."""
+    """The reader with that lexicon."""
     file = lexicon_file(loaded)
     if file is None:
         raise ValueError(f"words are corrected with a lexicon, and {loaded.folder.path} has no {LEXICON_FILE}")
@@ -138,19 +149,20 @@ def correct_words(
     loaded: LoadedModel,
     text: str,
     *,
-    t: float,
+    t: float | None,
     threshold: float = WORD_THRESHOLD,
     ignored: frozenset[str] = frozenset(),
     watch: Watch | None = None,
     reader: Reader | None = None,
 ) -> Corrected:
-    """The text corrected word by word (`rewrite`) with the lexicon beside the model, which is asked at time t.
+    """The text corrected word by word (`rewrite`) with the lexicon beside the model, which is asked about open doubts.
 
+    t: what a model of a process that shuffles is told.
     reader: finds the doubts; by default one with that lexicon.
     """
     if not isinstance(text, str):
         raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
-    found = rewritings(reader or reader_beside(loaded), text, threshold, Likelihoods(loaded, t, watch), ignored)
+    found = rewritings(reader or reader_beside(loaded), text, threshold, likelihoods(loaded, t, watch), ignored)
     parts, end, changes, doubts = list[str](), 0, list[Change](), list[Change]()
     for one in found:
         before, after = text[one.start : one.stop], one.text

@@ -2,32 +2,48 @@
 
 Shapes: W windows, L positions, V vocabulary, R rows.
 
-The score of a text is the sum of log g over its tokens, g being the probability of a token given all others
-(leave-one-out; Besag's pseudo-likelihood). A model of any process that shuffles gives it in one reading: the text is
-read as noisy data at a small t, and the weight of the token itself is taken out by Bayes' rule
-(`scores.leave_one_out`). Only tokens near the place have another score in another version, so only a window is read.
+Only tokens near the place have another score in another version, so only a window is read. A model of a process that
+shuffles gives the sum of log g over its tokens, g being the probability of a token given all others (leave-one-out;
+Besag's pseudo-likelihood), in one reading: the text is read as noisy data at a small t, and the weight of the token
+itself is taken out by Bayes' rule (`scores.leave_one_out`). To a model that only masks, a token that it sees is
+certainly right, but it fills blanks: what stands in the place is masked, and its tokens a b c, given the text on both
+sides, have
+
+    log p(a | _ _ _) + log p(b | a _ _) + log p(c | a b _).
+
+Versions that begin alike and have as many tokens share their readings.
 """
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from cedd.data.text import Ids, encode_text
+from cedd.data.text import Ids, encode_given, encode_text
 from cedd.models.loaded import LoadedModel
 from cedd.network import Network, Places
+from cedd.process import Noise
 from cedd.spelling.scores import Floats, Watch, leave_one_out, rate_of_time
 
 SIZE, BEFORE, NEAR = 48, 24, 8
 """Characters that are read, so that windows have one length and are read together; of these before a place; tokens on
 each side of it whose score counts."""
+TOKENS, TOKENS_BEFORE, LONGEST_TOKEN = 32, 19, 8
+"""The same of tokens, where a place is masked; characters that a token has at most, as a rule."""
+MASKED_TIME = 0.1
 BATCH = 16
+_LINE_END = re.compile(r"(?<!\n)\r?\n(?!\r?\n)")
+Replacement = tuple[int, int, str]
+"""text[start:stop] becomes another text."""
 
 
-class Likelihoods:
+class Likelihoods(ABC):
     """Scores versions of a text.
 
     Args:
@@ -40,22 +56,44 @@ class Likelihoods:
         self.loaded, self.t, self.watch = loaded, t, watch
         self.network = Network.of(loaded.model, loaded.process.vocab_size, loaded.device)
 
-    @torch.no_grad()
-    def __call__(self, text: str, replacements: Sequence[tuple[int, int, str]]) -> Floats:
-        """Of the text with text[start:stop] replaced, one score for each (start, stop, replacement)."""
-        windows = [self.window(text, *replacement) for replacement in replacements]
+    @abstractmethod
+    def __call__(self, text: str, replacements: Sequence[Replacement]) -> Floats:
+        """Of the text with text[start:stop] replaced, for each (start, stop, replacement) the score, and of how many
+        tokens it is the sum, [N, 2]."""
+
+    def read(self, windows: Sequence[Ids]) -> Iterator[list[int]]:
+        """The numbers of windows of one length that are read together, batch after batch."""
         by_length: dict[int, list[int]] = defaultdict(list)
-        for number, (ids, _) in enumerate(windows):
+        for number, ids in enumerate(windows):
             by_length[len(ids)].append(number)
-        result = np.zeros(len(windows))
         for numbers in by_length.values():
             for begin in range(0, len(numbers), BATCH):
                 group = numbers[begin : begin + BATCH]
-                scores = self.scores(np.stack([windows[number][0] for number in group]))
-                for row, number in enumerate(group):
-                    result[number] = scores[row, windows[number][1]].sum()
+                yield group
                 if self.watch is not None:
                     self.watch(len(group) / len(windows))
+
+    def log_posteriors(self, x: Tensor, places: Tensor) -> Iterator[tuple[Tensor, slice]]:
+        """log p(x_0 | x) at flat places [R] of windows [W, L], part after part, and which of the places these are."""
+        noise: Noise = self.loaded.process.noise(self.t).to(x.device)
+        seen = x.flatten()[places]
+        for outputs, rows in self.network.rows(x, noise.sigma, Places(places)).chunks():
+            tokens = seen[rows]
+            yield self.loaded.method.parameterization.log_posterior(outputs, tokens, noise.like(tokens)), rows
+
+
+class LeaveOneOut(Likelihoods):
+    """By a model of a process that shuffles."""
+
+    @torch.no_grad()
+    def __call__(self, text: str, replacements: Sequence[Replacement]) -> Floats:
+        windows = [self.window(text, *replacement) for replacement in replacements]
+        result = np.zeros((len(windows), 2))
+        for group in self.read([ids for ids, _ in windows]):
+            scores = self.scores(np.stack([windows[number][0] for number in group]))
+            for row, number in enumerate(group):
+                near = scores[row, windows[number][1]]
+                result[number] = near.sum(), len(near)
         return result
 
     def window(self, text: str, start: int, stop: int, replacement: str) -> tuple[Ids, slice]:
@@ -71,12 +109,71 @@ class Likelihoods:
 
     def scores(self, ids: Ids) -> Floats:
         """log g of each token of windows, [W, L]."""
-        x = torch.from_numpy(ids).to(self.network.device)
-        noise, rate = self.loaded.process.noise(self.t).to(x.device), rate_of_time(self.loaded.process, self.t)
-        flat, parts = x.flatten(), list[torch.Tensor]()
-        everywhere = Places(torch.arange(len(flat), device=x.device))
-        for outputs, rows in self.network.rows(x, noise.sigma, everywhere).chunks():
-            tokens = flat[rows]
-            posterior = self.loaded.method.parameterization.log_posterior(outputs, tokens, noise.like(tokens))
-            parts.append(leave_one_out(posterior, tokens[:, None], rate)[:, 0])
+        x, rate = torch.from_numpy(ids).to(self.network.device), rate_of_time(self.loaded.process, self.t)
+        flat = x.flatten()
+        everywhere = torch.arange(len(flat), device=x.device)
+        parts = [
+            leave_one_out(posterior, flat[rows][:, None], rate)[:, 0]
+            for posterior, rows in self.log_posteriors(x, everywhere)
+        ]
         return torch.cat(parts).view(x.shape).double().cpu().numpy()
+
+
+class LeftToRight(Likelihoods):
+    """By a model that fills masks: of the tokens of a replacement one after another, amid the text on both sides."""
+
+    @torch.no_grad()
+    def __call__(self, text: str, replacements: Sequence[Replacement]) -> Floats:
+        wanted: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        for number, replacement in enumerate(replacements):
+            before, middle, after = self.window(text, *replacement)
+            for done in range(len(middle)):
+                masks = [self.mask] * (len(middle) - done)
+                wanted[*before, *middle[:done], *masks, *after].append((number, middle[done]))
+        windows = [np.array(window, np.int64) for window in wanted]
+        asked, result = list(wanted.values()), np.zeros((len(replacements), 2))
+        for group in self.read(windows):
+            said = self.first_masks(np.stack([windows[i] for i in group]))
+            for row, i in enumerate(group):
+                for number, token in asked[i]:
+                    result[number] += said[row, token], 1
+        return result
+
+    @property
+    def mask(self) -> int:
+        assert self.loaded.process.mask_id is not None
+        return self.loaded.process.mask_id
+
+    def window(self, text: str, start: int, stop: int, replacement: str) -> tuple[list[int], list[int], list[int]]:
+        """The tokens before, of the replacement, and after; a line ends as any word does. A space belongs to the token
+        that it stands before."""
+        reach = LONGEST_TOKEN * TOKENS
+        before, after = (
+            _LINE_END.sub(" ", part) for part in (text[max(0, start - reach) : start], text[stop : stop + reach])
+        )
+        space = before[-1:] if before.endswith(" ") else ""
+        left, middle, right = (
+            encode_given(self.loaded.tokenizer, part).tolist()
+            for part in (before.removesuffix(space), space + replacement, after)
+        )
+        size = min(TOKENS, self.loaded.length)
+        middle = middle[: size // 2]
+        left = left[-min(TOKENS_BEFORE, size - len(middle)) :]
+        return left, middle, right[: size - len(left) - len(middle)]
+
+    def first_masks(self, ids: Ids) -> Floats:
+        """log p of all tokens at the first mask of windows, [W, V]."""
+        x = torch.from_numpy(ids).to(self.network.device)
+        first = (x == self.mask).to(torch.int8).argmax(-1) + torch.arange(len(x), device=x.device) * x.shape[1]
+        parts = [posterior for posterior, _ in self.log_posteriors(x, first)]
+        return torch.cat(parts).double().cpu().numpy()
+
+
+def likelihoods(loaded: LoadedModel, t: float | None, watch: Watch | None = None) -> Likelihoods:
+    """By the way that a model's process allows; t is what one that shuffles is told."""
+    if loaded.process.can_shuffle:
+        assert t is not None
+        return LeaveOneOut(loaded, t, watch)
+    if not loaded.method.dynamics.noisy:
+        raise ValueError(f"{loaded.method.name} is autoregressive and does not read what comes after a word")
+    return LeftToRight(loaded, MASKED_TIME, watch)

@@ -9,8 +9,8 @@ and what is known of its form. Their weights were fitted on real misspellings:
 
     p(option) = softmax over options of (weights . features)
 
-Where this leaves a doubt, a network has the last word: the leave-one-out log-likelihood of the text around each of the
-likeliest options (`likelihood`) is one more feature, with weights of its own.
+Where this leaves a doubt, a network has the last word: the log-likelihood of the text with each of the likeliest
+options (`likelihood`), and of how many tokens it is, are two more features, with weights of their own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,12 @@ FEATURES = (
     "kept acronym",
     "kept repeated",
     "network",
+    "network tokens",
 )
+SAID = [FEATURES.index(name) for name in ("network", "network tokens")]
+"""What a network says of an option: the log-likelihood of the text with it, and of how many tokens that is the sum."""
+LONG = 100
+"""Tokens of a text in which a word that is there again is meant; in a sentence it may be the same slip twice."""
 FRAME = 3
 """Tokens on each side of a doubt whose probability it changes."""
 RARE, COMMON = 3.5, 8.0
@@ -77,14 +82,14 @@ FAR_CHANNEL = 10.0
 MORE_OFTEN_JOINED = 20.0
 """Two words are doubted if the word that they make when joined is so many times as frequent as they are in a row."""
 LEAST_JOINED = 40.0
-WORD_THRESHOLD = 0.8
-LEAST_SHARE = 0.45
+WORD_THRESHOLD = 0.85
+LEAST_SHARE = 0.5
 """Of what else may have been meant, the best must have this share of the probability, or nothing is changed."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
-OPEN, UNLIKELY, ASKED = (0.5, 0.87), 0.05, 3
-"""A decision is open where own / (own + best) lies between these. A network is asked about at most ASKED options, none
-UNLIKELY beside the best."""
+OPEN, CLEAR, UNLIKELY, ASKED = (0.3, 0.95), 0.6, 0.05, 8
+"""A decision is open where own / (own + best) lies between these, or is less while the best has not this share of all
+but own. A network is asked about at most ASKED options, none UNLIKELY beside the best."""
 LANGUAGE_REACH, LANGUAGE_SHARE = 12, {"rare": 0.5, "common": 0.7}
 """Of neighbouring words within reach, so many pairs must be known, or the text is in another language: if a rare or
 unknown word is to be doubted, and if a common one is."""
@@ -345,14 +350,14 @@ class Reader:
         columns["kept name without capital"] = kept & (not unknown and bool(lexicon.named[number])) & (not capital)
         columns["kept acronym"] = kept & page.acronyms[place]
         columns["kept repeated"] = kept * self.repeated(page, token.key)
-        columns["network"] = np.zeros(len(options))
+        columns["network"] = columns["network tokens"] = np.zeros(len(options))
         return np.stack([columns[name] for name in FEATURES], -1).astype(np.float64)
 
     def repeated(self, page: Page, key: str) -> float:
-        """log of how much more often a text has a word than one of its length would, if more than once."""
+        """log of how much more often a long text has a word than one of its length would, if more than once."""
         number = self.lexicon.index.get(key, UNKNOWN)
         expected = len(page.keys) * self.lexicon.counts[number] / self.lexicon.total
-        return max(0.0, math.log(page.counts[key] / max(1.0, expected)))
+        return max(0.0, math.log(page.counts[key] / max(1.0, expected))) if len(page.tokens) >= LONG else 0.0
 
     def contexts(self, keys: Sequence[str], centre: int, options: Sequence[Option]) -> Floats:
         """log p of the tokens around a doubt with each option in its place, [O]."""
@@ -394,7 +399,8 @@ class Rewriting:
 
 
 Scores = Callable[[str, Sequence[tuple[int, int, str]]], Floats]
-"""(text, [(start, stop, replacement)]) -> the log-likelihood of the text with each replacement."""
+"""(text, [(start, stop, replacement)]) -> the log-likelihood of the text with each replacement, and of how many tokens,
+[N, 2]."""
 
 
 def rewritings(
@@ -428,7 +434,8 @@ def is_due(p: Floats, threshold: float) -> bool:
 
 def is_open(p: Floats) -> bool:
     """Whether a network is worth its time."""
-    return OPEN[0] < share_of_own(p) < OPEN[1]
+    own = share_of_own(p)
+    return own < OPEN[1] and (own > OPEN[0] or share_of_best(p) < CLEAR)
 
 
 def asked_options(p: Floats) -> list[int]:
@@ -448,12 +455,12 @@ def with_network(text: str, tokens: Sequence[Token], doubts: Sequence[Doubt], sc
         for doubt in doubts
         for option in doubt.options
     ]
-    values, at, made = scores(without_capitals(text, tokens), spans) if spans else np.zeros(0), 0, list[Doubt]()
+    values, at, made = scores(without_capitals(text, tokens), spans) if spans else np.zeros((0, 2)), 0, list[Doubt]()
     for doubt in doubts:
         said = values[at : at + len(doubt.options)]
         at += len(said)
         features = doubt.features.copy()
-        features[:, FEATURES.index("network")] = said - said[0]
+        features[:, SAID] = said - said[0]
         made.append(replace(doubt, features=features))
     return made
 

@@ -23,7 +23,7 @@ tags: [discrete-diffusion, diffusion-language-model{more}]
 
 _CORRECTION = """\
 - Correction substitutes tokens one for one, and transposes neighbouring letters. It inserts and deletes letters only
-  with a lexicon (`words.safetensors`) beside the weights, as english-char has; without one "helo" stays four letters.
+  with a lexicon (`words.safetensors`) beside the weights, as english has; without one "helo" stays four letters.
 - It knows the language of its data only. Names, foreign words and quotations may look like mistakes to it; look at
   what it changed (`--json`, or the colours on a terminal) before you rely on it.
 """
