@@ -5,11 +5,14 @@ import contextlib
 import json
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from cedd.data.tokenizers import ByteTokenizer
 from cedd.models.loaded import SamplingOptions
 from cedd.samplers import SAMPLERS, text_seeds
 from cedd.serve.desk import Desk, Jobs
@@ -17,8 +20,11 @@ from cedd.serve.fields import Fields
 from cedd.serve.limits import Limits
 from cedd.serve.models import Shelf
 from cedd.serve.requests import completion
-from cedd.tasks import generate, infill
+from cedd.serve.work import Shown
+from cedd.tasks import generate, infill, load
+from cedd.tasks.template import Template
 from tests.serve.servers import events, httpx, served, until
+from tests.tasks.models import save_random
 
 
 def sentence(reply: Any, status: int) -> str:
@@ -182,6 +188,33 @@ def test_given_characters_come_back_as_they_were_given(client: Any):
     assert first["step"]["texts"][0][:5] == list("café ")
 
 
+def test_given_characters_are_whole_where_tokens_are_bytes(tmp_path: Path):
+    """None is shown as the bytes that spell it."""
+    model = load(save_random(tmp_path / "bytes", tokenizer=ByteTokenizer()), "cpu")
+    with served(Shelf({"bytes": model})) as (address, _), httpx.Client(base_url=address, trust_env=False) as client:
+        asked = {"text": "a\U0001f600é\ufffd____{2}\u202eb", "steps": 2, "seed": 1, "stream": True}
+        first, *_, last = events(client.post("/infill", json=asked))
+        noise = client.post("/noise", json={"text": "a\U0001f600"}).json()
+    assert noise["tokens"] == ["a", "", "", "", "\U0001f600"]
+    given = ["a", "", "", "", "\U0001f600", "", "é", "", "", "\ufffd"]
+    for row in (first["step"]["texts"][0], last["result"]["tokens"][0]["pieces"]):
+        assert row[:10] == given
+        assert row[12:] == ["", "", "\u202e", "b"]
+
+
+def test_a_word_after_a_given_space_is_shown_with_it():
+    """Whether or not the model wrote a space of its own: the pieces are the text."""
+    tokenizer = ByteTokenizer()
+    tokenizer.words_begin_with_spaces = True
+    template = Template.of(["a ", 2, " b"], tokenizer)
+    shown = Shown(template)
+    for written in (b"cd", b" d"):
+        ids = [*b"a", *written, *b" b"]
+        assert "".join(text or "" for text in shown.pieces(ids)) == template.write(np.array(ids))
+    assert shown.pieces([97, 256, 256, 32, 98]) == ["a", None, None, " ", "b"]
+    assert [shown.spaced(place, "c") for place in (1, 2)] == [" c", "c"]
+
+
 def test_alternatives_of_masks_are_the_network_s_own_probabilities(shelf: Shelf):
     """On absorb: mask one place, and read its row."""
     from cedd.serve.work import alternatives
@@ -235,6 +268,8 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/v1/completions", {"max_tokens": 33}, 422, "max_tokens must be a whole number from 1 to 32"),
         ("/v1/completions", {"max_tokens": True}, 422, "max_tokens must be"),
         ("/v1/completions", {"temperature": -1}, 422, "temperature must be a number from 0 to 10"),
+        ("/v1/completions", {"temperature": 10**400}, 422, "temperature must be a number from 0 to 10"),
+        ("/correct", {"text": "a", "threshold": -(10**400)}, 422, "threshold must be a number from 0 to 1"),
         ("/v1/completions", {"seed": 2**60}, 422, "seed must be"),
         ("/v1/completions", {"prompt": "a" * 40}, 422, "shorten it"),
         ("/v1/completions", {"prompt": ["a"] * 17}, 422, "prompt has 17 texts; at most 16"),
@@ -270,7 +305,7 @@ def test_fuzzed_bodies_never_break_the_server(client: Any, count: int):
     """Bodies from bytes by chance to nearly right requests: an answer or a refusal, never a 500."""
     chance = random.Random(count)
     values: list[Any] = [None, True, -1, 0, 1, 7, 1e308, 2**70, "", "a ____ b", "\ud800", "\x00<script>", [], [[]], {}]
-    values += [["a"] * 9, "\u202eabc", "é" * 50, {"a": {"b": []}}, 0.5, "analytic", "small", "words"]
+    values += [["a"] * 9, "\u202eabc", "é" * 50, {"a": {"b": []}}, 0.5, "analytic", "small", "words", 10**400]
     names = ["text", "prompt", "model", "n", "steps", "seed", "stop", "max_tokens", "temperature", "top_p", "sampler"]
     names += ["grid", "stream", "suffix", "echo", "alternatives", "threshold", "suggest", "change", "user", "\ud800"]
     bases: dict[str, dict[str, Any]] = {
@@ -296,6 +331,18 @@ def test_fuzzed_bodies_never_break_the_server(client: Any, count: int):
             assert sentence(reply, reply.status_code)
     assert set(seen) == {200, 400, 422}
     assert seen[200] > count / 10
+
+
+def test_a_mistake_of_ours_is_logged_and_answered_as_others_are(client: Any, monkeypatch: pytest.MonkeyPatch):
+    said = list[str]()
+    monkeypatch.setattr("cedd.serve.desk.LOG.error", lambda message, exc_info: said.append(f"{message}: {exc_info}"))
+
+    def broken(*asked: object) -> None:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr("cedd.serve.app.noise_curves", broken)
+    assert "its log says more" in sentence(client.post("/noise", json={"text": "a cat"}), 500)
+    assert said == ["a request failed: 'nobody thought of this'"]
 
 
 def test_deeply_nested_json_is_refused(client: Any):

@@ -213,6 +213,7 @@ def make_app(site: Site, hosts: Collection[str] = ()) -> ASGIApp:
         site.shelf.readers.end()
 
     handlers = {Refused: on_refused, ValueError: on_refused, HTTPException: on_http, ClientDisconnect: on_gone}
+    handlers[Exception] = on_refused  # of ours: it is logged, and answered in our form
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     return RequestLog(Guard(app, hosts), {route.path for route in routes})
 

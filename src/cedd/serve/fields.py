@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection
 from typing import Any, NoReturn, TypeVar
 
@@ -84,8 +83,7 @@ class Fields:
         value = self._take(name, default)
         if value is default:
             return value
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not fits or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             unprocessable(f"{name} must be a number from {low:g} to {high:g}")
         return float(value)
 

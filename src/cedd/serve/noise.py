@@ -15,6 +15,7 @@ import torch
 from cedd.data.text import encode_given
 from cedd.data.tokenizers import Tokenizer
 from cedd.process import TokenProcess, absorb, hybrid, roulette, uniform, uniform_noise, uniform_tokens
+from cedd.serve.work import whole_characters
 
 SHOWN: Mapping[str, Callable[[int], TokenProcess]] = {
     "absorb": absorb,
@@ -35,7 +36,7 @@ def noise_curves(tokenizer: Tokenizer, text: str, seed: int) -> dict[str, Any]:
     t = torch.linspace(0, 1, TIMES, dtype=torch.float64)
     kernels = {name: make(size).kernel(t) for name, make in SHOWN.items()}
     return {
-        "tokens": [tokenizer.decode([token]) for token in ids.tolist()],
+        "tokens": whole_characters(tokenizer, ids.tolist()),
         "others": [tokenizer.decode([token]) for token in others.tolist()],
         "u": [round(value, 6) for value in u.tolist()],
         "t": t.tolist(),

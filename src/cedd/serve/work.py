@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cedd.data.text import REPLACEMENT
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.network import Network, Places
@@ -28,7 +29,7 @@ from cedd.spelling.rewrite import Doubt, Reader
 from cedd.spelling.scores import leave_one_out, rate_of_time
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correct, correction_record
-from cedd.tasks.template import Template
+from cedd.tasks.template import Blank, Template
 
 LOG = logging.getLogger("cedd.serve")
 Record = dict[str, Any]
@@ -40,10 +41,48 @@ def piece(tokenizer: Tokenizer, token: int) -> str | None:
     return None if token >= tokenizer.vocab_size else tokenizer.decode([token])
 
 
-def pieces(template: Template, ids: Sequence[int]) -> list[str | None]:
-    """The texts of the tokens [L] of a filled template; given characters as they were given."""
-    given = template.characters
-    return [given.get(place, piece(template.tokenizer, token)) for place, token in enumerate(ids)]
+def whole_characters(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The texts of tokens [L] none of which holds part of a character: one that several tokens spell, as bytes do an
+    emoji, stands at the last of them."""
+    shown, begun = list[str](), 0
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[begun:end])
+        whole = end == len(ids) or not text.endswith(REPLACEMENT)
+        shown.append(text if whole else "")
+        begun = end if whole else begun
+    return shown
+
+
+class Shown:
+    """The tokens of a filled template as pieces that together are its text: given characters as they were given, and a
+    word after a given space with that space, whether or not the model wrote one of its own.
+
+    Args:
+        template: whose.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self.tokenizer, self._given = template.tokenizer, template.characters
+        self._after_space: set[int] = set()
+        """Where blanks begin whose space is not among the tokens (`Blank.after_space`)."""
+        for part, place in template.placed:
+            if isinstance(part, Blank):
+                self._after_space |= {place.start} if part.after_space else set()
+            elif self.tokenizer.characters is None:
+                self._given |= enumerate(whole_characters(self.tokenizer, part.ids.tolist()), place.start)
+
+    def piece(self, place: int, token: int) -> str | None:
+        """What a token is at this place; None for the mask."""
+        text = self._given.get(place, piece(self.tokenizer, token))
+        return None if text is None else self.spaced(place, text)
+
+    def spaced(self, place: int, text: str) -> str:
+        """What is written at this place, with the given space before it."""
+        return f" {text}" if place in self._after_space and not text.startswith(" ") else text
+
+    def pieces(self, ids: Sequence[int]) -> list[str | None]:
+        """All of the tokens [L]."""
+        return [self.piece(place, token) for place, token in enumerate(ids)]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -108,12 +147,13 @@ class Writing:
 
     def answer(self, loaded: LoadedModel, ids: Tensor) -> Record:
         """The texts of tokens [n, L] as this work's result."""
-        texts = [self.template.write(row.numpy()) for row in ids]
-        tokens: list[Record] = [{"pieces": pieces(self.template, row)} for row in ids.tolist()]
+        texts, shown = [self.template.write(row.numpy()) for row in ids], Shown(self.template)
+        tokens: list[Record] = [{"pieces": shown.pieces(row)} for row in ids.tolist()]
         if self.alternatives:
             blanks = (~self.template.given).nonzero().squeeze(1)
             for record, row in zip(tokens, ids, strict=True):
-                record["alternatives"] = alternatives(loaded, row, blanks, self.alternatives)
+                found = zip(blanks.tolist(), alternatives(loaded, row, blanks, self.alternatives), strict=True)
+                record["alternatives"] = [[[shown.spaced(i, text), p] for text, p in others] for i, others in found]
         return self.result(texts, tokens)
 
 
@@ -145,13 +185,17 @@ class Steps:
     _last: Tensor | None = field(default=None, repr=False)
     _t: float = 1.0
 
+    @cached_property
+    def _shown(self) -> Shown:
+        return Shown(self.template)
+
     def show(self, step: int, t: float, x: Tensor) -> None:
         """The state x [n, L] after a step, at time t."""
         if not self.job.streams or self.job.gone:
             return
         x, record = x.cpu(), Record(step=step, t=t, edits=[])
         if self._last is None:
-            record["texts"] = [pieces(self.template, row) for row in x.tolist()]
+            record["texts"] = [self._shown.pieces(row) for row in x.tolist()]
             record["given"] = self.template.given.nonzero().squeeze(1).tolist()
         else:
             for i, (now, before) in enumerate(zip(x, self._last, strict=True)):
@@ -161,9 +205,9 @@ class Steps:
 
     def edits(self, i: int, now: Tensor, before: Tensor) -> list[list[Any]]:
         """What has changed in text i [L]."""
-        places, tokenizer = (now != before).nonzero().squeeze(1), self.template.tokenizer
+        places = (now != before).nonzero().squeeze(1)
         found = [
-            [i, place, piece(tokenizer, token)]
+            [i, place, self._shown.piece(place, token)]
             for place, token in zip(places.tolist(), now[places].tolist(), strict=True)
         ]
         if self.asking is None or not found:
