@@ -56,6 +56,8 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
             "~nosuchuser/x is in the folder of a user who is not known",
         ),
         ("evaluate english-char --plot ~nosuchuser/x.png", "~nosuchuser/x.png is in the folder of a user"),
+        ("import ~nosuchuser/x --out model", "~nosuchuser/x is in the folder of a user"),
+        ("serve --port 0 ~nosuchuser/x", "~nosuchuser/x is in the folder of a user"),
         ("sample [/red]", "no run or model at [/red]"),
         ("evaluate english-char --data /dev/stdin", "/dev/stdin is no plain file, and data is read more than once"),
         ("genppl english-char --out /dev/null", "/dev/null cannot be written: it is no plain file"),
@@ -64,6 +66,17 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 )
 def test_what_cannot_be_meant_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]):
     assert said in last_line(words.split(), capsys)
+
+
+@pytest.mark.parametrize(
+    ("variable", "data"), [("CEDD_CACHE", "python-manual"), ("CEDD_DATA", "wikitext2")], ids=["cache", "data"]
+)
+def test_a_folder_of_the_environment_in_an_unknown_home_is_one_line(
+    variable: str, data: str, run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(variable, "~nosuchuser/x")
+    line = last_line(["evaluate", run, "--data", data], capsys)
+    assert line == "cedd evaluate: ~nosuchuser/x is in the folder of a user who is not known here"
 
 
 def test_a_named_pipe_is_refused_at_once(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

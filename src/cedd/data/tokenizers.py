@@ -662,10 +662,10 @@ def fitting_tokenizer(name: str, vocab_size: int, *, required: bool = True) -> T
     name: gpt2, bert, a folder that has a tokenizer, or none, for which texts are numbers of tokens; so it is, unless
         `required`, where the number of tokens is another.
     """
-    size, load = FITTING.get(name, (None, lambda: load_tokenizer(Path(name).expanduser())))
+    size, load = FITTING.get(name, (None, lambda: load_tokenizer(expanded(name))))
     if name == "none" or (not required and size is not None and vocab_size not in (size, size + 1)):
         return IdTokenizer(vocab_size)
-    if size is None and not Path(name).expanduser().is_dir():
+    if size is None and not expanded(name).is_dir():
         raise ValueError(f"no tokenizer is called {name!r}; use {', '.join(FITTING)}, none, or a folder that has one")
     tokenizer = load()
     if tokenizer.vocab_size not in (vocab_size, vocab_size - 1):

@@ -37,7 +37,7 @@ from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import SkipInitialization
 from cedd.process import TokenProcess, absorb, hybrid, uniform
 from cedd.schedules import Geometric, LogLinear, Schedule
-from cedd.storage import read_json, reading
+from cedd.storage import expanded, read_json, reading
 
 SIZES = {
     "width": ("hidden_size", "hidden_dim"),
@@ -474,9 +474,8 @@ def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None,
         with SkipInitialization():
             model = Transformer(network)
         _fill(model, checkpoint, network, rows)
-    local = (
-        Path(path_or_name).expanduser() == folder
-    )  # of a folder the name is enough: where it was is nobody's business
+    # of a folder the name is enough: where it was is nobody's business
+    local = expanded(path_or_name) == folder
     origin = {"family": family.name, "source": folder.resolve().name if local else str(path_or_name)}
     origin |= {"wrap": "bos-eos"} if family.wrapped(description) and chosen.eos_id is not None else {}
     model = model.eval().requires_grad_(False)
@@ -509,7 +508,7 @@ def _fill(model: Transformer, checkpoint: Checkpoint, network: TransformerConfig
 
 
 def _folder(path_or_name: str | Path, options: dict[str, Any]) -> Path:
-    path, name = Path(path_or_name).expanduser(), str(path_or_name)
+    path, name = expanded(path_or_name), str(path_or_name)
     if path.is_dir():
         return path
     if path.suffix in PICKLES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cedd.models.loaded import SamplingOptions
@@ -13,6 +12,7 @@ from cedd.samplers.loop import check_sampler
 from cedd.samplers.memory import Memory
 from cedd.serve.readers import Readers
 from cedd.spelling.correct import lexicon_file
+from cedd.storage import expanded
 from cedd.tasks import LanguageModel, load
 
 TASKS = {
@@ -45,7 +45,7 @@ class Shelf(Mapping[str, LanguageModel]):
         """Runs by their folders or names; without any, the models that come with the package."""
         models: dict[str, LanguageModel] = {}
         for source in runs or [packaged(name) for name in pretrained_names()]:
-            plain = Path(source).expanduser().resolve().name or "model"
+            plain = expanded(source).resolve().name or "model"
             same = sum(name.split("#")[0] == plain for name in models)
             models[f"{plain}#{same + 1}" if same else plain] = load(source, device)
         if not models:

@@ -20,7 +20,7 @@ from cedd.models.locate import CARD_FILE
 from cedd.models.published import import_folder
 from cedd.spelling.correct import Corrected
 from cedd.spelling.lexicon import LEXICON_FILE, LEXICON_WEIGHTS_FILE
-from cedd.storage import atomic_write
+from cedd.storage import atomic_write, expanded
 from cedd.tasks.card import model_card
 from cedd.tasks.correct import correct
 from cedd.tasks.generate import generate
@@ -155,7 +155,7 @@ class LanguageModel(LoadedModel):
         """
         kept = {name: value for name, value in self.folder.config.items() if name not in DESCRIPTION_KEYS}
         own = self.folder.path if self.folder.config else None
-        if own is not None and Path(folder).expanduser().resolve() != own.resolve():
+        if own is not None and expanded(folder).resolve() != own.resolve():
             kept["origin"] = origin_of(own)
         with replaced_model(folder, own, force) as made:
             save_folder(made, self.folder, weights or self.folder.weights, {**kept, **(extra or {})})

@@ -22,7 +22,7 @@ from cedd.models.folder import ModelFolder, load_folder, save_description
 from cedd.models.locate import TRAIN_FILE, WEIGHTS_FILE
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
-from cedd.storage import write_json
+from cedd.storage import expanded, write_json
 from cedd.training.checkpoints import Checkpoints, RunIdentity
 from cedd.training.config import TrainConfig, settings_of_run, to_json
 from cedd.training.distributed import Ranks, gather_full, joined_ranks
@@ -87,7 +87,7 @@ def share_the_interpreter() -> None:
 
 def train(config: TrainConfig, console: Console | None = None, hooks: Hooks | None = None) -> TrainResult:
     """Run, or resume, the training that a configuration describes."""
-    config = replace(config, out=config.out.expanduser())
+    config = replace(config, out=expanded(config.out))
     config.check()
     console = console or Console(stderr=True)
     share_the_interpreter()
