@@ -224,7 +224,9 @@ def test_independent_draws_have_no_interval() -> None:
     found = estimate_bound(model, process, data, method="cedd", bound="j1", sampling="independent", draws=4)
     assert found.heavy_tailed
     assert found.stderr > 0
-    assert all(math.isnan(end) for end in (*found.ci95, *found.sequence_ci95, *found.monte_carlo_ci95))
+    assert all(
+        math.isnan(end) for end in (*found.ci95, *found.sequence_ci95, *found.monte_carlo_ci95, *found.perplexity_ci95)
+    )
     with pytest.raises(ValueError, match="no interval that a tolerance"):
         estimate_bound(model, process, data, method="cedd", sampling="independent", tolerance=0.1)
 

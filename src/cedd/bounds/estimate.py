@@ -147,8 +147,8 @@ def mean_interval(values: Tensor) -> Interval:
 
 
 def exp_or_inf(x: float) -> float:
-    """e^x; infinity where that is no float64."""
-    return math.exp(x) if x < 700 else math.inf
+    """e^x; infinity where that is no float64, and NaN stays NaN."""
+    return math.inf if x >= 700 else math.exp(x)
 
 
 def _interval(centre: float, error: float, freedom: int, skewness: float = 0.0) -> Interval:
