@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -98,6 +100,16 @@ def test_bytes_come_through_a_file_as_they_were(shelf, capfdbinary, tmp_path):
     assert changed != content
     assert changed.count(b"\xe4t\r\n") <= 40
     assert changed.count(b"\xe4") == changed.count(b"\r\n") == 40
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_bytes_come_through_a_pipe_as_they_were(shelf, capfdbinary, tmp_path):
+    pipe, content = tmp_path / "pipe", b"teh c\xc3\xa9t\r\n"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True)
+    writer.start()
+    assert main(["correct", str(pipe), "--threshold", "0", "--device", "cpu"]) == 0
+    assert capfdbinary.readouterr().out == content
 
 
 def test_what_is_no_text_is_printed_all_the_same(shelf, capfdbinary):

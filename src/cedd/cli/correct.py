@@ -129,9 +129,10 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
 
 
 def is_file(word: str) -> bool:
-    """Whether a word names a file; a text may be too long for a name."""
+    """Whether a word names what can be read, a pipe included; a text may be too long for a name."""
     try:
-        return Path(word).expanduser().is_file()
+        path = Path(word).expanduser()
+        return path.exists() and not path.is_dir()
     except (OSError, ValueError, RuntimeError):
         return False
 
