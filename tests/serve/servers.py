@@ -3,8 +3,10 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,7 +57,14 @@ def served(shelf: Shelf, **limits: Any) -> Iterator[tuple[str, Desk]]:
         finally:
             server.should_exit = True
             thread.join(20)
-            assert not thread.is_alive()
+            assert not thread.is_alive(), stacks()
+
+
+def stacks() -> str:
+    """Where every thread is: what does not end can be found by that."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = sys._current_frames().items()
+    return "\n".join(f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}" for ident, frame in found)
 
 
 def events(reply: Any) -> Iterator[dict[str, Any]]:

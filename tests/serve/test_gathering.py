@@ -59,6 +59,20 @@ def test_questions_of_one_length_are_one_call_and_each_has_its_own_answer():
     assert ended == [[None]] * 3
 
 
+def test_those_whose_call_could_not_be_made_still_ask_and_can_be_ended():
+    def refuse(call):
+        raise RuntimeError("no thread")
+
+    gathering = Gathering(make_call=refuse)
+    ended = begun(gathering, asking(Doubler(), 1, 4, 1, []))
+    with pytest.raises(RuntimeError, match="no thread"):
+        gathering.turn()
+    assert not gathering.calling  # or a desk would wait for it for ever
+    (run,) = gathering.asking
+    gathering.end(run, Ended())
+    assert isinstance(ended[0], Ended)
+
+
 def test_other_lengths_and_networks_are_other_calls_in_the_order_of_their_questions():
     networks, gathering = [Doubler(), Doubler()], Gathering()
     for network, length in ((networks[0], 4), (networks[1], 4), (networks[0], 5), (networks[0], 4)):

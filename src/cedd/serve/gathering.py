@@ -271,8 +271,12 @@ class Gathering:
         self._go_on()
         if self.asking and not self.calling:
             together = self.calling = self._together()
+            try:
+                self._make_call(partial(self._call, together))
+            except BaseException:
+                self.calling = ()  # they still ask, and can be ended
+                raise
             self.asking = [run for run in self.asking if run not in together]
-            self._make_call(partial(self._call, together))
             self._go_on()
 
     def _go_on(self) -> None:
