@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py --page docs/serving.md
 
-A server is started as a user would, with english-char and a network of the preset `tiny` (its weights by chance, which
+A server is started as a user would, with english and a network of the preset `tiny` (its weights by chance, which
 does not change what it costs). For each kind of request, some are asked one after the other, for a while; then 200
 clients ask 5 each at once, all of them different. Every answer must be to its own request, and some, evenly spaced, are
 compared with what the library says by itself. A 503 of the queue's limit is asked again. Then small requests are made
@@ -45,6 +45,8 @@ from cedd.models.transformer import Transformer, config_from_preset
 from cedd.spelling.corruption import swap_letters
 from cedd.storage import write_json
 
+CORRECTOR = "english"
+"""The model that corrects."""
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,\nABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SENTENCES = (
     "In {} she beleived every word of it.",
@@ -134,13 +136,13 @@ def completed(model: cedd.LanguageModel, i: int) -> str:
 
 def correction(i: int) -> Request:
     """A sentence with a mistake that many make; no two are the same."""
-    return "correct", {"model": "english-char", "text": SENTENCES[i % len(SENTENCES)].format(1000 + i)}
+    return "correct", {"model": CORRECTOR, "text": SENTENCES[i % len(SENTENCES)].format(1000 + i)}
 
 
 def new_mistake(i: int) -> Request:
     """A sentence with letters exchanged at places that no other request has."""
     return "correct", {
-        "model": "english-char",
+        "model": CORRECTOR,
         "text": swap_letters(RIGHT[i % len(RIGHT)].format(1000 + i), 0.03, i).text,
     }
 
@@ -153,7 +155,7 @@ def corrections(title: str, make: Callable[[int], Request]) -> Kind:
         lambda i, record: record["original"] == make(i)[1]["text"],
         lambda record: record["text"],
         lambda model, i: str(model.correct(make(i)[1]["text"])),
-        "english-char",
+        CORRECTOR,
     )
 
 
@@ -166,7 +168,7 @@ KINDS = {
         completed,
         "tiny",
     ),
-    "corrections": corrections("corrections by english-char, a common mistake each", correction),
+    "corrections": corrections(f"corrections by {CORRECTOR}, a common mistake each", correction),
     "new mistakes": corrections("corrections of longer texts, each with new mistakes", new_mistake),
 }
 
@@ -367,7 +369,7 @@ def main() -> None:
     found: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as folder:
         tiny = str(save_tiny(Path(folder) / "tiny"))
-        with running([tiny, "english-char"]) as (address, process, seconds):
+        with running([tiny, CORRECTOR]) as (address, process, seconds):
             found |= {"start_seconds": seconds, "load_average": os.getloadavg()[0]}
             print(f"started in {seconds:.1f} s; load average {found['load_average']:.1f}", flush=True)
             for name in arguments.kinds:

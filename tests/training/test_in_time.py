@@ -25,8 +25,10 @@ FALLS_LATE = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=10)
 def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch, before: float, after: float, pause: float):
     """The number follows the speed, but no longer once the rate falls; a pause for an evaluation is no slower step."""
     now = 0.0
-    monkeypatch.setattr("cedd.training.in_time.time.monotonic", lambda: now)
-    monkeypatch.setattr("cedd.training.speed.time.perf_counter", lambda: now)
+    # Of these modules alone: a server in this process would sleep by it.
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now)
+    monkeypatch.setattr("cedd.training.in_time.time", clock)
+    monkeypatch.setattr("cedd.training.speed.time", clock)
     config = TrainConfig("text", Path("run"), steps=10_000, optimizer=replace(FALLS_LATE, warmup=30))
     meter = Meter(config, Transformer(config.model.build(absorb(5), config.length, causal=False)), ALONE)
     chosen = list[int]()
