@@ -190,7 +190,7 @@ def _table_of_runs(runs: list[Scored]) -> Table:
                 bound,
                 f"{estimate.perplexity:.2f}\n{_interval(estimate.perplexity_ci95, 2)}",
                 f"{figure.bits_per_byte:.4f}\n{_interval(figure.ci95, 4)}",
-                f"{_short(figure.per_word)}\n{_short_interval(figure.per_word_ci95)}",
+                f"{_short(figure.per_word)}\n{_interval(figure.per_word_ci95)}",
                 "" if less is None else f"{less.bits_per_byte:+.4f}\n{_interval(less.ci95, 4)}",
             )
     return table
@@ -223,12 +223,10 @@ def _short(value: float) -> str:
     return f"{value:.4f}" if value < 1e4 else f"{value:.4g}"
 
 
-def _interval(ends: tuple[float, float], digits: int) -> str:
-    return "none" if math.isnan(ends[0]) else f"[{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
-
-
-def _short_interval(ends: tuple[float, float]) -> str:
-    return "none" if math.isnan(ends[0]) else f"[{_short(ends[0])}, {_short(ends[1])}]"
+def _interval(ends: tuple[float, float], digits: int | None = None) -> str:
+    """With so many digits, or short."""
+    low, high = (_short(end) if digits is None else f"{end:.{digits}f}" for end in ends)
+    return "none" if math.isnan(ends[0]) else f"[{low}, {high}]"
 
 
 def _notes(result: Measurement, tolerance: float | None) -> list[str]:

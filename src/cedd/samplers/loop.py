@@ -5,7 +5,6 @@ Shapes: B batch, L positions, V vocabulary, K steps; R candidate rows.
     x ~ prior, constrained
     for each step from t to s:    x <- a draw from the rule's law of x_s given x_t;    x <- constraint(x)
 
-
 Jump-first: where the network gives probabilities and the rule declares that it can be known who may jump, that is
 decided before a row of the vocabulary is computed, so the head runs on a handful of rows (see `plan`). Networks that
 give ratios need all their rows to know whether anything jumps, and so do other rules: the dense path, a chunk of rows
@@ -94,9 +93,14 @@ class Run:
             yield rule, first, first + 1 + len(others)
 
     @property
+    def has_opaque_constraint(self) -> bool:
+        """Whether a constraint of which nothing is known may change x after every step."""
+        return not (self.constraint is None or isinstance(self.constraint, Fixed))
+
+    @property
     def is_watched(self) -> bool:
         """Whether somebody looks at x between the steps."""
-        return self.callback is not None or not (self.constraint is None or isinstance(self.constraint, Fixed))
+        return self.callback is not None or self.has_opaque_constraint
 
     def jump(self, rule: StepRule) -> Jump:
         assert isinstance(self.parameterization, Affine)
@@ -140,8 +144,7 @@ def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tenso
             lambda x, k: _dense_step(run, k, x, held, levels[k], sigma[k]),
         )
         stepping = run.stepper.start(scene, x)
-    observed = run.constraint is not None and not isinstance(run.constraint, Fixed)
-    for start, stop in blocks(len(run.times) - 1, 1 if observed else BLOCK_STEPS):
+    for start, stop in blocks(len(run.times) - 1, 1 if run.has_opaque_constraint else BLOCK_STEPS):
         planned = list(plan.block(start, stop, x.device)) if plan is not None else [None] * (stop - start)
         for k, candidates in zip(range(start, stop), planned, strict=True):
             if stepping is not None and float(run.times[k + 1]) > 0:
@@ -152,7 +155,7 @@ def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tenso
                 x = _jump_step(run, run.rule_of(k), x, candidates, levels, sigma)
             if run.constraint is not None:
                 x = run.constraint(x)
-            if plan is not None and observed:
+            if plan is not None and run.has_opaque_constraint:
                 plan.observe(x == run.process.vocab_size)
             if run.callback is not None:
                 run.callback(k + 1, float(run.times[k + 1]), x)

@@ -23,13 +23,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cedd.data.text import Ids, encode_given, encode_text
 from cedd.models.loaded import LoadedModel
-from cedd.network import Network, Places
-from cedd.process import Noise
-from cedd.spelling.scores import Floats, Watch, leave_one_out, rate_of_time
+from cedd.network import Network
+from cedd.spelling.scores import Floats, Watch, leave_one_out, log_posteriors, rate_of_time
 
 SIZE, BEFORE, NEAR = 48, 24, 8
 """Characters that are read, so that windows have one length and are read together; of these before a place; tokens on
@@ -73,14 +71,6 @@ class Likelihoods(ABC):
                 if self.watch is not None:
                     self.watch(len(group) / len(windows))
 
-    def log_posteriors(self, x: Tensor, places: Tensor) -> Iterator[tuple[Tensor, slice]]:
-        """log p(x_0 | x) at flat places [R] of windows [W, L], part after part, and which of the places these are."""
-        noise: Noise = self.loaded.process.noise(self.t).to(x.device)
-        seen = x.flatten()[places]
-        for outputs, rows in self.network.rows(x, noise.sigma, Places(places)).chunks():
-            tokens = seen[rows]
-            yield self.loaded.method.parameterization.log_posterior(outputs, tokens, noise.like(tokens)), rows
-
 
 class LeaveOneOut(Likelihoods):
     """By a model of a process that shuffles."""
@@ -114,7 +104,7 @@ class LeaveOneOut(Likelihoods):
         everywhere = torch.arange(len(flat), device=x.device)
         parts = [
             leave_one_out(posterior, flat[rows][:, None], rate)[:, 0]
-            for posterior, rows in self.log_posteriors(x, everywhere)
+            for posterior, rows in log_posteriors(self.loaded, self.network, x, everywhere, self.t)
         ]
         return torch.cat(parts).view(x.shape).double().cpu().numpy()
 
@@ -165,7 +155,7 @@ class LeftToRight(Likelihoods):
         """log p of all tokens at the first mask of windows, [W, V]."""
         x = torch.from_numpy(ids).to(self.network.device)
         first = (x == self.mask).to(torch.int8).argmax(-1) + torch.arange(len(x), device=x.device) * x.shape[1]
-        parts = [posterior for posterior, _ in self.log_posteriors(x, first)]
+        parts = [posterior for posterior, _ in log_posteriors(self.loaded, self.network, x, first, self.t)]
         return torch.cat(parts).double().cpu().numpy()
 
 

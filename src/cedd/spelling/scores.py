@@ -9,7 +9,7 @@ the process (`best_replacement`): a wrong letter is another letter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,17 +205,25 @@ def score_tokens(
     return scores
 
 
+def log_posteriors(
+    loaded: LoadedModel, network: Network, x: Tensor, places: Tensor, t: float
+) -> Iterator[tuple[Tensor, slice]]:
+    """log p(x_0 | x) at flat places [R] of windows x [W, L], read as noisy data at time t: part after part [r, V], and
+    which of the places these are."""
+    noise, seen = loaded.process.noise(t).to(x.device), x.flatten()[places]
+    for outputs, rows in network.rows(x, noise.sigma, Places(places)).chunks():
+        tokens = seen[rows]
+        yield loaded.method.parameterization.log_posterior(outputs, tokens, noise.like(tokens)), rows
+
+
 def _score_windows(
     loaded: LoadedModel, network: Network, x: Tensor, groups: Tensor, t: float, rate: float
 ) -> list[Tensor]:
     """The columns of `TokenScores` for windows of the text, [W, L] each, through the vocabulary in chunks."""
-    noise, noise_rate = loaded.process.noise(t).to(x.device), rate_of_time(loaded.process, t)
-    flat = x.flatten()
+    flat, noise_rate = x.flatten(), rate_of_time(loaded.process, t)
     sides = torch.stack([x.roll(1, 1), x.roll(-1, 1)], -1).flatten(0, 1)  # [W L, 2]
     parts: list[tuple[Tensor, ...]] = []
-    everywhere = Places(torch.arange(len(flat), device=x.device))
-    for outputs, rows in network.rows(x, noise.sigma, everywhere).chunks():
-        log_posterior = loaded.method.parameterization.log_posterior(outputs, flat[rows], noise.like(flat[rows]))
+    for log_posterior, rows in log_posteriors(loaded, network, x, torch.arange(len(flat), device=x.device), t):
         replacement = best_replacement(log_posterior, flat[rows], groups, noise_rate, rate)
         unseen = leave_one_out(log_posterior, torch.cat([flat[rows][:, None], sides[rows]], -1), noise_rate)
         parts.append((*replacement, unseen))

@@ -33,10 +33,9 @@ def correct(
 
     What the caller does not give (or gives as None), the model's folder may say, and else the class does. A model with
     a lexicon beside it, or whose folder names one that has it, corrects word by word, unless an option of the
-    correction token by token is given. Text of any
-    length is read in overlapping windows. Characters that the tokenizer does not know are left as they are. `watch` is
-    called with how much the network has read. `ignored_words` are never changed. `reader` finds the doubtful words, in
-    the place of one with the model's lexicon.
+    correction token by token is given. Text of any length is read in overlapping windows. Characters that the
+    tokenizer does not know are left as they are. `watch` is called with how much the network has read. `ignored_words`
+    are never changed. `reader` finds the doubtful words, in the place of one with the model's lexicon.
     """
     if by_words(loaded, options):
         CorrectionOptions().changed(options).check()
