@@ -27,7 +27,7 @@ from language_measure import key
 from language_text import SETS
 from pages import write_page as write_page
 
-from cedd.bounds.estimate import mean_and_stderr, student_quantile
+from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, student_quantile
 from cedd.storage import atomic_write
 
 NOT_YET = "not yet"
@@ -170,8 +170,8 @@ def _perplexity(record: Mapping[str, Any]) -> str:
     if nats is None:
         return "∞"
     if low is None or high is None or low == high:
-        return _plain(math.exp(nats))
-    return f"{_plain(math.exp(nats))} ± {_plain((math.exp(high) - math.exp(low)) / 2)}"
+        return _plain(exp_or_inf(nats))
+    return f"{_plain(exp_or_inf(nats))} ± {_plain((exp_or_inf(high) - exp_or_inf(low)) / 2)}"
 
 
 def _plain(value: float | None) -> str:
@@ -199,7 +199,7 @@ def _both(bounds: Mapping[str, Any]) -> str:
     """j1 / j2, or the one bound that a method has."""
     nats = [bounds[name]["nats_per_token"] for name in ("j1", "j2") if name in bounds]
     nats = nats or [bounds["tight"]["nats_per_token"]]
-    return " / ".join("∞" if value is None else _plain(math.exp(value)) for value in nats)
+    return " / ".join("∞" if value is None else _plain(exp_or_inf(value)) for value in nats)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -310,6 +310,13 @@ def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, ca
     assert capsys.readouterr().err.count("put off until the cells are done: no memory") == 2
 
 
+def test_a_bound_beyond_what_a_float_can_hold_is_infinity_in_the_tables(benchmark):
+    """Score entropy of a network that has hardly learnt is thousands of nats a token."""
+    estimate = {"nats_per_token": 2500.0, "low": 2400.0, "high": 2600.0}
+    assert benchmark._perplexity(estimate) == "∞ ± ∞"
+    assert benchmark._both({"j1": estimate, "j2": {**estimate, "nats_per_token": 0.0}}) == "∞ / 1.00"
+
+
 def test_every_cell_of_the_tables_can_be_configured(benchmark):
     arguments = benchmark.Arguments()
     arguments.check()
