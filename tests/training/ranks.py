@@ -3,9 +3,11 @@
 They compute in float64, where the order of a sum matters little: what differs by more than 1e-9 is wrong.
 """
 
+import errno
 import os
 import signal
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +25,16 @@ from cedd.losses import NoisyBatch
 from cedd.methods import get_method
 from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig, from_json, to_json
-from cedd.training.distributed import LossModule, Ranks, Strategy, distribute, gather_full, joined_ranks, without_sync
+from cedd.training.distributed import (
+    FirstRankFailed,
+    LossModule,
+    Ranks,
+    Strategy,
+    distribute,
+    gather_full,
+    joined_ranks,
+    without_sync,
+)
 from cedd.training.loop import Hooks, NonFiniteLoss, Trainer
 from cedd.training.noising import NoisingSampler
 from tests.training.processes import POINTS, start, wait
@@ -144,6 +155,22 @@ def train_with_bounds(ranks: Ranks, config: TrainConfig, output: Path) -> None:
 
     result = Trainer(config, ranks, Console(quiet=True), Scripted()).run()
     (output / f"rank{ranks.rank}").write_text(f"{result.reason} {result.step} {result.bound}")
+
+
+def train_where_the_first_rank_fails(ranks: Ranks, config: TrainConfig, place: str, output: Path) -> None:
+    """On the first rank alone something cannot be done; each rank writes how it ended."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", place)
+
+    if ranks.is_first and place:
+        owner, _, name = place.rpartition(".")
+        setattr(sys.modules[owner], name, fail)
+    try:
+        ending = str(Trainer(config, ranks, Console(quiet=True)).run().step)
+    except (FirstRankFailed, OSError, ValueError) as error:
+        ending = f"{type(error).__name__}: {error}"
+    (output / f"rank{ranks.rank}").write_text(ending)
 
 
 # Comparison

@@ -25,6 +25,7 @@ from tests.training.ranks import (
     train_and_die,
     train_together,
     train_until_signal,
+    train_where_the_first_rank_fails,
     train_with_a_bad_rank,
     train_with_bounds,
 )
@@ -152,6 +153,32 @@ def test_all_ranks_stop_early_by_the_first_ones_bound(config: Make, tmp_path: Pa
         assert ending == "stopped early: the bound no longer improves 8 2.5"
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "cedd.training.loop.folder_lock",  # while a run begins
+        "cedd.training.checkpoints.write_durably",  # in a checkpoint
+        "cedd.training.loop.save_weights",
+        "cedd.training.loop.save_description",
+    ],
+)
+def test_what_the_first_rank_cannot_do_ends_all(config: Make, tmp_path: Path, place: str):
+    """Left alone, the others waited for it, or ended in an error of the network between them."""
+    assert together(train_where_the_first_rank_fails, config("run", SETTINGS), place, tmp_path) == [0, 0]
+    assert "No space left on device" in (tmp_path / "rank0").read_text()
+    assert (tmp_path / "rank1").read_text() == "FirstRankFailed: the first rank cannot go on; it says why"
+
+
+def test_a_checkpoint_of_another_step_is_refused_by_all_ranks(config: Make, tmp_path: Path):
+    settings = config("run", SETTINGS)
+    alone(train_together, settings)
+    checkpoints = settings.out / "checkpoints"
+    (checkpoints / "step-00000006").rename(checkpoints / "step-00000099")
+    assert together(train_where_the_first_rank_fails, settings, "", tmp_path) == [0, 0]
+    assert "step-00000099 holds the checkpoint of step 6" in (tmp_path / "rank0").read_text()
+    assert (tmp_path / "rank1").read_text().startswith("FirstRankFailed")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "point", ["within the shards", "after the shards", "within state.json", "after it is published"]
@@ -196,3 +223,8 @@ def test_torchrun(tmp_path: Path, corpus: Path, cache: Path, strategy: str):
     refused = call("--resume", "never")
     assert refused.returncode != 0
     assert f"cedd train: {out} holds a run already" in refused.stderr
+    (out / "checkpoints" / "step-00000004").rename(out / "checkpoints" / "step-00000099")
+    refused = call()
+    assert refused.stderr.count("cedd train: ") == 1
+    assert "holds the checkpoint of step 4" in refused.stderr
+    assert "[rank1]: Traceback" not in refused.stderr

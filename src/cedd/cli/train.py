@@ -18,9 +18,13 @@ def run(arguments: Train) -> int:
     if str(config.out).startswith("("):
         raise UserError("say where the run goes: --out FOLDER")
     get_method(config.method)
+    from cedd.training.distributed import FirstRankFailed
     from cedd.training.loop import train
 
-    result = train(config, PlainConsole(stderr=True))
+    try:
+        result = train(config, PlainConsole(stderr=True))
+    except FirstRankFailed:  # which has said why, once
+        return 1
     if arguments.json and os.environ.get("RANK", "0") == "0":
         print(json.dumps({"out": str(config.out), **finite(vars(result))}))
     return result.exit_code

@@ -86,20 +86,19 @@ class Checkpoints:
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
         """Write a checkpoint (all ranks call this) and drop the oldest beyond `keep`."""
         target, temporary = self.path(step), self.folder / f".step-{step:08d}.tmp"
-        if self.ranks.is_first:
-            self.sweep()
-            temporary.mkdir(parents=True)
-        self.ranks.barrier()
         try:
+            self.ranks.from_first(lambda: self._begin(temporary))
             self._write(temporary, tensors)
             self.ranks.barrier()
-            if self.ranks.is_first:
-                self._publish(temporary, target, {"step": step, "values": dict(values)})
+            self.ranks.from_first(lambda: self._publish(temporary, target, {"step": step, "values": dict(values)}))
         except OSError as error:  # a full disk, most of all
             shutil.rmtree(temporary, ignore_errors=True)
             raise OSError(error.errno, error.strerror or str(error), str(target)) from error
-        self.ranks.barrier()
         return target
+
+    def _begin(self, temporary: Path) -> None:
+        self.sweep()
+        temporary.mkdir(parents=True)
 
     def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """This rank's shards."""
@@ -129,7 +128,7 @@ class Checkpoints:
         A damaged checkpoint is reported and the one before it is used; one of another step or run is refused. The first
         rank decides for all.
         """
-        step = int(self.ranks.from_first(self._newest_complete() if self.ranks.is_first else 0))
+        step = int(self.ranks.from_first(self._newest_complete))
         if step < 0:
             return None
         path = self.path(step)

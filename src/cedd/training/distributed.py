@@ -27,6 +27,10 @@ from cedd.training.config import TrainConfig
 Strategy = Literal["single", "ddp", "fsdp"]
 
 
+class FirstRankFailed(Exception):
+    """What the first rank did for all has failed there; it says why."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The rank of this process, the number of ranks, and its device."""
@@ -49,13 +53,28 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
-    def from_first(self, value: float) -> float:
-        """The first rank's number, on all ranks, so that all decide alike."""
+    def from_first(self, deed: Callable[[], float | None]) -> float:
+        """Let the first rank do something for all, and wait for it; the number that it gives, on all ranks.
+
+        If it fails, no rank goes on: the first raises what happened, and the others raise that it did. Else they would
+        wait for a rank that has ended.
+        """
         if self.world_size == 1:
-            return value
-        shared = torch.tensor(value, dtype=torch.float64, device=self.device)
+            return deed() or 0.0
+        number, error = None, None
+        if self.is_first:
+            try:
+                number = deed()
+            except Exception as happened:  # noqa: BLE001 - whatever it is, it is raised once the others know
+                error = happened
+        shared = torch.tensor([number or 0.0, error is not None], dtype=torch.float64, device=self.device)
         dist.broadcast(shared, src=0)
-        return shared.item()
+        if error is not None:
+            raise error
+        number, failed = shared.tolist()
+        if failed:
+            raise FirstRankFailed("the first rank cannot go on; it says why")
+        return number
 
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:

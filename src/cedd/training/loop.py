@@ -7,8 +7,8 @@ caller can add to a run or change of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -243,26 +243,36 @@ class Trainer:
     def evaluate(self) -> float:
         """The averaged weights, measured by the first rank; the same number on all."""
         model = self.state.averaged_model()  # all ranks are needed to gather a sharded average
-        bound = self.ranks.from_first(self.hooks.evaluate(self, model) if self.ranks.is_first else 0.0)
+        bound = self.ranks.from_first(lambda: self.hooks.evaluate(self, model))
         self.patience.note(bound)
         return bound
 
     # The run's folder
 
-    def _only_writer(self) -> AbstractContextManager[None]:
-        if not self.ranks.is_first:
-            return nullcontext()
-        self.config.out.mkdir(parents=True, exist_ok=True)
-        return folder_lock(self.config.out)
+    @contextmanager
+    def _only_writer(self) -> Iterator[None]:
+        """Hold the lock of the run's folder, on the first rank."""
+        out = self.config.out
+        with ExitStack() as stack:
+
+            def claim() -> None:
+                out.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(folder_lock(out))
+
+            self.ranks.from_first(claim)
+            yield
 
     def _resume(self) -> None:
         """Describe the run in its folder, remove what a killed one left there, and load the newest checkpoint."""
         config, state = self.config, self.state
         started_before = (config.out / TRAIN_FILE).is_file()
-        if self.ranks.is_first:
+
+        def begin() -> None:
             self.checkpoints.sweep()
             write_json(config.out / TRAIN_FILE, to_json(config), indent=2)  # from now on the folder is this run's
             self._describe(self.method)
+
+        self.ranks.from_first(begin)
         found = self.checkpoints.load_latest(state.tensors())
         if found is not None:
             step, values = found
@@ -285,14 +295,15 @@ class Trainer:
 
     def _describe_end(self) -> None:
         """The last bound on held-out text, and where the final weights' path ends, for a method that has to choose."""
-        method = self.method
-        if method.stops_short(self.process):
-            model = self.state.averaged_model()  # all ranks are needed to gather a sharded average
-            method = self.validation.stopped(model) if self.ranks.is_first else method
-        if self.ranks.is_first:
+        short = self.method.stops_short(self.process)
+        model = self.state.averaged_model() if short else None  # all ranks are needed to gather a sharded average
+
+        def describe() -> None:
+            method = self.method if model is None else self.validation.stopped(model)
             bounds = [record for record in read_log(self.config.out / LOG_FILE) if record["kind"] == "bound"]
             self._describe(method, {"training": {"bound": bounds[-1]}} if bounds else {})
-        self.ranks.barrier()
+
+        self.ranks.from_first(describe)
 
     def _save(self) -> None:
         """A checkpoint, then the averaged weights as the run's model."""
@@ -301,9 +312,7 @@ class Trainer:
             self.checkpoints.save(state.step, state.tensors(), {**state.values(), **self.patience.values()})
             self.saved = state.step
         averages = {name: gather_full(average) for name, average in state.ema.shadow.items()}
-        if self.ranks.is_first:
-            save_weights(self.config.out / WEIGHTS_FILE, averages)
-        self.ranks.barrier()
+        self.ranks.from_first(lambda: save_weights(self.config.out / WEIGHTS_FILE, averages))
 
     def _say(self, message: str) -> None:
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)
