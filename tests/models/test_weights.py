@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 
 from cedd.models.transformer import Transformer, config_from_preset
@@ -75,6 +76,33 @@ def test_what_bfloat16_can_hold_comes_back_exactly(tmp_path):
     save_weights(tmp_path / "file", state, form="bf16")
     load_weights(module, tmp_path / "file", form="bf16")
     assert torch.equal(module.weight, state["weight"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_flipped_bit_is_found(tmp_path, form):
+    """Of the numbers, each of them; a bit of the header may be of no meaning, but then changes no number."""
+    path, state = tmp_path / "file", {"w": torch.randn(3, 5), "b": torch.randn(3), "n": torch.tensor(7)}
+    save_weights(path, state, form=form)
+    whole = path.read_bytes()
+    expected = read_weights(path, form=form)
+    numbers = 8 + int.from_bytes(whole[:8], "little")
+    for place in [*range(0, 8 * numbers, 31), *range(8 * numbers, 8 * len(whole))]:
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            found = read_weights(path, form=form)
+        except ValueError:
+            continue
+        assert place // 8 < numbers
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_file_without_a_checksum_is_read(tmp_path):
+    """Of an earlier version, or of another program."""
+    save_file({"w": torch.ones(2, 2)}, tmp_path / "file")
+    assert torch.equal(read_weights(tmp_path / "file")["w"], torch.ones(2, 2))
 
 
 def test_forms_that_do_not_fit_are_refused(tmp_path):

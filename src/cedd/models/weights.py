@@ -10,6 +10,10 @@ largest entry which is nearest to a sixteenth of the row's root mean square, so 
 average: few of the integers are then large, and Huffman's code of them (zlib's) takes six bits each. All other tensors
 (norms, biases) stay in float32. A model is filled with floating-point numbers of its own type: the form is one of
 storage, not of computation.
+
+A file says the CRC-32 of its tensors, which finds every damage to 32 bits or fewer in a row and all but one of 4
+billion others. It reads 1.5 GB a second where SHA-256, without instructions for it, reads 0.2: a start may not wait
+for a proof against forgery, which a file that is not signed cannot give.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from cedd.storage import atomic_file
 Tensors = Mapping[str, Tensor]
 STEP = ".step"
 """The suffix that names a matrix's steps [R]."""
+CHECKSUM = "crc32"
+"""What the checksum of the stored tensors is called in a file's metadata."""
 DEFLATED_STEPS = 16
 """To a row's root mean square, where it is deflated."""
 
@@ -58,9 +64,10 @@ def save_weights(
 ) -> None:
     """Replace ``path`` by named tensors in one of the ``FORMS``; float32 writes them as they are."""
     ready = get_form(form).pack({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    said = {**(metadata or {}), CHECKSUM: _checksum(ready)}
     with atomic_file(Path(path)) as temporary:
         try:
-            save_file(ready, temporary, metadata=dict(metadata or {}))
+            save_file(ready, temporary, metadata=said)
         except SafetensorError as error:  # which has the system's error in its words only
             if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
                 raise
@@ -68,7 +75,7 @@ def save_weights(
 
 
 def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: str = "float32") -> dict[str, Tensor]:
-    """The named tensors of a file that was stored in ``form``."""
+    """The named tensors of a file that was stored in ``form``, which match their checksum, if the file has one."""
     path, unpack = Path(path), get_form(form).unpack
     if not path.is_file():
         raise ValueError(f"there is no weights file {path}")
@@ -76,6 +83,8 @@ def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: 
         stored = load_file(path, device=str(device))
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+    if read_metadata(path).get(CHECKSUM, found := _checksum(stored)) != found:
+        raise ValueError(f"{path} is damaged: its numbers do not match their checksum")
     try:
         return unpack(stored)
     except ValueError as error:
@@ -89,6 +98,15 @@ def read_metadata(path: str | Path) -> dict[str, str]:
             return file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+
+
+def _checksum(stored: Tensors) -> str:
+    """Of names and contents."""
+    checksum = 0
+    for name in sorted(stored):
+        content = stored[name].cpu().contiguous().flatten().view(torch.uint8)
+        checksum = zlib.crc32(memoryview(content.numpy()), zlib.crc32(name.encode(), checksum))
+    return f"{checksum:08x}"
 
 
 class SkipInitialization(TorchFunctionMode):
