@@ -104,3 +104,17 @@ def test_what_has_no_order_is_refused():
             sample(Table(process, L), process, (2, L), method=method, sampler="margin")
         with pytest.raises(ValueError, match=message):
             order_nats(Table(process, L), process, torch.zeros(1, L, dtype=torch.int64), method=method)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (torch.zeros(L, dtype=torch.int64), r"sequences \[B, L\]"),
+        (torch.zeros(1, L), "token ids are integers"),
+        (torch.full((1, L), V), "the mask is no data"),
+    ],
+)
+def test_a_likelihood_is_of_token_ids(data: torch.Tensor, message: str):
+    process = cedd.absorb(V)
+    with pytest.raises(ValueError, match=message):
+        order_nats(Table(process, L), process, data, method="cedd")

@@ -138,6 +138,9 @@ def order_nats(
         raise ValueError(f"unknown order {order!r}; use one of {', '.join(ORDERS)}, or an Order")
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be at least 1; got {steps}")
+    if data.dim() != 2:
+        raise ValueError(f"data must be sequences [B, L]; got {list(data.shape)}")
+    process.check_tokens(data)
     how = order if isinstance(order, Order) else ORDERS[order]
     check_reveals(how.name, chosen, process, None)
     network = Network.of(model, process.vocab_size, None, None, len(data))
