@@ -105,7 +105,7 @@ def _checksum(stored: Tensors) -> str:
     checksum = 0
     for name in sorted(stored):
         content = stored[name].cpu().contiguous().flatten().view(torch.uint8)
-        checksum = zlib.crc32(memoryview(content.numpy()), zlib.crc32(name.encode(), checksum))
+        checksum = zlib.crc32(content.numpy().data, zlib.crc32(name.encode(), checksum))
     return f"{checksum:08x}"
 
 
