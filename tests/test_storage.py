@@ -5,12 +5,26 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from cedd.storage import atomic_file, atomic_files, atomic_folder, atomic_write, is_temporary, locked, remove_leftovers
+from cedd.cli.correct import Source, rewrite_file
+from cedd.spelling.correct import Change, Corrected
+from cedd.storage import (
+    atomic_file,
+    atomic_files,
+    atomic_folder,
+    atomic_write,
+    check_writable,
+    expanded,
+    is_temporary,
+    locked,
+    remove_leftovers,
+)
 
 HOLD = """
 import sys, time
@@ -73,6 +87,79 @@ def test_a_file_is_replaced_or_left_as_it_was(tmp_path: Path):
         temporary.write_bytes(b"new")
     assert path.read_bytes() == b"new"
     assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_link_stays_one_and_what_it_leads_to_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    link, target = Path("link.html"), tmp_path / "target.html"
+    link.symlink_to("target.html")
+    for content in (b"first", b"second"):  # where nothing is yet, and over a file
+        check_writable(link, (".html",))
+        atomic_write(link, content)
+        assert target.read_bytes() == content
+    folder = Path("folder")
+    folder.symlink_to("made")
+    with atomic_files(folder, "last") as made:
+        (made / "last").touch()
+    assert names(tmp_path) == ["folder", "link.html", "made", "target.html"]
+    assert link.is_symlink()
+    assert names(folder) == ["last"]
+
+
+def test_a_link_that_leads_nowhere_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("no/such/file.html")
+    with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/no/such to write file.html to"):
+        check_writable(Path("link"))
+    assert expanded("link") == tmp_path / "no" / "such" / "file.html"
+    Path("round").symlink_to("round")
+    for use in (check_writable, expanded):
+        with pytest.raises(ValueError, match=r"^round is a link that leads back to itself$"):
+            use(Path("round"))
+    assert names(tmp_path) == ["link", "round"]
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of our own, entered by a user whom file modes bind: root may write anywhere."""
+    if not hasattr(os, "setresuid"):
+        pytest.skip("this system has no file modes, or none that a user can be changed for")
+    root = os.getuid() == 0
+    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to others
+        monkeypatch.chdir(name)
+        try:
+            if root:
+                os.chown(name, 65534, -1)
+                os.setresuid(65534, 65534, 0)
+        except OSError as error:
+            pytest.skip(f"root cannot become nobody here: {error.strerror}")
+        try:
+            yield Path(name)
+        finally:
+            if root:
+                os.setresuid(0, 0, 0)
+
+
+def test_what_is_write_protected_stays_as_it_is(nobody: Path):
+    folder, letter = Path("protected"), Path("letter.txt")
+    folder.mkdir()
+    letter.write_text("a speling mistake\n")
+    letter.chmod(0o444)
+    folder.chmod(0o555)
+    with pytest.raises(ValueError, match=r"^letter.txt cannot be written: it is write-protected$"):
+        check_writable(letter)
+    with pytest.raises(ValueError, match=r"^protected/page.html cannot be written: Permission denied$"):
+        check_writable(folder / "page.html")
+    for write in (lambda: atomic_write(folder / "new", b""), lambda: atomic_files(folder / "new", "x").__enter__()):
+        with pytest.raises(PermissionError) as refused:
+            write()
+        assert refused.value.filename == "protected/new"
+    change = Change(2, "speling", "spelling", confidence=1, doubt=1)
+    with pytest.raises(ValueError, match=r"letter.txt cannot be written: it is write-protected$"):
+        rewrite_file(Source("letter", path=letter), lambda text: Corrected("a spelling mistake\n", text, [change]))
+    assert letter.read_text() == "a speling mistake\n"
+    assert names(nobody) == ["letter.txt", "protected"]
+    assert names(folder) == []
 
 
 def test_a_folder_that_is_there_already_stays(tmp_path: Path):

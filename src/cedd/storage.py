@@ -54,11 +54,22 @@ def file_sha256(path: Path) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ as the user's folder."""
+    """The path with ~ as the user's folder; of a link to what is not there, what is to be made there."""
     try:
-        return Path(path).expanduser()
+        whole = Path(path).expanduser()
     except RuntimeError:
         raise ValueError(f"{path} is in the folder of a user who is not known here") from None
+    return whole if os.path.exists(whole) else _followed(whole)  # noqa: PTH110 - which minds no name, however long
+
+
+def _followed(path: Path) -> Path:
+    """What a link leads to, whether it is there or not; any other path as it is."""
+    if not os.path.islink(path):  # noqa: PTH114 - as above
+        return path
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise ValueError(f"{path} is a link that leads back to itself")
+    return target
 
 
 def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
@@ -66,11 +77,12 @@ def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
     is written beside it, as it will be then, and removed."""
     if path is None:
         return
+    path = _followed(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
     if suffixes and path.suffix not in suffixes:
         raise ValueError(f"{path.name} must end in {' or '.join(suffixes)}")
-    if not path.resolve().parent.is_dir():
+    if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
     if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):  # a device would be replaced by a file
         raise ValueError(f"{path} cannot be written: it is {'write-protected' if path.is_file() else 'no plain file'}")
@@ -185,7 +197,11 @@ def _claimed(path: Path, lock: ExitStack) -> Path:
     """A new temporary folder, locked; made again if another process took it for a leftover before it was locked."""
     while True:
         folder = _temporary_name(path)
-        folder.mkdir()
+        try:
+            folder.mkdir()
+        except OSError as error:
+            error.filename = str(path)
+            raise
         with suppress(FileNotFoundError):
             lock.enter_context(locked(folder))
             if folder.is_dir():
@@ -224,9 +240,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` when the block ends well, and vanishes when it does not.
 
     A reader, or a crash, sees the old file or the new one. The mode is that of any new file, even where a library
-    writes private ones.
+    writes private ones. A link stays one: the file that it leads to is replaced.
     """
-    path = expanded(path)
+    path = _followed(expanded(path))
     with _temporary(path, path.parent) as folder:
         temporary = folder / path.name
         temporary.touch()

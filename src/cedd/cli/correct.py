@@ -25,7 +25,7 @@ from cedd.cli.given import CORRECTOR, model_and_text
 from cedd.cli.progress import progress_bar
 from cedd.models.locate import is_model, locate, packaged, pretrained_names
 from cedd.names import printable
-from cedd.storage import atomic_write
+from cedd.storage import atomic_write, check_writable
 from cedd.tasks import Change, Corrected, CorrectionOptions, load
 from cedd.tasks.correct import correction_record, corrector_folder
 
@@ -255,6 +255,7 @@ def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
     backup = path.with_name(path.name + BACKUP)
     if state(path) != before:
         raise UserError(f"{source.name} was changed by another program while it was read; nothing was written")
+    check_writable(path)
     try:
         shutil.copyfile(path, backup)
         shutil.copystat(path, backup)
