@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,10 +36,12 @@ def double(value: Tensor | float) -> Tensor:
 def check_time(t: Time) -> Tensor:
     """t as float64, refused unless every entry lies in [0, 1]."""
     time = double(t)
-    inside = (time >= 0) & (time <= 1)
-    if not bool(inside.all()):
-        bad = time[~inside].flatten()[0].item()
-        raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise; got {bad!r}")
+    if time.numel():
+        # At once, since a GPU is waited for; both are nan if one of the times is.
+        low, high = cast(list[float], torch.stack(time.aminmax()).tolist())  # pyright: ignore[reportUnknownMemberType]
+        if not (low >= 0 and high <= 1):
+            bad = time[~((time >= 0) & (time <= 1))].flatten()[0].item()
+            raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise; got {bad!r}")
     return time
 
 

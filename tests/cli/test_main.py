@@ -195,8 +195,11 @@ def test_an_interrupt_while_modules_are_imported_is_130(delay: float, tmp_path: 
     assert not started or said.decode() == "cedd correct: interrupted\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path):
-    script = f"{sys.executable} -m cedd theory --vocab 2 --length 1 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize(
+    "command", ["completion bash", pytest.param("theory --vocab 2 --length 1", marks=pytest.mark.slow)]
+)
+def test_a_reader_that_has_seen_enough_is_no_failure(command: str, tmp_path: Path):
+    script = f"{sys.executable} -m cedd {command} 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout.splitlines()[-1] in ("141", "0")
     assert (tmp_path / "errors").read_text().strip() == ""

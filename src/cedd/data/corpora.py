@@ -321,9 +321,12 @@ def _plain_ascii(text: str) -> str:
 
 def _docstrings(source: Path) -> str:
     """All docstrings of a module in the order of its source; it is parsed, never imported."""
-    tree = ast.parse(source.read_text(encoding="utf-8"))
     with_docstrings = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, with_docstrings)]
+    statements: list[ast.AST] = [ast.parse(source.read_text(encoding="utf-8"))]
+    for statement in statements:  # of expressions none has a docstring, and they are most of a module
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            statements += getattr(statement, name, ())
+    nodes = [node for node in statements if isinstance(node, with_docstrings)]
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))
     return "\n\n".join(filter(None, (ast.get_docstring(node) for node in nodes)))
 
