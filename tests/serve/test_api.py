@@ -14,13 +14,15 @@ import torch
 
 from cedd.data.tokenizers import ByteTokenizer
 from cedd.models.loaded import SamplingOptions
+from cedd.models.locate import pretrained_root
 from cedd.samplers import SAMPLERS, text_seeds
+from cedd.samplers.memory import Memory
 from cedd.serve.desk import Desk, Jobs
 from cedd.serve.fields import Fields
 from cedd.serve.limits import Limits
 from cedd.serve.models import Shelf
 from cedd.serve.requests import completion
-from cedd.serve.work import Shown
+from cedd.serve.work import Shown, Steps
 from cedd.tasks import generate, infill, load
 from cedd.tasks.template import Template
 from tests.serve.servers import events, httpx, served, until
@@ -202,6 +204,42 @@ def test_given_characters_are_whole_where_tokens_are_bytes(tmp_path: Path):
         assert row[12:] == ["", "", "\u202e", "b"]
 
 
+def test_a_character_of_several_tokens_is_a_mask_until_it_is_whole():
+    """Not the sign for broken text, which it never was; then it stands at the last of its tokens."""
+    template = Template.of(["a", 6], ByteTokenizer())
+    face, mask = list("\U0001f600".encode()), 256
+    job: Any = Listening()
+    steps, sent = Steps(job, template), job.sent
+    states = {
+        (97, mask, mask, mask, mask, mask, mask): ["a", *[None] * 6],
+        (97, face[0], mask, face[2], mask, mask, 98): ["a", *[None] * 5, "b"],
+        (97, *face[:3], mask, mask, 98): ["a", *[None] * 5, "b"],
+        (97, *face, mask, 98): ["a", "", "", "", "\U0001f600", None, "b"],
+        (97, *face, face[0], 98): ["a", "", "", "", "\U0001f600", "\ufffd", "b"],  # broken indeed
+        (97, *face[:2], 99, face[3], 100, 98): ["a", "", "\ufffd", "c", "\ufffd", "d", "b"],
+    }
+    row: list[str | None] = []
+    for number, (ids, pieces) in enumerate(states.items()):
+        assert Shown(template).pieces(ids) == pieces
+        steps.show(number, 0.5, torch.tensor([ids]))
+        row = sent[-1]["step"]["texts"][0] if number == 0 else row
+        for _, place, piece in sent[-1]["step"]["edits"]:
+            row[place] = piece
+        assert row == pieces
+
+
+class Listening:
+    """Stands in for a job."""
+
+    streams, gone = True, False
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, step: Any) -> None:
+        self.sent.append(step)
+
+
 def test_a_word_after_a_given_space_is_shown_with_it():
     """Whether or not the model wrote a space of its own: the pieces are the text."""
     tokenizer = ByteTokenizer()
@@ -296,6 +334,7 @@ def test_bad_requests_are_refused_in_a_sentence(client: Any, path: str, body: An
 
 def test_other_addresses_and_methods_are_refused(client: Any):
     assert sentence(client.get("/../../etc/passwd"), 404)
+    assert sentence(client.get("/healthz/"), 404)
     assert sentence(client.get("/v1/completions"), 405)
     assert sentence(client.post("/correct", content=b'{"text": "a"}'), 415)
 
@@ -370,6 +409,34 @@ def test_the_queue_has_an_end_and_says_when_to_come_back(shelf: Shelf):
             assert int(refused.headers["retry-after"]) > 0
         until(lambda: desk.counts == (0, 0))  # both clients went away, and their runs with them
         assert client.post("/correct", json={"text": "a"}).status_code == 200
+
+
+def test_a_queue_of_one_says_so(shelf: Shelf):
+    with (
+        served(shelf, queue=1) as (address, _),
+        httpx.Client(base_url=address, trust_env=False) as client,
+        client.stream("POST", "/v1/completions", json={**LONG, "stream": True}),
+    ):
+        said = sentence(client.post("/correct", json={"text": "a"}), 503)
+    assert said == "a request is waiting or under way, and no more are taken; try again in a few seconds"
+
+
+def test_a_model_whose_words_another_corrects_asks_that_one_as_all_do():
+    """Not a copy of its own, and not beside the calls that are gathered."""
+    models = {name: load(pretrained_root() / name, "cpu") for name in ("english-char", "english")}
+    shelf = Shelf(models)
+    text = "He had a strang feling that sumthing was rong with teh hous, but he coud not sey wat it was."
+    with served(shelf) as (address, desk), httpx.Client(base_url=address, trust_env=False, timeout=60) as client:
+        answers, calls = [], []
+        for name in models:
+            shelf.memory = Memory()
+            before = desk.gathering.calls
+            answers.append(client.post("/correct", json={"text": text, "model": name}).json())
+            calls.append(desk.gathering.calls - before)
+    assert answers[0] == answers[1]
+    assert answers[0]["changes"]
+    assert calls[0] == calls[1] > 0
+    assert shelf.corrector("english-char", {"change": "letters"}) is models["english-char"]
 
 
 def test_a_client_that_goes_away_ends_its_run(shelf: Shelf):

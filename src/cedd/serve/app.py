@@ -215,6 +215,7 @@ def make_app(site: Site, hosts: Collection[str] = ()) -> ASGIApp:
     handlers = {Refused: on_refused, ValueError: on_refused, HTTPException: on_http, ClientDisconnect: on_gone}
     handlers[Exception] = on_refused  # of ours: it is logged, and answered in our form
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # an address has one name; /healthz/ is none of ours, and not a redirection
     return RequestLog(Guard(app, hosts), {route.path for route in routes})
 
 

@@ -155,7 +155,8 @@ class Desk:
             if self._closing:
                 raise busy(ENDING, 5)
             if sum(self.counts) + len(jobs) > self.limits.queue:
-                raise busy(f"{self.limits.queue} requests are waiting or under way; try again in a few seconds")
+                full = "a request is" if self.limits.queue == 1 else f"{self.limits.queue} requests are"
+                raise busy(f"{full} waiting or under way, and no more are taken; try again in a few seconds")
             self._waiting += jobs
             self._changed.notify()
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cedd.models.loaded import SamplingOptions
+from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import packaged, pretrained_names
 from cedd.samplers import SAMPLERS
 from cedd.samplers.loop import check_sampler
 from cedd.samplers.memory import Memory
 from cedd.serve.readers import Readers
-from cedd.spelling.correct import lexicon_file
+from cedd.spelling.correct import lexicon_file, words_folder
 from cedd.storage import expanded
 from cedd.tasks import LanguageModel, load
+from cedd.tasks.correct import by_words, judge_of_words
 
 TASKS = {
     "write": "any",
@@ -39,6 +40,7 @@ class Shelf(Mapping[str, LanguageModel]):
         lexicons = [lexicon_file(models[name]) for name in self if "correct" in self.about[name]["tasks"]]
         self.readers = Readers(readers, [file for file in lexicons if file is not None])
         self._able = {task: self._best_first(task) for task in TASKS}
+        self._judges = {name: self._judge(models[name]) for name in self._able["correct"]}
 
     @classmethod
     def load(cls, runs: Sequence[str], device: str, readers: int = 0) -> Shelf:
@@ -64,6 +66,16 @@ class Shelf(Mapping[str, LanguageModel]):
     def able(self, task: str) -> list[str]:
         """The models that can do a task, the best suited first."""
         return self._able[task]
+
+    def corrector(self, name: str, options: Mapping[str, Any]) -> LoadedModel:
+        """Who corrects a text so for this model: itself, or the one that its folder names for words."""
+        return self._judges[name] if by_words(self[name], options) else self[name]
+
+    def _judge(self, model: LanguageModel) -> LoadedModel:
+        """The model whose lexicon corrects words for this one: of those offered, so that all ask one network."""
+        folder = words_folder(model.folder.path, model.folder.config)
+        same = (other for other in self._models.values() if other.folder.path == folder)
+        return next(same, None) or judge_of_words(model)
 
     def _best_first(self, task: str) -> list[str]:
         """With words beside it for a corrector, without for others."""

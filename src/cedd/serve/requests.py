@@ -169,17 +169,18 @@ def infilling(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
 
 def correction(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     """`POST /correct`: a text with mistakes."""
-    _, model = model_of(fields, shelf, "correct")
+    name, _ = model_of(fields, shelf, "correct")
     text = fields.text("text", limits.most_characters)
     options: dict[str, Any] = {
         "threshold": fields.number("threshold", 0.0, 1.0, None),
         "rate": fields.number("rate", 1e-6, 1.0, None),
         "passes": fields.whole("passes", 1, 16, None),
         "change": fields.choice("change", ("words", "letters", "all"), None),
-        "ignored_words": tuple(fields.texts("ignored_words", 1000, 100, [])),
     }
+    ignored = tuple(fields.texts("ignored_words", 1000, 100, []))
     suggest, streams = fields.whole("suggest", 1, MOST_ALTERNATIVES, None), fields.flag("stream")
     fields.end()
+    model, options = shelf.corrector(name, options), {**options, "ignored_words": ignored}
     return asked_once(Correcting(model, text, options, suggest, shelf.memory, shelf.readers), streams)
 
 

@@ -6,7 +6,7 @@ Shapes: B texts, L tokens, P blank tokens, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -81,8 +81,32 @@ class Shown:
         return f" {text}" if place in self._after_space and not text.startswith(" ") else text
 
     def pieces(self, ids: Sequence[int]) -> list[str | None]:
-        """All of the tokens [L]."""
-        return [self.piece(place, token) for place, token in enumerate(ids)]
+        """All of the tokens [L]; a character that several of them spell is at the last of these, and where one of them
+        is still a mask the others are shown as masks."""
+        shown = [self.piece(place, token) for place, token in enumerate(ids)]
+        for places in self._split(shown):
+            texts = whole_characters(self.tokenizer, [ids[place] for place in places])
+            around = (places.start - 1, places.stop)
+            open_end = any(0 <= place < len(ids) and shown[place] is None for place in around)
+            for place, text in zip(places, texts, strict=True):
+                shown[place] = None if open_end and REPLACEMENT in text else self.spaced(place, text)
+            if open_end and shown[places.stop - 1] is None:  # with those that begin the same character
+                for place in reversed(places[:-1]):
+                    if shown[place] != "":
+                        break
+                    shown[place] = None
+        return shown
+
+    def _split(self, shown: Sequence[str | None]) -> Iterator[range]:
+        """Stretches of written tokens that hold parts of characters."""
+        start = None
+        for place, text in enumerate([*shown, None]):
+            part = text is not None and REPLACEMENT in text and place not in self._given
+            if part and start is None:
+                start = place
+            elif not part and start is not None:
+                yield range(start, place)
+                start = None
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -204,10 +228,16 @@ class Steps:
         self.job.send({"step": record})
 
     def edits(self, i: int, now: Tensor, before: Tensor) -> list[list[Any]]:
-        """What has changed in text i [L]."""
-        places = (now != before).nonzero().squeeze(1)
+        """What has changed in text i [L], and what is shown otherwise because a token beside it has changed."""
+        changed = now != before
+        if bool(changed.any()) and self.template.tokenizer.characters is None:
+            was, pieces = (self._shown.pieces(row.tolist()) for row in (before, now))
+            changed |= torch.tensor([old != new for old, new in zip(was, pieces, strict=True)])
+        else:
+            pieces = None
+        places = changed.nonzero().squeeze(1)
         found = [
-            [i, place, self._shown.piece(place, token)]
+            [i, place, self._shown.piece(place, token) if pieces is None else pieces[place]]
             for place, token in zip(places.tolist(), now[places].tolist(), strict=True)
         ]
         if self.asking is None or not found:
@@ -292,7 +322,7 @@ class Correcting:
         readers: processes that find doubtful words.
     """
 
-    model: LanguageModel
+    model: LoadedModel
     text: str
     options: Mapping[str, Any]
     suggest: int | None = None
