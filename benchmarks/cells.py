@@ -123,9 +123,18 @@ class Benchmark(ABC):
         return None
 
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
-        """How long a cell takes, from its start to its end: as long as the longest one so far."""
-        done = [record["seconds"] for record in content["cells"].values() if record["finished"]]
-        return max(done, default=0.0) + self.arguments.start_seconds
+        """How long a cell takes, from its start to its end: as long as most have so far."""
+        return self._median(content, lambda record: record["seconds"]) + self.arguments.start_seconds
+
+    def training_seconds(self, cell: str, content: Mapping[str, Any]) -> float:
+        """The part of it in which no other is trained: all but the last test."""
+        measuring = self._median(content, lambda record: record.get("final", {}).get("seconds", 0.0))
+        return self.seconds(cell, content) - measuring
+
+    @staticmethod
+    def _median(content: Mapping[str, Any], seconds: Callable[[Mapping[str, Any]], float]) -> float:
+        done = [seconds(record) for record in content["cells"].values() if record["finished"]]
+        return statistics.median(done) if done else 0.0
 
     def complete(self, results: Results) -> None:  # noqa: B027 - most have nothing to do
         """What is left to do when a cell has ended, and once all have; nothing else changes the results meanwhile."""
@@ -421,14 +430,16 @@ class Workers:
         self.running[cell] = (process, thread)
 
     def expected_end(self, cell: str) -> float:
-        """Of a cell that is started now, by time.time(): it has its turn after those that run."""
+        """Of a cell that is started now, by time.time(): it has its turn when those that run have been trained."""
         return time.time() + sum(map(self.left, self.running)) + self.benchmark.seconds(cell, self.results.content)
 
     def left(self, cell: str) -> float:
-        """Seconds that a running cell is expected to need yet; when it has its turn, it has been compiled."""
-        whole, turn = self.benchmark.seconds(cell, self.results.content), self.told.get((cell, "turn"))
+        """Seconds that a running cell is expected to train yet; when it has its turn, it has been compiled."""
+        whole, turn = self.benchmark.training_seconds(cell, self.results.content), self.told.get((cell, "turn"))
         if turn is None:
             return whole
+        if any(told > turn for (_, event), told in self.told.items() if event == "turn"):  # another has it now
+            return 0.0
         return max(0.0, turn + whole - self.benchmark.arguments.start_seconds - time.time())
 
     def follow(self, cell: str, process: subprocess.Popen[str]) -> None:

@@ -283,6 +283,13 @@ def test_a_cell_that_has_its_turn_is_expected_from_then_on(benchmark, arguments,
     assert workers.expected_end("cedd/absorb") == 1380 + 420
     now[0] = 1500.0  # longer than expected: any moment
     assert workers.expected_end("cedd/absorb") == 1920
+    timed = [{"finished": True, "seconds": seconds, "final": {"seconds": 100.0}} for seconds in (400.0, 410.0, 900.0)]
+    workers.results.content["cells"] = dict(enumerate(timed))
+    workers.told["ar", "turn"] = 1500.0  # 410 s, as most have: its last test is made while the next is trained
+    assert workers.expected_end("cedd/absorb") == 1500 + 310 + 500
+    workers.running["sedd/absorb"] = None
+    workers.told["sedd/absorb", "turn"] = now[0] = 1800.0  # ar is only measured
+    assert workers.expected_end("cedd/absorb") == 1800 + 310 + 500
 
 
 def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, capsys, monkeypatch, tmp_path):
