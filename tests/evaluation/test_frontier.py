@@ -258,6 +258,14 @@ def test_a_judge_with_noise_bounds_all_tokens(runs):
     assert (one.tokens, none.tokens) == (11, 0)
 
 
+def test_a_judge_refuses_texts_that_it_cannot_read():
+    """It finds signs for unknown characters easy to guess, and would praise them."""
+    judge = open_judge("english-char", "cpu")
+    with pytest.raises(ValueError, match=r"^72.7% of the text are characters that .* such text, or another judge$"):
+        judge.judge(["שלום עולם", "a "])
+    assert len(judge.judge(["“A café,” she said.", "well"])) == 2  # read as letters that are like them
+
+
 def test_a_judge_is_called_alike_wherever_it_lies(runs):
     assert judge_label("/models/smollm2.gguf") == "smollm2.gguf"
     assert judge_label(runs["causal"]) == "causal"

@@ -102,8 +102,13 @@ def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
     return (*unknown, *tokenizer.silent)
 
 
-def unknown_share(tokenizer: Tokenizer, ids: NDArray[np.integer], most: float = MOST_UNKNOWN) -> float:
-    """The share of tokens that stand for characters outside the alphabet; refused above `most`.
+def unknown_share(
+    tokenizer: Tokenizer,
+    ids: NDArray[np.integer],
+    most: float = MOST_UNKNOWN,
+    unless: str = "; --most-unknown (most_unknown=) allows more",
+) -> float:
+    """The share of tokens that stand for characters outside the alphabet; refused above `most`, unless what is said.
 
     They are all one token, and a network finds it easy to guess one token: what it says of a text that it cannot read
     is a good figure that means nothing.
@@ -115,8 +120,8 @@ def unknown_share(tokenizer: Tokenizer, ids: NDArray[np.integer], most: float = 
     if share > most:
         raise ValueError(
             f"{share:.1%} of the text are characters that the tokenizer {tokenizer.name!r} does not know (more than "
-            f"{most:.1%}): a figure would be of {tokenizer.unknown!r}, not of the text. Use a model of such text; "
-            "--most-unknown (most_unknown=) allows more"
+            f"{most:.1%}): a figure would be of {tokenizer.unknown!r}, not of the text. Use a model of such text"
+            f"{unless}"
         )
     return share
 

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from cedd.bounds.estimator import estimate_bound
-from cedd.data.text import encode_given
+from cedd.data.text import encode_given, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.device import pick_device
 from cedd.models.folder import load_folder
@@ -186,8 +186,10 @@ class ModelJudge:
         return self._folder.tokenizer
 
     def judge(self, texts: Sequence[str]) -> list[Judged]:
-        """Each text is tokenised anew."""
-        whole = [torch.from_numpy(encode_given(self.tokenizer, text).astype(np.int64)) for text in texts]
+        """Each text is tokenised anew; refused where the judge cannot read them."""
+        encoded = [encode_given(self.tokenizer, text).astype(np.int64) for text in texts]
+        unknown_share(self.tokenizer, np.concatenate([*encoded, np.zeros(0, np.int64)]), unless=", or another judge")
+        whole = [torch.from_numpy(ids) for ids in encoded]
         parts = (whole[start : start + self._batch] for start in range(0, len(whole), self._batch))
         some = self._bounded if self._folder.method.dynamics.noisy else self._exact
         return [judged for part in parts for judged in some(part)]
