@@ -10,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cedd.spelling import candidates, rewrite
-from cedd.spelling.candidates import Neighbours, RoughCosts, ones, rough_log_channel, same_without_a_letter
+from cedd.spelling.candidates import (
+    INFLECTED,
+    Neighbours,
+    RoughCosts,
+    ended_alike,
+    heard_alike,
+    ones,
+    rough_log_channel,
+    same_without_a_letter,
+)
 from cedd.spelling.channel import Channel, alignment, learn_edits
-from cedd.spelling.forms import FORMS, is_derived
+from cedd.spelling.forms import FORMS, is_derived, sound
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
 from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
@@ -203,6 +212,53 @@ def test_words_are_easily_confused_if_they_are_the_same_without_a_letter(words):
     without = [{word, *(word[:i] + word[i + 1 :] for i in range(len(word) if len(word) > 1 else 0))} for word in words]
     wanted = {(i, j) for i, j in itertools.permutations(range(len(words)), 2) if without[i] & without[j]}
     assert {divmod(pair, len(words)) for pair in same_without_a_letter(*coded(words)).tolist()} == wanted
+
+
+def test_of_common_words_a_network_is_asked_sooner():
+    """A name takes several readings, and is nearly always right."""
+    options = tuple(rewrite.Option(0, 1, (word,), word) for word in ("this", "that"))
+    common, rare = np.zeros((2, 2, len(FEATURES)))
+    rare[0, FEATURES.index("kept rare")] = 1
+    almost, surely = np.array([0.98, 0.02]), np.array([0.999, 0.001])
+    opened = [rewrite.is_open(rewrite.Doubt(0, options, f), p) for f in (common, rare) for p in (almost, surely)]
+    assert opened == [True, False, False, False]
+
+
+SPELT = ["might", "mite", "meet", "met", "walk", "walked", "live", "lived", "living", "occasional", "occasionally"]
+SPELT += ["go", "goes", "john", "john's", "right", "write", "which", "witch", "night", "knight", "cat", "cats"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(SPELT), min_size=1, unique=True))
+def test_words_are_easily_confused_if_they_sound_the_same_or_end_in_another_way(words):
+    """Against all pairs."""
+    pairs = list(itertools.combinations(range(len(words)), 2))
+    heard = {(i, j) for i, j in pairs if sound(words[i]) == sound(words[j])}
+    ended = {
+        frozenset(pair)
+        for pair in pairs
+        for one, other in (pair, pair[::-1])
+        if any(words[one] + ending == words[other] for ending in INFLECTED)
+    }
+    assert set(heard_alike(words)) == heard
+    assert {frozenset(pair) for pair in ended_alike(words)} == ended
+
+
+def test_words_that_sound_the_same_are_confused_both_ways(lexicon):
+    both = replace(lexicon, words=[*WORDS[:-2], "might", "mite"])
+    first, other = Neighbours(both).confused
+    for one, another in itertools.permutations((len(WORDS) - 2, len(WORDS) - 1)):
+        assert another in other[first[one] : first[one + 1]]
+
+
+def test_a_compound_is_split_less_readily_than_words_one_of_which_is_small(lexicon, monkeypatch):
+    monkeypatch.setattr(rewrite, "SMALL_WORDS", 8)
+    reader, column = Reader(lexicon), FEATURES.index("split derived")
+    for written, compound in (("catmat", 1.0), ("thecat", 0.0)):
+        (doubt,) = (d for d in reader.doubts("", tokens_of(f"he was {written}.")) if d.place == 2)
+        split = [row for option, row in zip(doubt.options, doubt.features, strict=True) if len(option.words) == 2]
+        assert [row[column] for row in split] == [compound]
+        assert doubt.features[0, column] == 0
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,22 +5,24 @@ Shapes: V words, N words that are near, P pairs of words that are easily confuse
 For a string that is no word, a sweep over the lexicon leaves the words that can be a few edits away: each letter is
 counted up to 2, in two bits, and an edit changes at most two bits, a swap none. A rough log p(written | word), letter
 by letter, ranks these; the noise model itself (`channel`) judges the best. For a known word all words are found
-beforehand that differ from it in one letter, in order, or in the place of one letter: both become the same string when
-a letter is left out.
+beforehand that differ from it in one letter, in order, or in the place of one letter (both become the same string when
+a letter is left out), in an ending, or that sound the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cedd.spelling.channel import RARE, Channel
-from cedd.spelling.forms import BOUND
+from cedd.spelling.forms import BOUND, sound
 from cedd.spelling.lexicon import Floats, Integers, Lexicon
 from cedd.spelling.words import LONGEST
 
@@ -33,6 +35,8 @@ A_COUNT, IN_CONTEXT = 0.6, {"count": 0.4, "context": 0.5}
 context, and beside log p of the words in a row."""
 CONFUSED = 30_000
 """The most frequent words, each of which may have been written for another of them."""
+HEARD, INFLECTED = 12_000, ("ed", "d", "ing", "ly", "es", "'s")
+"""Of these, those that are easily confused with all that sound the same; endings that are easily left out or added."""
 SLACK = 1.0
 """By how much the noise model may find a word less probable than the rough log p."""
 REMEMBERED = -6.0
@@ -152,7 +156,9 @@ class Neighbours:
             for meant in all_meant
             if index.get(written, size) < size and index.get(meant, size) < size
         ]
-        pairs = np.unique(np.concatenate([pairs, np.array(seen, np.int64)]))
+        alike = np.array([*ended_alike(self.lexicon.words[:size]), *heard_alike(self.lexicon.words[:HEARD])], np.int64)
+        alike = size * alike.reshape(-1, 2) + alike.reshape(-1, 2)[:, ::-1]
+        pairs = np.unique(np.concatenate([pairs, np.array(seen, np.int64), alike.flatten()]))
         return np.searchsorted(pairs, size * np.arange(size + 1)), pairs % size
 
     @cached_property
@@ -178,6 +184,23 @@ def ones(numbers: NDArray[np.uint64]) -> NDArray[np.uint8]:
     if hasattr(np, "bitwise_count"):  # numpy 2
         return np.bitwise_count(numbers)
     return np.unpackbits(numbers.view(np.uint8).reshape(-1, 8), axis=1).sum(1, dtype=np.uint8)
+
+
+def ended_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """The numbers of two words that are the same but for an ending."""
+    index = {word: number for number, word in enumerate(words)}
+    for word, number in index.items():
+        for ending in INFLECTED:
+            if (other := index.get(word + ending)) is not None:
+                yield number, other
+
+
+def heard_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """The numbers of two words that sound the same."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, word in enumerate(words):
+        groups[sound(word)].append(number)
+    return (pair for group in groups.values() for pair in combinations(group, 2))
 
 
 def same_without_a_letter(letters: NDArray[np.uint8], lengths: NDArray[np.int8]) -> Integers:

@@ -67,6 +67,7 @@ FEATURES = (
 )
 SAID = [FEATURES.index(name) for name in ("network", "network tokens")]
 """What a network says of an option: the log-likelihood of the text with it, and of how many tokens that is the sum."""
+KEPT_RARE = FEATURES.index("kept rare")
 LONG = 100
 """Tokens of a text in which a word that is there again is meant; in a sentence it may be the same slip twice."""
 FRAME = 3
@@ -76,20 +77,23 @@ RARE, COMMON = 3.5, 8.0
 SURPRISE = {"rare": 14.0, "common": 10.0}
 """A known word may be doubted if -log p of it and of the next word together exceed this: a rare one is, a common one if
 one that is easily confused with it makes the text more probable by GAIN nats."""
-GAIN = 7.0
+GAIN = 4.0
+SMALL_WORDS = 60
+"""The most frequent words, which no compound is made of: what was joined by mistake has one of them, as a rule."""
 FAR_CHANNEL = 10.0
 """-log p(written | meant) from which on its feature is a line of another slope."""
 MORE_OFTEN_JOINED = 20.0
 """Two words are doubted if the word that they make when joined is so many times as frequent as they are in a row."""
 LEAST_JOINED = 40.0
-WORD_THRESHOLD = 0.85
-LEAST_SHARE = 0.5
+WORD_THRESHOLD = 0.9
+LEAST_SHARE = 0.45
 """Of what else may have been meant, the best must have this share of the probability, or nothing is changed."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
-OPEN, CLEAR, UNLIKELY, ASKED = (0.3, 0.95), 0.6, 0.05, 8
+OPEN, OPEN_IF_COMMON, CLEAR, UNLIKELY, ASKED = (0.2, 0.95), 0.995, 0.75, 0.05, 8
 """A decision is open where own / (own + best) lies between these, or is less while the best has not this share of all
-but own. A network is asked about at most ASKED options, none UNLIKELY beside the best."""
+but own; of a word that is not rare, up to a higher share: one reading tells, where a name takes several. A network is
+asked about at most ASKED options, none UNLIKELY beside the best."""
 LANGUAGE_REACH, LANGUAGE_SHARE = 12, {"rare": 0.5, "common": 0.7}
 """Of neighbouring words within reach, so many pairs must be known, or the text is in another language: if a rare or
 unknown word is to be doubted, and if a common one is."""
@@ -318,6 +322,7 @@ class Reader:
             option.words[0] in lexicon.index and lexicon.named[lexicon.index[option.words[0]]] for option in options
         ]
         pairs = [lexicon.numbers(option.words[:2] if len(option.words) > 1 else (".", ".")) for option in options]
+        smallest = [min(lexicon.index.get(word, UNKNOWN) for word in option.words) for option in options]
         derived = rare and is_derived(lexicon, token.key)
         columns["channel"] = channel
         columns["far"] = np.minimum(channel + FAR_CHANNEL, 0.0)
@@ -329,7 +334,7 @@ class Reader:
             columns[form] = np.array([same(token.key, option.words[0]) for option in options]) & (sizes == 0) & ~kept
         columns["context"] = context - context[0]
         columns["split"], columns["join"] = sizes > 0, sizes < 0
-        columns["split derived"] = (sizes > 0) & derived
+        columns["split derived"] = (sizes > 0) & (derived | (np.array(smallest) >= SMALL_WORDS))
         columns["split unsupported"] = (sizes > 0) & (lexicon.gram_counts(np.stack(pairs)) == 0)
         columns["join capital"] = (sizes < 0) & name
         columns["named"] = np.array(named) & ~kept & (not capital)
@@ -432,10 +437,10 @@ def is_due(p: Floats, threshold: float) -> bool:
     return share_of_own(p) < threshold and share_of_best(p) >= LEAST_SHARE
 
 
-def is_open(p: Floats) -> bool:
+def is_open(doubt: Doubt, p: Floats) -> bool:
     """Whether a network is worth its time."""
-    own = share_of_own(p)
-    return own < OPEN[1] and (own > OPEN[0] or share_of_best(p) < CLEAR)
+    own, rare = share_of_own(p), doubt.features[0, KEPT_RARE]
+    return own < (OPEN[1] if rare else OPEN_IF_COMMON) and (own > OPEN[0] or share_of_best(p) < CLEAR)
 
 
 def asked_options(p: Floats) -> list[int]:
@@ -467,7 +472,7 @@ def with_network(text: str, tokens: Sequence[Token], doubts: Sequence[Doubt], sc
 
 def ask(text: str, tokens: Sequence[Token], judged: Sequence[Judged], weights: Floats, scores: Scores) -> list[Judged]:
     """The doubts; in open ones a network says how the probability of the likeliest options is shared among them."""
-    result, asked = list(judged), [number for number, (_, p) in enumerate(judged) if is_open(p)]
+    result, asked = list(judged), [number for number, one in enumerate(judged) if is_open(*one)]
     options = [asked_options(judged[number][1]) for number in asked]
     doubts = [judged[number][0].only(kept) for number, kept in zip(asked, options, strict=True)]
     for number, kept, doubt in zip(asked, options, with_network(text, tokens, doubts, scores), strict=True):
