@@ -1,6 +1,10 @@
 """The files of benchmarks/, which are scripts and no package."""
 
+import contextlib
 import importlib
+import io
+import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,3 +21,18 @@ def definitions(*names: str) -> SimpleNamespace:
         patch.syspath_prepend(str(BENCHMARKS))
         found = [vars(importlib.import_module(name)) for name in names]
     return SimpleNamespace(**{name: value for module in found for name, value in module.items()})
+
+
+def run(script: Path, *words: str) -> tuple[int, str]:
+    """A script with these arguments, in this process, which has imported torch already: its exit code, and what it
+    prints on stderr."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.syspath_prepend(str(script.parent))
+        patch.setattr(sys, "argv", [str(script), *words])
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0), said.getvalue()
+    return 0, said.getvalue()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.scripts import run
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "english_char.py"
 SHIPPED = SCRIPT.parents[1] / "src" / "cedd" / "pretrained" / "english-char"
 PARAGRAPHS = "".join(f"Paragraph {i} says that the rain in Spain stays mainly in the plain.\n\n" for i in range(20_000))
@@ -31,8 +33,8 @@ def test_the_corpus_is_cut_and_a_run_begins(tmp_path: Path):
     small += ["--model.heads", "2", "--evaluation.every", "0", "--device", "cpu", "--text.workers", "1"]
     places = ["--corpus", str(corpus), "--megabytes", "1", "--out", str(tmp_path / "run")]
     places += ["--text.cache", str(tmp_path / "cache"), "--export", str(tmp_path / "model")]
-    done = subprocess.run([sys.executable, str(SCRIPT), *places, *small], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code, said = run(SCRIPT, *places, *small)
+    assert code == 0, said
     text = (tmp_path / "run-text" / "books.txt").read_text()
     assert 999_000 < len(text) <= 1_000_000
     assert PARAGRAPHS.startswith(text)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from cedd.training.config import same_run, to_json
-from tests.benchmarks.scripts import BENCHMARKS, definitions
+from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 
 BENCHMARK = BENCHMARKS / "spelling.py"
 
@@ -246,9 +246,9 @@ def test_the_device_is_used_in_turns(benchmark, tmp_path):
 def test_the_benchmark_asks_for_its_books(tmp_path, monkeypatch):
     monkeypatch.delenv("CEDD_DATA", raising=False)
     places = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--device", "cpu"]
-    done = subprocess.run([sys.executable, str(BENCHMARK), *places], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "spelling: name the folder of the novels, or set CEDD_DATA to a folder with novels/ in it\n"
+    code, said = run(BENCHMARK, *places)
+    assert code == 2
+    assert said == "spelling: name the folder of the novels, or set CEDD_DATA to a folder with novels/ in it\n"
 
 
 @pytest.mark.slow

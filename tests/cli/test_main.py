@@ -196,7 +196,7 @@ def test_an_interrupt_while_modules_are_imported_is_130(delay: float, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "command", ["completion bash", pytest.param("theory --vocab 2 --length 1", marks=pytest.mark.slow)]
+    "command", ["train tiny --help", pytest.param("theory --vocab 2 --length 1", marks=pytest.mark.slow)]
 )
 def test_a_reader_that_has_seen_enough_is_no_failure(command: str, tmp_path: Path):
     script = f"{sys.executable} -m cedd {command} 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
