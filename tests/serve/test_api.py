@@ -253,6 +253,44 @@ def test_a_word_after_a_given_space_is_shown_with_it():
     assert [shown.spaced(place, "c") for place in (1, 2)] == [" c", "c"]
 
 
+class SpaceAndHalf(ByteTokenizer):
+    """Bytes, of which one that no character has is a space and the first byte of an emoji."""
+
+    words_begin_with_spaces = True
+
+    def decode(self, ids: Any, mask: str | None = "") -> str:
+        del mask
+        return b"".join(b" \xf0" if i == 255 else bytes([i]) for i in ids).decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("parts", [["a ", 5, " ", 5, " b"], [6, "\u00e9", 4], ["a", 10]])
+def test_pieces_are_the_text_whatever_is_written(parts: list[str | int]):
+    """Also where a character would span two blanks, or begins with the space that was given; and on the way there is
+    no sign of broken text that the text itself has not."""
+    template, rng = Template.of(parts, SpaceAndHalf()), np.random.default_rng(0)
+    blanks = (~template.given).nonzero().squeeze(1).numpy()
+    ids = (
+        np.zeros(template.width, dtype=np.int64) if template.constraint is None else template.constraint.tokens.numpy()
+    )
+    face, kinds = list("\U0001f600".encode()), 0
+    for _ in range(300):
+        stock = [
+            one
+            for k in rng.integers(0, 8, len(blanks))
+            for one in ([k + 97], [255, *face[1:]], face, [face[k % 4]])[k % 4]
+        ]
+        ids[blanks] = stock[: len(blanks)]
+        text, masked = template.write(ids), ids.copy()
+        assert "".join(piece or "" for piece in Shown(template).pieces(ids.tolist())) == text
+        masked[blanks] = 256
+        for place in rng.permutation(blanks):
+            broken = "\ufffd" in "".join(piece or "" for piece in Shown(template).pieces(masked.tolist()))
+            assert not broken or "\ufffd" in text
+            masked[place] = ids[place]
+        kinds += "\U0001f600" in text and "\ufffd" not in text
+    assert kinds > 5
+
+
 def test_alternatives_of_masks_are_the_network_s_own_probabilities(shelf: Shelf):
     """On absorb: mask one place, and read its row."""
     from cedd.serve.work import alternatives

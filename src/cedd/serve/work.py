@@ -6,10 +6,11 @@ Shapes: B texts, L tokens, P blank tokens, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -63,10 +64,12 @@ class Shown:
 
     def __init__(self, template: Template) -> None:
         self.tokenizer, self._given = template.tokenizer, template.characters
+        self._blanks: list[range] = []
         self._after_space: set[int] = set()
         """Where blanks begin whose space is not among the tokens (`Blank.after_space`)."""
         for part, place in template.placed:
             if isinstance(part, Blank):
+                self._blanks.append(range(place.start, place.stop))
                 self._after_space |= {place.start} if part.after_space else set()
             elif self.tokenizer.characters is None:
                 self._given |= enumerate(whole_characters(self.tokenizer, part.ids.tolist()), place.start)
@@ -82,31 +85,27 @@ class Shown:
 
     def pieces(self, ids: Sequence[int]) -> list[str | None]:
         """All of the tokens [L]; a character that several of them spell is at the last of these, and where one of them
-        is still a mask the others are shown as masks."""
+        is still a mask the others are shown as masks. As in the text, none spans the edge of a blank."""
         shown = [self.piece(place, token) for place, token in enumerate(ids)]
-        for places in self._split(shown):
-            texts = whole_characters(self.tokenizer, [ids[place] for place in places])
-            around = (places.start - 1, places.stop)
-            open_end = any(0 <= place < len(ids) and shown[place] is None for place in around)
-            for place, text in zip(places, texts, strict=True):
-                shown[place] = None if open_end and REPLACEMENT in text else self.spaced(place, text)
-            if open_end and shown[places.stop - 1] is None:  # with those that begin the same character
-                for place in reversed(places[:-1]):
-                    if shown[place] != "":
-                        break
-                    shown[place] = None
+        for blank in self._blanks:
+            for places in _split(shown, blank):
+                open_end = any(place in blank and shown[place] is None for place in (places.start - 1, places.stop))
+                texts, begun = whole_characters(self.tokenizer, [ids[i] for i in places]), 0
+                for end, text in enumerate(texts, 1):
+                    if text:
+                        half, spelling, begun = open_end and REPLACEMENT in text, places[begun:end], end
+                        for place in spelling:
+                            shown[place] = None if half else ""
+                        if not half:
+                            shown[spelling[-1]] = self.spaced(spelling[0], text)
         return shown
 
-    def _split(self, shown: Sequence[str | None]) -> Iterator[range]:
-        """Stretches of written tokens that hold parts of characters."""
-        start = None
-        for place, text in enumerate([*shown, None]):
-            part = text is not None and REPLACEMENT in text and place not in self._given
-            if part and start is None:
-                start = place
-            elif not part and start is not None:
-                yield range(start, place)
-                start = None
+
+def _split(shown: Sequence[str | None], blank: range) -> list[range]:
+    """Stretches of a blank whose tokens hold parts of characters."""
+    split = ((place, REPLACEMENT in (shown[place] or "")) for place in blank)
+    runs = ([place for place, _ in run] for part, run in groupby(split, itemgetter(1)) if part)
+    return [range(run[0], run[-1] + 1) for run in runs]
 
 
 # ----------------------------------------------------------------------------------------------------------------
