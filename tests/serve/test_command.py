@@ -11,6 +11,7 @@ import pytest
 
 from cedd.cli import main
 from cedd.serve.models import Shelf
+from cedd.spelling.lexicon import LEXICON_FILE
 from tests.serve.servers import Server, bound_socket, httpx, make_app, site
 from tests.tasks.models import save_random
 
@@ -60,6 +61,14 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "0..65535" in capsys.readouterr().err
     assert main(["serve", str(tmp_path / "nothing"), "--port", "0"]) == 2
     assert "no run or model" in capsys.readouterr().err
+
+
+def test_a_damaged_lexicon_is_one_line_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = save_random(tmp_path / "run")
+    (run / LEXICON_FILE).write_bytes(b"half a lexi")
+    assert main(["serve", str(run), "--port", "0", "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is not a lexicon, or is damaged" in line
 
 
 def test_without_starlette_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cedd.models.loaded import LoadedModel, SamplingOptions
@@ -11,7 +12,7 @@ from cedd.samplers import SAMPLERS
 from cedd.samplers.loop import check_sampler
 from cedd.samplers.memory import Memory
 from cedd.serve.readers import Readers
-from cedd.spelling.correct import lexicon_file, words_folder
+from cedd.spelling.correct import lexicon_file, reader_beside, words_folder
 from cedd.storage import expanded
 from cedd.tasks import LanguageModel, load
 from cedd.tasks.correct import by_words, judge_of_words
@@ -37,8 +38,12 @@ class Shelf(Mapping[str, LanguageModel]):
         self.about = {name: _about(model) for name, model in models.items()}
         """What is known of each, as JSON."""
         self.memory = Memory()
-        lexicons = [lexicon_file(models[name]) for name in self if "correct" in self.about[name]["tasks"]]
-        self.readers = Readers(readers, [file for file in lexicons if file is not None])
+        lexicons: list[Path] = []
+        for name, model in models.items():
+            if "correct" in self.about[name]["tasks"] and (file := lexicon_file(model)) is not None:
+                reader_beside(model)  # it is kept; and one that is damaged is refused here, not at each request
+                lexicons.append(file)
+        self.readers = Readers(readers, lexicons)
         self._able = {task: self._best_first(task) for task in TASKS}
         self._judges = {name: self._judge(models[name]) for name in self._able["correct"]}
 
