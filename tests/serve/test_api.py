@@ -343,6 +343,12 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/v1/completions", {"steps": 1025}, 422, "steps must be a whole number from 1 to 1,024"),
         ("/v1/completions", {"max_tokens": 33}, 422, "max_tokens must be a whole number from 1 to 32"),
         ("/v1/completions", {"max_tokens": True}, 422, "max_tokens must be"),
+        (
+            "/v1/completions",
+            {"prompt": "abc", "max_tokens": 30},
+            422,
+            "to 29: the prompt has 3 tokens, and the model reads 32",
+        ),
         ("/v1/completions", {"temperature": -1}, 422, "temperature must be a number from 0 to 10"),
         ("/v1/completions", {"temperature": 10**400}, 422, "temperature must be a number from 0 to 10"),
         ("/correct", {"text": "a", "threshold": -(10**400)}, 422, "threshold must be a number from 0 to 1"),

@@ -192,6 +192,13 @@ def test_fill_shows_alternatives_of_a_gap(visit: Any, size: tuple[int, int]):
     here.page.fill("#f-text", "no gap")
     here.page.keyboard.press("Control+Enter")
     here.until("() => document.getElementById('f-problem').textContent.includes('no blank to fill')")
+    here.page.click("#tab-write")
+    here.page.fill("#w-prompt", "a" * 20)
+    here.page.fill("#w-length", "32")
+    here.page.keyboard.press("Control+Enter")
+    here.until("() => document.getElementById('w-problem').textContent !== ''")
+    said = "Tokens must be a whole number from 1 to 12: the prompt has 20 tokens, and the model reads 32."
+    assert here.text("#w-problem") == said
 
 
 @SIZES

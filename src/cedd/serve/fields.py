@@ -69,13 +69,13 @@ class Fields:
             raise Refused(413, f"{name} has {length:,} characters; at most {longest:,} are taken")
         return found
 
-    def whole(self, name: str, low: int, high: int, default: Default = _MISSING) -> int | Default:
-        """A whole number in a range."""
+    def whole(self, name: str, low: int, high: int, default: Default = _MISSING, why: str = "") -> int | Default:
+        """A whole number in a range, and why it is this range."""
         value = self._take(name, default)
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            unprocessable(f"{name} must be a whole number from {low:,} to {high:,}")
+            unprocessable(f"{name} must be a whole number from {low:,} to {high:,}{why}")
         return value
 
     def number(self, name: str, low: float, high: float, default: Default = _MISSING) -> float | Default:

@@ -89,7 +89,8 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     given = [template(prompt, 0).width for prompt in prompts]
     if (room := model.length - max(given)) < 1:
         unprocessable(f"the prompt has {max(given)} tokens, and the model reads {model.length}; shorten it")
-    width = fields.whole("max_tokens", 1, room, None)
+    why = f": the prompt has {max(given)} tokens, and the model reads {model.length}" if max(given) else ""
+    width = fields.whole("max_tokens", 1, room, None, why)
     n = fields.whole("n", 1, limits.most_texts // len(prompts), 1)
     stops = fields.texts("stop", MOST_STOPS, limits.most_characters, [])
     echo, streams = fields.flag("echo"), fields.flag("stream")
