@@ -54,6 +54,17 @@ def full_precision(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
+def log_normaliser(logits: Tensor) -> Tensor:
+    """log sum_y exp(logits_y), [*S, V] -> [*S] float64, to the last digit that the logits have.
+
+    `logsumexp` in float32 rounds its sum with the largest logit: an offset of all logits, which says nothing, would be
+    an error of the bound.
+    """
+    largest = logits.amax(-1, keepdim=True).detach()
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    return largest.squeeze(-1).double() + torch.exp(logits - largest).sum(-1).log().double()
+
+
 def _log_expm1(x: Tensor) -> Tensor:
     """log(exp(x) - 1) for x >= 0: finite at 0 (a number of about -708), and where exp(x) is not."""
     return torch.where(x > 40.0, x, torch.log(torch.expm1(x.clamp_max(40.0)).clamp_min(TINY)))

@@ -91,6 +91,32 @@ def test_methods_with_one_parameterization_have_one_bound(method: str) -> None:
     assert values[0] == values[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [*itertools.product(("absorb", "uniform", "roulette"), ("cedd", "bayes")), ("absorb", "dfm"), ("absorb", "ar")],
+)
+def test_an_offset_of_all_outputs_changes_nothing(name: str, method: str) -> None:
+    """In float32, with an offset and logits that need no rounding there; the sum in the normaliser did."""
+    process, data = PROCESSES[name], sequences(random_data(V, L, seed=2), 10, generator(3))
+    table = torch.randn(process.num_states, L, V, generator=generator(5)).mul(8).round() / 4
+
+    def bound(offset: float) -> float:
+        def model(x: Tensor, sigma: Tensor) -> Tensor:
+            return table[x.sum(1) % process.num_states] + offset
+
+        return estimate_bound(model, process, data, method=method, draws=4, generator=generator(4)).nats_per_token
+
+    assert bound(0.0) > 0.1
+    assert bound(2.0**21) == pytest.approx(bound(0.0), rel=1e-6)
+
+
+def test_ratios_beyond_all_bounds_cost_infinitely_much() -> None:
+    """Their sum is no float32: infinity less infinity was nan."""
+    process, data = PROCESSES["roulette"], sequences(random_data(V, L, seed=2), 4, generator(3))
+    found = estimate_bound(lambda x, sigma: torch.full((*x.shape, V), 3e38), process, data, method="sedd", draws=2)
+    assert found.nats_per_token == math.inf
+
+
 @pytest.mark.parametrize("name", ["absorb", "uniform", "roulette", "eroulette"])
 def test_the_three_bounds_differ_by_what_no_model_influences(name: str) -> None:
     process = PROCESSES[name]

@@ -21,7 +21,7 @@ from cedd.dynamics.rules import StepRule
 from cedd.network import FullPrecisionHead, Network, Places, has_head
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective
-from cedd.parameterization import Denoiser, Parameterization, at_token, full_precision
+from cedd.parameterization import Denoiser, Parameterization, at_token, full_precision, log_normaliser
 from cedd.process import Noise, TokenProcess
 
 
@@ -87,7 +87,7 @@ class Causal(Dynamics):
 
         def nats(outputs: Tensor, part: slice) -> Tensor:
             logits = full_precision(outputs)
-            return torch.logsumexp(logits, -1).double() - at_token(logits, targets[part]).double()
+            return log_normaliser(logits) - at_token(logits, targets[part]).double()
 
         places = Places(torch.arange(x0.numel(), device=x0.device))
         rows = network.rows(inputs, torch.zeros(len(x0), device=x0.device), places)

@@ -58,6 +58,7 @@ from cedd.parameterization import (
     at_token,
     can_jump,
     full_precision,
+    log_normaliser,
     step_law,
 )
 from cedd.process import Noise, TokenProcess
@@ -157,7 +158,7 @@ def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) 
     """
     x0, x_t, noise = rows.x0, rows.x_t, rows.noise
     logits = full_precision(outputs)
-    normaliser = torch.logsumexp(logits, -1).double()
+    normaliser = log_normaliser(logits)
     score = parameterization.coefficients(at_token(logits, x_t).double() - normaliser, x_t, noise)
     at_x0 = torch.logaddexp(score.log_base, at_token(logits, x0).double() - normaliser + score.log_gain)
     ratios = true_ratios(x_t, x0, noise)
@@ -166,8 +167,9 @@ def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) 
     if spread.numel():
         # sum_y log s_y = sum_y [log base + softplus(o_y - Z + log gain - log base)], less the entry at x_t
         log_base, x = score.log_base[spread], x_t[spread]
-        shift = score.log_gain[spread] - log_base - normaliser[spread]
-        beyond = torch.nn.functional.softplus(logits[spread] + shift.to(logits)[:, None])
+        largest = logits[spread].amax(-1, keepdim=True).detach()
+        shift = score.log_gain[spread] - log_base - (normaliser[spread] - largest.squeeze(-1).double())
+        beyond = torch.nn.functional.softplus((logits[spread] - largest) + shift.to(logits)[:, None])
         tokens = (~score.masked[spread]).double()
         total = (noise.vocab_size - tokens) * log_base + beyond.sum(-1).double() - tokens * at_token(beyond, x).double()
         cost = cost.index_put((spread,), -ratios.common[spread] * total, accumulate=True)

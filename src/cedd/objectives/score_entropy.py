@@ -58,8 +58,8 @@ def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> 
     masked, possible = noise.is_mask(x_t), can_jump(x_t, noise)
     ratios = true_ratios(x_t, x0, noise)
     log_s = put_at_token(torch.where(possible[..., None], log_ratios, 0.0), x_t, 0.0, masked)
-    sum_s = torch.exp(log_s).sum(-1).double() - (~masked).double()  # exp(0) = 1 stands at x_t
-    others = torch.where(ratios.common > 0, ratios.common * log_s.sum(-1).double(), 0.0)
+    sum_s = torch.exp(log_s).sum(-1, dtype=torch.float64) - (~masked).double()  # exp(0) = 1 stands at x_t
+    others = torch.where(ratios.common > 0, ratios.common * log_s.sum(-1, dtype=torch.float64), 0.0)
     at_x0 = at_token(log_s, x0).double()
     loss = ratios.rate * (sum_s - others - ratios.extra * at_x0)
     return torch.where(possible, loss, 0.0)
