@@ -8,6 +8,7 @@ import torch
 
 import cedd
 from cedd.samplers import ORDERS, Fixed, Order, order_nats, sample
+from cedd.samplers.orders import spread_out
 from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, p_value
 
 V, L = 3, 3
@@ -92,6 +93,34 @@ def test_the_surest_is_first_however_tokens_are_drawn(options):
     assert int(x[0, surest]) == int(beliefs[0, surest].argmax())
     nats = order_nats(model, process, x, method="cedd", order="probability", **options)
     torch.testing.assert_close(nats, torch.zeros(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("order", ["probability", "margin", "entropy"])
+def test_of_equally_sure_masks_those_that_lie_apart_are_first(order):
+    """A network that says the same of every mask: no step reveals neighbours before the last one has to."""
+    process, states = cedd.absorb(V), []
+
+    def model(x, sigma):
+        return torch.zeros(*x.shape, V)
+
+    how = {"method": "cedd", "sampler": order, "steps": 4, "seeds": [0, 1]}
+    sample(model, process, (2, 16), callback=lambda k, t, x: states.append(x.clone()), **how)
+    revealed = [(after != before).nonzero()[:, 1].view(2, -1) for before, after in itertools.pairwise(states)]
+    assert [step[0].tolist() for step in revealed] == [
+        [0, 4, 8, 12],
+        [2, 6, 10, 14],
+        [1, 5, 9, 13],
+        [3, 7, 11, 15],
+    ]
+    assert all(torch.equal(step[0], step[1]) for step in revealed)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 100])
+def test_spread_out_positions_are_all_positions(length):
+    order = spread_out(length)
+    assert sorted(order.tolist()) == list(range(length))
+    half = order[: (length + 1) // 2].sort().values
+    assert length < 3 or int(half.diff().min()) >= 1 + (length & (length - 1) == 0)
 
 
 def test_what_has_no_order_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -77,6 +78,8 @@ def time_grid(
         if len(times) < 2 or not bool((times.diff() < 0).all()):
             raise ValueError("a time grid needs at least two times, from noise down to data")
     else:
+        if not isinstance(steps, Integral):
+            raise ValueError(f"steps must be a whole number; got {steps}")
         if steps < 1:
             raise ValueError(f"steps must be at least 1; got {steps}")
         if steps > MOST_STEPS:

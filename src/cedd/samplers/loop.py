@@ -442,6 +442,8 @@ def _check(
     if x_start is not None:
         if x_start.shape != torch.Size(shape):
             raise ValueError(f"x_start must have the shape of the samples, {tuple(shape)}; got {tuple(x_start.shape)}")
+        if x_start.is_floating_point() or not bool(((x_start >= 0) & (x_start < process.num_states)).all()):
+            raise ValueError(f"x_start must be states of the process, whole numbers in 0..{process.num_states - 1}")
         if not method.dynamics.noisy:
             raise ValueError(f"{method.name} is autoregressive and starts from nothing; give a prompt instead")
 

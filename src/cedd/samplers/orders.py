@@ -64,13 +64,24 @@ class Order:
     entropy_bound: float | None = None
 
     def chosen(self, sureness: Tensor, entropy: Tensor, masked: Tensor, steps_left: int) -> Tensor:
-        """Which of the masks are revealed now, all [B, L]; of equally sure ones the first."""
-        ranked = torch.argsort(sureness.masked_fill(~masked, -torch.inf), dim=1, descending=True, stable=True)
+        """Which of the masks are revealed now, all [B, L]; of equally sure ones those that lie apart."""
+        apart = spread_out(masked.shape[1]).to(masked.device)
+        known = sureness.masked_fill(~masked, -torch.inf)[:, apart]
+        ranked = apart[torch.argsort(known, dim=1, descending=True, stable=True)]
         rank = torch.argsort(ranked, dim=1)
         if self.entropy_bound is not None:
             return masked & ((rank == 0) | (entropy <= self.entropy_bound))
         quota = -(-masked.sum(1, keepdim=True) // steps_left)
         return masked & (rank < quota)
+
+
+def spread_out(length: int) -> Tensor:
+    """All positions, [L], in an order of which every beginning lies apart: by the reversed bits of their numbers.
+
+    Of a text of masks a network may say the same everywhere, and neighbours drawn in one step do not see each other.
+    """
+    bits = max(1, (length - 1).bit_length())
+    return torch.tensor(sorted(range(length), key=lambda position: int(f"{position:0{bits}b}"[::-1], 2)))
 
 
 ORDERS: Mapping[str, Order] = {
