@@ -167,9 +167,10 @@ def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) 
     if spread.numel():
         # sum_y log s_y = sum_y [log base + softplus(o_y - Z + log gain - log base)], less the entry at x_t
         log_base, x = score.log_base[spread], x_t[spread]
-        largest = logits[spread].amax(-1, keepdim=True).detach()
+        these = logits[spread]
+        largest = these.amax(-1, keepdim=True).detach()
         shift = score.log_gain[spread] - log_base - (normaliser[spread] - largest.squeeze(-1).double())
-        beyond = torch.nn.functional.softplus((logits[spread] - largest) + shift.to(logits)[:, None])
+        beyond = torch.nn.functional.softplus((these - largest) + shift.to(logits)[:, None])
         tokens = (~score.masked[spread]).double()
         total = (noise.vocab_size - tokens) * log_base + beyond.sum(-1).double() - tokens * at_token(beyond, x).double()
         cost = cost.index_put((spread,), -ratios.common[spread] * total, accumulate=True)
