@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import cedd
 from cedd.cli.given import CORRECTOR, WRITER
 from cedd.data.text import encode_text
+from cedd.models.folder import load_folder
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 from cedd.spelling.book import Book
 from cedd.spelling.correct import corrections
@@ -85,6 +87,18 @@ def test_the_card_says_what_the_folder_has(which, request):
     folder = request.getfixturevalue(which).folder
     config = json.loads((folder.path / CONFIG_FILE).read_text("utf-8"))
     assert (folder.path / CARD_FILE).read_text("utf-8") == model_card(config, folder.model.num_parameters())
+
+
+@pytest.mark.parametrize("name", [CORRECTOR, WRITER])
+def test_a_flipped_bit_in_a_model_is_found(name, tmp_path):
+    """Of each file of numbers; the checksums of these files stand beside them."""
+    folder = shutil.copytree(pretrained_root() / name, tmp_path / name)
+    for file in folder.glob("*.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{file.name} is .*damaged.* checksum"):
+            load_folder(folder) if file.name == WEIGHTS_FILE else load_lexicon(file)
 
 
 def test_the_writer_writes_words(writer):

@@ -11,9 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from cedd.cli.correct import Source, rewrite_file
+from cedd.models.published import open_checkpoint
+from cedd.models.weights import read_metadata, read_weights, save_weights
 from cedd.spelling.correct import Change, Corrected
+from cedd.spelling.lexicon import load_lexicon
 from cedd.storage import (
     atomic_file,
     atomic_files,
@@ -160,6 +164,21 @@ def test_what_is_write_protected_stays_as_it_is(nobody: Path):
     assert letter.read_text() == "a speling mistake\n"
     assert names(nobody) == ["letter.txt", "protected"]
     assert names(folder) == []
+
+
+def test_what_may_not_be_read_says_so(nobody: Path):
+    """safetensors says of each file that it cannot open that there is none."""
+    file, lexicon = Path("model.safetensors"), Path("words.safetensors")
+    save_weights(file, {"w": torch.zeros(2)})
+    lexicon.write_bytes(b"")
+    for path in (file, lexicon):
+        path.chmod(0)
+    for read in (read_weights, read_metadata, lambda path: open_checkpoint(path).__enter__()):
+        with pytest.raises(PermissionError) as refused:
+            read(file)
+        assert refused.value.filename == str(file)
+    with pytest.raises(ValueError, match=r"words.safetensors is not a lexicon, or is damaged: .*Permission denied"):
+        load_lexicon(lexicon)
 
 
 def test_a_folder_that_is_there_already_stays(tmp_path: Path):

@@ -12,7 +12,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.models.weights import FORMS, SkipInitialization, load_weights, read_weights, save_weights
+from cedd.models.weights import (
+    CHECKSUM,
+    FORMS,
+    SkipInitialization,
+    load_weights,
+    read_metadata,
+    read_weights,
+    save_weights,
+)
 
 
 def network(**changes):
@@ -100,9 +108,16 @@ def test_every_flipped_bit_is_found(tmp_path, form):
 
 
 def test_a_file_without_a_checksum_is_read(tmp_path):
-    """Of an earlier version, or of another program."""
-    save_file({"w": torch.ones(2, 2)}, tmp_path / "file")
-    assert torch.equal(read_weights(tmp_path / "file")["w"], torch.ones(2, 2))
+    """Of an earlier version, or of another program; its checksum may stand beside it, but its own counts."""
+    state = {"w": torch.ones(2, 2)}
+    save_weights(tmp_path / "own", state)
+    save_file(state, tmp_path / "file")
+    own = read_metadata(tmp_path / "own")[CHECKSUM]
+    for checksum in (None, own):
+        assert torch.equal(read_weights(tmp_path / "file", checksum=checksum)["w"], state["w"])
+    with pytest.raises(ValueError, match="file is damaged: its numbers do not match their checksum"):
+        read_weights(tmp_path / "file", checksum="00000000")
+    assert torch.equal(read_weights(tmp_path / "own", checksum="00000000")["w"], state["w"])
 
 
 def test_forms_that_do_not_fit_are_refused(tmp_path):

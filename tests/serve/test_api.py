@@ -46,6 +46,10 @@ def test_health_and_models(client: Any, shelf: Shelf):
     assert [model["id"] for model in listed["data"]] == ["small", "masks"]
     tasks = {model["id"]: model["tasks"] for model in listed["data"]}
     assert tasks == {"small": ["write", "fill", "correct"], "masks": ["write", "fill"]}
+    for model in listed["data"]:
+        assert client.get(f"/v1/models/{model['id']}").json() == model
+    assert sentence(client.get("/v1/models/smal"), 404) == "there is no model 'smal' here; did you mean 'small'?"
+    assert sentence(client.get("/v1/models/"), 404)
     for model in listed["data"]:  # those that are offered work, and the others do not
         for sampler in SAMPLERS:
             asked = {"model": model["id"], "sampler": sampler, "max_tokens": 4, "steps": 2}

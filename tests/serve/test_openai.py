@@ -17,6 +17,7 @@ openai = pytest.importorskip("openai", reason="openai is not installed: pip inst
 def test_the_client_of_openai_completes_and_streams(server: tuple[str, object], shelf: Shelf):
     client = openai.OpenAI(base_url=f"{server[0]}v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == ["small", "masks"]
+    assert client.models.retrieve("masks").id == "masks"
     asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "n": 2, "seed": 3, "extra_body": {"steps": 6}}
     wanted = generate(shelf["small"], 2, length=16, prompt="the ", options=SamplingOptions(seed=3, steps=6))
     reply = client.completions.create(**asked)

@@ -409,7 +409,8 @@ def test_a_lexicon_comes_back_from_its_file(lexicon, tmp_path):
     assert again.weights == lexicon.weights
     assert again.channel.edits.keys() == lexicon.channel.edits.keys()
     content = (tmp_path / "w.safetensors").read_bytes()
-    for damaged in (content[:-50], content[:100], b"", content[:8] + b"x" * 200):
+    flipped = content[:-1] + bytes([content[-1] ^ 1])
+    for damaged in (content[:-50], content[:100], b"", content[:8] + b"x" * 200, flipped):
         (tmp_path / "w.safetensors").write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged"):
             load_lexicon(tmp_path / "w.safetensors")

@@ -18,7 +18,7 @@ from cedd.methods import Method, method_from_config
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE, is_model, locate, pretrained_root
 from cedd.models.options import wrap_of
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import SkipInitialization, get_form, load_weights, read_metadata, save_weights
+from cedd.models.weights import CHECKSUM, SkipInitialization, get_form, load_weights, read_metadata, save_weights
 from cedd.process import TokenProcess, process_from_config
 from cedd.storage import (
     atomic_files,
@@ -33,8 +33,9 @@ from cedd.storage import (
 )
 
 FORMAT = 1
-DESCRIPTION_KEYS = ("format", "method", "process", "network", "length", "tokenizer", "weights")
-"""The keys of config.json that describe the model; all others are kept when the model is saved again."""
+FINGERPRINTED = ("format", "method", "process", "network", "length", "tokenizer")
+DESCRIPTION_KEYS = (*FINGERPRINTED, "weights", CHECKSUM)
+"""The keys of config.json that describe the model and its file; all others are kept when the model is saved again."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def save_folder(
 
 def _fingerprint(config: Mapping[str, Any]) -> str:
     """Of the description by which weights are read, whatever their form."""
-    return json_sha256({name: config[name] for name in DESCRIPTION_KEYS if name != "weights"})
+    return json_sha256({name: config[name] for name in FINGERPRINTED})
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **
     if said.get("description", of_config := _fingerprint(config)) != of_config:
         raise ValueError(f"{weights} are the weights of another model than {CONFIG_FILE} describes; write it again")
     form = str(said.get("form", form))
-    load_weights(model, weights, form=form)
+    load_weights(model, weights, form=form, checksum=config.get(CHECKSUM))
     model = model.to(device).eval().requires_grad_(False)
     return ModelFolder(model, process, method, tokenizer, length, {**config, "weights": form}, folder)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from cedd.data.tokenizers import GPT2_VOCAB_SIZE, Tokenizer, fitting_tokenizer
@@ -34,7 +34,7 @@ from cedd.methods import get_method
 from cedd.models.folder import ModelFolder
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, download_model
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import SkipInitialization
+from cedd.models.weights import SkipInitialization, reading_tensors
 from cedd.process import TokenProcess, absorb, hybrid, uniform
 from cedd.schedules import Geometric, LogLinear, Schedule
 from cedd.storage import expanded, read_json, reading
@@ -383,11 +383,8 @@ def _dtype_name(dtype: torch.dtype) -> str:
 @contextmanager
 def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint in a file, memory-mapped."""
-    try:
-        with safe_open(path, "pt") as file:
-            yield Checkpoint(file, path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+    with reading_tensors(path), safe_open(path, "pt") as file:
+        yield Checkpoint(file, path)
 
 
 def _parts(config: TransformerConfig, rows: int) -> Iterator[tuple[str, Callable[[Checkpoint], Tensor]]]:

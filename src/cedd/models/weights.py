@@ -11,9 +11,9 @@ average: few of the integers are then large, and Huffman's code of them (zlib's)
 (norms, biases) stay in float32. A model is filled with floating-point numbers of its own type: the form is one of
 storage, not of computation.
 
-A file says the CRC-32 of its tensors, which finds every damage to 32 bits or fewer in a row and all but one of 4
-billion others. It reads 1.5 GB a second where SHA-256, without instructions for it, reads 0.2: a start may not wait
-for a proof against forgery, which a file that is not signed cannot give.
+A file says the CRC-32 of its tensors (of one of before, what stands beside it may), which finds every damage to 32
+bits or fewer in a row and all but one of 4 billion others. It reads 1.5 GB a second where SHA-256, without instructions
+for it, reads 0.2: a start may not wait for a proof against forgery, which a file that is not signed cannot give.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,16 +75,20 @@ def save_weights(
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
-def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: str = "float32") -> dict[str, Tensor]:
-    """The named tensors of a file that was stored in ``form``, which match their checksum, if the file has one."""
+def read_weights(
+    path: str | Path, device: str | torch.device = "cpu", *, form: str = "float32", checksum: str | None = None
+) -> dict[str, Tensor]:
+    """The named tensors of a file that was stored in ``form``.
+
+    They match their checksum, if the file has one; ``checksum`` is that of a file that has none.
+    """
     path, unpack = Path(path), get_form(form).unpack
     if not path.is_file():
         raise ValueError(f"there is no weights file {path}")
-    try:
+    with reading_tensors(path):
         stored = load_file(path, device=str(device))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
-    if read_metadata(path).get(CHECKSUM, found := _checksum(stored)) != found:
+    said = read_metadata(path).get(CHECKSUM, checksum)
+    if said is not None and said != _checksum(stored):
         raise ValueError(f"{path} is damaged: its numbers do not match their checksum")
     try:
         return unpack(stored)
@@ -93,9 +98,19 @@ def read_weights(path: str | Path, device: str | torch.device = "cpu", *, form: 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """What a weights file says of itself; nothing, if it says nothing."""
+    with reading_tensors(path), safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
+
+
+@contextmanager
+def reading_tensors(path: str | Path) -> Iterator[None]:
+    """Around code that reads a safetensors file: what is wrong with it, in a line.
+
+    safetensors calls every file that it cannot open one that is not there, so that it is opened here before.
+    """
+    Path(path).open("rb").close()
     try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
+        yield
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
 
@@ -123,13 +138,13 @@ class SkipInitialization(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def load_weights(model: nn.Module, path: str | Path, *, form: str = "float32") -> None:
-    """Fill the model with a file's weights, which must be exactly its own names and shapes.
+def load_weights(model: nn.Module, path: str | Path, *, form: str = "float32", checksum: str | None = None) -> None:
+    """Fill the model with a file's weights (see `read_weights`), which must be exactly its own names and shapes.
 
     Types may differ: a file stored in bfloat16 loads into float32 parameters.
     """
     path, state = Path(path), model.state_dict()
-    tensors = read_weights(path, form=form)
+    tensors = read_weights(path, form=form, checksum=checksum)
     if missing := sorted(state.keys() - tensors.keys()):
         raise ValueError(f"{path} lacks {len(missing)} of the model's tensors, first {missing[0]}")
     if unknown := sorted(tensors.keys() - state.keys()):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +20,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cedd.names import printable
+from cedd.names import printable, suggestion
 from cedd.serve.desk import Desk, Jobs, refusal
 from cedd.serve.events import answer, refused, stream
 from cedd.serve.fields import Fields
@@ -56,14 +57,21 @@ class Site:
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`: OpenAI's form, and what each can do."""
         del request
-        limits = self.desk.limits
-        listed = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "cedd", **self.shelf.about[name]}
-            for name in self.shelf
-        ]
+        limits, listed = self.desk.limits, [self.listed(name) for name in self.shelf]
         most = {"texts": limits.most_texts, "steps": limits.most_steps, "characters": limits.most_characters}
         defaults = {task: self.shelf.able(task)[:1] for task in TASKS}
         return answer({"object": "list", "data": listed, "limits": most, "defaults": defaults})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/NAME`: one of them."""
+        name = request.path_params["name"]
+        if name not in self.shelf:
+            raise Refused(404, f"there is no model {name[:80]!r} here{suggestion(name[:80], self.shelf)}")
+        return answer(self.listed(name))
+
+    def listed(self, name: str) -> dict[str, Any]:
+        """What the list has of a model."""
+        return {"id": name, "object": "model", "created": 0, "owned_by": "cedd", **self.shelf.about[name]}
 
     async def noise(self, request: Request) -> Response:
         """`POST /noise`: what a sentence becomes, at every time."""
@@ -200,6 +208,7 @@ def make_app(site: Site, hosts: Collection[str] = ()) -> ASGIApp:
         Route("/", home),
         Route("/healthz", site.health),
         Route("/v1/models", site.models),
+        Route("/v1/models/{name}", site.model),
         Route("/noise", site.noise, methods=["POST"]),
         *(Route(path, site.work(make), methods=["POST"]) for path, make in ADDRESSES.items()),
     ]

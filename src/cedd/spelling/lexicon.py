@@ -12,7 +12,6 @@ for another one with a probability of at most 8/2^11. In a full bucket the most 
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from cedd.spelling.channel import Channel
-from cedd.storage import atomic_write, write_json
+from cedd.storage import atomic_write, read_json, write_json
 
 LEXICON_FILE, LEXICON_WEIGHTS_FILE = "words.safetensors", "words.json"
+CHECKSUM = "crc32"
+"""What the checksum of a lexicon's file is called in the file of its weights."""
 SLOTS, FINGERPRINT, VALUE = 8, 11, 5
 STEPS_A_DOUBLING = 1.5
 """Of the stored logarithms of counts of n-grams."""
@@ -153,14 +154,21 @@ def save_lexicon(path: Path, lexicon: Lexicon) -> None:
 
 
 def save_weights(path: Path, weights: Mapping[str, Mapping[str, float]]) -> None:
-    """Write the weights beside the file of a lexicon."""
-    write_json(path.with_name(LEXICON_WEIGHTS_FILE), weights)
+    """Write the weights beside the file of a lexicon, with the CRC-32 of that."""
+    write_json(path.with_name(LEXICON_WEIGHTS_FILE), {**weights, CHECKSUM: _checksum(path.read_bytes())})
+
+
+def _checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
 
 
 def load_lexicon(path: Path) -> Lexicon:
     """Read the file; one that is damaged is refused in a line."""
     try:
-        tensors = load_file(path)
+        content, weights = path.read_bytes(), read_json(path.with_name(LEXICON_WEIGHTS_FILE))
+        if weights.pop(CHECKSUM, found := _checksum(content)) != found:
+            raise ValueError(f"it does not match its checksum in {LEXICON_WEIGHTS_FILE}")
+        tensors = load(content)
         words = _unpacked(tensors["words"])
         edits = (tuple(line.split(">")) for line in _unpacked(tensors["edits"]))
         remembered = (tuple(line.split(">")) for line in _unpacked(tensors["memory"])) if "memory" in tensors else ()
@@ -172,7 +180,7 @@ def load_lexicon(path: Path) -> Lexicon:
             tensors["left"].astype(np.float64) / 255,
             tensors["table"],
             Channel({(meant, written): -cost for (meant, written), cost in zip(edits, costs, strict=True)}),
-            json.loads(path.with_name(LEXICON_WEIGHTS_FILE).read_text(encoding="utf-8")),
+            weights,
             {line[0]: line[1:] for line in remembered},
         )
     except (SafetensorError, KeyError, ValueError, zlib.error, OSError) as error:
