@@ -2,8 +2,8 @@
 
     python benchmarks/profile_sampling.py --sampler first-hitting
 
-Prints the seconds of a batch, the calls of the network, and the device's kernels by the time they take in a call,
-decisions included. The network is that of `cedd bench sample`.
+Prints the seconds of a batch, the calls of the network, the time of a call's matrix products alone, and the device's
+kernels by the time they take in a call, decisions included. The network is that of `cedd bench sample`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 import torch
 import tyro
+from kernel_times import recorded
 from profile_training import milliseconds, print_kernels
 
 from cedd.bench.sample import CountingNetwork, _network
+from cedd.models.kernels.gelu import product_with_gelu
+from cedd.models.transformer import TransformerConfig
 from cedd.process import PROCESSES
 from cedd.samplers import GraphedNetwork, sample
 
@@ -32,6 +35,27 @@ class Arguments:
     kernels: int = 30
 
 
+def time_products(config: TransformerConfig, rows: int) -> None:
+    """The products of all blocks but the last MLP's, which runs at few rows, each alone, on random numbers."""
+    width, inner, depth = config.width, config.mlp_ratio * config.width, config.depth
+    products = {
+        "q, k and v": (width, 3 * width, depth),
+        "attention's output": (width, width, depth),
+        "MLP, with the GELU": (width, inner, depth - 1),
+        "MLP's output": (inner, width, depth - 1),
+    }
+    times, flops = 0.0, 0.0
+    for name, (inputs, outputs, count) in products.items():
+        x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+        weight = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5
+        multiply = product_with_gelu if "GELU" in name else torch.nn.functional.linear
+        time, work = recorded(lambda: multiply(x, weight, None)), 2e-9 * rows * inputs * outputs  # noqa: B023
+        print(f"{count:3} x {name}: {1000 * time:.1f} us each, {work / time:.0f} TFLOP/s")
+        times, flops = times + count * time, flops + count * work
+    print(f"products of a call alone: {times:.3f} ms, {flops / times:.0f} TFLOP/s")
+
+
+@torch.no_grad()
 def main(arguments: Arguments) -> None:
     """Time a batch, then profile one."""
     batch, length = (int(part) for part in arguments.shape.split("x"))
@@ -47,6 +71,7 @@ def main(arguments: Arguments) -> None:
     draw()  # records the graphs
     whole, enqueued = milliseconds(draw, 2)
     print(f"{arguments.shape}: {whole / 1000:.4f} s a batch, {enqueued / 1000:.4f} s to enqueue, {network.calls} calls")
+    time_products(model.config, batch * length)
     print_kernels(draw, network.calls, arguments.kernels)
 
 

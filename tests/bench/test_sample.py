@@ -43,6 +43,8 @@ def test_the_bench_has_a_row_for_everything():
     ]
     assert all(row.milliseconds_per_step > 0 for row in rows)
     assert rows[2].network_calls <= 8
+    (one,) = bench_sample(replace(options, samplers=("first-hitting",), textbook=False))
+    assert (one.what, one.sampler) == ("cedd/absorb", "first-hitting")
 
 
 def test_a_network_elsewhere_gives_the_same_samples(monkeypatch):

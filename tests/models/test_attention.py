@@ -139,6 +139,31 @@ def agree_with_torch(patch, preset, device, dtype, tolerance, causal, largest_sc
         assert (ours.float() - torchs.float()).norm() <= tolerance * torchs.float().norm()
 
 
+def check_rotation(device, tolerance, dtype=torch.float32):
+    """In place, and nothing but q and k; of widths that are no powers of two as well."""
+    from cedd.models.kernels.rotation_triton import rotate_in_place
+
+    for shape in ((2, 7, 3, 32), (1, 5, 1, 12), (2, 129, 12, 64)):
+        qkv, (cosine, sine), _ = inputs(shape, dtype, device)
+        wanted = rotate(qkv.detach().double(), cosine.double(), sine.double())
+        got = qkv.detach().clone()
+        rotate_in_place(got, cosine, sine)
+        assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+        assert torch.equal(got[:, :, 2], qkv[:, :, 2])
+
+
+def test_rotation_interpreted():
+    run_interpreted("from tests.models.test_attention import check_rotation; check_rotation('cpu', 1e-6)")
+
+
+def test_the_rotation_compiles_for_a_chip():
+    pytest.importorskip("triton")
+    from cedd.models.kernels.rotation_triton import WARPS, _rotate_kernel
+
+    types = {"qkv": "*bf16", "cosine": "*fp32", "sine": "*fp32", "length": "i32", "heads": "i32", "half": "i32"}
+    assert compiled_for_a_chip(_rotate_kernel, types, {"HEADS": 32, "HALF": 32}, WARPS)
+
+
 def test_a_network_interpreted():
     run_interpreted("from tests.models.test_attention import check_network; check_network()")
 
@@ -204,6 +229,33 @@ def test_the_kernels_compile_for_a_chip():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
 def test_kernel_on_the_device(dtype, tolerance):
     check_kernel("cuda", tolerance, dtype, [*SHAPES, (32, 128, 12, 64), (3, 100, 12, 64)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
+def test_rotation_on_the_device(dtype, tolerance):
+    check_rotation("cuda", tolerance, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [(False, None), (True, None), (False, 12.0)])
+def test_long_sequences_are_the_same_without_gradients(options):
+    """By the kernels that have no gradient: up to bfloat16's rounding what the others say."""
+    causal, largest_score = options
+    torch.manual_seed(0)
+    changes = {"dropout": 0.0, "causal": causal, "time_conditioning": not causal, "largest_score": largest_score}
+    config = config_from_preset("small", vocab_size=50, has_mask=True, depth=2, length=200, **changes)
+    model = Transformer(config).cuda()
+    x_t = torch.randint(51, (4, 150), device="cuda")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    sigma = None if causal else torch.rand(4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        followed = model.features(x_t, sigma).detach().float()
+        with torch.no_grad():
+            alone = model.features(x_t, sigma).float()
+    assert (alone - followed).norm() <= 0.02 * followed.norm()
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cedd.models.kernels.residual import add_and_norm, dropped_entries
+from cedd.models.kernels.residual import add_and_norm, dropped_entries, modulated_norm
 from tests.interpreted import compiled_for_a_chip, run_interpreted
 
 SHAPES = [(2, 5, 16), (3, 1, 48), (1, 7, 10), (2, 150, 12)]
@@ -61,6 +61,13 @@ def test_against_autograd(shape, dropped):
     agree(results(ours, values), wanted, 1e-12)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_added_is_a_branch_of_zeros(shape):
+    x, _, gate, shift, scale = inputs(shape)
+    _, wanted = add_and_norm(x, torch.zeros_like(x), gate, shift, scale, dropped=0, seed=None)
+    torch.testing.assert_close(modulated_norm(x, shift, scale), wanted)
+
+
 def test_gradcheck():
     assert torch.autograd.gradcheck(lambda *v: add_and_norm(*v, dropped=0, seed=None), inputs((2, 3, 6)))
 
@@ -104,8 +111,41 @@ def check_kernel(device, tolerance, dtype=torch.float32):
     assert abs(both - 1 / 16) < 5 * (15 / 256 / 2**15) ** 0.5
 
 
+def check_norm_kernel(device, tolerance, dtype=torch.float32):
+    from cedd.models.kernels.residual_triton import modulated_norm_kernel
+
+    for shape in SHAPES:
+        x, _, _, shift, scale = (value.detach() for value in inputs(shape, dtype, device))
+        before, wide = x.clone(), [value.float() for value in (x, shift, scale)]
+        got = modulated_norm_kernel(x, shift, scale)
+        torch.testing.assert_close(got.float(), modulated_norm_by_torch(*wide), rtol=tolerance, atol=tolerance)
+        assert torch.equal(x, before)
+
+
+def modulated_norm_by_torch(x, shift, scale):
+    with torch.enable_grad():  # without gradients it would be the kernel on a device
+        return modulated_norm(x, shift, scale)
+
+
 def test_kernel_interpreted():
-    run_interpreted("from tests.models.test_residual import check_kernel; check_kernel('cpu', 2e-5)")
+    run_interpreted(
+        "from tests.models.test_residual import *; check_kernel('cpu', 2e-5); check_norm_kernel('cpu', 2e-5)"
+    )
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_the_forward_kernel_compiles_for_a_chip(adds):
+    pytest.importorskip("triton")
+    from cedd.models.kernels.residual_triton import FORWARD, _forward_kernel
+
+    pointers = ("x", "branch", "gate", "shift", "scale", "added", "normed")
+    sizes = ("length", "width", "chunk", "gate_stride", "shift_stride", "scale_stride")
+    types = {
+        **dict.fromkeys(pointers, "*bf16"), "seed": "*i32", "moments": "*fp32", **dict.fromkeys(sizes, "i32"),
+        "rescale": "fp32", "epsilon": "fp32",
+    }  # fmt: skip
+    constants = {"ADDS": adds, "DROPPED": 0, "BLOCK": 1024, "ROWS": FORWARD.rows}
+    assert compiled_for_a_chip(_forward_kernel, types, constants, FORWARD.warps)
 
 
 def test_the_sum_over_chunks_compiles_for_a_chip():
@@ -120,3 +160,4 @@ def test_the_sum_over_chunks_compiles_for_a_chip():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.15)])
 def test_kernel_on_the_device(dtype, tolerance):
     check_kernel("cuda", tolerance, dtype)
+    check_norm_kernel("cuda", tolerance, dtype)

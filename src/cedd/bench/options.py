@@ -23,6 +23,8 @@ class BenchOptions:
     """Sequences and positions."""
     methods: Sequence[str]
     steps: int
+    samplers: Sequence[str] = ("analytic", "first-hitting")
+    """Those that are timed of each METHOD/PROCESS that they can be used with."""
     preset: str = "small"
     vocab_size: int = 50257
     textbook: bool = True

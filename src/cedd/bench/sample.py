@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -127,7 +127,6 @@ def bench_sample(
     options: BenchOptions,
     say: Say = lambda _: None,
     *,
-    samplers: Sequence[str] = ("analytic", "first-hitting"),
     textbook_steps: int = 20,
 ) -> list[SampleRow]:
     """A row for each shape, METHOD/PROCESS and sampler that can be combined, and one for the textbook of each shape.
@@ -148,7 +147,7 @@ def bench_sample(
                 reference[name] = _time_textbook(model, name, shape, options.steps, timed)
                 rows.append(reference[name])
                 say(_line(rows[-1]))
-            for sampler in samplers:
+            for sampler in options.samplers:
                 if sampler == "first-hitting" and (process.can_shuffle or not process.has_mask):
                     continue
                 row = _time_ours(model, process, pair, sampler, shape, options)

@@ -472,6 +472,8 @@ class Bench(CommonArguments):
     """Tokens V."""
     methods: tuple[str, ...] = ()
     """METHOD/PROCESS, each a row for every shape."""
+    samplers: tuple[Literal["analytic", "first-hitting"], ...] = ("analytic", "first-hitting")
+    """Those that are timed (sample), each a row where it can be used."""
     textbook: bool = True
     """Time the textbook's too."""
     steps: int | None = None

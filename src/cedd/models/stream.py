@@ -23,7 +23,7 @@ from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
 from cedd.models.kernels import at_least_float32
-from cedd.models.kernels.residual import add_and_norm, drop
+from cedd.models.kernels.residual import add_and_norm, drop, modulated_norm
 from cedd.models.kernels.rows import gather_rows, scatter_rows
 
 
@@ -103,11 +103,11 @@ class AdaptiveNorm(nn.Module):
             x, normed = add_and_norm(x, branch, gate, shift, scale, dropped, seed)
         else:
             x = x if branch is None else x + drop(branch, dropped)
-            weight = None if self.weight is None else at_least_float32(self.weight)
-            normed = F.layer_norm(at_least_float32(x), (self.width,), weight)
             if shift is not None and scale is not None:
-                normed = normed * (1 + scale) + shift
-            normed = normed.to(x.dtype)
+                normed = modulated_norm(x, shift, scale)
+            else:
+                weight = None if self.weight is None else at_least_float32(self.weight)
+                normed = F.layer_norm(at_least_float32(x), (self.width,), weight).to(x.dtype)
         stream.x, stream.branch, stream.gate = x, None, None
         return normed if where is None else gather_rows(normed.flatten(0, 1), where)
 

@@ -156,11 +156,16 @@ def leap_of(
     next_: Noise,
 ) -> tuple[Leap, Tensor]:
     """A rule's step of positions x [R] with outputs [R, V] (float64), and the probabilities [R, V] it is made of."""
-    log_probs = beliefs(parameterization, sharpening, outputs, x, now)
-    return rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_), torch.exp(log_probs)
+    if sharpening.active:
+        probs = beliefs(parameterization, sharpening, outputs, x, now).exp_()
+    else:  # one sweep over [R, V] less
+        probs = torch.softmax(sharpening.without(outputs, -math.inf), -1)
+    return rule.leap(parameterization.coefficients(at_token(probs, x).log(), x, now), next_), probs
 
 
 def jump_weights(leap: Leap, probs: Tensor, x: Tensor, now: Noise, sharpening: Sharpening) -> Tensor:
     """Where positions x [R] that jump go, [R, V]: floor + slope p of each token but the one that is there."""
     weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], probs).clamp_min_(0.0)
-    return sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
+    here = x.clamp_max(weights.shape[-1] - 1)[:, None]
+    weights.scatter_(-1, here, weights.gather(-1, here) * now.is_mask(x)[:, None])
+    return sharpening.without(weights, 0.0)

@@ -63,18 +63,17 @@ def first_hitting(
         callback(0, t_start, x)
 
     flat, counts = x.flatten(), masked.sum(1)
-    here, sigmas, numbers = order.to(device), alpha.to(device), chosen.to(device)
-    all_sequences = torch.arange(batch, device=device)
+    # Of each call, [calls, B]: all of it is known before the first, and nothing has to come back from the device.
+    starts = torch.arange(batch) * length
+    rows_of, sigmas, numbers = (part.T.contiguous().to(device) for part in (starts[:, None] + order, alpha, chosen))
     for k in range(calls):
-        # Which sequences have masks left was settled with the counts: nothing has to come back from the device.
-        left = (counts > k).nonzero().squeeze(1)
-        everyone = len(left) == batch
-        sequences = all_sequences if everyone else left.to(device)
-        position, v = here[sequences, k], numbers[sequences, k]
-        rows = sequences * length + position
-        local = None if everyone else all_sequences[: len(left)] * length + position
-        places = Places(rows, None if everyone else sequences, local)
-        outputs = network.rows(flat.view(batch, length), sigmas[:, k], places, full_precision=True)
+        rows, v, left = rows_of[k], numbers[k], (counts > k).nonzero().squeeze(1)
+        places = Places(rows)
+        if len(left) < batch:
+            sequences, local = left.to(device), (starts[: len(left)] + order[left, k]).to(device)
+            rows, v = rows[sequences], v[sequences]
+            places = Places(rows, sequences, local)
+        outputs = network.rows(flat.view(batch, length), sigmas[k], places, full_precision=True)
         flat = flat.index_copy(0, rows, outputs.apply(Reveal(sharpening), (v,)))
         if callback is not None:
             callback(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))

@@ -24,6 +24,12 @@ def takes_kernels(tensor: Tensor) -> bool:
     return tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
 
 
+def runs_alone() -> bool:
+    """Whether neither autograd nor a compiler follows what is done, so that it may be one kernel of a library's or of
+    ours that has no gradient."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+
+
 def dropout_scale(dropped: int) -> float:
     """What the entries that dropout leaves are multiplied by, if it drops ``dropped`` of 256."""
     return 256 / (256 - dropped)

@@ -7,6 +7,7 @@ With the tanh written as a sigmoid, and w = a + b x² for a = 2 sqrt(2/pi), b = 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import at_least_float32
+from cedd.models.kernels import at_least_float32, runs_alone
 
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A
@@ -40,17 +41,22 @@ def linear_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
     """gelu(linear(x)). On a GPU, in half precision and without gradients, it is one kernel: the library applies the
     GELU to its sums before they are rounded, and [.., D] is neither written nor read once more."""
     weight, bias = linear.weight, linear.bias
-    alone = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if not (alone and x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2):
+    if not (runs_alone() and x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2):
         return gelu(linear(x))
     return product_with_gelu(x, weight, bias)
 
 
 def product_with_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """gelu(x weightᵀ + bias) as one operation; x [.., D]."""
-    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    bias = _zeros(len(weight), weight.dtype, weight.device) if bias is None else bias
     product = torch.ops.aten._addmm_activation(bias, x.flatten(0, -2), weight.T, use_gelu=True)
     return product.unflatten(0, x.shape[:-1])
+
+
+@functools.cache
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """For a product that wants a bias: filled once, not in every call."""
+    return torch.zeros(size, dtype=dtype, device=device)
 
 
 def _chunks(*tensors: Tensor) -> zip[tuple[Tensor, ...]]:

@@ -18,10 +18,11 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import EPSILON, at_least_float32, dropout_scale, takes_kernels
+from cedd.models.kernels import EPSILON, at_least_float32, dropout_scale, runs_alone, takes_kernels
 
 
 def add_and_norm(
@@ -40,6 +41,16 @@ def add_and_norm(
     made = _AddAndNorm.apply(x, branch, gate, shift, scale, dropped_entries(x, dropped), dropout_scale(dropped))
     assert isinstance(made, tuple)
     return made
+
+
+def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """h of a stream x [B, L, D] to which nothing is added, in the type of x; one kernel where no gradient is wanted."""
+    if takes_kernels(x) and runs_alone():
+        from cedd.models.kernels.residual_triton import modulated_norm_kernel
+
+        return modulated_norm_kernel(x, shift, scale)
+    normed = F.layer_norm(at_least_float32(x), x.shape[-1:], eps=EPSILON)
+    return (normed * (1 + scale) + shift).to(x.dtype)
 
 
 def dropped_entries(x: Tensor, dropped: int) -> Tensor | None:

@@ -37,9 +37,9 @@ class Launch:
     rows: int
     warps: int
 
-    def options(self, x: Tensor, dropped: int) -> dict[str, Any]:
+    def options(self, x: Tensor, dropped: int, **others: Any) -> dict[str, Any]:
         block = triton.next_power_of_2(x.shape[-1])
-        return {"DROPPED": dropped, "BLOCK": block, "ROWS": self.rows, "num_warps": self.warps}
+        return {"DROPPED": dropped, "BLOCK": block, "ROWS": self.rows, "num_warps": self.warps, **others}
 
 
 # The fastest of `benchmarks/kernel_times.py` on an H200.
@@ -102,8 +102,9 @@ def _sum_both(a, b, c, d):
 def _forward_kernel(
     x, branch, gate, shift, scale, seed, added, normed, moments, length, width, chunk,
     gate_stride, shift_stride, scale_stride, rescale, epsilon,
-    DROPPED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ADDS: tl.constexpr, DROPPED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Without ADDS, x is normed as it is: nothing is read of branch, gate and seed, and nothing is written but h."""
     sequence, first, end, columns, gates, scales = _program(
         gate, scale, length, width, chunk, gate_stride, scale_stride, rescale, BLOCK
     )
@@ -111,18 +112,20 @@ def _forward_kernel(
     shifts = _vector(shift, sequence, shift_stride, columns, width)
     for position in range(first, end, ROWS):
         rows, here, is_row, is_entry = _tile(sequence, position, end, columns, length, width, ROWS)
-        values = tl.load(branch + here, mask=is_entry, other=0.0).to(tl.float32)
-        values = _dropout(values, key, rows, columns, DROPPED)
-        stream = tl.load(x + here, mask=is_entry, other=0.0).to(tl.float32) + gates[None, :] * values
-        # What is normed is what is stored: the backward pass reads it again.
-        stream = stream.to(added.dtype.element_ty)
-        tl.store(added + here, stream, mask=is_entry)
-        stream = stream.to(tl.float32)
+        stream = tl.load(x + here, mask=is_entry, other=0.0).to(tl.float32)
+        if ADDS:
+            values = tl.load(branch + here, mask=is_entry, other=0.0).to(tl.float32)
+            values = _dropout(values, key, rows, columns, DROPPED)
+            # What is normed is what is stored: the backward pass reads it again.
+            sums = (stream + gates[None, :] * values).to(added.dtype.element_ty)
+            tl.store(added + here, sums, mask=is_entry)
+            stream = sums.to(tl.float32)
         mean = tl.sum(stream, 1) / width
         centered = tl.where((columns < width)[None, :], stream - mean[:, None], 0.0)
         rstd = tl.rsqrt(tl.sum(centered * centered, 1) / width + epsilon)
-        tl.store(moments + 2 * rows, mean, mask=is_row)
-        tl.store(moments + 2 * rows + 1, rstd, mask=is_row)
+        if ADDS:
+            tl.store(moments + 2 * rows, mean, mask=is_row)
+            tl.store(moments + 2 * rows + 1, rstd, mask=is_row)
         tl.store(normed + here, centered * rstd[:, None] * scales[None, :] + shifts[None, :], mask=is_entry)
 
 
@@ -209,15 +212,31 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, branch = x.contiguous(), branch.contiguous()
     added, normed, moments = _outputs(x)
+    _launch_forward(x, branch, (gate, shift, scale), seed, added, normed, moments, dropped=dropped, ADDS=True)
+    return added, normed, moments
+
+
+@torch.library.custom_op("cedd::modulated_norm", mutates_args=())
+def modulated_norm_kernel(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """As `cedd.models.kernels.residual.modulated_norm`, without a gradient."""
+    x = x.contiguous()
+    normed = torch.empty_like(x)
+    # What the kernel has no use for is x again.
+    _launch_forward(x, x, (scale, shift, scale), x, x, normed, x, dropped=0, ADDS=False)
+    return normed
+
+
+def _launch_forward(
+    x: Tensor, branch: Tensor, vectors: tuple[Tensor, ...], *others: Tensor, dropped: int, ADDS: bool
+) -> None:
     grid, rows = _grid(x)
-    vectors = [_unit_stride(vector) for vector in (gate, shift, scale)]
-    tensors = (x, branch, *vectors, seed, added, normed, moments)
+    vectors = tuple(map(_unit_stride, vectors))
     sizes = (*x.shape[1:], rows, *(vector.stride(0) for vector in vectors))
     with torch.cuda.device_of(x):
         _forward_kernel[grid](  # pyright: ignore[reportIndexIssue]
-            *tensors, *sizes, dropout_scale(dropped), EPSILON, **FORWARD.options(x, dropped)
-        )
-    return added, normed, moments
+            *(x, branch, *vectors, *others), *sizes, dropout_scale(dropped), EPSILON,
+            **FORWARD.options(x, dropped, ADDS=ADDS),
+        )  # fmt: skip
 
 
 @torch.library.custom_op("cedd::add_and_norm_backward", mutates_args=())

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from cedd.models.kernels import runs_alone, takes_kernels
+
 
 def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
     """(c, s) for (q, k, v), [L, 3, 1, W]; v is rotated by 0.
@@ -53,7 +55,13 @@ def project_and_rotate(x: Tensor, projection: nn.Linear, heads: int, cosine: Ten
         assert isinstance(rotated, tuple)
         return Heads(*rotated)
     qkv = projection(x).unflatten(-1, (3, heads, -1))  # [B, L, 3, H, W]
-    return Heads(*rotate(qkv, cosine, sine).transpose(1, 3).unbind(2))
+    if takes_kernels(qkv) and runs_alone():
+        from cedd.models.kernels.rotation_triton import rotate_in_place
+
+        rotate_in_place(qkv, cosine, sine)
+    else:
+        qkv = rotate(qkv, cosine, sine)
+    return Heads(*qkv.transpose(1, 3).unbind(2))
 
 
 def _is_traced() -> bool:
