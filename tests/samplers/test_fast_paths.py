@@ -1,6 +1,7 @@
 """What spares a sampler work leaves its samples as they are."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import cedd
 from cedd import network
 from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.parameterization import Affine
+from cedd.parameterization import Affine, at_token, put_at_token
 from cedd.samplers import RULES, Sharpening, StepRule, graphs, inverse_cdf, loop, sample
+from cedd.samplers.choice import beliefs, jump_weights, leap_of
 from cedd.samplers.draws import Draws
 from cedd.samplers.graphs import MOST_ROWS, Recorder
 from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
@@ -337,3 +339,30 @@ def test_blocks_begin_small_and_cover_all_steps(steps: int, largest: int) -> Non
 def test_a_row_of_nan_gives_a_token_of_the_vocabulary() -> None:
     """What comes after it is refused on a GPU only at the end: until then no index may be out of bounds."""
     assert int(inverse_cdf(torch.full((1, 11), torch.nan), torch.tensor([0.5]), log=True)) < 11
+
+
+@pytest.mark.parametrize("process", ["absorb", "roulette", "uniform", "hybrid"])
+@pytest.mark.parametrize("method", ["cedd", "bayes"])
+def test_jumps_by_probabilities_are_those_by_their_logarithms(process, method):
+    """Of ordinary rows, of rows whose last token's probability is no float64, and of rows that are sure of a token."""
+    made, parameterization = getattr(cedd, process)(6), cedd.get_method(method).parameterization
+    assert isinstance(parameterization, Affine)
+    x = torch.arange(made.num_states).repeat_interleave(3)
+    outputs = 3 * torch.randn(len(x), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    outputs[::3, -1] = -2000.0
+    outputs[1::3, 2] = 900.0
+    for (t, s), rule, sharpening in product(
+        ((0.99, 0.5), (0.5, 0.499), (0.1, 1e-5)), RULES.values(), (Sharpening(), Sharpening(excluded=(5,)))
+    ):
+        if rule.name.startswith("remask") and process != "absorb":
+            continue  # which are for absorb alone
+        now, next_ = made.noise(t).like(x), made.noise(s).like(x)
+        leap, probs = leap_of(rule, parameterization, sharpening, outputs, x, now, next_)
+        log_probs = beliefs(parameterization, sharpening, outputs, x, now)
+        torch.testing.assert_close(probs, log_probs.exp(), rtol=1e-12, atol=1e-14)
+        by_logs = rule.leap(parameterization.coefficients(at_token(log_probs, x), x, now), next_)
+        for part, wanted in zip(vars(leap).values(), vars(by_logs).values(), strict=True):
+            torch.testing.assert_close(part, wanted, rtol=1e-12, atol=1e-14)
+        weights = torch.addcmul(by_logs.floor[:, None], by_logs.slope[:, None], log_probs.exp()).clamp_min(0.0)
+        weights = sharpening.without(put_at_token(weights, x, 0.0, now.is_mask(x)), 0.0)
+        torch.testing.assert_close(jump_weights(leap, probs, x, now, sharpening), weights, rtol=1e-12, atol=1e-14)
