@@ -1,7 +1,6 @@
 """Small random networks and data for tests, and what the oracle calls them."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,31 +35,46 @@ def random_network(process: TokenProcess, length: int, seed: int, size: float = 
     return model
 
 
-def matching_chain(process: TokenProcess, length: int) -> reference.Chain:
-    """The oracle's chain with the process's clocks, which are asked once for each time."""
+def matching_chain(process: TokenProcess, length: int, times: Sequence[float] = ()) -> reference.Chain:
+    """The oracle's chain with the process's clocks, which are asked once for each time, for these all at once."""
+    first = torch.tensor(times, dtype=torch.float64)
+
+    def clock(f: Callable[[Tensor | float], Tensor]) -> Callable[[float], float]:
+        known = dict(zip(times, f(first).tolist(), strict=True)) if times else {}
+
+        def at(t: float) -> float:
+            if t not in known:
+                known[t] = float(f(t))
+            return known[t]
+
+        return at
+
     clocks = (process.alpha, process.beta, process.alpha_rate, process.beta_rate)
-    return reference.Chain(
-        process.vocab_size,
-        length,
-        process.has_mask,
-        *(cache(lambda t, f=f: float(f(t))) for f in clocks),
-    )
+    return reference.Chain(process.vocab_size, length, process.has_mask, *map(clock, clocks))
 
 
-def as_score(method: str, process: TokenProcess, model: Model, length: int) -> reference.Score:
-    """A network as the oracle's score: ratios [L, V] at one sequence and time, all sequences at once, remembered."""
+def as_score(
+    method: str, process: TokenProcess, model: Model, length: int, times: Sequence[float] = ()
+) -> reference.Score:
+    """A network as the oracle's score: ratios [L, V] at one sequence and time, all sequences at once, remembered; for
+    these times all at once."""
     states = torch.tensor(reference.sequences(process.num_states, length))
-    place = process.num_states ** np.arange(length - 1, -1, -1)
-    known: dict[float, np.ndarray] = {}
 
-    def score(x: tuple[int, ...], t: float) -> np.ndarray:
+    def ratios(times: Sequence[float]) -> np.ndarray:
+        t = torch.tensor(times, dtype=torch.float64).repeat_interleave(len(states))
+        x = states.repeat(len(times), 1)
+        outputs = model(x, process.sigma(t))
+        found = cedd.log_scores(method, process, outputs, x, t).exp().numpy()
+        return found.reshape(len(times), len(states), length, -1)
+
+    known = dict(zip(times, ratios(times), strict=True)) if times else {}
+
+    def table(t: float) -> np.ndarray:
         if t not in known:
-            time = torch.full((len(states),), t, dtype=torch.float64)
-            outputs = model(states, process.sigma(time))
-            known[t] = cedd.log_scores(method, process, outputs, states, time).exp().numpy()
-        return known[t][int(np.dot(x, place))]
+            (known[t],) = ratios([t])
+        return known[t]
 
-    return score
+    return reference.TableScore(matching_chain(process, length), table)
 
 
 def every_process(V: int) -> dict[str, TokenProcess]:

@@ -56,8 +56,11 @@ def kinks(process: TokenProcess) -> list[float]:
 def test_bounds_are_the_oracles_integrals(name: str, method: str) -> None:
     process = PROCESSES[name]
     model, p0 = random_network(process, L, seed=3), random_data(V, L, seed=4)
-    chain = matching_chain(process, L)
-    score, flat = as_score(method, process, model, L), p0.numpy().ravel()
+    slower = [1 - HYBRID_EPS] if name == "hybrid" else []  # where its time begins to run at half the speed
+    breaks = [*kinks(process), 0.6, *slower]
+    times = [t for t, _ in reference.time_nodes(96, tuple(breaks))]
+    chain = matching_chain(process, L, times + [t for t, _ in reference.time_nodes(breaks=tuple(slower))])
+    score, flat = as_score(method, process, model, L, times), p0.numpy().ravel()
     bounds = {
         b: cedd.exact_bound(model, process, p0, method=method, bound=b, time_floor=0.0, sigma_dtype=FLOAT64)
         for b in BOUNDS
@@ -65,8 +68,6 @@ def test_bounds_are_the_oracles_integrals(name: str, method: str) -> None:
     if method == "sedds" and process.can_shuffle:  # which is why its path stops before
         assert set(bounds.values()) == {math.inf}
         return
-    slower = [1 - HYBRID_EPS] if name == "hybrid" else []  # where its time begins to run at half the speed
-    breaks = [*kinks(process), 0.6, *slower]
     j1, j2 = (
         reference.conditional_loss_integral(chain, flat, score, loss, nodes=96, breaks=breaks) / L
         for loss in (reference.bregman, reference.score_entropy)

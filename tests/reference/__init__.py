@@ -16,7 +16,8 @@ chain              Chain: clocks as plain callables. absorb_chain, uniform_chain
 marginals          conditional, marginal, ratios, true_score, conditional_score: p(x|x0), p_t and their ratios.
                    posterior, leave_one_out: beliefs about the clean token. reverse_transition,
                    token_reverse_from_belief, token_reverse_from_posterior, reverse_rate_matrix: the way back.
-                   token_prior, prior: p_r. random_data, random_score, point_mass, at_each_time.
+                   token_prior, prior: p_r. random_data, random_score, point_mass, at_each_time,
+                   TableScore.
 information        entropy, cross_entropy, kl, generalised_kl; constant_k (K), score_entropy (l-bar), bregman (l).
 parameterizations  denoiser_scores, bayes_scores, bayes_posterior, scaled_shift: sums over the clean token.
 theorems           integrand: one (x0, x_t, t), by position. time_nodes, integrate, mean_loss, loss_integral,
@@ -56,6 +57,7 @@ from tests.reference.information import (
 )
 from tests.reference.marginals import (
     Score,
+    TableScore,
     at_each_time,
     conditional,
     conditional_score,
@@ -105,6 +107,7 @@ __all__ = [
     "Integrand",
     "Score",
     "Sides",
+    "TableScore",
     "absorb_chain",
     "absorb_matrix",
     "at_each_time",

@@ -58,12 +58,24 @@ class Chain:
         return {x: k for k, x in enumerate(self.states)}
 
     @cached_property
-    def neighbours(self) -> list[list[list[int]]]:
-        """neighbours[k][i][y]: the place in `states` of the k-th sequence with token y put at position i."""
-        return [
-            [[self.place[(*x[:i], y, *x[i + 1 :])] for y in range(self.vocab_size)] for i in range(self.length)]
-            for x in self.states
-        ]
+    def tokens(self) -> NDArray[np.int64]:
+        """The noisy sequences as an array, [n^L, L]."""
+        return np.array(self.states)
+
+    @cached_property
+    def neighbours(self) -> NDArray[np.int64]:
+        """neighbours[k, i, y]: the place in `states` of the k-th sequence with token y put at position i."""
+        return np.array(
+            [
+                [[self.place[(*x[:i], y, *x[i + 1 :])] for y in range(self.vocab_size)] for i in range(self.length)]
+                for x in self.states
+            ]
+        )
+
+    @cached_property
+    def moves(self) -> NDArray[np.bool_]:
+        """Whether y is another token than the k-th sequence has at position i, [n^L, L, V]."""
+        return np.arange(self.vocab_size) != self.tokens[..., None]
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ process of the paper ever leaves the mask forwards; the entry at y = x[i] is nev
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -47,12 +48,12 @@ def conditional(chain: Chain, x0: Tokens, t: float) -> Array:
 
 
 def marginal(chain: Chain, p0: Array, t: float) -> Array:
-    """p_t(x) = sum_x0 p_0(x0) p(x | x0) over chain.states."""
-    result = np.zeros(len(chain.states))
-    for probability, x0 in zip(p0, chain.clean, strict=True):
-        if probability > 0:
-            result += probability * conditional(chain, x0, t)
-    return result
+    """p_t(x) = sum_x0 p_0(x0) p(x | x0) over chain.states, summed over one position of x0 after the other."""
+    token = transition(chain, t)[:, : chain.vocab_size]
+    result = np.reshape(p0, (chain.vocab_size,) * chain.length)
+    for _ in range(chain.length):
+        result = np.tensordot(result, token, (0, 1))
+    return result.ravel()
 
 
 def ratios(chain: Chain, distribution: Array, x: Tokens) -> Array:
@@ -65,7 +66,7 @@ def ratios(chain: Chain, distribution: Array, x: Tokens) -> Array:
 
 def true_score(chain: Chain, p0: Array) -> Score:
     """The score p_t(y) / p_t(x) of the data distribution p0."""
-    return at_each_time(chain, lambda t: _all_ratios(chain, marginal(chain, p0, t)))
+    return at_each_time(chain, lambda t: all_ratios(chain, marginal(chain, p0, t)))
 
 
 def conditional_score(chain: Chain, x0: Tokens) -> Score:
@@ -73,10 +74,20 @@ def conditional_score(chain: Chain, x0: Tokens) -> Score:
     return true_score(chain, point_mass(chain, x0))
 
 
+@dataclass(frozen=True)
+class TableScore:
+    """A score from t -> [n^L, L, V], all states at once, in the order of chain.states."""
+
+    chain: Chain
+    table: Callable[[float], Array]
+
+    def __call__(self, x: Tokens, t: float) -> Array:
+        return self.table(t)[self.chain.place[x]]
+
+
 def at_each_time(chain: Chain, table: Callable[[float], Array]) -> Score:
-    """A score from t -> [n^L, L, V] (all states at once, in the order of chain.states), kept for times seen before."""
-    remembered = lru_cache(maxsize=2048)(table)
-    return lambda x, t: remembered(t)[chain.place[x]]
+    """A score from a table of all states, which is kept for times seen before."""
+    return TableScore(chain, lru_cache(maxsize=2048)(table))
 
 
 def random_score(chain: Chain, generator: np.random.Generator, size: float = 1.0) -> Score:
@@ -87,8 +98,20 @@ def random_score(chain: Chain, generator: np.random.Generator, size: float = 1.0
     return at_each_time(chain, lambda t: np.exp(level + slope * np.sin(2 * t + phase)))
 
 
-def _all_ratios(chain: Chain, distribution: Array) -> Array:
-    return np.stack([ratios(chain, distribution, x) for x in chain.states])
+def all_ratios(chain: Chain, distribution: Array) -> Array:
+    """`ratios` at every state, [n^L, L, V]."""
+    here, others = distribution[:, None, None], distribution[chain.neighbours]
+    return np.divide(others, here, out=np.zeros_like(others), where=here > 0)
+
+
+def scores_at(chain: Chain, score: Score, t: float) -> Array:
+    """A score at every state, [n^L, L, V]."""
+    return score.table(t) if isinstance(score, TableScore) else np.stack([score(x, t) for x in chain.states])
+
+
+def rates_back(chain: Chain, t: float) -> Array:
+    """Q_t(x^i, y) of every state and token y, [n^L, L, V]."""
+    return rate_matrix(chain, t)[chain.tokens, : chain.vocab_size]
 
 
 # ---- beliefs about the clean token --------------------------------------------------------------------------
@@ -171,16 +194,12 @@ def token_reverse_from_posterior(chain: Chain, denoised: Array, x: int, t: float
 
 def reverse_rate_matrix(chain: Chain, score: Score, t: float) -> Array:
     """Qbar_t(y, x) = Q_t(x, y) s(x, t)_y on sequences, [n^L, n^L], columns sum to zero."""
-    token_rate = rate_matrix(chain, t).tolist()
-    result = np.zeros((len(chain.states), len(chain.states)))
-    for column, x in enumerate(chain.states):
-        scores = score(x, t).tolist()
-        for i in range(chain.length):
-            for y in range(chain.vocab_size):
-                rate = token_rate[x[i]][y]
-                if y != x[i] and rate != 0:
-                    result[chain.neighbours[column][i][y], column] += rate * scores[i][y]
-                    result[column, column] -= rate * scores[i][y]
+    rates, size = rates_back(chain, t), len(chain.states)
+    visited = chain.moves & (rates != 0)
+    flow, column = rates[visited] * scores_at(chain, score, t)[visited], np.nonzero(visited)[0]
+    result = np.zeros((size, size))
+    result[chain.neighbours[visited], column] = flow
+    result[np.arange(size), np.arange(size)] = -np.bincount(column, flow, size)
     return result
 
 

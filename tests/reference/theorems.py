@@ -23,18 +23,22 @@ from tests.reference.information import (
 )
 from tests.reference.marginals import (
     Score,
+    all_ratios,
     conditional,
     marginal,
     point_mass,
     prior,
-    ratios,
+    rates_back,
     reverse_rate_matrix,
+    scores_at,
     true_score,
 )
 
 # t = 1/(1+exp(-w)). In w the rates near both ends are of order one and log t is linear, so that the integrands of
 # the paper, singular or nearly so at the ends of [0, 1], become smooth. exp(-40) is 4e-18.
 END = 40.0
+Loss = Callable[[Array, Array], Array]
+"""Of a true and a learned ratio, entry by entry."""
 
 
 class Sides(NamedTuple):
@@ -82,32 +86,22 @@ def integrate(f: Callable[[float], float], nodes: int = 256, breaks: Sequence[fl
     return float(sum(weight * f(t) for t, weight in time_nodes(nodes, tuple(breaks))))
 
 
-def mean_loss(
-    chain: Chain, distribution: Array, t: float, score: Score, loss: Callable[[float, float], float]
-) -> float:
+def mean_loss(chain: Chain, distribution: Array, t: float, score: Score, loss: Loss) -> float:
     """E_{x ~ p} sum_{i, y != x^i} Q_t(x^i, y) loss(p(y)/p(x), s_y) for any distribution p over chain.states.
 
     Only pairs with Q_t(x^i, y) > 0 are visited: the score need not be defined elsewhere.
     """
-    token_rate = rate_matrix(chain, t).tolist()
-    total = 0.0
-    for probability, x in zip(distribution.tolist(), chain.states, strict=True):
-        if probability == 0:
-            continue
-        true, learned = ratios(chain, distribution, x).tolist(), score(x, t).tolist()
-        for i in range(chain.length):
-            for y in range(chain.vocab_size):
-                rate = token_rate[x[i]][y]
-                if y != x[i] and rate > 0:
-                    total += probability * rate * loss(true[i][y], learned[i][y])
-    return total
+    rates = rates_back(chain, t)
+    visited = chain.moves & (rates > 0) & (distribution > 0)[:, None, None]
+    costs = loss(all_ratios(chain, distribution)[visited], scores_at(chain, score, t)[visited])
+    return float(np.sum(distribution[np.nonzero(visited)[0]] * rates[visited] * costs))
 
 
 def loss_integral(
     chain: Chain,
     p0: Array,
     score: Score,
-    loss: Callable[[float, float], float],
+    loss: Loss,
     nodes: int = 256,
     breaks: Sequence[float] = (),
 ) -> float:
@@ -119,7 +113,7 @@ def conditional_loss_integral(
     chain: Chain,
     p0: Array,
     score: Score,
-    loss: Callable[[float, float], float],
+    loss: Loss,
     nodes: int = 256,
     breaks: Sequence[float] = (),
 ) -> float:
@@ -135,13 +129,9 @@ def out_rate_integral(chain: Chain, p0: Array, nodes: int = 256, breaks: Sequenc
     """int E_{x_t} sum_{y != x_t} Q_t(y, x_t) dt."""
 
     def at(t: float) -> float:
-        token_rate, total = rate_matrix(chain, t).tolist(), 0.0
-        for probability, x in zip(marginal(chain, p0, t).tolist(), chain.states, strict=True):
-            for i in range(chain.length):
-                for y in range(chain.num_states):
-                    if y != x[i]:
-                        total += probability * token_rate[y][x[i]]
-        return total
+        rate = rate_matrix(chain, t)
+        leaving = (rate - np.diag(np.diag(rate))).sum(0)  # [n], of one token
+        return float(np.sum(marginal(chain, p0, t) * leaving[chain.tokens].sum(1)))
 
     return integrate(at, nodes, breaks)
 
@@ -155,12 +145,10 @@ def path_kl(chain: Chain, p0: Array, score: Score, nodes: int = 256, breaks: Seq
 
     def at(t: float) -> float:
         true, learned = reverse_rate_matrix(chain, ratio, t), reverse_rate_matrix(chain, score, t)
-        total = 0.0
-        for column, probability in enumerate(marginal(chain, p0, t)):
-            if probability > 0:
-                others = [row for row in range(len(chain.states)) if row != column]
-                total += probability * generalised_kl(true[others, column], learned[others, column])
-        return total
+        here = marginal(chain, p0, t)
+        others = ~np.eye(len(here), dtype=np.bool_) & (here > 0)
+        weight = np.broadcast_to(here, others.shape)[others]
+        return generalised_kl(weight * true[others], weight * learned[others])
 
     return integrate(at, nodes, breaks)
 
