@@ -264,6 +264,18 @@ def test_correcting_imports_nothing_that_it_does_not_need(tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(("text", "asked"), [("I hav a speling mistke", False), ("He walked form the tabel", True)])
+def test_torch_is_imported_when_a_doubt_is_open(text, asked):
+    """And what is written is what the loaded model writes."""
+    code = (
+        "import sys; from cedd.cli import main;"
+        f"assert main(['correct', {text!r}, '--device', 'cpu']) == 0;"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [load("english", "cpu").correct(text), str(asked)]
+
+
 # ---- files ------------------------------------------------------------------------------------------------------
 
 

@@ -10,12 +10,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import torch
 from rich.style import Style
 
 from cedd.cli import UserError
@@ -23,11 +22,16 @@ from cedd.cli.arguments import Correct
 from cedd.cli.console import PlainConsole
 from cedd.cli.given import CORRECTOR, model_and_text
 from cedd.cli.progress import progress_bar
-from cedd.models.locate import is_model, locate, packaged, pretrained_names
+from cedd.models.locate import CONFIG_FILE, is_model, locate, packaged, pretrained_names
 from cedd.names import printable
-from cedd.storage import atomic_write, check_writable
-from cedd.tasks import Change, Corrected, CorrectionOptions, load
-from cedd.tasks.correct import correction_record, corrector_folder
+from cedd.spelling.changes import Change, Corrected, correction_record
+from cedd.spelling.options import CorrectionOptions, may_be_by_words
+from cedd.spelling.rewrite import Scores
+from cedd.spelling.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
+from cedd.storage import atomic_write, check_writable, read_json
+
+if TYPE_CHECKING:
+    from cedd.tasks import LanguageModel
 
 A_FEW_LINES = 1000
 """Characters."""
@@ -73,11 +77,7 @@ def run(arguments: Correct) -> int:
     if arguments.in_place and any(source.path is None for source in sources):
         raise UserError("--in-place corrects files; give their names")
     few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
-    if few:
-        torch.set_num_threads(1)  # read in hundredths of a second: on a busy machine threads would wait for each other
-    options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
-    model = load(corrector_folder(locate(name), options), arguments.device)
-    correct = partial(model.correct, **options, ignored_words=ignored_words(arguments), seed=arguments.seed)
+    correct = corrector(locate(name), arguments, few)
     found, records = False, list[dict[str, object]]()
     visible = not (few or arguments.json)
     with progress_bar("correcting", visible) as progress:
@@ -126,6 +126,45 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
     if given is None and sys.stdin.isatty():
         raise UserError('there is no text: cedd correct "I hav a speling mistke", - to type it, or a FILE')
     return name, [Source("standard input")]
+
+
+def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Corrected]:
+    """How a text is corrected by the model of a folder.
+
+    One of the package that corrects words loads its network at the first doubt that is open; a few lines may have none.
+    """
+    options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
+    ignored, own = ignored_words(arguments), folder in map(packaged, pretrained_names())
+    if own and may_be_by_words(options) and arguments.device in ("auto", "cpu"):
+        words = words_folder(folder, read_json(folder / CONFIG_FILE))
+        if lexicon_in(words) is not None:
+            given = {name: value for name, value in options.items() if value is not None}
+            replace(CorrectionOptions(), **given).check()
+            scores, threshold = AskedLater(partial(word_scores, words, arguments, few)), arguments.threshold
+            return partial(word_by_word, reader_in(words), scores=scores, threshold=threshold, ignored=ignored)
+    from cedd.tasks.correct import corrector_folder
+
+    model = loaded(corrector_folder(folder, options), arguments, few)
+    return partial(model.correct, **options, ignored_words=ignored, seed=arguments.seed)
+
+
+def word_scores(folder: Path, arguments: Correct, few: bool) -> Scores:
+    """What the network of a folder says of words."""
+    model = loaded(folder, arguments, few)
+    from cedd.tasks.correct import word_scores as scores_of
+
+    return scores_of(model, arguments.t)
+
+
+def loaded(folder: Path, arguments: Correct, few: bool) -> LanguageModel:
+    """The model of a folder; torch is imported here."""
+    import torch
+
+    from cedd.tasks import load
+
+    if few:
+        torch.set_num_threads(1)  # read in hundredths of a second: on a busy machine threads would wait for each other
+    return load(folder, arguments.device)
 
 
 def is_file(word: str) -> bool:

@@ -6,12 +6,13 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cedd.models.loaded import LoadedModel, changed
-from cedd.samplers.grids import LAST_TIME
-from cedd.spelling.scores import time_of_rate
+if TYPE_CHECKING:  # torch: a correction word by word may need none
+    from cedd.models.loaded import LoadedModel
 
+OF_WORDS = {"change", "threshold"}
+"""The options of `CorrectionOptions` that also a correction word by word has."""
 RENAMED = {"strange": "max_surprise"}
 """Options by earlier names, which callers and saved models may use."""
 
@@ -53,6 +54,8 @@ class CorrectionOptions:
 
     def changed(self, given: Mapping[str, Any], source: str = "the options of correction") -> CorrectionOptions:
         """These options with those given (not None) in their place."""
+        from cedd.models.loaded import changed
+
         return changed(self, current_names(given), source)
 
     @property
@@ -62,9 +65,9 @@ class CorrectionOptions:
 
     def check(self) -> None:
         """Refuse what cannot be meant."""
-        t, limit = self.t, self.max_surprise
+        limit = self.max_surprise
         for name, meant, said in (
-            ("t", t is None or LAST_TIME < t <= 1, f"says how noisy the text is and must lie in ({LAST_TIME:g}, 1]"),
+            *self._of_time(),
             ("rate", 0 < self.rate < 1, "is a share of wrong tokens and must lie in (0, 1)"),
             ("threshold", 0 <= self.threshold <= 1, "is a probability and must lie in [0, 1]"),
             ("swaps", 0 <= self.swaps < 1, "is a share of neighbouring letters and must lie in [0, 1)"),
@@ -83,6 +86,19 @@ class CorrectionOptions:
                 got = getattr(self, name)
                 raise ValueError(f"{name} {said}; got {f'{got:g}' if isinstance(got, float) else repr(got)}")
 
+    def _of_time(self) -> tuple[tuple[str, bool, str], ...]:
+        if self.t is None:
+            return ()
+        from cedd.samplers.grids import LAST_TIME
+
+        return (("t", LAST_TIME < self.t <= 1, f"says how noisy the text is and must lie in ({LAST_TIME:g}, 1]"),)
+
+
+def may_be_by_words(options: Mapping[str, Any]) -> bool:
+    """Whether no option asks for a correction token by token."""
+    given = {name for name, value in options.items() if value is not None}
+    return options["change"] == "words" if "change" in given else not given - OF_WORDS
+
 
 def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options by the names that they have now."""
@@ -99,6 +115,8 @@ def correction_options(loaded: LoadedModel, given: Mapping[str, Any]) -> Correct
             "this model's process only masks (absorb): to it a token that it sees is certainly right, so it cannot "
             "correct; train one on uniform or roulette"
         )
+    from cedd.spelling.scores import time_of_rate
+
     for name in RENAMED.keys() & given.keys():
         warnings.warn(f"{name} is now {RENAMED[name]}", DeprecationWarning, stacklevel=4)
     usual = CorrectionOptions().changed(

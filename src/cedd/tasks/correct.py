@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from cedd.models.folder import load_folder, read_description
 from cedd.models.loaded import LoadedModel
-from cedd.spelling.correct import Change, Corrected, correct_words, corrections, lexicon_file, words_folder
-from cedd.spelling.options import CorrectionOptions, correction_options
+from cedd.spelling.changes import Corrected
+from cedd.spelling.changes import correction_record as correction_record
+from cedd.spelling.correct import corrections, lexicon_file, reader_beside
+from cedd.spelling.likelihood import Likelihoods, likelihoods
+from cedd.spelling.options import CorrectionOptions, correction_options, may_be_by_words
 from cedd.spelling.rewrite import Reader
 from cedd.spelling.scores import Watch
-
-OF_WORDS = {"change", "threshold"}
-"""The options of `CorrectionOptions` that also a correction word by word has."""
+from cedd.spelling.word_by_word import word_by_word, words_folder
 
 
 def correct(
@@ -40,10 +40,10 @@ def correct(
     if by_words(loaded, options):
         CorrectionOptions().changed(options).check()
         judge = judge_of_words(loaded)
-        t = correction_options(judge, {"t": options.get("t")}).t if judge.process.can_shuffle else None
-        given = {"threshold": options["threshold"]} if options.get("threshold") is not None else {}
-        ignored = frozenset(word.lower().replace("’", "'") for word in ignored_words)
-        return correct_words(judge, text, t=t, ignored=ignored, watch=watch, reader=reader, **given)
+        scores = word_scores(judge, options.get("t"), watch)
+        return word_by_word(
+            reader or reader_beside(judge), text, scores, threshold=options.get("threshold"), ignored=ignored_words
+        )
     asked = correction_options(loaded, options)
     if ignored_words:
         raise ValueError("only a correction word by word can ignore words (change='words')")
@@ -56,15 +56,15 @@ def by_words(loaded: LoadedModel, options: Mapping[str, Any]) -> bool:
     return may_be_by_words(options) and (options.get("change") == "words" or lexicon_file(loaded) is not None)
 
 
-def may_be_by_words(options: Mapping[str, Any]) -> bool:
-    """Whether no option asks for a correction token by token."""
-    given = {name for name, value in options.items() if value is not None}
-    return options["change"] == "words" if "change" in given else not given - OF_WORDS
-
-
 def corrector_folder(folder: Path, options: Mapping[str, Any]) -> Path:
     """The folder of the model that corrects a text so, for the one in this folder: the only one that need be loaded."""
     return words_folder(folder, read_description(folder)) if may_be_by_words(options) else folder
+
+
+def word_scores(judge: LoadedModel, t: float | None = None, watch: Watch | None = None) -> Likelihoods:
+    """What a model says of words; t is what one of a process that shuffles is told, by default as its folder says."""
+    told = correction_options(judge, {"t": t}).t if judge.process.can_shuffle else None
+    return likelihoods(judge, told, watch)
 
 
 def judge_of_words(loaded: LoadedModel) -> LoadedModel:
@@ -76,16 +76,3 @@ def judge_of_words(loaded: LoadedModel) -> LoadedModel:
 @lru_cache(maxsize=1)
 def _judge(folder: Path, device: str) -> LoadedModel:
     return LoadedModel(load_folder(folder, device), device)
-
-
-def correction_record(corrected: Corrected, suggest: int | None = None) -> dict[str, Any]:
-    """A correction as JSON; with suggestions, so many candidates for each change, and also the doubts."""
-
-    def shown(change: Change) -> dict[str, Any]:
-        record = {**asdict(change), "span": change.span, "corrected_span": change.corrected_span}
-        candidates = [{"text": text, "probability": p} for text, p in record.pop("candidates")[:suggest]]
-        return {**record, "candidates": candidates} if suggest else record
-
-    result: dict[str, Any] = {"text": corrected.text, "original": corrected.original}
-    result["changes"] = [shown(change) for change in corrected.changes]
-    return {**result, "doubts": [shown(change) for change in corrected.doubts]} if suggest else result
