@@ -172,6 +172,11 @@ def test_the_model_leaves_alone_what_is_no_mistake(model, text):
         ("I recieved your letter from the freind of yours", "I received your letter from the friend of yours"),
         ("He came form London", "He came from London"),
         ("He had a form to fill", "He had a form to fill"),
+        ("I hav a cat and teh hous is big", "I have a cat and the house is big"),
+        (
+            "Yestarday I wantd to read a buk abot dinosars in the libary becuase they wer intresting",
+            "Yesterday I wanted to read a book about dinosaurs in the library because they were interesting",
+        ),
     ],
 )
 def test_the_model_corrects_words(model, typed, meant):
@@ -239,6 +244,29 @@ def test_the_limit_takes_nothing_back_in_english(model):
     wrong = corrupt_letters("".join(PROSE.splitlines(keepends=True)[:3]), 0.1, seed=2).text
     limited, free = corrected(model, wrong, {}, {"max_surprise": 100.0})
     assert limited == free != wrong
+
+
+BORN_FREE = {
+    "German": "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft begabt.",
+    "Dutch": "Alle mensen worden vrij en gelijk in waardigheid en rechten geboren. Zij zijn begiftigd met verstand.",
+    "French": "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison.",
+    "Spanish": "Todos los seres humanos nacen libres e iguales en dignidad y derechos y, dotados como están de razón,",
+    "Italian": "Tutti gli esseri umani nascono liberi ed eguali in dignità e diritti. Essi sono dotati di ragione.",
+    "Portuguese": "Todos os seres humanos nascem livres e iguais em dignidade e em direitos. Dotados de razão,",
+    "Danish": "Alle mennesker er født frie og lige i værdighed og rettigheder. De er udstyret med fornuft.",
+    "Swedish": "Alla människor är födda fria och lika i värde och rättigheter. De har utrustats med förnuft.",
+    "Norwegian": "Alle mennesker er født frie og med samme menneskeverd og menneskerettigheter.",
+    "Polish": "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw.",
+    "Indonesian": "Semua orang dilahirkan merdeka dan mempunyai martabat dan hak-hak yang sama.",
+    "Romanian": "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",
+    "Latin": "Omnes homines dignitate et iure liberi et pares nascuntur, rationis et conscientiae participes sunt.",
+    "Finnish": "Kaikki ihmiset syntyvät vapaina ja tasavertaisina arvoltaan ja oikeuksiltaan.",
+}
+
+
+@pytest.mark.parametrize("text", BORN_FREE.values(), ids=BORN_FREE)
+def test_many_languages_are_left_alone(model, text):
+    assert model.correct(text) == text
 
 
 def test_a_line_of_another_language_is_mostly_left_alone(model):

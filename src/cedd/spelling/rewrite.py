@@ -94,9 +94,12 @@ OPEN, OPEN_IF_COMMON, CLEAR, UNLIKELY, ASKED = (0.2, 0.95), 0.995, 0.75, 0.05, 8
 """A decision is open where own / (own + best) lies between these, or is less while the best has not this share of all
 but own; of a word that is not rare, up to a higher share: one reading tells, where a name takes several. A network is
 asked about at most ASKED options, none UNLIKELY beside the best."""
-LANGUAGE_REACH, LANGUAGE_SHARE = 12, {"rare": 0.5, "common": 0.7}
-"""Of neighbouring words within reach, so many pairs must be known, or the text is in another language: if a rare or
-unknown word is to be doubted, and if a common one is."""
+LANGUAGE_REACH, LANGUAGE_PRIOR, FAMILIAR = 12, 4, 5.0
+"""Within reach of a word the others are looked at, beside so many of a usual text; familiar words have a logarithm of
+their count above the last: they are common, and neither a mistake nor another language's."""
+USUAL, IN_LANGUAGE = 5.0, {"rare": 3.2, "common": 3.8}
+"""By how much words are above that on average, the others counted as 0: usually; and at least, or the text
+is in another language, if a rare or unknown word is to be doubted, and if a common one is."""
 
 
 @dataclass(frozen=True)
@@ -207,13 +210,13 @@ class Reader:
         own = numbers[FRAME:-FRAME]
         surprise = -lexicon.log_probabilities(numbers[None])[0]  # of numbers[2:]
         both = surprise[FRAME - 2 : FRAME - 2 + len(own)] + surprise[FRAME - 1 : FRAME - 1 + len(own)]
-        free, native = np.array([token.free for token in tokens]), self.native(numbers, pairs > 0)
+        free, native = np.array([token.free for token in tokens]), self.native(tokens, own)
         common = (own >= 0) & (own < CONFUSED)
-        free &= native >= np.where(common, LANGUAGE_SHARE["common"], LANGUAGE_SHARE["rare"])
+        free &= native >= np.where(common, IN_LANGUAGE["common"], IN_LANGUAGE["rare"])
         strange = (own == UNKNOWN) | (~common & (both > SURPRISE["rare"]))
         found: dict[int, Sequence[int] | None] = dict.fromkeys(np.flatnonzero(free & strange).tolist())
         fits_better = self.fitting(numbers, np.flatnonzero(free & common & (both > SURPRISE["common"])))
-        joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (native >= LANGUAGE_SHARE["rare"])
+        joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (native >= IN_LANGUAGE["rare"])
         others = {*fits_better, *np.flatnonzero(joinable).tolist()} - found.keys()
         found |= {place: fits_better.get(place, ()) for place in others}
         return dict(sorted(found.items()))
@@ -249,23 +252,20 @@ class Reader:
                 flags[place] = joined > max(LEAST_JOINED, MORE_OFTEN_JOINED * counts[place])
         return flags
 
-    def native(self, numbers: Integers, support: NDArray[np.bool_]) -> Floats:
-        """How much the text around each token is in the lexicon's language, [T]: the share of pairs that it has too.
+    def native(self, tokens: Sequence[Token], own: Integers) -> Floats:
+        """How much the text around each token is in the lexicon's language, [T]: how familiar its words are on average.
 
-        A pair with an unknown word, which may be a mistake, counts as a quarter of one that does not.
+        Mistakes are as little so as words of another language, but that has few of the most frequent words, and many
+        mistakes leave many.
         """
-        known = (numbers[:-1] >= 0) & (numbers[1:] >= 0)
-        inside = np.ones(len(known), np.bool_)
-        inside[: FRAME - 1] = inside[1 - FRAME :] = False  # the stops around the text
-        known &= inside
+        word = np.array([token.key[0].isalpha() for token in tokens])
+        familiar = np.where(word & (own >= 0), np.maximum(self.lexicon.log_counts[own] - FAMILIAR, 0.0), 0.0)
         width = np.ones(2 * LANGUAGE_REACH + 1)
 
-        def around(flags: NDArray[np.bool_]) -> Floats:
-            sums = np.convolve(flags.astype(np.float64), width)
-            return sums[LANGUAGE_REACH : LANGUAGE_REACH + len(flags)]
+        def around(values: NDArray[Any]) -> Floats:
+            return np.convolve(values, width)[LANGUAGE_REACH : LANGUAGE_REACH + len(values)]
 
-        share = (around(support & known) + 3) / (0.75 * around(known) + 0.25 * around(inside) + 3)
-        return share[FRAME - 1 : -FRAME]
+        return (around(familiar) + LANGUAGE_PRIOR * USUAL) / (around(word.astype(np.float64)) + LANGUAGE_PRIOR)
 
     def doubt(self, page: Page, place: int, near: Sequence[int] | None) -> Doubt:
         """A token with its options and their features but the network's."""
