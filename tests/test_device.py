@@ -1,12 +1,17 @@
-"""What is recorded on a CUDA device is recorded undisturbed."""
+"""What is recorded on a CUDA device is recorded undisturbed; a device without float64 does what the others do."""
 
+import dataclasses
 import gc
 from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
+import cedd
 from cedd.device import recorded_graph
+from cedd.models.transformer import Transformer, TransformerConfig
+from tests.elsewhere import There, a_device_without_float64
 
 
 @contextmanager
@@ -50,3 +55,80 @@ def test_a_forgotten_graph_does_not_end_a_recording():
         gc.set_threshold(*threshold)
     graph.replay()
     assert y.tolist() == [1000.0 + x[0].item()] * 8
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# A device without float64
+
+V, L = 6, 8
+PAIRS = [
+    *(("cedd", "absorb"), ("cedd", "uniform"), ("bayes", "roulette"), ("sedd", "roulette"), ("sedds", "uniform")),
+    *(("dfm", "absorb"), ("ar", "absorb")),
+]
+MAKERS = {"absorb": cedd.absorb, "uniform": cedd.uniform, "roulette": cedd.roulette}
+
+
+class Plain(nn.Module):
+    """A network that is a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(V + 1, V)
+
+    def forward(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.table(x_t) + 0.1 * sigma[:, None, None]
+
+
+def in_two_halves(method: str) -> Transformer:
+    torch.manual_seed(0)
+    causal = method == "ar"
+    sizes = TransformerConfig(16, 1, 2, 8, vocab_size=V, has_mask=True, length=L, causal=causal)
+    model = Transformer(dataclasses.replace(sizes, time_conditioning=not causal))
+    nn.init.normal_(model.head.weight, std=0.3)
+    return model.eval()
+
+
+def test_the_faked_device_has_no_float64():
+    with a_device_without_float64() as device:
+        x = torch.zeros(3).to(device)
+        assert isinstance(x, There)
+        assert x.device == device
+        for wide in (x.double, lambda: torch.zeros(3, dtype=torch.float64, device=device)):
+            with pytest.raises(TypeError, match="no float64"):
+                wide()
+        with pytest.raises(RuntimeError, match="add has tensors of two devices"):
+            x + torch.zeros(3)
+        assert (x + 1).cpu().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["a plain module", "in two halves"])
+@pytest.mark.parametrize(("method", "process"), PAIRS)
+def test_a_device_without_float64_samples_bounds_and_trains_as_the_cpu(halves: bool, method: str, process: str):
+    """The same texts; bound, loss and gradient up to float32's rounding."""
+    chain, data = MAKERS[process](V), torch.randint(V, (4, L), generator=torch.Generator().manual_seed(1))
+
+    def found(device: torch.device) -> list[torch.Tensor]:
+        model = (in_two_halves(method) if halves else Plain()).to(device)
+        drawn, bound, loss = (torch.Generator().manual_seed(seed) for seed in range(3))
+        texts = cedd.sample(model, chain, (3, L), method=method, steps=6, generator=drawn)
+        nats = cedd.estimate_bound(model, chain, data, method=method, draws=3, generator=bound).nats_per_token
+        total = cedd.loss(method, chain, model, data.to(device), generator=loss)
+        total.backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return [texts.cpu(), torch.tensor(nats), total.detach().cpu(), gradient.cpu()]
+
+    expected = found(torch.device("cpu"))
+    with a_device_without_float64() as device:
+        texts, *numbers = found(device)
+    assert torch.equal(texts, expected[0])
+    for number, right in zip(numbers, expected[1:], strict=True):
+        torch.testing.assert_close(number.float(), right.float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_process_makes_noise_on_a_device_without_float64(name: str):
+    x0, process = torch.arange(V)[None].repeat(3, 1), MAKERS[name](V)
+    with a_device_without_float64() as device:
+        x_t = process.sample(x0.to(device), 0.5, generator=torch.Generator().manual_seed(0))
+        assert x_t.device == device

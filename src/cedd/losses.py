@@ -206,8 +206,10 @@ def loss(
         time = draw_times(len(x0), cpu_generator)
     else:
         time = check_time(t).expand(len(x0))
-    draws = Draws.make(tuple(x0.shape), process.vocab_size, x0.device, generator)
-    total = batch_loss(chosen, model, noisy_batch(chosen, process, x0, time.to(x0.device), draws), **extras)
+    home = x0.device if has_float64(x0.device) else torch.device("cpu")
+    draws = Draws.make(tuple(x0.shape), process.vocab_size, home, generator)
+    batch = noisy_batch(chosen, process, x0.to(home), time.to(home), draws)
+    total = batch_loss(chosen, model, batch if home == x0.device else batch.to(x0.device), **extras)
     if total.device.type == "cpu" and math.isnan(total.detach()):
         raise no_numbers()
     return total

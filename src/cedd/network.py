@@ -328,7 +328,7 @@ class Network:
             x_t = x_t.index_select(0, places.sequences)
             sigma = sigma if sigma.dim() == 0 else sigma.index_select(0, places.sequences)
             network = self.of_sequences(places.sequences)
-        hidden = network._run(_at_places(model, places.index, x_t.numel()), x_t, sigma)
+        hidden = network._run(_at_places(model, places.index.to(self.home), x_t.numel()), x_t, sigma)
         if hidden.dim() != 3 or hidden.shape[:2] != x_t.shape:
             raise ValueError(
                 f"a network's features must be [B, L, D], {list(x_t.shape)} and D; got {list(hidden.shape)}"

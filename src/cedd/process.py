@@ -47,9 +47,9 @@ from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedu
 def uniform_noise(
     shape: torch.Size | tuple[int, ...], device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
-    """U[0, 1) in float64 (float32 where the device has none), drawn on the generator's device."""
+    """U[0, 1) in float64 (float32 where a device has none), drawn on the generator's device."""
     source = generator.device if generator is not None else device
-    dtype = torch.float64 if has_float64(source) else torch.float32
+    dtype = torch.float64 if has_float64(source) and has_float64(device) else torch.float32
     return torch.rand(shape, generator=generator, device=source, dtype=dtype).to(device)
 
 

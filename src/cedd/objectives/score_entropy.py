@@ -50,17 +50,18 @@ def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
 
 
 def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-    """lbar of each position: log_ratios [*S, V], x0, x_t [*S], noise of shape [*S] -> [*S] float64.
+    """lbar of each position: log_ratios [*S, V], x0, x_t [*S], noise of shape [*S] -> [*S] of the noise's type.
 
     The entry of log_ratios at x_t itself is ignored. Positions that the process cannot leave cost nothing. Neither does
     a token without a chance (log s = -inf) where its true ratio is 0; where that is above 0, it costs infinitely much.
     """
     masked, possible = noise.is_mask(x_t), can_jump(x_t, noise)
     ratios = true_ratios(x_t, x0, noise)
+    wide = ratios.rate.dtype  # float64, where the device has it
     log_s = put_at_token(torch.where(possible[..., None], log_ratios, 0.0), x_t, 0.0, masked)
-    sum_s = torch.exp(log_s).sum(-1, dtype=torch.float64) - (~masked).double()  # exp(0) = 1 stands at x_t
-    others = torch.where(ratios.common > 0, ratios.common * log_s.sum(-1, dtype=torch.float64), 0.0)
-    at_x0 = at_token(log_s, x0).double()
+    sum_s = torch.exp(log_s).sum(-1, dtype=wide) - (~masked).to(wide)  # exp(0) = 1 stands at x_t
+    others = torch.where(ratios.common > 0, ratios.common * log_s.sum(-1, dtype=wide), 0.0)
+    at_x0 = at_token(log_s, x0).to(wide)
     loss = ratios.rate * (sum_s - others - ratios.extra * at_x0)
     return torch.where(possible, loss, 0.0)
 

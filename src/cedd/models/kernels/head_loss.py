@@ -342,6 +342,7 @@ def score_entropy_pass(outputs: Tensor, weights: Tensor, want_gradient: bool, *r
 def score_entropy_in_place_torch(outputs: Tensor, weights: Tensor, want_gradient: bool, rows: ScoreRows) -> Tensor:
     """The Triton kernel's twin: the same numbers by torch operations, in one buffer if that is float32."""
     work, target = at_least_float32(outputs), rows.target[:, None]
+    wide = rows.common.dtype  # float64, where the device has it
     skip, skipped = rows.skip.clamp_max(outputs.shape[1] - 1)[:, None], (rows.skip < outputs.shape[1])[:, None]
 
     def clear(values: Tensor) -> None:
@@ -349,10 +350,10 @@ def score_entropy_in_place_torch(outputs: Tensor, weights: Tensor, want_gradient
 
     work += rows.shift.to(work.dtype)[:, None]
     clear(work)
-    log_sums = work.sum(1).double()
-    at_target = work.gather(1, target).squeeze(1).double()
+    log_sums = work.sum(1).to(wide)
+    at_target = work.gather(1, target).squeeze(1).to(wide)
     clear(work.exp_())
-    losses = work.sum(1).double() - rows.common * log_sums - rows.extra * at_target
+    losses = work.sum(1).to(wide) - rows.common * log_sums - rows.extra * at_target
     counts = weights != 0
     if want_gradient:
         work -= rows.common.to(work.dtype)[:, None]
