@@ -21,7 +21,7 @@ from cedd.spelling.candidates import (
     same_without_a_letter,
 )
 from cedd.spelling.channel import Channel, alignment, learn_edits
-from cedd.spelling.forms import FORMS, is_derived, sound
+from cedd.spelling.forms import FORMS, is_derived, is_possessive, sound
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
 from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
@@ -248,11 +248,8 @@ def test_words_are_easily_confused_if_they_are_the_same_without_a_letter(words):
 
 def test_of_common_words_a_network_is_asked_sooner():
     """A name takes several readings, and is nearly always right."""
-    options = tuple(rewrite.Option(0, 1, (word,), word) for word in ("this", "that"))
-    common, rare = np.zeros((2, 2, len(FEATURES)))
-    rare[0, FEATURES.index("kept rare")] = 1
     almost, surely = np.array([0.98, 0.02]), np.array([0.999, 0.001])
-    opened = [rewrite.is_open(rewrite.Doubt(0, options, f), p) for f in (common, rare) for p in (almost, surely)]
+    opened = [rewrite.is_open(doubt_of(rare), p) for rare in (False, True) for p in (almost, surely)]
     assert opened == [True, False, False, False]
 
 
@@ -377,10 +374,87 @@ def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeyp
     assert [option.text for option in doubt.options] == ["sat", "cat", "mat"]
 
 
+def doubt_of(rare):
+    """One about a word that is rare or not, as far as decisions go."""
+    features = np.zeros((2, len(FEATURES)))
+    features[0, FEATURES.index("kept rare")] = rare
+    return rewrite.Doubt(0, tuple(rewrite.Option(0, 1, (word,), word) for word in ("this", "that")), features)
+
+
 def test_a_change_needs_an_option_that_stands_out():
-    assert is_due(np.array([0.1, 0.8, 0.1]), 0.5)
-    assert not is_due(np.array([0.1, 0.3, 0.3, 0.3]), 0.5)
-    assert not is_due(np.array([0.9, 0.1]), 0.5)
+    doubt = doubt_of(rare=True)
+    assert is_due(doubt, np.array([0.1, 0.8, 0.1]), 0.5)
+    assert not is_due(doubt, np.array([0.1, 0.3, 0.3, 0.3]), 0.5)
+    assert not is_due(doubt, np.array([0.9, 0.1]), 0.5)
+
+
+def test_a_common_word_is_trusted_more():
+    """Own / (own + best) = 0.45 is below a threshold of 0.5; with own counted twice it is 0.62."""
+    p = np.array([0.45, 0.55])
+    assert is_due(doubt_of(rare=True), p, 0.5)
+    assert not is_due(doubt_of(rare=False), p, 0.5)
+    assert is_due(doubt_of(rare=False), np.array([0.3, 0.7]), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("written", "sure", "read"),
+    [
+        ("he recieved, the leter to gether", True, "he received, the {} to gether"),
+        ("he recieved, the leter to gether", False, "he recieved, the {} to gether"),  # it is open itself, not due
+        ("HE RECIEVED, THE LETER TO GETHER", True, "he received, the {} to gether"),
+    ],
+)
+def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, read):
+    tokens, seen = tokens_of(written), []
+
+    def doubt(place, *options):
+        made = (rewrite.Option(place, place + 1, (word,), like(tokens[place].text, word)) for word in options)
+        features = np.zeros((len(options), len(FEATURES)))
+        features[0, FEATURES.index("kept rare")] = 1
+        return rewrite.Doubt(place, tuple(made), features)
+
+    def scores(text, spans):
+        seen.extend((text[:start] + "{}" + text[stop:], text[start:stop], word) for start, stop, word in spans)
+        return np.zeros((len(spans), 2))
+
+    even, due = np.array([0.5, 0.5]), np.array([0.01, 0.99])
+    judged = [(doubt(1, "recieved", "received"), due if sure else even), (doubt(4, "leter", "letter"), even)]
+    rewrite.ask(written, tokens, judged, np.zeros(len(FEATURES)), scores, 0.9)
+    assert seen[-2:] == [(read, "leter", "leter"), (read, "leter", "letter")]
+    assert len(seen) == (2 if sure else 4)
+
+
+def test_somebodys(lexicon):
+    assert [word for word in ("cat's", "cats", "cat", "catt's", "'s") if is_possessive(lexicon, word)] == ["cat's"]
+
+
+def test_names_are_meant_by_words_with_a_capital(lexicon):
+    """One that opens a sentence has it anyway; without a capital a name is less probable."""
+    named = np.array([word == "house" for word in WORDS])
+    reader = Reader(replace(lexicon, named=named))
+    for text, capital, without in (("he was in Hous", 1, 0), ("he was in hous", 0, 1), ("he went. Hous", 0, 0)):
+        doubt = reader.doubts("", tokens_of(text))[-1]
+        (row,) = (row for option, row in zip(doubt.options, doubt.features, strict=True) if option.words == ("house",))
+        assert [row[FEATURES.index(name)] for name in ("named capital", "named")] == [capital, without]
+
+
+def test_a_known_word_stays_as_another_country_spells_it(lexicon):
+    """One that is not known may be a mistake."""
+    words = [*WORDS[:-3], "theatre", "theater", "home"]
+    reader = Reader(replace(lexicon, words=words))
+    for spelt, free in (("theatre", False), ("theather", True)):
+        page = rewrite.Page("", tokens_of(f"he went to the {spelt}"))
+        options = {option.text for option in reader.doubt(page, 4, None).options}
+        assert ("theater" in options) == free
+
+
+def test_a_word_with_a_capital_is_not_joined_to_the_one_before(lexicon):
+    for second, free in (("gether", True), ("Gether", False), ("GETHER", False)):
+        text = f"he went to {second}"
+        first, last = tokens_of(text)[2:]
+        assert (Reader(lexicon).joined(text, first, last) is not None) == free
+    text = "HE WENT TO GETHER"
+    assert Reader(lexicon).joined(text, *tokens_of(text)[2:]) == "together"
 
 
 def test_words_made_of_known_words(lexicon):
@@ -405,6 +479,11 @@ def test_words_made_of_known_words(lexicon):
         ("same sound", ("ocasional", "occasional"), ("occasional", "conditional")),
         ("variant", ("colour", "color"), ("colour", "colony")),
         ("variant", ("romanticised", "romanticized"), ("romanticised", "romantic")),
+        ("variant", ("centre", "center"), ("there", "theer")),
+        ("variant", ("traveller", "traveler"), ("filled", "filed")),
+        ("variant", ("defence", "defense"), ("sence", "sense")),
+        ("variant", ("neighbours", "neighbors"), ("four", "for")),
+        ("variant", ("mediaeval", "medieval"), ("shoes", "shes")),
     ],
 )
 def test_how_words_are_alike(form, alike, other):

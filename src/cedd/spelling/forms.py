@@ -34,6 +34,12 @@ def is_derived(lexicon: Lexicon, word: str) -> bool:
     )
 
 
+def is_possessive(lexicon: Lexicon, word: str) -> bool:
+    """Whether something is somebody's, who is known."""
+    number = lexicon.index.get(word.removesuffix("'s")) if word.endswith("'s") else None
+    return number is not None and bool(lexicon.log_counts[number] >= LEAST)
+
+
 _SOUNDS = tuple(
     (re.compile(pattern), sound)
     for pattern, sound in (
@@ -62,7 +68,16 @@ _SOUNDS = tuple(
     )
 )
 _VARIANTS = tuple(
-    (re.compile(pattern), other) for pattern, other in (("z", "s"), ("our", "or"), ("re$", "er"), ("ae|oe", "e"))
+    (re.compile(pattern), other)
+    for pattern, other in (
+        ("(?<=[a-z]{3}[iy])z(?=[aei])", "s"),
+        ("(?<=[a-z]{3})our", "or"),
+        ("(?<=[bt])re$", "er"),
+        ("(?<=[a-z]{2})(?:ae|oe)(?=[a-z]{3})", "e"),
+        ("(?<=[a-z]{2}[aeiou])ll(?=e[dr]|ing)", "l"),
+        ("(?<=def|off|lic)ence$", "ense"),
+        ("ogue(?=s?$)", "og"),
+    )
 )
 
 

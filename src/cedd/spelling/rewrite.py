@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.spelling.candidates import CONFUSED, Candidate, Neighbours
-from cedd.spelling.forms import FORMS, is_derived
+from cedd.spelling.forms import FORMS, is_derived, is_possessive, variant
 from cedd.spelling.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
 from cedd.spelling.words import Token, acronyms, like, tokens_of, without_capitals
 
@@ -44,6 +44,7 @@ FEATURES = (
     "join",
     "join capital",
     "named",
+    "named capital",
     *FORMS,
     "kept",
     "kept unknown",
@@ -54,6 +55,7 @@ FEATURES = (
     "kept rare letters",
     "kept rare strange",
     "kept rare derived",
+    "kept rare possessive",
     "kept rare elided",
     "kept rare remembered",
     "kept common capital",
@@ -88,6 +90,9 @@ LEAST_JOINED = 40.0
 WORD_THRESHOLD = 0.9
 LEAST_SHARE = 0.45
 """Of what else may have been meant, the best must have this share of the probability, or nothing is changed."""
+TRUST = 2.0
+"""A common word is right so many times as probably as the weights say: the examples that they were fitted on have far
+more of them wrong than texts have."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
 OPEN, OPEN_IF_COMMON, CLEAR, UNLIKELY, ASKED = (0.2, 0.95), 0.995, 0.75, 0.05, 8
@@ -120,6 +125,11 @@ class Doubt:
     options: tuple[Option, ...]
     features: Floats
     """[O, F]"""
+
+    @property
+    def rare(self) -> bool:
+        """Whether the token is a rare word, or none."""
+        return bool(self.features[0, KEPT_RARE])
 
     def probabilities(self, weights: Floats) -> Floats:
         """[O]"""
@@ -193,7 +203,7 @@ class Reader:
 
     def again(self, text: str, tokens: Sequence[Token], judged: Sequence[Judged], threshold: float) -> list[Judged]:
         """The doubts, judged anew beside words that are to be changed, with these in their place."""
-        due = [(doubt.place, doubt.options[1 + int(p[1:].argmax())]) for doubt, p in judged if is_due(p, threshold)]
+        due = [(doubt.place, best_option(doubt, p)) for doubt, p in judged if is_due(doubt, p, threshold)]
         mended = {place: o.words[0] for place, o in due if len(o.words) == 1 and o.last - o.first == 1}
         page, result = Page(text, tokens, mended), list(judged)
         for number, (doubt, _) in enumerate(judged):
@@ -278,6 +288,8 @@ class Reader:
         neighbours = self.neighbours
         found = self.meant(page, place) if near is None else neighbours.these(token.key, near)
         for candidate in found:
+            if number is not None and variant(candidate.words[0]) == variant(token.key):
+                continue  # right as another country spells it
             options.append(Option(place, place + 1, candidate.words, like(token.text, candidate.words[0])))
             channel.append(candidate.log_channel)
         for candidate in () if known else neighbours.splits(token.key):
@@ -301,9 +313,11 @@ class Reader:
         return self.neighbours.meant(page.tokens[place].key, context)
 
     def joined(self, text: str, first: Token, second: Token) -> str | None:
-        """Two tokens as one word, if they are words with a space between and the lexicon has it."""
+        """Two tokens as one word, if they are words with a space between, the second without a capital of its own, and
+        the lexicon has it."""
         word = first.key + second.key
         fits = first.key.isalpha() and second.key.isalpha() and text[first.stop : second.start] == " "
+        fits = fits and (second.text.islower() or first.text.isupper())
         number = self.lexicon.index.get(word) if fits else None
         return None if number is None or self.lexicon.log_counts[number] < 3 else word
 
@@ -338,6 +352,7 @@ class Reader:
         columns["split unsupported"] = (sizes > 0) & (lexicon.gram_counts(np.stack(pairs)) == 0)
         columns["join capital"] = (sizes < 0) & name
         columns["named"] = np.array(named) & ~kept & (not capital)
+        columns["named capital"] = np.array(named) & ~kept & name
         columns["kept"] = kept
         columns["kept unknown"] = kept & unknown
         columns["kept rare"] = kept & rare
@@ -346,6 +361,7 @@ class Reader:
         columns["kept rare opening"] = kept & rare & (capital and token.opens)
         columns["kept rare strange"] = kept * (self.neighbours.strangeness(token.key) - 2.5 if rare else 0.0)
         columns["kept rare derived"] = kept & derived
+        columns["kept rare possessive"] = kept & (rare and is_possessive(lexicon, token.key))
         columns["kept rare elided"] = kept & rare & token.elided
         columns["kept rare remembered"] = kept & rare & (token.key in lexicon.memory)
         columns["kept rare letters"] = kept * rare * min(len(token.key), 12) / 10
@@ -418,7 +434,7 @@ def rewritings(
     tokens = tokens_of(text)
     judged = reader.judged(text, tokens, threshold, ignored)
     if likelihoods is not None:
-        judged = ask(text, tokens, judged, reader.informed, likelihoods)
+        judged = ask(text, tokens, judged, reader.informed, likelihoods, threshold)
     return chosen(text, tokens, judged, threshold)
 
 
@@ -432,15 +448,16 @@ def share_of_best(p: Floats) -> float:
     return float(p[1:].max() / max(p[1:].sum(), 1e-300))
 
 
-def is_due(p: Floats, threshold: float) -> bool:
+def is_due(doubt: Doubt, p: Floats, threshold: float) -> bool:
     """Whether a change is made."""
-    return share_of_own(p) < threshold and share_of_best(p) >= LEAST_SHARE
+    trusted = np.append(p[:1] * (1.0 if doubt.rare else TRUST), p[1:])
+    return share_of_own(trusted) < threshold and share_of_best(p) >= LEAST_SHARE
 
 
 def is_open(doubt: Doubt, p: Floats) -> bool:
     """Whether a network is worth its time."""
-    own, rare = share_of_own(p), doubt.features[0, KEPT_RARE]
-    return own < (OPEN[1] if rare else OPEN_IF_COMMON) and (own > OPEN[0] or share_of_best(p) < CLEAR)
+    own = share_of_own(p)
+    return own < (OPEN[1] if doubt.rare else OPEN_IF_COMMON) and (own > OPEN[0] or share_of_best(p) < CLEAR)
 
 
 def asked_options(p: Floats) -> list[int]:
@@ -449,33 +466,67 @@ def asked_options(p: Floats) -> list[int]:
     return [0, *(i for i in best if p[i] > UNLIKELY * p[1:].max())]
 
 
-def with_network(text: str, tokens: Sequence[Token], doubts: Sequence[Doubt], scores: Scores) -> list[Doubt]:
-    """The doubts with what a network says of all their options."""
+def best_option(doubt: Doubt, p: Floats) -> Option:
+    """The likeliest but the first, which leaves all as it is."""
+    return doubt.options[1 + int(p[1:].argmax())]
+
+
+def with_options(text: str, tokens: Sequence[Token], options: Sequence[Option]) -> tuple[str, Integers]:
+    """The text as a network reads it, without capitals, with some options in their places, and how far each token has
+    moved, [T]."""
+    text, parts, end, moved = without_capitals(text, tokens), list[str](), 0, np.zeros(len(tokens), np.int64)
+    for option in sorted(options, key=lambda option: option.first):
+        start, stop, word = as_read(tokens, option)
+        parts += [text[end:start], word]
+        end = stop
+        moved[option.last :] += len(word) - (stop - start)
+    return "".join([*parts, text[end:]]), moved
+
+
+def as_read(tokens: Sequence[Token], option: Option) -> tuple[int, int, str]:
+    """The place of an option in the text, and what a network reads there."""
+    first, last = tokens[option.first], tokens[option.last - 1]
+    return first.start, last.stop, option.text.lower() if first.capitals else option.text
+
+
+def with_network(
+    text: str, tokens: Sequence[Token], doubts: Sequence[Doubt], scores: Scores, made: Sequence[Option] = ()
+) -> list[Doubt]:
+    """The doubts with what a network says of all their options, in the text with those that are `made` elsewhere."""
+    read, moved = with_options(text, tokens, made)
     spans = [
-        (
-            tokens[option.first].start,
-            tokens[option.last - 1].stop,
-            option.text.lower() if tokens[doubt.place].capitals else option.text,
-        )
+        (start + int(moved[option.first]), stop + int(moved[option.first]), word)
         for doubt in doubts
         for option in doubt.options
+        for start, stop, word in [as_read(tokens, option)]
     ]
-    values, at, made = scores(without_capitals(text, tokens), spans) if spans else np.zeros((0, 2)), 0, list[Doubt]()
+    values, at, told = scores(read, spans) if spans else np.zeros((0, 2)), 0, list[Doubt]()
     for doubt in doubts:
         said = values[at : at + len(doubt.options)]
         at += len(said)
         features = doubt.features.copy()
         features[:, SAID] = said - said[0]
-        made.append(replace(doubt, features=features))
-    return made
+        told.append(replace(doubt, features=features))
+    return told
 
 
-def ask(text: str, tokens: Sequence[Token], judged: Sequence[Judged], weights: Floats, scores: Scores) -> list[Judged]:
-    """The doubts; in open ones a network says how the probability of the likeliest options is shared among them."""
+def ask(
+    text: str, tokens: Sequence[Token], judged: Sequence[Judged], weights: Floats, scores: Scores, threshold: float
+) -> list[Judged]:
+    """The doubts; in open ones a network says how the probability of the likeliest options is shared. It reads
+    the text with the changes made that are due and not open: a mistake makes the words around it improbable."""
     result, asked = list(judged), [number for number, one in enumerate(judged) if is_open(*one)]
     options = [asked_options(judged[number][1]) for number in asked]
     doubts = [judged[number][0].only(kept) for number, kept in zip(asked, options, strict=True)]
-    for number, kept, doubt in zip(asked, options, with_network(text, tokens, doubts, scores), strict=True):
+    taken = {place for doubt in doubts for option in doubt.options for place in range(option.first, option.last)}
+    made = list[Option]()
+    for doubt, p in judged if doubts else ():
+        option = best_option(doubt, p)
+        span = set(range(option.first, option.last))
+        if is_due(doubt, p, threshold) and not span & taken:
+            made.append(option)
+            taken |= span
+    for number, kept, doubt in zip(asked, options, with_network(text, tokens, doubts, scores, made), strict=True):
         whole, p = judged[number]
         shared = p.copy()
         shared[kept] = p[kept].sum() * doubt.probabilities(weights)
@@ -492,7 +543,7 @@ def chosen(text: str, tokens: Sequence[Token], judged: Sequence[Judged], thresho
             best = int(1 + p[1:].argmax())
             option = doubt.options[best if made else 0]
             span = set(range(option.first, option.last))
-            if span & taken or (not is_due(p, threshold) if made else p[0] > NO_DOUBT):
+            if span & taken or (not is_due(doubt, p, threshold) if made else p[0] > NO_DOUBT):
                 continue
             taken |= span
             start, stop = tokens[option.first].start, tokens[option.last - 1].stop
