@@ -63,8 +63,9 @@ build: install-dev ## the wheel and the sdist, into dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 
+# Compiled modules are kept, whatever the environment says: the tests start some dozen processes that import the package.
 test: lint ## lint, then the default tests (neither slow nor gpu), which build the documentation
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 format: install-dev ## put the code into the form that `make lint` asks for
 	$(BIN)/ruff check --fix .

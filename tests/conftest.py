@@ -2,6 +2,9 @@
 enough."""
 
 import contextlib
+import functools
+import gc
+import inspect
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,20 @@ from tests.browser import CHROMIUM
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+def pytest_collection_finish() -> None:
+    """What there is when the tests begin stays, modules above all: the collector need not look at it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sources_are_read_once() -> Iterator[None]:
+    """The parser of command lines looks up the source of its dataclasses at each of some thousand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "getsource", functools.cache(inspect.getsource))
+        yield
 
 
 @pytest.fixture(scope="session")

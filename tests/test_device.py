@@ -98,7 +98,7 @@ def test_the_faked_device_has_no_float64():
             with pytest.raises(TypeError, match="no float64"):
                 wide()
         with pytest.raises(RuntimeError, match="add has tensors of two devices"):
-            x + torch.zeros(3)
+            _ = x + torch.zeros(3)
         assert (x + 1).cpu().tolist() == [1, 1, 1]
 
 

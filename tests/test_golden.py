@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,18 +90,32 @@ def unless_refused(compute: Callable[..., Tensor | float | list[float]], *argume
         return None
 
 
+@cache
+def exact(parts: tuple[Any, ...], process: str, bound: str | None) -> Any:
+    """A bound, or without one the cross entropy, by enumeration. They are of what outputs mean and of what is run
+    backwards (`parts`), not of the loss: several methods share them."""
+    method = next(method for method in cedd.METHODS.values() if parts_of(method) == parts)
+    known = {"method": method, "sigma_dtype": torch.float64, **({} if bound is None else {"bound": bound})}
+    compute = cedd.exact_cross_entropy if bound is None else cedd.exact_bound
+    return unless_refused(compute, network, PROCESSES[process], data_law(2), **known)
+
+
+def parts_of(method: cedd.Method) -> tuple[Any, ...]:
+    return method.parameterization, method.dynamics
+
+
 def numbers(case: str) -> dict[str, Any]:
     """All that is stored of a method on a process."""
     method, name = case.split(" on ")
-    process, p0, exact = PROCESSES[name], data_law(2), {"method": method, "sigma_dtype": torch.float64}
+    process, parts = PROCESSES[name], parts_of(cedd.METHODS[method])
     found = {
         "loss": unless_refused(cedd.loss, method, process, network, tokens(5, 4), generator=seeded()),
         "log_scores": unless_refused(scores, method, process),
-        "exact cross entropy": unless_refused(cedd.exact_cross_entropy, network, process, p0, **exact),
+        "exact cross entropy": exact(parts, name, None),
         "samples, corrected": unless_refused(samples, method, process, "analytic", cedd.Corrector()),
     }
     for bound in ("tight", "j1", "j2"):
-        found[f"exact {bound}"] = unless_refused(cedd.exact_bound, network, process, p0, bound=bound, **exact)
+        found[f"exact {bound}"] = exact(parts, name, bound)
         found[f"estimated {bound}"] = unless_refused(estimate, method, process, bound)
     for sampler in ("analytic", "euler", "tau-leaping", "first-hitting"):
         found[f"samples, {sampler}"] = unless_refused(samples, method, process, sampler)

@@ -233,7 +233,10 @@ def test_other_languages_and_names_are_left_alone(model, text):
     assert model.correct(text) == text
 
 
-@pytest.mark.parametrize("text", TEMPTING.values(), ids=TEMPTING)
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(text, marks=[pytest.mark.slow] * (name != "Dutch"), id=name) for name, text in TEMPTING.items()],
+)
 def test_what_the_model_cannot_predict_it_leaves_alone(model, text):
     """Its limit of surprise: without it, it would make "different" of "differunt"."""
     limited, free = corrected(model, text, {}, {"max_surprise": 100.0})

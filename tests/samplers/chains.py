@@ -221,16 +221,16 @@ def continuous_law(model: Table, method: str, process: TokenProcess, start: floa
     By Runge-Kutta.
     """
     x = all_sequences(process, model.length)
+    others = torch.arange(process.vocab_size) != x[..., None]  # [M, L, V]
+    column, i, y = (place.numpy() for place in others.nonzero(as_tuple=True))
+    changed = x[column]
+    changed[torch.arange(len(column)), i] = torch.from_numpy(y)
+    row, here = model.index(changed).numpy(), x[column, i].numpy()
 
     def slope(t: float, law: np.ndarray) -> np.ndarray:
         scores = cedd.log_scores(method, process, model.outputs(x, process.sigma(t).float().expand(len(x))), x, t)
-        scores, forward = scores.exp().numpy(), process.rate_matrix(t).numpy()
         rates = np.zeros((len(x), len(x)))
-        for column, i, y in np.ndindex(*scores.shape):
-            here = int(x[column, i])
-            if y != here:
-                row = int(model.index(x[column].index_fill(0, torch.tensor([i]), y)[None]))
-                rates[row, column] += forward[here, y] * scores[column, i, y]
+        rates[row, column] = process.rate_matrix(t).numpy()[here, y] * scores.exp().numpy()[column, i, y]
         rates -= np.diag(rates.sum(0))
         return -rates @ law
 
@@ -255,28 +255,29 @@ def reveal_law(model: Table, process: TokenProcess, nodes: int = 40) -> np.ndarr
     points, weights = np.polynomial.legendre.leggauss(nodes)
     points, weights = (points + 1) / 2, weights / 2
 
-    def probs(x: tuple[int, int], i: int, u: float) -> np.ndarray:
-        sigma = torch.tensor([-math.log1p(-a * u)]).float()
-        return torch.softmax(model.outputs(torch.tensor([x]), sigma)[0, i], -1).numpy()
+    def probs(x: tuple[int, int], i: int, u: np.ndarray) -> np.ndarray:
+        """At every u, [*S, V]."""
+        sigma = torch.from_numpy(-np.log1p(-a * u.ravel())).float()
+        found = torch.softmax(model.outputs(torch.tensor([x]).expand(len(sigma), 2), sigma)[:, i], -1).numpy()
+        return found.reshape(*u.shape, V)
 
     law, alive = np.zeros((V, V)), 1 - a
     law += alive**2 / V**2
     for late in (0, 1):  # the other position is a token from the start
         for token in range(V):
-            for u, weight in zip(points, weights, strict=True):
-                x = (V, token) if late == 0 else (token, V)
-                row = alive / V * a * weight * probs(x, late, u)
-                law[(slice(None), token) if late == 0 else (token, slice(None))] += row
+            x = (V, token) if late == 0 else (token, V)
+            law[(slice(None), token) if late == 0 else (token, slice(None))] += (
+                alive / V * a * (weights @ probs(x, late, points))
+            )
+    # (m, n) ordered uniform numbers have the density 2 on n < m; n = m share
+    m, share = points[:, None], points[None]
+    weight = a**2 * 0.5 * weights[:, None] * weights * 2 * m
     for first in (0, 1):
-        for m, outer in zip(points, weights, strict=True):
-            early = probs((V, V), first, m)
-            for share, inner in zip(points, weights, strict=True):
-                # (m, n) ordered uniform numbers have the density 2 on n < m; n = m share
-                weight = a**2 * 0.5 * outer * inner * 2 * m
-                for token in range(V):
-                    x = (token, V) if first == 0 else (V, token)
-                    row = weight * early[token] * probs(x, 1 - first, m * share)
-                    law[(token, slice(None)) if first == 0 else (slice(None), token)] += row
+        early = probs((V, V), first, points)
+        for token in range(V):
+            x = (token, V) if first == 0 else (V, token)
+            row = np.einsum("ms,m,msv->v", weight, early[:, token], probs(x, 1 - first, m * share))
+            law[(token, slice(None)) if first == 0 else (slice(None), token)] += row
     return law.flatten()
 
 

@@ -326,7 +326,7 @@ def test_perplexity_of_a_text(runs, kind):
         model.perplexity("")
 
 
-@pytest.mark.parametrize("length", [32, 64, 83, 160])
+@pytest.mark.parametrize("length", [32, 83, *(pytest.param(length, marks=pytest.mark.slow) for length in (64, 160))])
 def test_the_error_of_a_texts_perplexity_is_that_of_repetition(runs, length):
     """How far figures of one text scatter from seed to seed, whether it is one block, several, or has a remainder.
 

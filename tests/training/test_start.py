@@ -22,7 +22,7 @@ from cedd.training.config import ProcessConfig, TrainConfig, starting_from
 from cedd.training.loop import Trainer
 from cedd.training.records import LOG_FILE, read_log
 from tests.models import ddit
-from tests.training.runs import ALONE, changed, run
+from tests.training.runs import ALONE, changed, run, tiny_config
 from tests.training.test_methods_train import fixed_loss
 
 Make = Callable[..., TrainConfig]
@@ -33,10 +33,11 @@ def trainer(config: TrainConfig) -> Trainer:
     return Trainer(config, ALONE, Console(quiet=True))
 
 
-@pytest.fixture
-def first(config: Make) -> TrainConfig:
+@pytest.fixture(scope="module")
+def first(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     """A run on absorb."""
-    made = config("first", {"process.name": "absorb", "method": "cedd", "steps": 40, "checkpoint_every": 40})
+    changes = {"process.name": "absorb", "method": "cedd", "steps": 40, "checkpoint_every": 40}
+    made = tiny_config(corpus, cache, tmp_path_factory.mktemp("runs") / "first", changes)
     run(made)
     return made
 
