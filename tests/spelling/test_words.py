@@ -248,7 +248,7 @@ def test_words_are_easily_confused_if_they_are_the_same_without_a_letter(words):
 
 def test_of_common_words_a_network_is_asked_sooner():
     """A name takes several readings, and is nearly always right."""
-    almost, surely = np.array([0.98, 0.02]), np.array([0.999, 0.001])
+    almost, surely = np.array([0.975, 0.025]), np.array([0.999, 0.001])
     opened = [rewrite.is_open(doubt_of(rare), p) for rare in (False, True) for p in (almost, surely)]
     assert opened == [True, False, False, False]
 
@@ -353,15 +353,15 @@ def test_words_beside_a_mistake_are_judged_as_if_it_were_mended(lexicon):
 
 def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
     """However far from the word that was meant; also if they are words themselves."""
-    knowing = replace(lexicon, memory={"ketr": ("letter",), "mat": ("home", "unheard")})
-    assert ("letter",) not in {c.words for c in Neighbours(lexicon).meant("ketr", nothing_said)}
-    assert ("letter",) in {c.words for c in Neighbours(knowing).meant("ketr", nothing_said)}
+    knowing = replace(lexicon, memory={"ltr": ("letter",), "mat": ("home", "unheard")})
+    assert ("letter",) not in {c.words for c in Neighbours(lexicon).meant("ltr", nothing_said)}
+    assert ("letter",) in {c.words for c in Neighbours(knowing).meant("ltr", nothing_said)}
     first, other = Neighbours(knowing).confused
     mat = lexicon.index["mat"]
     assert {lexicon.words[i] for i in other[first[mat] : first[mat + 1]]} == {"cat", "sat", "home"}
     save_lexicon(tmp_path / "w.safetensors", knowing)
     assert load_lexicon(tmp_path / "w.safetensors").memory == knowing.memory
-    assert corrected(knowing, "he received the ketr.") == "he received the letter."
+    assert corrected(knowing, "he received the ltr.") == "he received the letter."
 
 
 def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeypatch):
@@ -426,16 +426,6 @@ def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, r
 
 def test_somebodys(lexicon):
     assert [word for word in ("cat's", "cats", "cat", "catt's", "'s") if is_possessive(lexicon, word)] == ["cat's"]
-
-
-def test_names_are_meant_by_words_with_a_capital(lexicon):
-    """One that opens a sentence has it anyway; without a capital a name is less probable."""
-    named = np.array([word == "house" for word in WORDS])
-    reader = Reader(replace(lexicon, named=named))
-    for text, capital, without in (("he was in Hous", 1, 0), ("he was in hous", 0, 1), ("he went. Hous", 0, 0)):
-        doubt = reader.doubts("", tokens_of(text))[-1]
-        (row,) = (row for option, row in zip(doubt.options, doubt.features, strict=True) if option.words == ("house",))
-        assert [row[FEATURES.index(name)] for name in ("named capital", "named")] == [capital, without]
 
 
 def test_a_known_word_stays_as_another_country_spells_it(lexicon):

@@ -26,7 +26,7 @@ from cedd.spelling.forms import BOUND, sound
 from cedd.spelling.lexicon import Floats, Integers, Lexicon
 from cedd.spelling.words import LONGEST
 
-FAR = ((1, None, 0), (2, 90_000, 0), (3, 20_000, 5), (4, 12_000, 8))
+FAR = ((1, None, 0), (2, 60_000, 0), (3, 6_000, 4), (3, 20_000, 5), (4, 6_000, 6), (4, 12_000, 8), (5, 6_000, 9))
 """(edits, among how many of the most frequent words, from which length on)."""
 NEAR, JUDGED = 48, 16
 """Near words that are found, and those of them that fit best, whose probability as what was meant is computed."""

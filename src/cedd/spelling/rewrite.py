@@ -44,7 +44,6 @@ FEATURES = (
     "join",
     "join capital",
     "named",
-    "named capital",
     *FORMS,
     "kept",
     "kept unknown",
@@ -95,7 +94,7 @@ TRUST = 2.0
 more of them wrong than texts have."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
-OPEN, OPEN_IF_COMMON, CLEAR, UNLIKELY, ASKED = (0.2, 0.95), 0.995, 0.75, 0.05, 8
+OPEN, OPEN_IF_COMMON, CLEAR, UNLIKELY, ASKED = (0.1, 0.97), 0.98, 0.75, 0.05, 8
 """A decision is open where own / (own + best) lies between these, or is less while the best has not this share of all
 but own; of a word that is not rare, up to a higher share: one reading tells, where a name takes several. A network is
 asked about at most ASKED options, none UNLIKELY beside the best."""
@@ -352,7 +351,6 @@ class Reader:
         columns["split unsupported"] = (sizes > 0) & (lexicon.gram_counts(np.stack(pairs)) == 0)
         columns["join capital"] = (sizes < 0) & name
         columns["named"] = np.array(named) & ~kept & (not capital)
-        columns["named capital"] = np.array(named) & ~kept & name
         columns["kept"] = kept
         columns["kept unknown"] = kept & unknown
         columns["kept rare"] = kept & rare
