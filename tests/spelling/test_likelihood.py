@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from cedd.network import has_integer_products
+from cedd.spelling import likelihood
 from cedd.spelling.likelihood import LeaveOneOut, LeftToRight, likelihoods
 from cedd.tasks import load
 from tests.tasks.models import save_random
@@ -13,7 +15,9 @@ VERSIONS = [(4, 7, "cat"), (4, 7, "cot"), (4, 7, "cats"), (4, 7, "a dog"), (0, 3
 
 
 @pytest.fixture
-def filler(tmp_path):
+def filler(tmp_path, monkeypatch):
+    """A model that fills masks, in float32 wherever it runs."""
+    monkeypatch.setattr(likelihood, "has_integer_products", lambda: False)
     return load(save_random(tmp_path / "absorb", "absorb", "cedd", told="nothing"), device="cpu")
 
 
@@ -56,3 +60,21 @@ def test_a_line_end_is_a_space_and_a_paragraphs_end_is_not(filler):
         start = wrapped.index("sat")
         assert np.array_equal(judge(wrapped, [(start, start + 3, "sit")]), plain)
     assert not np.array_equal(judge("the cat\n\nsat on the mat", [(9, 12, "sit")]), plain)
+
+
+@pytest.mark.skipif(not has_integer_products(), reason="this CPU has no units for products of int8")
+def test_a_reading_in_int8_is_about_the_same_and_the_model_stays_as_it_is(filler, monkeypatch):
+    """Half a percent of each factor is rounded off: sums of log-probabilities move by less than a hundredth."""
+    torch.manual_seed(0)
+    torch.nn.init.normal_(filler.model.backbone.conditioning.modulation.bias, std=0.5)  # blocks begin as the identity
+    whole = LeftToRight(filler, 0.1)(TEXT, VERSIONS)
+    monkeypatch.setattr(likelihood, "has_integer_products", lambda: True)
+    judge = LeftToRight(filler, 0.1)
+    rounded = judge(TEXT, VERSIONS)
+    assert judge.network.model is LeftToRight(filler, 0.1).network.model is not filler.model
+    assert not np.array_equal(rounded, whole)
+    np.testing.assert_allclose(rounded, whole, rtol=0.01)
+    for version, score in zip(VERSIONS, rounded, strict=True):  # which does not depend on what is read beside it
+        np.testing.assert_allclose(judge(TEXT, [version])[0], score, atol=1e-5)
+    monkeypatch.setattr(likelihood, "has_integer_products", lambda: False)
+    np.testing.assert_array_equal(LeftToRight(filler, 0.1)(TEXT, VERSIONS), whole)

@@ -204,22 +204,24 @@ class Channel:
         best[skip][skip] = 0.0
         back, ahead = min(0, m - n) - BAND // 2, max(0, m - n) + BAND // 2
         for i in range(skip, n + 1):
-            band = range(max(skip, i + back), min(m, i + ahead) + 1)
-            self._add_letters(best[i], b, a[i] if i < n else "", skip, band)
-            if i < n:
-                self._write_letter(best, a[:n], b[:m], i, [j for j in band if best[i][j] > least])
-                for size in range(1, min(LONGEST_PART, n - i) + 1):
-                    row, target = best[i], best[i + size]
-                    for j, length, value in self.matches(a[i : i + size], written):
-                        to = j + length
-                        if j in band and to <= m and row[j] > least and row[j] + value > target[to]:
-                            target[to] = row[j] + value
+            row, band = best[i], range(max(skip, i + back), min(m, i + ahead) + 1)
+            self._add_letters(row, b, a[i] if i < n else "", skip, band, least)
+            places = [j for j in band if row[j] > least] if i < n else []
+            if not places:  # no edit makes it more probable
+                continue
+            self._write_letter(best, a[:n], b[:m], i, places)
+            for size in range(1, min(LONGEST_PART, n - i) + 1):
+                target = best[i + size]
+                for j, length, value in self.matches(a[i : i + size], written):
+                    to = j + length
+                    if to <= m and j in places and row[j] + value > target[to]:
+                        target[to] = row[j] + value
         return best[n][m]
 
-    def _add_letters(self, row: list[float], b: str, after: str, skip: int, band: range) -> None:
+    def _add_letters(self, row: list[float], b: str, after: str, skip: int, band: range, least: float) -> None:
         """Letters that were written and not meant, before the letter `after`."""
         for j in band:
-            if j + 1 < len(row):
+            if row[j] > least and j + 1 < len(row):
                 step = row[j] + self.single("", b[j], b[j - 1] if j > skip else "", after)
                 if step > row[j + 1]:
                     row[j + 1] = step

@@ -37,6 +37,8 @@ DISCOUNT = 0.5
 UNKNOWN = -1
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
+_COUNTS = np.append(0.0, np.exp2(np.arange(1, 1 << VALUE) / STEPS_A_DOUBLING))
+"""By the value of a slot; 0: there is none."""
 
 
 def hashes(words: Integers) -> NDArray[np.uint64]:
@@ -104,10 +106,9 @@ class Lexicon:
     def gram_counts(self, words: Integers) -> Floats:
         """The counts of sequences of two or three words, [N, 2 or 3]; 0 where one is not known, or rare."""
         bucket, fingerprint = _address(hashes(words), len(self.table))
-        rows = self.table[bucket]
-        same = (rows >> VALUE << VALUE == fingerprint[:, None]) & (rows > 0)
-        value = np.where(same, rows & ((1 << VALUE) - 1), 0).max(-1)
-        return np.where((value > 0) & (words >= 0).all(-1), np.exp2(value / STEPS_A_DOUBLING), 0.0)
+        rows = self.table[bucket] ^ fingerprint[:, None]  # a slot with this fingerprint leaves its value
+        rows[rows >= 1 << VALUE] = 0
+        return np.where((words >= 0).all(-1), _COUNTS[rows.max(-1)], 0.0)
 
     def log_probabilities(self, words: Integers) -> Floats:
         """log p of each word but the first two of sequences [N, L], given the two before it, [N, L - 2]."""
