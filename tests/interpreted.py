@@ -16,7 +16,21 @@ def run_interpreted(code: str) -> None:
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("the device runs the kernel itself")
+    code = f"from tests.interpreted import with_any_numpy; with_any_numpy(); {code}"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+
+
+def with_any_numpy() -> None:
+    """The interpreter of Triton 3.6 takes a number for an array of one entry, which NumPy from 2.4 on refuses."""
+    from triton.runtime import interpreter  # type: ignore[import-not-found]
+
+    prepare = interpreter._patch_lang_tensor
+
+    def prepared(tensor: Any, *others: Any) -> None:
+        prepare(tensor, *others)
+        tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+    interpreter._patch_lang_tensor = prepared
 
 
 def compiled_for_a_chip(
