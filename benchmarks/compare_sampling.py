@@ -79,7 +79,8 @@ def serve(options: argparse.Namespace) -> None:
         pair, _, sampler = line.strip().partition(":")
         if pair not in made:
             process = PROCESSES[pair.partition("/")[2]](options.vocab)
-            model = bench._network(options.preset, process, length, device, 0)
+            make = bench.random_network if hasattr(bench, "random_network") else bench._network  # as it was called
+            model = make(options.preset, process, length, device, 0)
             made[pair] = (GraphedNetwork(model, batch, length) if device.type == "cuda" else model), process
         network, process = made[pair]
         counting, generator = bench.CountingNetwork(network), torch.Generator().manual_seed(0)

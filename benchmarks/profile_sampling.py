@@ -15,7 +15,7 @@ import tyro
 from kernel_times import recorded
 from profile_training import milliseconds, print_kernels
 
-from cedd.bench.sample import CountingNetwork, _network
+from cedd.bench.sample import CountingNetwork, random_network
 from cedd.models.kernels.gelu import product_with_gelu
 from cedd.models.transformer import TransformerConfig
 from cedd.process import PROCESSES
@@ -60,7 +60,7 @@ def main(arguments: Arguments) -> None:
     """Time a batch, then profile one."""
     batch, length = (int(part) for part in arguments.shape.split("x"))
     process = PROCESSES[arguments.process](arguments.vocab)
-    model = _network("small", process, length, torch.device("cuda"), 0)
+    model = random_network("small", process, length, torch.device("cuda"), 0)
     network = CountingNetwork(GraphedNetwork(model, batch, length))
 
     def draw() -> None:

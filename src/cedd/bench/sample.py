@@ -54,7 +54,7 @@ class CountingNetwork:
         return self._model.features(*inputs, **others)
 
 
-def _network(preset: str, process: TokenProcess, length: int, device: torch.device, seed: int) -> Transformer:
+def random_network(preset: str, process: TokenProcess, length: int, device: torch.device, seed: int) -> Transformer:
     """A network with random weights everywhere, so that its outputs are as uneven as a trained one's."""
     torch.manual_seed(seed)
     config = config_from_preset(
@@ -141,7 +141,7 @@ def bench_sample(
             name = pair.partition("/")[2] or "absorb"
             process = PROCESSES[name](options.vocab_size)
             get_method(pair.partition("/")[0]).check(process)
-            model = _network(options.preset, process, shape[1], device, options.seed)
+            model = random_network(options.preset, process, shape[1], device, options.seed)
             if options.textbook and name in STEPS and name not in reference:
                 timed = min(textbook_steps, options.steps)
                 reference[name] = _time_textbook(model, name, shape, options.steps, timed)
