@@ -21,7 +21,7 @@ from cedd.spelling.candidates import (
     same_without_a_letter,
 )
 from cedd.spelling.channel import Channel, alignment, learn_edits
-from cedd.spelling.forms import FORMS, is_derived, is_possessive, sound
+from cedd.spelling.forms import FORMS, is_derived, is_possessive, sound, sounds
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
 from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
@@ -271,6 +271,12 @@ def test_words_are_easily_confused_if_they_sound_the_same_or_end_in_another_way(
     }
     assert set(heard_alike(words)) == heard
     assert {frozenset(pair) for pair in ended_alike(words)} == ended
+
+
+def test_words_sound_together_as_they_do_alone(lexicon):
+    words = [*lexicon.words, "knight", "lamb", "lambs", "o'clock", "aardvark", "a", "why", "accommodation", "ghost"]
+    assert sounds(words) == [sound(word) for word in words]
+    assert sounds([]) == []
 
 
 def test_words_that_sound_the_same_are_confused_both_ways(lexicon):

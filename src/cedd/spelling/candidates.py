@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cedd.spelling.channel import RARE, Channel
-from cedd.spelling.forms import BOUND, sound
+from cedd.spelling.forms import BOUND, sounds
 from cedd.spelling.lexicon import Floats, Integers, Lexicon
 from cedd.spelling.words import LONGEST
 
@@ -44,6 +44,7 @@ REMEMBERED = -6.0
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
 _CODES = np.zeros(256, np.uint8)
 _CODES[[ord(c) for c in _ALPHABET]] = np.arange(1, 28)
+_BITS = np.append(np.uint64(0), np.uint64(1) << np.arange(1, 28, dtype=np.uint64))
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -81,7 +82,7 @@ class Neighbours:
     def bits(self) -> NDArray[np.uint64]:
         once, twice = np.zeros(len(self.letters), np.uint64), np.zeros(len(self.letters), np.uint64)
         for column in self.letters.T:
-            bit = np.where(column > 0, np.uint64(1) << column.astype(np.uint64), np.uint64(0))
+            bit = _BITS[column]
             twice |= once & bit
             once |= bit
         return once | twice << np.uint64(32)
@@ -156,15 +157,16 @@ class Neighbours:
             for meant in all_meant
             if index.get(written, size) < size and index.get(meant, size) < size
         ]
-        alike = np.array([*ended_alike(self.lexicon.words[:size]), *heard_alike(self.lexicon.words[:HEARD])], np.int64)
-        alike = size * alike.reshape(-1, 2) + alike.reshape(-1, 2)[:, ::-1]
+        both = chain(ended_alike(self.lexicon.words[:size]), heard_alike(self.lexicon.words[:HEARD]))
+        alike = np.fromiter(chain.from_iterable(both), np.int64).reshape(-1, 2)
+        alike = size * alike + alike[:, ::-1]
         pairs = np.unique(np.concatenate([pairs, np.array(seen, np.int64), alike.flatten()]))
         return np.searchsorted(pairs, size * np.arange(size + 1)), pairs % size
 
     @cached_property
     def letter_surprise(self) -> Floats:
         """-log p of a letter after two others in the words of the lexicon, [28, 28, 28]; 0 is the end, or before it."""
-        rows = self.letters[self.lengths > 0].astype(np.int32)
+        rows = self.letters[self.lengths > 0].astype(np.uint16)  # 28^3 fits
         rows = np.pad(rows, ((0, 0), (2, 1)))
         ends = np.arange(rows.shape[1] - 2)[None] <= (rows > 0).sum(-1)[:, None]
         codes = (rows[:, :-2] * 28 + rows[:, 1:-1]) * 28 + rows[:, 2:]
@@ -190,16 +192,17 @@ def ended_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
     """The numbers of two words that are the same but for an ending."""
     index = {word: number for number, word in enumerate(words)}
     for word, number in index.items():
-        for ending in INFLECTED:
-            if (other := index.get(word + ending)) is not None:
-                yield number, other
+        if word.endswith(INFLECTED):
+            for ending in INFLECTED:
+                if word.endswith(ending) and (other := index.get(word.removesuffix(ending))) is not None:
+                    yield other, number
 
 
 def heard_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
     """The numbers of two words that sound the same."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for number, word in enumerate(words):
-        groups[sound(word)].append(number)
+    for number, heard in enumerate(sounds(words)):
+        groups[heard].append(number)
     return (pair for group in groups.values() for pair in combinations(group, 2))
 
 
@@ -222,7 +225,7 @@ def same_without_a_letter(letters: NDArray[np.uint8], lengths: NDArray[np.int8])
     h, word = np.concatenate(hashes), np.concatenate(words)
     usable = lengths[word] > 0
     h, word = h[usable], word[usable]
-    order = np.argsort(h, kind="stable")
+    order = np.argsort(h)
     h, word = h[order], word[order]
     pairs: list[Integers] = []
     shift = 1

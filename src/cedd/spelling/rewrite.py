@@ -232,6 +232,8 @@ class Reader:
 
     def fitting(self, numbers: Integers, places: Integers) -> dict[int, Sequence[int]]:
         """The words easily confused with the common words at these places that fit far better there."""
+        if not len(places):
+            return {}  # and all that are easily confused need not be known
         first, other = self.neighbours.confused
         own = numbers[places + FRAME]
         sizes = first[own + 1] - first[own]
