@@ -36,6 +36,7 @@ PROCESS = st.one_of(
     st.builds(lambda V, p, s: cedd.eroulette(V, p_m=p, schedule=s), VOCAB, P_M, FROM_ZERO),
     st.builds(lambda V, p, a, b: cedd.hybrid(V, p, rise=a, fall=b), VOCAB, st.floats(0.0, 0.9), POWER, POWER),
 )
+NODES = [t for t, _ in reference.time_nodes()]
 quick = settings(max_examples=30, deadline=None)
 
 
@@ -188,7 +189,7 @@ def test_terminal_terms_by_brute_force(process: TokenProcess) -> None:
 @given(PROCESS)
 def test_the_out_rate_by_quadrature(process: TokenProcess) -> None:
     assume(process.schedule is not None and process.axis.start == 0.0)  # hybrid's: test_clocks
-    chain = matching_chain(process, 1)
+    chain = matching_chain(process, 1, NODES)
     p0 = np.full(process.vocab_size, 1 / process.vocab_size)
     assert process.integrated_out_rate() == pytest.approx(reference.out_rate_integral(chain, p0), abs=1e-10)
 
@@ -205,7 +206,7 @@ def test_the_out_rate_of_a_geometric_schedule() -> None:
 @given(PROCESS)
 def test_the_corrected_probability_is_that_of_being_masked_as_another_token(process: TokenProcess) -> None:
     assume(process.schedule is not None and process.axis.start == 0.0)
-    chain = matching_chain(process, 1)
+    chain = matching_chain(process, 1, NODES)
 
     def density(t: float) -> float:
         return chain.alpha_rate(t) * float(reference.transition(chain, t)[1 : process.vocab_size, 0].sum())

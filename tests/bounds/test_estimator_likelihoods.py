@@ -36,13 +36,13 @@ def predictions(model: Model, process: cedd.TokenProcess, t: float) -> Tensor:
     return torch.softmax(model(torch.tensor(STATES), sigma).double(), -1)
 
 
-def rates(model: Model, process: cedd.TokenProcess, corrector: Corrector | None, t: float) -> Tensor:
+def rates(model: Model, process: cedd.TokenProcess, corrector: Corrector | None, t: float) -> np.ndarray:
     """The learned process's rates [to, from], off the diagonal, in flow time, straight from the velocity."""
     kappa, slope = math.exp(-float(process.alpha(t))), float(process.alpha_rate(t)) * math.exp(-float(process.alpha(t)))
     s = 1 - t
     excess = 0.0 if corrector is None else corrector.strength * s**corrector.start * (1 - s) ** corrector.stop
-    p = predictions(model, process, t)
-    matrix = torch.zeros(len(STATES), len(STATES), dtype=torch.float64)
+    p = predictions(model, process, t).tolist()
+    matrix = np.zeros((len(STATES), len(STATES)))
     for column, x in enumerate(STATES):
         for i in range(L):
             for y in range(V + 1):
@@ -50,7 +50,7 @@ def rates(model: Model, process: cedd.TokenProcess, corrector: Corrector | None,
                     continue
                 row = STATES.index((*x[:i], y, *x[i + 1 :]))
                 if y != MASK:
-                    matrix[row, column] += (1 + excess) * slope / (1 - kappa) * float(p[column, i, y])
+                    matrix[row, column] += (1 + excess) * slope / (1 - kappa) * p[column][i][y]
                 elif x[i] != MASK:
                     matrix[row, column] += excess * slope / kappa
     return matrix
@@ -62,7 +62,7 @@ def learned_data(model: Model, process: cedd.TokenProcess, corrector: Corrector 
 
     def slope(w: float, law: Tensor) -> Tensor:
         t = float(expit(-w))  # w grows with the flow time; ds = t (1-t) dw
-        matrix = rates(model, process, corrector, t).numpy()
+        matrix = rates(model, process, corrector, t)
         return t * (1 - t) * (matrix @ law - matrix.sum(0) * law)
 
     edges = (-15.0, math.log((1 - LOW) / LOW))
