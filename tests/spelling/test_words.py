@@ -21,7 +21,7 @@ from cedd.spelling.candidates import (
     same_without_a_letter,
 )
 from cedd.spelling.channel import Channel, alignment, learn_edits
-from cedd.spelling.forms import FORMS, is_derived, is_possessive, sound, sounds
+from cedd.spelling.forms import FORMS, is_derived, sound, sounds
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
 from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
@@ -428,10 +428,6 @@ def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, r
     rewrite.ask(written, tokens, judged, np.zeros(len(FEATURES)), scores, 0.9)
     assert seen[-2:] == [(read, "leter", "leter"), (read, "leter", "letter")]
     assert len(seen) == (2 if sure else 4)
-
-
-def test_somebodys(lexicon):
-    assert [word for word in ("cat's", "cats", "cat", "catt's", "'s") if is_possessive(lexicon, word)] == ["cat's"]
 
 
 def test_a_known_word_stays_as_another_country_spells_it(lexicon):

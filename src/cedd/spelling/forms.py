@@ -34,12 +34,6 @@ def is_derived(lexicon: Lexicon, word: str) -> bool:
     )
 
 
-def is_possessive(lexicon: Lexicon, word: str) -> bool:
-    """Whether something is somebody's, who is known."""
-    number = lexicon.index.get(word.removesuffix("'s")) if word.endswith("'s") else None
-    return number is not None and bool(lexicon.log_counts[number] >= LEAST)
-
-
 _SOUNDS = tuple(
     (re.compile(pattern, re.MULTILINE), sound)
     for pattern, sound in (

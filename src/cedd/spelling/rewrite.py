@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.spelling.candidates import CONFUSED, Candidate, Neighbours
-from cedd.spelling.forms import FORMS, is_derived, is_possessive, variant
+from cedd.spelling.forms import FORMS, is_derived, variant
 from cedd.spelling.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
 from cedd.spelling.words import Token, acronyms, like, tokens_of, without_capitals
 
@@ -54,7 +54,6 @@ FEATURES = (
     "kept rare letters",
     "kept rare strange",
     "kept rare derived",
-    "kept rare possessive",
     "kept rare elided",
     "kept rare remembered",
     "kept common capital",
@@ -361,7 +360,6 @@ class Reader:
         columns["kept rare opening"] = kept & rare & (capital and token.opens)
         columns["kept rare strange"] = kept * (self.neighbours.strangeness(token.key) - 2.5 if rare else 0.0)
         columns["kept rare derived"] = kept & derived
-        columns["kept rare possessive"] = kept & (rare and is_possessive(lexicon, token.key))
         columns["kept rare elided"] = kept & rare & token.elided
         columns["kept rare remembered"] = kept & rare & (token.key in lexicon.memory)
         columns["kept rare letters"] = kept * rare * min(len(token.key), 12) / 10
