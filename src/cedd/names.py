@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, TypeVar
+
+Options = TypeVar("Options", bound=Any)
 
 CUTOFF = 0.6
 """How alike two names are that one may be a slip of the other: twice the letters they share, of all their letters."""
@@ -36,3 +40,12 @@ def nearest_path(path: Path) -> Path | None:
     stem = nearest(path.stem, [other.stem for other in beside])
     name = nearest(path.name, [other.name for other in beside if other.stem == stem], cutoff=0.0)
     return None if name is None else path.with_name(name)
+
+
+def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
+    """A dataclass of options with those given (not None) in their place; an unknown name is refused."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    known = [field.name for field in fields(options)]
+    if unknown := sorted(set(asked) - set(known)):
+        raise ValueError(f"{source} do not include {unknown[0]!r}; they are {', '.join(known)}")
+    return replace(options, **asked)

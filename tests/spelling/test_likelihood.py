@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cedd.network import has_integer_products
+from cedd.models.integers import has_integer_products
 from cedd.spelling import likelihood
 from cedd.spelling.likelihood import LeaveOneOut, LeftToRight, likelihoods
 from cedd.tasks import load

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -138,8 +138,7 @@ def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Co
     if own and may_be_by_words(options) and arguments.device in ("auto", "cpu"):
         words = words_folder(folder, read_json(folder / CONFIG_FILE))
         if lexicon_in(words) is not None:
-            given = {name: value for name, value in options.items() if value is not None}
-            replace(CorrectionOptions(), **given).check()
+            CorrectionOptions().changed(options).check()
             scores, threshold = AskedLater(partial(word_scores, words, arguments, few)), arguments.threshold
             return partial(word_by_word, reader_in(words), scores=scores, threshold=threshold, ignored=ignored)
     from cedd.tasks.correct import corrector_folder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,21 +16,11 @@ from cedd.methods import Method
 from cedd.models.folder import ModelFolder
 from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer
+from cedd.names import changed
 from cedd.network import AnyModel, knows_time
 from cedd.process import TokenProcess
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sample, text_seeds
 from cedd.samplers.loop import Callback
-
-Options = TypeVar("Options", bound=Any)
-
-
-def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
-    """A dataclass of options with those given (not None) in their place; an unknown name is refused."""
-    asked = {name: value for name, value in given.items() if value is not None}
-    known = [field.name for field in fields(options)]
-    if unknown := sorted(set(asked) - set(known)):
-        raise ValueError(f"{source} do not include {unknown[0]!r}; they are {', '.join(known)}")
-    return replace(options, **asked)
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def _in_integers(tensors: Tensors, form: str, store: Callable[[Tensor], tuple[Te
     return packed
 
 
-def _eight_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
+def eight_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Multiples of a 127th of the largest entry."""
     return _multiples(rows, rows.abs().amax(1) / 127)
 
@@ -239,6 +239,6 @@ def _from_integers(tensors: Tensors) -> dict[str, Tensor]:
 FORMS: Mapping[str, Form] = {
     "float32": Form(dict, dict),
     "bf16": Form(_in_bfloat16, dict),
-    "int8": Form(partial(_in_integers, form="int8", store=_eight_bits), _from_integers),
+    "int8": Form(partial(_in_integers, form="int8", store=eight_bits), _from_integers),
     "deflated": Form(partial(_in_integers, form="deflated", store=_deflated), _from_integers),
 }

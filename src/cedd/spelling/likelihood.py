@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 from cedd.data.text import Ids, encode_given, encode_text
+from cedd.models.integers import has_integer_products, with_integers
 from cedd.models.loaded import LoadedModel
 from cedd.models.transformer import Transformer
-from cedd.network import AnyModel, Network, has_integer_products, with_integers
+from cedd.network import AnyModel, Network
 from cedd.spelling.scores import Floats, Watch, leave_one_out, log_posteriors, rate_of_time
 
 SIZE, BEFORE, NEAR = 48, 24, 8

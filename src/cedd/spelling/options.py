@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from cedd.names import changed
+
 if TYPE_CHECKING:  # torch: a correction word by word may need none
     from cedd.models.loaded import LoadedModel
 
@@ -54,8 +56,6 @@ class CorrectionOptions:
 
     def changed(self, given: Mapping[str, Any], source: str = "the options of correction") -> CorrectionOptions:
         """These options with those given (not None) in their place."""
-        from cedd.models.loaded import changed
-
         return changed(self, current_names(given), source)
 
     @property
