@@ -273,6 +273,33 @@ def test_a_token_without_a_chance_costs_a_text_without_it_nothing(method: str) -
     assert float(cedd.loss(method, process, without_zero, tokens)) < 50
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize(
+    ("size", "together", "sizes"),
+    [
+        (4, None, [4, 4, 1]),
+        (4, [3, 0, 2, 4], [3, 2, 4]),
+        (5, [3, 0, 2, 4], [5, 4]),
+        (1, [3, 0, 2, 4], [3, 2, 4]),
+        (9, [3, 0, 2, 4], [9]),
+    ],
+)
+def test_rows_that_belong_together_come_together(
+    halves: Halves, one_by_one: bool, size: int, together: list[int] | None, sizes: list[int], monkeypatch
+) -> None:
+    monkeypatch.setitem(network_module._ENTRIES_AT_ONCE, "cpu", size * V)
+    x, rows = torch.arange(16).view(4, L) % V, torch.tensor([0, 1, 3, 9, 10, 12, 13, 14, 15])
+    network = replace(Network.of(halves, V), one_by_one=one_by_one)
+    found = [*network.rows(x, torch.zeros(4), Places(rows)).chunks(together)]
+    if not one_by_one:
+        assert [len(outputs) for outputs, _ in found] == sizes
+    elif together is not None:
+        assert [len(outputs) for outputs, _ in found] == [3, 2, 4]
+    for outputs, part in found:
+        torch.testing.assert_close(outputs, halves(x, torch.zeros(4)).flatten(0, 1)[rows[part]])
+    assert [part.start for _, part in found] == [0, *(part.stop for _, part in found[:-1])]
+
+
 @pytest.mark.parametrize("method", ["bayes", "sedd", "sedds"])
 @pytest.mark.parametrize("process", [cedd.absorb(V), cedd.uniform(V), cedd.roulette(V)])
 def test_the_exact_bound_of_a_text_without_a_chance_is_infinite(method: str, process: cedd.TokenProcess) -> None:

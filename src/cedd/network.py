@@ -12,6 +12,7 @@ the network as they are.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -386,18 +387,32 @@ class FullPrecisionHead:
             return self.head(rows.to(weight.dtype) if isinstance(weight, Tensor) else rows.float())
 
 
+def _parts(rows: int, size: int, together: Sequence[int] | None) -> Iterator[slice]:
+    """Rows in parts of at most `size`; or of as many of the groups `together` as fit, and of one that does not."""
+    start = stop = 0
+    for count in [min(size, rows - first) for first in range(0, rows, size)] if together is None else together:
+        if start < stop and stop + count - start > size:
+            yield slice(start, stop)
+            start = stop
+        stop += count
+    if start < stop:
+        yield slice(start, stop)
+
+
 class OutputRows:
     """Outputs of some positions, made a chunk at a time."""
 
     def __init__(self, network: Network, hidden: Tensor, head: Callable[[Tensor], Tensor] | None) -> None:
         self._network, self._hidden, self._head = network, hidden, head
 
-    def chunks(self) -> Iterator[tuple[Tensor, slice]]:
-        """Outputs [r, V], and which rows they are of."""
+    def chunks(self, together: Sequence[int] | None = None) -> Iterator[tuple[Tensor, slice]]:
+        """Outputs [r, V], and which rows they are of.
+
+        together: how many rows after one another belong together, and come in one chunk.
+        """
         vocab_size = self._network.vocab_size
         size = max(1, _ENTRIES_AT_ONCE.get(self._hidden.device.type, _MOST_ENTRIES) // vocab_size)
-        for start in range(0, len(self._hidden), size):
-            part = slice(start, start + size)
+        for part in _parts(len(self._hidden), size, together):
             rows = self._hidden[part]
             yield rows if self._head is None else self._network.checked(self._head(rows), (len(rows), vocab_size)), part
 
@@ -450,10 +465,11 @@ class RowsOneByOne(OutputRows):
     def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor]) -> None:
         """Nothing: each sequence has its own number of rows."""
 
-    def chunks(self) -> Iterator[tuple[Tensor, slice]]:
-        start = 0
-        for rows in self._sequences:
-            for outputs, _ in rows.chunks():
+    def chunks(self, together: Sequence[int] | None = None) -> Iterator[tuple[Tensor, slice]]:
+        """As of other rows; what belongs together must be a sequence's."""
+        start, counts = 0, itertools.repeat(None) if together is None else ([count] for count in together if count)
+        for rows, count in zip(self._sequences, counts, strict=False):
+            for outputs, _ in rows.chunks(count):
                 yield outputs, slice(start, start + len(outputs))
                 start += len(outputs)
 

@@ -276,6 +276,10 @@ class Leap:
     floor: Tensor
     slope: Tensor
 
+    def at(self, index: Tensor) -> Leap:
+        """That of some of positions [R]."""
+        return Leap(self.stay[index], self.remask[index], self.floor[index], self.slope[index])
+
     def law(self, probs: Tensor, x_t: Tensor, noise: Kernel) -> Tensor:
         """The law over the n states, [*S, n], for probabilities f [*S, V]."""
         floor, slope = self.floor.to(probs)[..., None], self.slope.to(probs)[..., None]

@@ -1,12 +1,14 @@
 """On a CUDA device: recorded graphs say what the network says, and samples follow the same laws."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
 import cedd
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.samplers import Fixed, GraphedNetwork, sample
+from cedd.samplers import ORDERS, Fixed, GraphedNetwork, sample
 from tests.samplers.chains import ERROR_RATE, p_value
 
 pytestmark = [
@@ -15,9 +17,10 @@ pytestmark = [
 ]
 
 
-def network(process: cedd.TokenProcess, length: int) -> Transformer:
+def network(process: cedd.TokenProcess, length: int, told: str = "sigma") -> Transformer:
     torch.manual_seed(0)
-    config = config_from_preset("tiny", vocab_size=process.vocab_size, has_mask=process.has_mask, length=length)
+    states = {"vocab_size": process.vocab_size, "has_mask": process.has_mask}
+    config = config_from_preset("tiny", **states, length=length, told=told)
     model = Transformer(config).cuda().eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     return model
@@ -102,6 +105,54 @@ def test_no_step_waits_for_the_device(process, method, recorded, monkeypatch):
         sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), callback=strict, **options)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize(
+    ("sampler", "process", "waits"),
+    [("gibbs", "absorb", 8), ("gibbs", "roulette", 8), ("remask-confidence", "absorb", 6), ("stratified", "uniform", 6)]
+    + [(order, "absorb", 8) for order in ORDERS],
+)
+def test_steps_wait_seldom_for_the_device(sampler, process, waits):
+    """And a network that is not told the time is asked as any other: the host does not look at the texts."""
+    made = getattr(cedd, process)(50)
+    graphed = GraphedNetwork(network(made, 16, told="nothing"), 8, 16)
+    assert not graphed.knows_time
+    options = {"method": "bayes", "sampler": sampler, "steps": 8}
+    first = sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options)  # records
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waited:
+            warnings.simplefilter("always")
+            again = sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again)
+    assert bool((first < 50).all())
+    assert len(waited) < waits * 9 + 20
+
+
+@pytest.mark.parametrize("sampler", ["gibbs", "remask-confidence", *ORDERS])
+def test_the_device_draws_what_the_host_draws(sampler):
+    """A table of outputs, which no product of matrices rounds; exponentials may differ by a bit."""
+    process = cedd.absorb(6)
+
+    class Same:
+        knows_time = False
+
+        def __init__(self, device):
+            self.device = torch.device(device)
+            self.table = torch.randn(7, 6, generator=torch.Generator().manual_seed(0)).to(device)
+
+        def features(self, x_t, sigma):
+            return self.table[(x_t + x_t.roll(1, -1)) % 7]
+
+        def head(self, features):
+            return features
+
+    options = {"method": "bayes", "sampler": sampler, "steps": 6, "seeds": range(20), "temperature": 0.8}
+    here, there = (sample(Same(place), process, (20, 16), **options).cpu() for place in ("cpu", "cuda"))
+    assert (here == there).double().mean() > 0.99
 
 
 @pytest.mark.parametrize("method", ["sedd", "bayes"])

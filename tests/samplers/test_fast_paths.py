@@ -1,6 +1,7 @@
 """What spares a sampler work leaves its samples as they are."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,10 +15,24 @@ from cedd import network
 from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.parameterization import Affine, at_token, put_at_token
-from cedd.samplers import RULES, Sharpening, StepRule, graphs, inverse_cdf, loop, sample
-from cedd.samplers.choice import beliefs, jump_weights, leap_of
-from cedd.samplers.draws import Draws
+from cedd.process import Noise
+from cedd.samplers import (
+    ORDERS,
+    RULES,
+    Order,
+    Sharpening,
+    StepRule,
+    graphs,
+    inverse_cdf,
+    loop,
+    sample,
+    steppers,
+    text_seeds,
+)
+from cedd.samplers.choice import beliefs, is_surely_mask, jump_weights, leap_of
+from cedd.samplers.draws import Draws, Use
 from cedd.samplers.graphs import MOST_ROWS, Recorder
+from cedd.samplers.memory import RememberingNetwork, remembering
 from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
 
 
@@ -184,6 +199,184 @@ def test_a_network_that_knows_the_time_is_asked_at_every_step() -> None:
     counted = Counted(transformer(process))
     drawn(counted, process, "sedd", steps=10, deterministic=True)
     assert counted.sequences == 5 * 11
+
+
+def test_a_gpu_is_not_kept_waiting_to_look_at_texts() -> None:
+    model = transformer(cedd.uniform(20), told="nothing")
+    assert isinstance(remembering(model), RememberingNetwork)
+
+    class Elsewhere(Counted):
+        device = torch.device("meta")
+
+    elsewhere = Elsewhere(model)
+    assert remembering(elsewhere) is elsewhere
+
+
+# ---- few rows of many ------------------------------------------------------------------------------------------------
+
+SHARPENED = [{}, {"temperature": 0.6}, {"top_p": 0.8, "exclude": [0, 5]}, {"constraint": HELD}]
+
+
+class HeadRows:
+    """Counts the rows that a head is asked for."""
+
+    def __init__(self, model: Transformer) -> None:
+        self._model, self.features, self.rows = model, model.features, 0
+
+    def head(self, hidden: Tensor) -> Tensor:
+        self.rows += len(hidden)
+        return self._model.head(hidden)
+
+
+@pytest.mark.parametrize("options", SHARPENED)
+@pytest.mark.parametrize(("name", "method", "share"), [("absorb", "cedd", 0.4), ("roulette", "bayes", 0.9)])
+def test_masks_that_stay_by_their_numbers_are_not_asked_for(
+    name: str, method: str, share: float, options: dict[str, Any], monkeypatch
+) -> None:
+    process = getattr(cedd, name)(20)
+    model = transformer(process)
+    few, all_ = HeadRows(model), HeadRows(model)
+    how = {"sampler": "gibbs", "steps": 24, "deterministic": True, **options}
+    spared = drawn(few, process, method, **how)
+    for module in (loop, steppers):
+        monkeypatch.setattr(module, "is_surely_mask", lambda v, chance: torch.zeros_like(v, dtype=torch.bool))
+    assert torch.equal(spared, drawn(all_, process, method, **how))
+    assert few.rows < share * all_.rows
+
+
+def test_a_number_of_the_mask_gives_the_mask() -> None:
+    """Laws of any tokens with a mask of a known chance; numbers at the edge of it, and beyond."""
+    generator, chance = torch.Generator().manual_seed(0), torch.tensor(0.3, dtype=torch.float64)
+    v = 0.7 + torch.linspace(-1e-8, 1e-8, 4001, dtype=torch.float64)
+    tokens = torch.rand(4001, 50, generator=generator, dtype=torch.float64)
+    law = torch.cat([0.7 * tokens / tokens.sum(1, keepdim=True), chance.expand(4001, 1)], 1)
+    sure, drawn = is_surely_mask(v, chance), inverse_cdf(law, v)
+    assert bool((drawn[sure] == 50).all())
+    assert bool((drawn[~sure] < 50).any())
+    assert int(sure.sum()) == pytest.approx(1800, abs=2)
+    law[:, :25] = 0  # excluded tokens leave the mask more
+    assert bool((inverse_cdf(law, v)[sure] == 50).all())
+
+
+@pytest.mark.parametrize("options", SHARPENED)
+@pytest.mark.parametrize("method", ["bayes", "cedd"])
+def test_only_tokens_that_change_are_asked_where_to(method: str, options: dict[str, Any], monkeypatch) -> None:
+    """Stratified hazards: the weights of all positions, of which most stay, give the same."""
+    process = cedd.uniform(20)
+    model, asked, all_rows = transformer(process), [], []
+
+    def counted(leap, probs, x, now, sharpening):
+        asked.append(len(x))
+        return jump_weights(leap, probs, x, now, sharpening)
+
+    def counted_leaps(*given):
+        all_rows.append(len(given[4]))
+        return leap_of(*given)
+
+    monkeypatch.setattr(steppers, "jump_weights", counted)
+    monkeypatch.setattr(steppers, "leap_of", counted_leaps)
+    how = {"sampler": "stratified", "steps": 24, "deterministic": True, **options}
+    spared = drawn(model, process, method, **how)
+    assert sum(asked) < 0.4 * sum(all_rows)
+
+    def everywhere(scene: steppers.Scene, x: Tensor) -> steppers.Stepping:
+        reached = scene.numbers(Use.JUMP, 0).flatten()
+
+        def step(x: Tensor, k: int, noise: Noise, earlier: Noise) -> Tensor:
+            nonlocal reached
+            v, rows = scene.numbers(Use.TARGET, k).flatten(), scene.free.flatten().nonzero().squeeze(1)
+            said = scene.network.rows(x, noise.sigma.float(), network.Places(rows), full_precision=True)
+            outputs, here = said.map(lambda part, _: part.double()), x.flatten()[rows]
+            now, next_ = noise.like(here), earlier.like(here)
+            how = (RULES["analytic"], scene.parameterization, scene.sharpening)
+            leap, probs = leap_of(*how, outputs, here, now, next_)
+            weights = jump_weights(leap, probs, here, now, scene.sharpening)
+            after = reached[rows] + (1 - leap.stay)
+            moves = (after.floor() > reached[rows].floor()) & (weights.sum(-1) > 0)
+            reached = reached.index_copy(0, rows, after)
+            new = torch.where(moves, inverse_cdf(weights, v[rows]), here)
+            return x.flatten().index_copy(0, rows, new).view(x.shape)
+
+        return step
+
+    brute = replace(steppers.STEPPERS["stratified"], start=everywhere)
+    assert torch.equal(spared, drawn(model, process, method, **{**how, "sampler": brute}))
+
+
+@pytest.mark.parametrize("options", SHARPENED)
+@pytest.mark.parametrize("name", [*ORDERS, "bounded"])
+def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> None:
+    """Confidence orders: all masks judged by sorting, and all drawn, give the same."""
+    process, steps, length = cedd.absorb(20), 6, 16
+    order = ORDERS.get(name, Order("entropy", ORDERS["entropy"].sureness, entropy_bound=1.5))
+    model = transformer(process)
+    how = {"sampler": order, "steps": steps, "deterministic": True, **options}
+    spared, draws = drawn(model, process, "cedd", **how), Draws(seeds_of_drawn(5), length)
+    sharpening = Sharpening(options.get("temperature", 1.0), options.get("top_p", 1.0), options.get("exclude", ()))
+    x = torch.full((5, length), 20)
+    x = HELD(x) if "constraint" in options else x
+    spread = sorted(range(length), key=lambda i: f"{i:04b}"[::-1])
+    for step in range(100):
+        masked = x == 20
+        if not bool(masked.any()):
+            break
+        share = masked.double().mean(1).clamp_max(float(process.kernel(1.0).a))
+        v, said = draws.uniform(Use.TARGET, step), list[Tensor]()
+        for i in range(5):  # as deterministic: one text at a time, and the head at its masks
+            hidden = model.features(x[i : i + 1], -torch.log1p(-share[i : i + 1]).float())[0]
+            said.append(model.head(hidden[masked[i]]).double().detach())
+        for i, outputs in enumerate(said):
+            places = masked[i].nonzero().squeeze(1).tolist()
+            if not places:
+                continue
+            believed = Sharpening(excluded=sharpening.excluded).log_probs(outputs)
+            probs = believed.exp()
+            entropy = -(probs * believed.nan_to_num(neginf=0.0)).sum(-1)
+            best = believed.topk(2, -1).values.exp()
+            sure = {"probability": best[:, 0], "margin": best[:, 0] - best[:, 1]}.get(name, -entropy)
+            ranked = sorted(range(len(places)), key=lambda j: (-float(sure[j]), spread.index(places[j])))
+            turn = ranked[: -(-len(places) // max(1, steps - step))]
+            if name == "bounded":
+                turn = [j for j in ranked if j == ranked[0] or float(entropy[j]) <= 1.5]
+            tokens = inverse_cdf(sharpening.log_probs(outputs), v[i][places], log=True)
+            for j in turn:
+                x[i, places[j]] = tokens[j]
+    assert torch.equal(spared, x)
+
+
+class Lookup:
+    """Outputs from a table, which no product of matrices rounds."""
+
+    def __init__(self) -> None:
+        self._table = torch.randn(21, 20, generator=torch.Generator().manual_seed(1))
+
+    def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return self._table[(x_t + x_t.roll(1, -1) + torch.arange(x_t.shape[1])) % 21]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+@pytest.mark.parametrize("options", SHARPENED)
+@pytest.mark.parametrize("sampler", [*ORDERS, "gibbs", "remask-confidence"])
+def test_chunks_of_any_size_give_the_same(sampler: str, options: dict[str, Any], monkeypatch) -> None:
+    process, how = cedd.absorb(20), {"sampler": sampler, "steps": 6, **options}
+    at_once = drawn(Lookup(), process, "cedd", **how)
+    for rows in (1, 30, 47):
+        monkeypatch.setitem(network._ENTRIES_AT_ONCE, "cpu", 20 * rows)
+        assert torch.equal(at_once, drawn(Lookup(), process, "cedd", **how))
+
+
+def seeds_of_drawn(n: int) -> list[int]:
+    """The seeds of `drawn`."""
+    return text_seeds(int(torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(3))), n)
+
+
+@pytest.mark.parametrize("log_probs", [torch.randn(40, 7), torch.zeros(3, 4), torch.randn(5, 1)])
+def test_the_margin_is_that_of_sorted_probabilities(log_probs: Tensor) -> None:
+    best = torch.cat([log_probs.double(), torch.full((len(log_probs), 1), -torch.inf)], 1).sort(-1, descending=True)
+    best = best.values.exp()
+    assert torch.equal(ORDERS["margin"].sureness(log_probs.double()), best[:, 0] - best[:, 1])
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------

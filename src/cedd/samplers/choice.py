@@ -43,6 +43,19 @@ def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     return (block * width + place).clamp_max(size - 1)  # beyond for a row of nan only, which is refused elsewhere
 
 
+_ROUNDED_BY = 1e-9
+"""More than the sum of a law is rounded by."""
+
+
+def is_surely_mask(v: Tensor, chance: Tensor) -> Tensor:
+    """Where `inverse_cdf` of a law over the n states gives the mask by numbers v, whatever the tokens have.
+
+    The mask is the last of the states, and has this chance, or more where tokens are excluded. So a network need not
+    be asked about most masks that stay, and all that is drawn is the same.
+    """
+    return v >= 1 - chance + _ROUNDED_BY
+
+
 def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tensor, Tensor]:
     """The first index whose cumulated weight exceeds the target (a share of the total if `relative`), and how far
     the target lies inside that entry."""

@@ -30,14 +30,14 @@ from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating
 from cedd.parameterization import Affine, Parameterization, can_jump
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, jump_weights, leap_of
+from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use, text_seeds
 from cedd.samplers.first_hitting import check_reveals, first_hitting
 from cedd.samplers.grids import LAST_TIME, time_grid
 from cedd.samplers.memory import remembering
 from cedd.samplers.orders import ORDERS, Order, reveal_in_order
-from cedd.samplers.plan import BLOCK_STEPS, Candidates, Plan, blocks, chances
+from cedd.samplers.plan import BLOCK_STEPS, Candidates, Chances, Plan, blocks, chances
 from cedd.samplers.steppers import STEPPERS, Scene, Stepper
 
 WITHOUT_RULES = ("first-hitting", *ORDERS)
@@ -78,13 +78,27 @@ class Run:
     constraint: Constraint | None
     draws: Draws
     callback: Callback | None
-    dense: bool
-    """Whether every position is asked for, since the rule does not say who may jump."""
     stepper: Stepper | None = None
     """Steps in the rule's place, except to t = 0."""
 
     def rule_of(self, k: int) -> StepRule:
         return self.last_rule if float(self.times[k + 1]) == 0 else self.rule
+
+    @property
+    def knows_chances(self) -> bool:
+        """Whether the rules say who may jump without the network."""
+        return isinstance(self.parameterization, Affine) and self.rule.jump_first and self.last_rule.jump_first
+
+    @property
+    def dense(self) -> bool:
+        """Whether all positions take their steps together, each drawn from its whole law."""
+        return self.stepper is not None or not self.knows_chances
+
+    def chances(self, noise: Noise, earlier: Noise) -> Chances:
+        """Those of the steps from noise [K] to earlier [K]."""
+        assert isinstance(self.parameterization, Affine)
+        steps, last = (chances(rule, self.parameterization, noise, earlier) for rule in (self.rule, self.last_rule))
+        return steps.where(earlier.t > 0, last)
 
     def stretches(self) -> Iterator[tuple[StepRule, int, int]]:
         """The steps of one rule after the other: (rule, first step, the step after the last)."""
@@ -131,26 +145,26 @@ def denoise(run: Run, x: Tensor) -> Tensor:
 
 def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
     """All texts take a step before any takes the next."""
-    stepping = None
+    free, stepping = ~held.to(x.device), None
+    # What is known without the network: the probability with which a mask stays, [K], or nothing.
+    stay = (
+        1 - run.chances(*_ends(run.states, levels)).reveal if run.knows_chances else torch.zeros_like(levels[:, 0, 0])
+    )
+
+    def dense_step(x: Tensor, k: int) -> Tensor:
+        return _dense_step(run, k, x, free, levels[k], sigma[k], stay[k])
+
     if run.stepper is not None:
         assert isinstance(run.parameterization, Affine)
-        scene = Scene(
-            run.network,
-            run.process,
-            run.parameterization,
-            run.sharpening,
-            run.draws,
-            ~held.to(x.device),
-            lambda x, k: _dense_step(run, k, x, held, levels[k], sigma[k]),
-        )
-        stepping = run.stepper.start(scene, x)
+        how = (run.network, run.process, run.parameterization, run.sharpening, run.draws)
+        stepping = run.stepper.start(Scene(*how, free, plain=dense_step), x)
     for start, stop in blocks(len(run.times) - 1, 1 if run.has_opaque_constraint else BLOCK_STEPS):
         planned = list(plan.block(start, stop, x.device)) if plan is not None else [None] * (stop - start)
         for k, candidates in zip(range(start, stop), planned, strict=True):
             if stepping is not None and float(run.times[k + 1]) > 0:
                 x = stepping(x, k, *_ends(run.states, levels[k]))
             elif candidates is None:
-                x = _dense_step(run, k, x, held, levels[k], sigma[k])
+                x = dense_step(x, k)
             else:
                 x = _jump_step(run, run.rule_of(k), x, candidates, levels, sigma)
             if run.constraint is not None:
@@ -170,12 +184,8 @@ def _held(constraint: Constraint | None, shape: tuple[int, ...]) -> Tensor:
 
 
 def _plan(run: Run, x: Tensor, held: Tensor, noise: Noise, earlier: Noise) -> Plan:
-    parameterization = run.parameterization
-    assert isinstance(parameterization, Affine)
-    steps, last = (chances(rule, parameterization, noise, earlier) for rule in (run.rule, run.last_rule))
-    known = steps.where(earlier.t > 0, last)
     masked = x == run.process.vocab_size
-    return Plan(known, masked, held, run.draws, run.network.in_halves)
+    return Plan(run.chances(noise, earlier), masked, held, run.draws, run.network.in_halves)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -229,16 +239,21 @@ class Jump:
 # One step, dense
 
 
-def _dense_step(run: Run, k: int, x: Tensor, held: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
-    """Every position that can move is drawn from its whole law over the n states."""
-    flat, rule, moves = x.flatten(), run.rule_of(k), ~held.to(x.device)
+def _dense_step(run: Run, k: int, x: Tensor, free: Tensor, levels: Tensor, sigma: Tensor, stay: Tensor) -> Tensor:
+    """Every position that can move is drawn from its whole law over the n states.
+
+    stay: a probability with which masks stay at least; those that do by their numbers alone are not asked for.
+    """
+    flat, rule = x.flatten(), run.rule_of(k)
     noise, earlier = _ends(run.states, levels)
+    numbers = run.draws.uniform(Use.TARGET, k).to(x.device)
+    moves = free & ~(noise.is_mask(x) & is_surely_mask(numbers, stay))
     if rule.only_reverses:
         moves = moves & can_jump(x, noise.like(x))
     rows = moves.flatten().nonzero().squeeze(1)
     if not len(rows):
         return x
-    v = run.draws.uniform(Use.TARGET, k).flatten().to(x.device)[rows]
+    v = numbers.flatten()[rows]
 
     def drawn(outputs: Tensor, part: slice) -> Tensor:
         return _draw_dense(rule, run, outputs.double(), flat[rows[part]], noise, earlier, v[part])
@@ -362,14 +377,8 @@ def sample(
 
     def denoise_noise(start: int, stop: int) -> Tensor:
         rule, last_rule = _rule_of(sampler, dynamics), dynamics.last_rule(chosen.parameterization, process)
-        knows = stepper is None and rule.jump_first and last_rule.jump_first
-        dense = not (knows and isinstance(chosen.parameterization, Affine))
-        own = network.of_sequences(slice(start, stop))
-        if own.extras is None and (dense or not dynamics.only_reveals(process)):
-            # Texts are read again in which nothing changed, unlike where each call reveals a token of each text.
-            own = replace(own, model=remembering(own.model))
         run = Run(
-            network=own,
+            network=network.of_sequences(slice(start, stop)),
             process=process,
             parameterization=chosen.parameterization,
             rule=rule,
@@ -379,9 +388,11 @@ def sample(
             constraint=_part(constraint, start, stop),
             draws=Draws(own_seeds[start:stop], shape[1]),
             callback=callback,
-            dense=dense,
             stepper=stepper,
         )
+        if run.network.extras is None and (run.dense or not dynamics.only_reveals(process)):
+            # Texts are read again in which nothing changed, unlike where each call reveals a token of each text.
+            run = replace(run, network=replace(run.network, model=remembering(run.network.model)))
         place = network.device
         x = x_start[start:stop].to(place) if x_start is not None else _prior(run, place)
         if sampler == "first-hitting":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cedd.device import model_device
-from cedd.network import AnyModel, HasHead, has_head, knows_time, records
+from cedd.network import AnyModel, HasHead, has_head, knows_time
 
 MOST_BYTES = 64 * 2**20
 
@@ -68,8 +68,6 @@ class RememberingNetwork:
     def __init__(self, model: HasHead) -> None:
         self._model, self._memory = model, Memory(SAMPLERS_BYTES)
         self.head, self.device = model.head, model_device(model)
-        if records(model):
-            self.recorded = model.recorded
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L, D]"""
@@ -77,5 +75,10 @@ class RememberingNetwork:
 
 
 def remembering(model: AnyModel) -> AnyModel:
-    """The same network, which remembers what it has read if it says the same of it at any time."""
-    return RememberingNetwork(model) if has_head(model) and not knows_time(model) else model
+    """The same network, which remembers what it has read if it says the same of it at any time.
+
+    On a CPU: a GPU would wait longer for the host to look at the texts than it takes to read them again.
+    """
+    if has_head(model) and not knows_time(model) and model_device(model).type == "cpu":
+        return RememberingNetwork(model)
+    return model

@@ -18,8 +18,12 @@ sampler, not of the diffusion process, whose bound may be larger or smaller.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,12 +44,13 @@ def _probability(log_probs: Tensor) -> Tensor:
 
 
 def _margin(log_probs: Tensor) -> Tensor:
-    best = log_probs.topk(min(2, log_probs.shape[-1]), -1).values.exp()
-    return best[:, 0] - best[:, 1:].sum(-1)
+    best, token = log_probs.max(-1, keepdim=True)  # twice: a sort of the vocabulary's two best takes many sweeps
+    second = log_probs.scatter(-1, token, -torch.inf).amax(-1, keepdim=True)
+    return (best.exp() - second.exp()).squeeze(-1)
 
 
 def _negative_entropy(log_probs: Tensor) -> Tensor:
-    return (log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(-1)
+    return log_probs.exp().mul_(log_probs.nan_to_num(neginf=0.0)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -63,18 +68,30 @@ class Order:
     sureness: Callable[[Tensor], Tensor]
     entropy_bound: float | None = None
 
-    def chosen(self, sureness: Tensor, entropy: Tensor, masked: Tensor, steps_left: int) -> Tensor:
-        """Which of the masks are revealed now, all [B, L]; of equally sure ones those that lie apart."""
+    def chosen(self, log_probs: Tensor, places: Tensor, masked: Tensor, steps_left: int) -> Tensor:
+        """Which of the masks are revealed now, [B, L], of equally sure ones those that lie apart.
+
+        Args:
+            log_probs: log f at the masks, [R, V].
+            places: where they are in the flattened batch, [R].
+            masked: the same as [B, L].
+            steps_left: this one and those that follow.
+        """
+
+        def put(values: Tensor) -> Tensor:
+            return values.new_zeros(masked.numel()).index_copy(0, places, values).view(masked.shape)
+
         apart = spread_out(masked.shape[1]).to(masked.device)
-        known = sureness.masked_fill(~masked, -torch.inf)[:, apart]
+        known = put(self.sureness(log_probs)).masked_fill(~masked, -torch.inf)[:, apart]
         ranked = apart[torch.argsort(known, dim=1, descending=True, stable=True)]
         rank = torch.argsort(ranked, dim=1)
         if self.entropy_bound is not None:
-            return masked & ((rank == 0) | (entropy <= self.entropy_bound))
+            return masked & ((rank == 0) | (put(-_negative_entropy(log_probs)) <= self.entropy_bound))
         quota = -(-masked.sum(1, keepdim=True) // steps_left)
         return masked & (rank < quota)
 
 
+@cache
 def spread_out(length: int) -> Tensor:
     """All positions, [L], in an order of which every beginning lies apart: by the reversed bits of their numbers.
 
@@ -88,6 +105,10 @@ ORDERS: Mapping[str, Order] = {
     order.name: order
     for order in (Order("probability", _probability), Order("margin", _margin), Order("entropy", _negative_entropy))
 }
+
+
+Value = Callable[[Tensor, Tensor], Tensor]
+"""(log f [R, V], sharpened; flat positions [R]) -> what these masks come to, [R]."""
 
 
 def reveal_in_order(
@@ -106,8 +127,9 @@ def reveal_in_order(
     if callback is not None:
         callback(0, 1.0, x)
 
-    def drawn(log_probs: Tensor, rows: Tensor, step: int) -> Tensor:
-        return inverse_cdf(log_probs, draws.uniform(Use.TARGET, step).flatten().to(rows.device)[rows], log=True)
+    def drawn(step: int) -> Value:
+        v = draws.uniform(Use.TARGET, step).flatten().to(x.device)
+        return lambda log_probs, rows: inverse_cdf(log_probs, v[rows], log=True)
 
     def reveal(rows: Tensor, tokens: Tensor, step: int) -> None:
         nonlocal x
@@ -158,9 +180,9 @@ def order_nats(
     x0 = data.to(network.device)
     x, nats = torch.full_like(x0, process.vocab_size), torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
 
-    def pays(log_probs: Tensor, rows: Tensor, step: int) -> Tensor:
+    def pays(step: int) -> Value:
         del step
-        return -at_token(log_probs, x0.flatten()[rows])
+        return lambda log_probs, rows: -at_token(log_probs, x0.flatten()[rows])
 
     def reveal(rows: Tensor, cost: Tensor, step: int) -> None:
         nonlocal x
@@ -182,28 +204,31 @@ def _in_order(
     order: Order,
     steps: int,
     sharpening: Sharpening,
-    value: Callable[[Tensor, Tensor, int], Tensor],
+    value: Callable[[int], Value],
     reveal: Callable[[Tensor, Tensor, int], None],
 ) -> None:
-    """Until no mask is left: value(log f [R, V], rows [R], step) of every mask, and reveal(rows, values, step) of those
-    whose turn it is."""
+    """Until no mask is left: reveal(rows [R], value(step) of them, step) of those whose turn it is.
+
+    Every mask is judged, a chunk of whole texts at a time; only what is revealed is sharpened and drawn.
+    """
     most = float(process.kernel(1.0).a)
     plain = Sharpening(excluded=sharpening.excluded)  # sharpened to the end, all beliefs are equally sure
     step = 0
-    while bool((masked := (x := state()) == process.vocab_size).any()):
-        rows = masked.flatten().nonzero().squeeze(1)
+    while True:
+        masked = (x := state()) == process.vocab_size
+        counts = cast(list[int], masked.sum(1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        if not any(counts):
+            return
+        rows, ends = masked.flatten().nonzero().squeeze(1), [*accumulate(counts)]
         share = masked.double().mean(1).clamp_max(most)  # a(t) = share
-
-        def judged(outputs: Tensor, part: slice, rows: Tensor = rows, step: int = step) -> Tensor:
-            believed, sharp = (how.log_probs(outputs.double()) for how in (plain, sharpening))
-            values = value(sharp, rows[part], step).double()
-            return torch.stack([order.sureness(believed), -_negative_entropy(believed), values], 1)
-
-        found = network.rows(x, -torch.log1p(-share), Places(rows), full_precision=True).map(judged)
-        sureness, entropy, values = (
-            torch.zeros_like(x, dtype=torch.float64).view(-1).index_copy(0, rows, column).view(x.shape)
-            for column in found.T
-        )
-        now = order.chosen(sureness, entropy, masked, max(1, steps - step)).flatten().nonzero().squeeze(1)
-        reveal(now, values.flatten()[now], step)
+        outputs = network.rows(x, -torch.log1p(-share), Places(rows), full_precision=True)
+        valued, places, values = value(step), list[Tensor](), list[Tensor]()
+        for said, part in outputs.chunks(counts):
+            first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop) + 1
+            local = rows[part] - first * x.shape[1]
+            turn = order.chosen(plain.log_probs(said.double()), local, masked[first:last], max(1, steps - step))
+            now = turn.flatten()[local].nonzero().squeeze(1)
+            places.append(rows[part][now])
+            values.append(valued(sharpening.log_probs(said[now].double()), places[-1]))
+        reveal(torch.cat(places), torch.cat(values), step)
         step += 1

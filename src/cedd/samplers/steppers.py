@@ -25,7 +25,7 @@ from cedd.methods import Method
 from cedd.network import Network, Places
 from cedd.parameterization import Affine, Bayes, at_token
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.choice import Sharpening, beliefs, inverse_cdf, jump_weights, leap_of
+from cedd.samplers.choice import Sharpening, beliefs, inverse_cdf, is_surely_mask, jump_weights, leap_of
 from cedd.samplers.draws import Draws, Use
 
 Stepping = Callable[[Tensor, int, Noise, Noise], Tensor]
@@ -208,14 +208,16 @@ def redrawn(scene: Scene, x: Tensor, noise: Noise, number: int, step: int) -> Te
     chosen = scene.free & (order.argsort(1).argsort(1) < number)
     if not scene.process.can_shuffle:
         x = x.masked_fill(chosen, scene.process.vocab_size)
-    v = scene.numbers(Use.REDRAW, step).flatten()
+    v = scene.numbers(Use.REDRAW, step)
 
     def choose(outputs: Tensor, here: Tensor, rows: Tensor) -> Tensor:
         at = noise.like(here)
         log_probs = beliefs(scene.parameterization, scene.sharpening, outputs, here, at)
-        return inverse_cdf(redrawing_law(log_probs.exp(), at, scene.sharpening), v[rows])
+        return inverse_cdf(redrawing_law(log_probs.exp_(), at, scene.sharpening), v.flatten()[rows])
 
-    rows, tokens = scene.drawn(x, chosen, noise, choose)
+    rows, tokens = scene.drawn(x, chosen & ~is_surely_mask(v, noise.a), noise, choose)
+    if noise.has_mask:
+        x = x.masked_fill(chosen, scene.process.vocab_size)
     return x.flatten().index_copy(0, rows, tokens.to(x)).view(x.shape)
 
 
@@ -262,10 +264,13 @@ def stratified(rule: StepRule | None = None) -> Stepper:
             def chosen(outputs: Tensor, here: Tensor, rows: Tensor) -> Tensor:
                 now, next_ = noise.like(here), earlier.like(here)
                 leap, probs = leap_of(law, scene.parameterization, scene.sharpening, outputs, here, now, next_)
-                weights = jump_weights(leap, probs, here, now, scene.sharpening)
                 after = reached[rows] + (1 - leap.stay)
-                moves = (after.floor() > reached[rows].floor()) & (weights.sum(-1) > 0)
-                return torch.stack([torch.where(moves, inverse_cdf(weights, v[rows]), here).double(), after], 1)
+                # Few change: only they need to know where to.
+                few = (after.floor() > reached[rows].floor()).nonzero().squeeze(1)
+                from_ = here[few]
+                weights = jump_weights(leap.at(few), probs[few], from_, noise.like(from_), scene.sharpening)
+                to = torch.where(weights.sum(-1) > 0, inverse_cdf(weights, v[rows[few]]), from_)
+                return torch.stack([here.index_copy(0, few, to).double(), after], 1)
 
             rows, found = scene.drawn(x, scene.free, noise, chosen)
             if len(rows):
