@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -20,7 +21,7 @@ from cedd.evaluation.frontier import (
     interval,
     text_weights,
 )
-from cedd.evaluation.generative import ModelJudge, judge_label, load_samples, open_judge
+from cedd.evaluation.generative import Judged, ModelJudge, judge_label, load_samples, open_judge
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.tasks import load
 from tests.tasks.models import save_random
@@ -173,6 +174,72 @@ def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, mon
     assert len(Frontier(folder).cells) == 2
     assert main(given) == 0
     assert len(drawn) == 3 + 4
+
+
+def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys):
+    """Two commands at once, whose sweeps overlap, and the same one after the other in another folder."""
+    swept = [("analytic", "euler"), ("euler", "first-hitting")]
+    together, alone = tmp_path / "together", tmp_path / "alone"
+
+    def command(folder, samplers):
+        how = ["--samplers", *samplers, "--step-counts", "1", "2", "3", "4", "5", "--temperatures", "1", "0.5"]
+        judged = ["-n", "3", "--length", "8", "--device", "cpu", "--judge", runs["causal"], "--json"]
+        return ["genppl", runs["absorb"], "--frontier", str(folder), *how, *judged]
+
+    code = "import sys; from cedd.cli import main; sys.exit(main(sys.argv[1:]))"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *command(together, one)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for one in swept
+    ]
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    for one in swept:
+        assert main(command(alone, one)) == 0
+    found, expected = (
+        {name: {**cell, "seconds": None} for name, cell in Frontier(folder).cells.items()}
+        for folder in (together, alone)
+    )
+    assert found == expected
+    assert len(found) == 5 * 2 * 2 + 2
+    assert all(set(cell["judged"]) == {"causal"} for cell in found.values())
+    assert not [file for file in together.iterdir() if file.name.startswith(".")]
+
+
+def test_what_others_add_stays(runs, tmp_path, capsys):
+    """Two views of one folder, each of which knows only of its own cells; texts that others have kept stay theirs."""
+    folder, model = tmp_path / "curves", load(runs["absorb"], "cpu")
+    one, other = Frontier(folder), Frontier(folder)
+    first, second = Setting("absorb", "analytic", 2), Setting("absorb", "analytic", 4)
+    for view, setting, n in ((one, first, 3), (other, second, 3), (other, first, 2)):
+        view.begin({"absorb": model}, 8, 0)
+        view.draw(setting, model, n, SamplingOptions())
+    assert [cell["texts"] for cell in Frontier(folder).cells.values()] == [3, 3]
+    assert len(load_samples(folder / "samples" / f"{first.name}.jsonl").texts) == 3
+
+    class Slow:
+        """Another process draws more texts of the cell that it reads."""
+
+        name, precision = "slow", "float32"
+        readings = 0
+
+        def judge(self, texts):
+            self.readings += 1
+            if self.readings == 1:
+                other.draw(first, model, 5, SamplingOptions())
+            return [Judged(1.0, 2) for _ in texts]
+
+    slow = Slow()
+    one.judge(first.name, slow, "slow")
+    assert slow.readings == 2
+    assert Frontier(folder).cells[first.name]["judged"]["slow"]["nats"] == [1.0] * 5
+    other.refresh()
+    other.judge(first.name, slow, "slow")
+    assert slow.readings == 2, "what another has judged is not judged again"
+    later = Frontier(folder)
+    with pytest.raises(ValueError, match="cells of another seed"):
+        later.begin({"absorb": model}, 8, 1)
 
 
 def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):

@@ -137,7 +137,8 @@ def frontier(arguments: Genppl) -> int:
     with progress_bar("cells", not arguments.json) as move:
         for done, cell in enumerate([*unjudged, *waiting]):
             move(done, len(unjudged) + len(waiting))
-            if isinstance(cell, Setting):
+            kept.refresh()  # others may have drawn or judged it meanwhile
+            if isinstance(cell, Setting) and kept.waiting([cell], arguments.n):
                 kept.draw(cell, runs[cell.run], arguments.n, options)
             if judge is not None:
                 kept.judge(cell.name if isinstance(cell, Setting) else cell, judge, label)

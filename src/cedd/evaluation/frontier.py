@@ -11,13 +11,15 @@ the same in every cell. Text i of all cells has the same seed, so what cells hav
 
 A folder holds what was drawn, `samples/CELL.jsonl`, and what is known of it, `frontier.json`, rewritten after each
 cell: texts can be drawn on one machine and judged on another, and the same command goes on where it was stopped.
+Several processes may do so at the same time: each reads the file again before it changes it, under the folder's lock.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ from cedd.evaluation.generative import (
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import WEIGHTS_FILE
 from cedd.samplers.loop import check_sampler, steps_taken
-from cedd.storage import atomic_file, file_sha256, read_json, reading, write_json
+from cedd.storage import atomic_file, file_sha256, locked, read_json, reading, write_json
 
 FRONTIER_FILE, SAMPLES_FOLDER, FORMAT = "frontier.json", "samples", 1
 REAL_TEXT = "real text"
@@ -125,17 +127,38 @@ class Frontier:
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / FRONTIER_FILE
         self.content: dict[str, Any] = {"format": FORMAT, "runs": {}, "cells": {}}
-        if self._file.is_file():
-            with reading(self._file):
-                self.content = _checked(read_json(self._file))
+        self._own: dict[str, Any] = {}
+        self._own_runs: dict[str, dict[str, str]] = {}
+        self._read: tuple[int, ...] | None = None
+        self.refresh()
 
     @property
     def cells(self) -> dict[str, dict[str, Any]]:
         return self.content["cells"]
 
-    def _save(self) -> None:
+    def refresh(self) -> None:
+        """Read the file again if it is another than before: another process may have added cells."""
+        if (version := self._version()) is not None and version != self._read:
+            with reading(self._file):
+                self.content, self._read = _checked(read_json(self._file)), version
+            self._agree()
+
+    def _version(self) -> tuple[int, ...] | None:
+        """What tells the file from those before it, each of which was replaced by a new one."""
+        if not self._file.is_file():
+            return None
+        found = self._file.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around a change of the content as it is by now, which is written at the end; others wait for as long."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._file, self.content)
+        with locked(self.folder):
+            self.refresh()
+            yield
+            write_json(self._file, self.content)
+            self._read = self._version()
 
     def begin(self, runs: Mapping[str, LoadedModel], length: int, seed: int) -> None:
         """Refuse what cannot stand in one picture: other tokens, lengths or seeds, or a run that has changed."""
@@ -144,13 +167,20 @@ class Frontier:
             raise ValueError("these runs have different tokenizers: entropies of different tokens cannot be compared")
         for run in runs.values():
             run.check_length(length)
-        wanted = {"length": length, "seed": seed, "tokenizer": first.tokenizer.fingerprint}
-        for name, value in wanted.items():
+        self._own = {"length": length, "seed": seed, "tokenizer": first.tokenizer.fingerprint}
+        self._own_runs = {
+            name: {"model": run.name, "weights": file_sha256(run.folder.path / WEIGHTS_FILE)}
+            for name, run in runs.items()
+        }
+        self._agree()
+
+    def _agree(self) -> None:
+        """Say in the content what this process draws; refuse one that says otherwise."""
+        for name, value in self._own.items():
             if self.content.setdefault(name, value) != value:
                 raise ValueError(f"{self.folder} has cells of another {name}; name another folder for these")
-        for name, run in runs.items():
-            weights = file_sha256(run.folder.path / WEIGHTS_FILE)
-            if self.content["runs"].setdefault(name, {"model": run.name, "weights": weights})["weights"] != weights:
+        for name, run in self._own_runs.items():
+            if self.content["runs"].setdefault(name, run)["weights"] != run["weights"]:
                 raise ValueError(f"{self.folder} has cells of another model called {name}; name another folder")
 
     def waiting(self, settings: Sequence[Setting], n: int) -> list[Setting]:
@@ -183,10 +213,8 @@ class Frontier:
             self._keep(setting, Samples([run.tokenizer.decode(row) for row in ids], ids.tolist(), {"text": data}), None)
 
     def _keep(self, setting: Setting, samples: Samples, seconds: float | None) -> None:
-        file = self._samples_file(setting.name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_samples(file, samples)
-        self.cells[setting.name] = {
+        """Unless another process has kept as many of them meanwhile, and may have judged those."""
+        cell = {
             **asdict(setting),
             "texts": len(samples.texts),
             "seconds": seconds,
@@ -194,20 +222,33 @@ class Frontier:
             "distinct": {str(n): distinct(samples.ids, n) for n in (1, 2, 3)},
             "judged": {},
         }
-        self._save()
+        with self._changing():
+            if self.waiting([setting], len(samples.texts)):
+                file = self._samples_file(setting.name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                save_samples(file, samples)
+                self.cells[setting.name] = cell
 
     def judge(self, name: str, judge: Judge, label: str) -> None:
-        """Let a judge read the texts of a cell."""
-        read = judge.judge(load_samples(self._samples_file(name)).texts)
-        if len(read) != self.cells[name]["texts"]:
+        """Let a judge read the texts of a cell, and once more if another process has drawn others meanwhile."""
+        while name in self.unjudged(label):
+            texts = self._texts(name)
+            read = judge.judge(texts)
+            with self._changing():
+                if self._texts(name) == texts:
+                    self.cells[name]["judged"][label] = {
+                        "precision": judge.precision,
+                        "nats": [one.nats for one in read],
+                        "tokens": [one.tokens for one in read],
+                        "cut_off_tokens": sum(one.cut_off for one in read),
+                    }
+
+    def _texts(self, name: str) -> list[str]:
+        """Those of a cell."""
+        texts = load_samples(self._samples_file(name)).texts
+        if len(texts) != self.cells[name]["texts"]:
             raise ValueError(f"{self._samples_file(name)} is not what {self._file} says of it; draw this cell again")
-        self.cells[name]["judged"][label] = {
-            "precision": judge.precision,
-            "nats": [one.nats for one in read],
-            "tokens": [one.tokens for one in read],
-            "cut_off_tokens": sum(one.cut_off for one in read),
-        }
-        self._save()
+        return texts
 
     def _samples_file(self, name: str) -> Path:
         return self.folder / SAMPLES_FOLDER / f"{name}.jsonl"
