@@ -118,7 +118,7 @@ def test_a_judge_of_the_hub(monkeypatch):
 
     def tokenizer(name, **options):
         seen.update(options)
-        return lambda text, add_special_tokens: {"input_ids": list(text.encode())}
+        return lambda texts, add_special_tokens: {"input_ids": [list(text.encode()) for text in texts]}
 
     monkeypatch.setattr(library, "AutoTokenizer", SimpleNamespace(from_pretrained=tokenizer), raising=False)
     causal = SimpleNamespace(from_pretrained=lambda name, **options: model.bfloat16())

@@ -149,7 +149,7 @@ class HubJudge:
         return [judged for part in parts for judged in self._judge_batch(part)]
 
     def _judge_batch(self, texts: Sequence[str]) -> list[Judged]:
-        whole = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        whole = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         rows = [tokens[: self._limit] for tokens in whole]
         longest = max(2, *map(len, rows))
         ids = torch.zeros(len(rows), longest, dtype=torch.int64)
@@ -159,10 +159,12 @@ class HubJudge:
         ids, mask = (part.to(self._device) for part in (ids, torch.arange(longest) < lengths[:, None]))
         with torch.no_grad():
             logits = self._model(input_ids=ids, attention_mask=mask.to(torch.int64)).logits
-        nats = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2).float(), ids[:, 1:], reduction="none")
-        totals = (nats.double() * mask[:, 1:]).sum(1)
+        # The logits stay as they lie, and the last of a text, of no token, is left out.
+        following = ids.roll(-1, 1).flatten()
+        nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), following, reduction="none")
+        totals: list[float] = (nats.view_as(ids)[:, :-1].double() * mask[:, 1:]).sum(1).tolist()
         return [
-            Judged(float(total), max(0, len(row) - 1), len(tokens) - len(row))
+            Judged(total, max(0, len(row) - 1), len(tokens) - len(row))
             for total, row, tokens in zip(totals, rows, whole, strict=True)
         ]
 
