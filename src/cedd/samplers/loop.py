@@ -145,11 +145,7 @@ def denoise(run: Run, x: Tensor) -> Tensor:
 
 def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
     """All texts take a step before any takes the next."""
-    free, stepping = ~held.to(x.device), None
-    # What is known without the network: the probability with which a mask stays, [K], or nothing.
-    stay = (
-        1 - run.chances(*_ends(run.states, levels)).reveal if run.knows_chances else torch.zeros_like(levels[:, 0, 0])
-    )
+    free, stay, stepping = ~held.to(x.device), _mask_stays(run, levels), None
 
     def dense_step(x: Tensor, k: int) -> Tensor:
         return _dense_step(run, k, x, free, levels[k], sigma[k], stay[k])
@@ -174,6 +170,12 @@ def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tenso
             if run.callback is not None:
                 run.callback(k + 1, float(run.times[k + 1]), x)
     return x
+
+
+def _mask_stays(run: Run, levels: Tensor) -> Tensor:
+    """The probability with which a mask stays in each step, [K]; 0 where it is not known without the network."""
+    noise, earlier = _ends(run.states, levels)
+    return 1 - run.chances(noise, earlier).reveal if run.knows_chances else torch.zeros_like(noise.t)
 
 
 def _held(constraint: Constraint | None, shape: tuple[int, ...]) -> Tensor:
