@@ -52,6 +52,15 @@ def expected_ratios(kind: str, matrix: np.ndarray, outputs: np.ndarray, x: int) 
     return reference.denoiser_scores(matrix, probabilities, x)
 
 
+@quick
+@given(st.sampled_from(list(PARAMETERIZATIONS)), VOCAB, TIME, SEED)
+def test_at_a_mask_of_a_process_that_only_masks_outputs_are_logits(kind: str, V: int, t: float, seed: int) -> None:
+    """Whatever else they mean: `cedd.models.arrays` relies on it."""
+    outputs, x, noise = one_of_each(cedd.absorb(V), t, seed)
+    posterior = PARAMETERIZATIONS[kind].log_posterior(outputs, x, noise)[V]
+    torch.testing.assert_close(posterior, outputs[V].log_softmax(-1))
+
+
 EXACT = ("score", "scaled", "plain denoiser", "bayes")
 
 

@@ -15,7 +15,8 @@ import torch
 
 from cedd.cli.correct import Source, rewrite_file
 from cedd.models.published import open_checkpoint
-from cedd.models.weights import read_metadata, read_weights, save_weights
+from cedd.models.stored import read_metadata
+from cedd.models.weights import read_weights, save_weights
 from cedd.spelling.correct import Change, Corrected
 from cedd.spelling.lexicon import load_lexicon
 from cedd.storage import (

@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from cedd.models.stored import CHECKSUM, read_arrays, read_metadata
+from cedd.models.stored import FORMS as ARRAY_FORMS
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.models.weights import (
-    CHECKSUM,
-    FORMS,
-    SkipInitialization,
-    load_weights,
-    read_metadata,
-    read_weights,
-    save_weights,
-)
+from cedd.models.weights import FORMS, SkipInitialization, load_weights, read_weights, save_weights
 
 
 def network(**changes):
@@ -128,7 +122,7 @@ def test_forms_that_do_not_fit_are_refused(tmp_path):
         save_weights(path, {"w": torch.tensor([[1.0, math.nan]])}, form="int8")
     assert not list(tmp_path.iterdir())
     save_weights(path, state)
-    with pytest.raises(ValueError, match=r"file is not stored as int8: the matrix w is torch.float32"):
+    with pytest.raises(ValueError, match=r"file is not stored as int8: the matrix w is float32"):
         read_weights(path, form="int8")
     save_weights(path, {"w": torch.ones(2, 2, dtype=torch.int8)})
     with pytest.raises(ValueError, match="w has no steps"):
@@ -257,3 +251,19 @@ def test_what_was_deflated_and_is_damaged_is_refused(tmp_path, damage):
     save_weights(tmp_path / "file", stored)
     with pytest.raises(ValueError, match="file is not stored as deflated: w"):
         read_weights(tmp_path / "file", form="deflated")
+
+
+@pytest.mark.parametrize("form", ARRAY_FORMS)
+def test_arrays_are_what_tensors_are(tmp_path, form):
+    model = network()
+    with torch.no_grad():
+        model.head.weight.normal_()
+    save_weights(tmp_path / "file", {**model.state_dict(), "step": torch.tensor(3)}, form=form)
+    tensors, arrays = read_weights(tmp_path / "file", form=form), read_arrays(tmp_path / "file", form=form)
+    assert tensors.keys() == arrays.keys()
+    assert all(torch.equal(tensors[name], torch.from_numpy(arrays[name])) for name in tensors)
+    content = bytearray((tmp_path / "file").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged"):
+        read_arrays(tmp_path / "file", form=form)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cedd.data.tokenizers import ByteTokenizer
+from cedd.models.arrays import ArrayNetwork
 from cedd.models.loaded import SamplingOptions
 from cedd.models.locate import pretrained_root
 from cedd.samplers import SAMPLERS, text_seeds
@@ -469,21 +470,24 @@ def test_a_queue_of_one_says_so(shelf: Shelf):
     assert said == "a request is waiting or under way, and no more are taken; try again in a few seconds"
 
 
-def test_a_model_whose_words_another_corrects_asks_that_one_as_all_do():
-    """Not a copy of its own, and not beside the calls that are gathered."""
+def test_a_model_whose_words_another_corrects_asks_that_one_as_all_do(monkeypatch: pytest.MonkeyPatch):
+    """Not a copy of its own."""
+    asked, read = list[ArrayNetwork](), ArrayNetwork.read
+    monkeypatch.setattr(ArrayNetwork, "read", lambda network, given: asked.append(network) or read(network, given))
     models = {name: load(pretrained_root() / name, "cpu") for name in ("english-char", "english")}
     shelf = Shelf(models)
     text = "He had a strang feling that sumthing was rong with teh hous, but he coud not sey wat it was."
-    with served(shelf) as (address, desk), httpx.Client(base_url=address, trust_env=False, timeout=60) as client:
+    with served(shelf) as (address, _), httpx.Client(base_url=address, trust_env=False, timeout=60) as client:
         answers, calls = [], []
         for name in models:
             shelf.memory = Memory()
-            before = desk.gathering.calls
+            before = len(asked)
             answers.append(client.post("/correct", json={"text": text, "model": name}).json())
-            calls.append(desk.gathering.calls - before)
+            calls.append(len(asked) - before)
     assert answers[0] == answers[1]
     assert answers[0]["changes"]
     assert calls[0] == calls[1] > 0
+    assert len(set(map(id, asked))) == 1
     assert shelf.corrector("english-char", {"change": "letters"}) is models["english-char"]
 
 

@@ -1,10 +1,15 @@
 """What a network has read lately is not read again."""
 
+from collections.abc import Sequence
+
+import pytest
 import torch
 
-from cedd.samplers.memory import Memory
+from cedd.models.arrays import ArrayNetwork, Floats, Passage, States
+from cedd.samplers.memory import MOST_NUMBERS, Memory, Numbers
 from cedd.serve.gathering import Gathering, Run
 from cedd.serve.models import Shelf
+from cedd.tasks import load
 from cedd.tasks.correct import correct
 
 
@@ -55,3 +60,34 @@ def test_a_text_that_is_corrected_again_is_not_read_again(shelf: Shelf):
         calls.append(gathering.calls)
     assert calls[0] == calls[1] > 0
     assert found == [correct(model, "the cqt sat on")] * 2
+
+
+def test_a_doubt_that_is_judged_again_is_not_read_again(monkeypatch: pytest.MonkeyPatch):
+    model, gathering, memory, found, calls = load("english", "cpu"), Gathering(), Memory(), [], [0]
+    read = ArrayNetwork.read
+
+    def noted(network: ArrayNetwork, passages: Sequence[Passage]) -> list[tuple[Floats, States]]:
+        calls[-1] += 1
+        return read(network, passages)
+
+    monkeypatch.setattr(ArrayNetwork, "read", noted)
+
+    def work(run: Run) -> None:
+        found.append(correct(run.over(model, memory), "He walked form the tabel"))
+
+    for _ in range(2):
+        gathering.begin(Run(work, lambda error: None))
+        while not found[len(calls) - 1 :]:  # it is judged outside
+            if gathering.ready:
+                gathering.turn()
+        calls.append(0)
+    assert calls[0] > calls[1] == 0
+    assert found == [correct(model, "He walked form the tabel")] * 2 == ["He walked from the table"] * 2
+
+
+def test_the_oldest_numbers_are_forgotten():
+    numbers = Numbers(dict.fromkeys(range(MOST_NUMBERS), 0.0))
+    numbers["new"] = 1.0
+    assert len(numbers) == MOST_NUMBERS
+    assert 0 not in numbers
+    assert numbers["new"] == 1.0

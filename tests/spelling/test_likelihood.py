@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from cedd.models.integers import has_integer_products
-from cedd.spelling import likelihood
-from cedd.spelling.likelihood import LeaveOneOut, LeftToRight, likelihoods
+from cedd.models.locate import packaged
+from cedd.spelling import filling
+from cedd.spelling.filling import LeftToRight, filler_in, reads_without_torch
+from cedd.spelling.likelihood import LeaveOneOut, likelihoods
+from cedd.storage import read_json
 from cedd.tasks import load
 from tests.tasks.models import save_random
 
@@ -14,46 +16,95 @@ TEXT = "the cat sat on the mat and the dog sat on the cat"
 VERSIONS = [(4, 7, "cat"), (4, 7, "cot"), (4, 7, "cats"), (4, 7, "a dog"), (0, 3, "she"), (46, 49, "mat")]
 
 
-@pytest.fixture
-def filler(tmp_path, monkeypatch):
-    """A model that fills masks, in float32 wherever it runs."""
-    monkeypatch.setattr(likelihood, "has_integer_products", lambda: False)
-    return load(save_random(tmp_path / "absorb", "absorb", "cedd", told="nothing"), device="cpu")
+@pytest.fixture(params=[{"told": "nothing"}, {"told": "sigma", "largest_score": 8.0}])
+def filler(tmp_path, request):
+    """A model that fills masks."""
+    folder = save_random(tmp_path / "absorb", "absorb", "cedd", **request.param)
+    model = load(folder, device="cpu")
+    torch.manual_seed(0)
+    assert model.model.backbone.conditioning is not None
+    torch.nn.init.normal_(model.model.backbone.conditioning.modulation.bias, std=0.5)  # blocks begin as the identity
+    return model
+
+
+def judge_of(model) -> LeftToRight:
+    judge = likelihoods(model, None)
+    assert isinstance(judge, LeftToRight)
+    return judge
 
 
 def test_the_way_is_that_of_the_process(filler, tmp_path):
     assert isinstance(likelihoods(filler, None), LeftToRight)
     assert isinstance(likelihoods(load(save_random(tmp_path / "u", "uniform"), device="cpu"), 0.1), LeaveOneOut)
+    with pytest.raises(ValueError, match="autoregressive"):
+        likelihoods(load(save_random(tmp_path / "ar", "absorb", "ar"), device="cpu"), None)
 
 
-def test_masks_are_filled_from_left_to_right(filler):
-    """As the chain rule says, one reading after another; a version's score does not depend on the others."""
-    judge = LeftToRight(filler, 0.1)
+@torch.no_grad()
+def by_the_chain_rule(model, judge, version) -> float:
+    """log p of a version's tokens, one reading of the whole window after another, in torch."""
+    ((blank, middle),) = judge.placed(TEXT, [version])
+    read = model.tokenizer.decode(np.array(blank.before + middle + blank.after))
+    assert read in TEXT[: version[0]] + version[2] + TEXT[version[1] :]
+    total = 0.0
+    for done, token in enumerate(middle):
+        row = torch.tensor([[*blank.before, *middle[:done], *[judge.mask] * (len(middle) - done), *blank.after]])
+        outputs = model.model(row, model.process.noise(0.1).sigma.expand(1).float())[0, len(blank.before) + done]
+        total += float(outputs[: model.process.vocab_size].log_softmax(-1)[token])
+    return total
+
+
+def test_masks_are_filled_from_left_to_right(filler, monkeypatch):
+    """As the chain rule says, where all around is read again with what stands in the place; a version's score does not
+    depend on the others."""
+    monkeypatch.setattr(filling, "NEAR", 100)
+    judge = judge_of(filler)
     found = judge(TEXT, VERSIONS)
     for version, (score, tokens) in zip(VERSIONS, found, strict=True):
-        before, middle, after = judge.window(TEXT, *version)
-        read = filler.tokenizer.decode(np.array(before + middle + after))
-        assert read in TEXT[: version[0]] + version[2] + TEXT[version[1] :]
+        ((_, middle),) = judge.placed(TEXT, [version])
         assert tokens == len(middle)
-        expected = 0.0
-        for done, token in enumerate(middle):
-            row = torch.tensor([[*before, *middle[:done], *[judge.mask] * (len(middle) - done), *after]])
-            outputs = filler.model(row, filler.process.noise(0.1).sigma.expand(1))[0, len(before) + done]
-            expected += float(outputs[: filler.process.vocab_size].log_softmax(-1)[token])
-        assert score == pytest.approx(expected, abs=1e-4)
+        assert score == pytest.approx(by_the_chain_rule(filler, judge, version), abs=1e-4)
         assert judge(TEXT, [version])[0, 0] == pytest.approx(score, abs=1e-4)
 
 
+def test_one_token_is_read_exactly_and_several_nearer_the_more_is_read_again(filler, monkeypatch):
+    judge, single = judge_of(filler), [(3, 4, "T"), (7, 8, ".")]
+    exact = [by_the_chain_rule(filler, judge, version) for version in single]
+    np.testing.assert_allclose(judge(TEXT, single), [[score, 1] for score in exact], atol=1e-4)
+    exact, off = [by_the_chain_rule(filler, judge, version) for version in VERSIONS], list[float]()
+    for near in (0, 2, 8, 100):
+        monkeypatch.setattr(filling, "NEAR", near)
+        off.append(np.abs(judge(TEXT, VERSIONS)[:, 0] - exact).mean())
+    assert off[0] > off[1] > off[2] > off[3]
+    assert off[3] < 1e-4
+
+
+def test_the_shipped_model_is_about_as_sure_as_by_the_chain_rule(monkeypatch):
+    """What the network says weighs a third: a few tenths are nothing beside what versions differ by."""
+    judge = filler_in(packaged("english"))
+    text = "He was quite certain that the goverment would not agree to such an extrordinary plan."
+    versions = [(30, 39, word) for word in ("goverment", "government", "governments", "governess", "covenant")]
+    about = judge(text, versions)
+    monkeypatch.setattr(filling, "NEAR", 100)
+    exact = judge(text, versions)
+    assert exact[:, 1].tolist() == about[:, 1].tolist()
+    assert exact[:, 1].max() > 1
+    assert np.ptp(exact[:, 0]) > 10
+    np.testing.assert_allclose(about[:, 0], exact[:, 0], atol=1.0)
+    assert about[:, 0].argmax() == exact[:, 0].argmax() == 1
+
+
 def test_versions_that_begin_alike_share_readings(filler, monkeypatch):
-    judge, read = LeftToRight(filler, 0.1), list[int]()
-    first = judge.first_masks
-    monkeypatch.setattr(judge, "first_masks", lambda ids: read.append(len(ids)) or first(ids))
+    judge, read = judge_of(filler), list[int]()
+    network = judge.network.read
+    monkeypatch.setattr(judge.network, "read", lambda given: read.extend(len(p.ids) for p in given) or network(given))
     judge(TEXT, [(4, 7, "cat"), (4, 7, "car")])  # " ca_" is read once, and so is all before it
-    assert sum(read) == len(judge.window(TEXT, 4, 7, "cat")[1])
+    ((_, middle),) = judge.placed(TEXT, [(4, 7, "cat")])
+    assert sum(read) == 1 + len(middle)  # the text around, with one mask, is one more
 
 
 def test_a_line_end_is_a_space_and_a_paragraphs_end_is_not(filler):
-    judge = LeftToRight(filler, 0.1)
+    judge = judge_of(filler)
     plain = judge("the cat sat on the mat", [(8, 11, "sit")])
     for end in ("\n", "\r\n"):
         wrapped = f"the cat{end}sat on{end}the mat"
@@ -62,19 +113,11 @@ def test_a_line_end_is_a_space_and_a_paragraphs_end_is_not(filler):
     assert not np.array_equal(judge("the cat\n\nsat on the mat", [(9, 12, "sit")]), plain)
 
 
-@pytest.mark.skipif(not has_integer_products(), reason="this CPU has no units for products of int8")
-def test_a_reading_in_int8_is_about_the_same_and_the_model_stays_as_it_is(filler, monkeypatch):
-    """Half a percent of each factor is rounded off: sums of log-probabilities move by less than a hundredth."""
-    torch.manual_seed(0)
-    torch.nn.init.normal_(filler.model.backbone.conditioning.modulation.bias, std=0.5)  # blocks begin as the identity
-    whole = LeftToRight(filler, 0.1)(TEXT, VERSIONS)
-    monkeypatch.setattr(likelihood, "has_integer_products", lambda: True)
-    judge = LeftToRight(filler, 0.1)
-    rounded = judge(TEXT, VERSIONS)
-    assert judge.network.model is LeftToRight(filler, 0.1).network.model is not filler.model
-    assert not np.array_equal(rounded, whole)
-    np.testing.assert_allclose(rounded, whole, rtol=0.01)
-    for version, score in zip(VERSIONS, rounded, strict=True):  # which does not depend on what is read beside it
-        np.testing.assert_allclose(judge(TEXT, [version])[0], score, atol=1e-5)
-    monkeypatch.setattr(likelihood, "has_integer_products", lambda: False)
-    np.testing.assert_array_equal(LeftToRight(filler, 0.1)(TEXT, VERSIONS), whole)
+def test_the_shipped_model_is_read_without_torch_and_says_the_same():
+    folder = packaged("english")
+    assert reads_without_torch(read_json(folder / "config.json"))
+    assert not reads_without_torch(read_json(packaged("english-char") / "config.json"))
+    versions = [(10, 14, "form"), (10, 14, "from"), (19, 24, "table"), (19, 24, "tabel")]
+    text, judges = "He walked form the tabel", (filler_in(folder), judge_of(load(folder, "cpu")))
+    alone, loaded = (judge(text, versions) for judge in judges)
+    np.testing.assert_allclose(alone, loaded, atol=1e-4)

@@ -115,6 +115,9 @@ def _prepare() -> None:
         # for a millisecond or more; where other programs are busy, on the very core that the thread they wait for
         # needs: a network of 75 ms then took 1.6 s. (GNU's library of threads; others have settings of their own.)
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # numpy's products are of a few rows: on a busy machine a text took 4.7 to 5.6 s by two threads that wait for each
+    # other, and 2.4 to 3.6 s by one.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _said(line: str, code: int) -> int:

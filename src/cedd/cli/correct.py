@@ -25,8 +25,8 @@ from cedd.cli.progress import progress_bar
 from cedd.models.locate import CONFIG_FILE, is_model, locate, packaged, pretrained_names
 from cedd.names import printable
 from cedd.spelling.changes import Change, Corrected, correction_record
+from cedd.spelling.filling import filler_in, reads_without_torch
 from cedd.spelling.options import CorrectionOptions, may_be_by_words
-from cedd.spelling.rewrite import Scores
 from cedd.spelling.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
 from cedd.storage import atomic_write, check_writable, read_json
 
@@ -131,28 +131,20 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
 def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Corrected]:
     """How a text is corrected by the model of a folder.
 
-    One of the package that corrects words loads its network at the first doubt that is open; a few lines may have none.
+    One of the package that corrects words reads its network at the first doubt that is open, and needs no torch.
     """
     options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
     ignored, own = ignored_words(arguments), folder in map(packaged, pretrained_names())
     if own and may_be_by_words(options) and arguments.device in ("auto", "cpu"):
         words = words_folder(folder, read_json(folder / CONFIG_FILE))
-        if lexicon_in(words) is not None:
+        if lexicon_in(words) is not None and reads_without_torch(read_json(words / CONFIG_FILE)):
             CorrectionOptions().changed(options).check()
-            scores, threshold = AskedLater(partial(word_scores, words, arguments, few)), arguments.threshold
+            scores, threshold = AskedLater(partial(filler_in, words)), arguments.threshold
             return partial(word_by_word, reader_in(words), scores=scores, threshold=threshold, ignored=ignored)
     from cedd.tasks.correct import corrector_folder
 
     model = loaded(corrector_folder(folder, options), arguments, few)
     return partial(model.correct, **options, ignored_words=ignored, seed=arguments.seed)
-
-
-def word_scores(folder: Path, arguments: Correct, few: bool) -> Scores:
-    """What the network of a folder says of words."""
-    model = loaded(folder, arguments, few)
-    from cedd.tasks.correct import word_scores as scores_of
-
-    return scores_of(model, arguments.t)
 
 
 def loaded(folder: Path, arguments: Correct, few: bool) -> LanguageModel:

@@ -13,12 +13,16 @@ from typing import Any
 
 import torch
 
-from cedd.data.tokenizers import Tokenizer, load_tokenizer
+from cedd.data.tokenizers import Tokenizer
 from cedd.methods import Method, method_from_config
+from cedd.models.description import DESCRIPTION_KEYS as DESCRIPTION_KEYS
+from cedd.models.description import FORMAT, fingerprint, own_tokenizer, stored_form
+from cedd.models.description import read_description as read_description
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE, is_model, locate, pretrained_root
 from cedd.models.options import wrap_of
+from cedd.models.stored import CHECKSUM
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import CHECKSUM, SkipInitialization, get_form, load_weights, read_metadata, save_weights
+from cedd.models.weights import SkipInitialization, get_form, load_weights, save_weights
 from cedd.process import TokenProcess, process_from_config
 from cedd.storage import (
     atomic_files,
@@ -27,15 +31,9 @@ from cedd.storage import (
     is_temporary,
     json_sha256,
     locked,
-    read_json,
     reading,
     write_json,
 )
-
-FORMAT = 1
-FINGERPRINTED = ("format", "method", "process", "network", "length", "tokenizer")
-DESCRIPTION_KEYS = (*FINGERPRINTED, "weights", CHECKSUM)
-"""The keys of config.json that describe the model and its file; all others are kept when the model is saved again."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +95,8 @@ def save_folder(
     get_form(weights)
     with atomic_files(Path(path), last=WEIGHTS_FILE) as folder:
         config = save_description(folder, model, {**(extra or {}), "weights": weights})
-        metadata = {"form": weights, "description": _fingerprint(config)}
+        metadata = {"form": weights, "description": fingerprint(config)}
         save_weights(folder / WEIGHTS_FILE, model.model.state_dict(), form=weights, metadata=metadata)
-
-
-def _fingerprint(config: Mapping[str, Any]) -> str:
-    """Of the description by which weights are read, whatever their form."""
-    return json_sha256({name: config[name] for name in FINGERPRINTED})
 
 
 @contextmanager
@@ -148,42 +141,23 @@ def refuse_occupied(folder: Path, own: Path | None, force: bool) -> None:
     raise ValueError(f"{folder} holds {what}; choose another folder, or write over it with --force (force=True)")
 
 
-def read_description(path: str | Path) -> dict[str, Any]:
-    """config.json of a model folder, with one-line errors."""
-    file = Path(path) / CONFIG_FILE
-    if not file.is_file():
-        raise ValueError(f"there is no run at {path}: it has no {CONFIG_FILE}")
-    config = read_json(file)
-    if config.get("format") != FORMAT:
-        raise ValueError(f"{file} does not describe a model of format {FORMAT}")
-    return config
-
-
 def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **download: Any) -> ModelFolder:
     """The model in a folder, in evaluation mode; see `locate` for what else may name it."""
     folder = locate(path_or_name, **download)
-    config = read_description(folder)
-    weights = folder / WEIGHTS_FILE
-    if not weights.is_file():
-        raise ValueError(f"{folder} has no weights yet ({WEIGHTS_FILE}); train it first")
-    tokenizer = load_tokenizer(folder)
+    config, weights = read_description(folder), folder / WEIGHTS_FILE
+    tokenizer = own_tokenizer(folder, config)
     with reading(folder / CONFIG_FILE):
-        if tokenizer.fingerprint != config["tokenizer"]["fingerprint"]:
-            raise ValueError(f"the tokenizer in {folder} is not the one the model was trained with")
         # The floor of sigma belongs to the method; models of before kept it with their process.
         record = dict(config["process"])
         method = method_from_config(config["method"], record.pop("sigma_floor", None))
         process = process_from_config(record)
         network = from_json(TransformerConfig, config["network"], "network")
-        form, length = config.get("weights", "float32"), config["length"]
-        get_form(form)
+        length = config["length"]
+        get_form(config.get("weights", "float32"))
         _check_sizes(network, process, tokenizer, length, weights.stat().st_size)
     with SkipInitialization():
         model = Transformer(network)
-    said = read_metadata(weights)
-    if said.get("description", of_config := _fingerprint(config)) != of_config:
-        raise ValueError(f"{weights} are the weights of another model than {CONFIG_FILE} describes; write it again")
-    form = str(said.get("form", form))
+    form = stored_form(folder, config)
     load_weights(model, weights, form=form, checksum=config.get(CHECKSUM))
     model = model.to(device).eval().requires_grad_(False)
     return ModelFolder(model, process, method, tokenizer, length, {**config, "weights": form}, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from cedd.data.text import never_written
 from cedd.data.tokenizers import Tokenizer
 from cedd.methods import Method
+from cedd.models.arrays import ArrayNetwork, ReadsPassages
 from cedd.models.folder import ModelFolder
 from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer
@@ -75,6 +76,7 @@ class LoadedModel:
     def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
         self.folder, self.device = folder, torch.device(device)
         self._graphs: dict[tuple[int, int], GraphedNetwork] = {}
+        self._arrays: dict[float, ArrayNetwork] = {}
 
     @property
     def model(self) -> Transformer:
@@ -133,6 +135,20 @@ class LoadedModel:
             self._graphs.clear()  # graphs hold memory: one shape at a time
             self._graphs[batch, length] = GraphedNetwork(model, batch, length)
         return self._graphs[batch, length]
+
+    def on_arrays(self, t: float) -> ReadsPassages:
+        """The network in numpy, told the time t."""
+        if t not in self._arrays:
+            conditioning, sigma = self.model.backbone.conditioning, self.process.noise(t).sigma.view(1)
+            told = 0.0 if conditioning is None else float(conditioning.told(sigma))
+            tensors = {name: tensor.float().cpu().numpy() for name, tensor in self.model.state_dict().items()}
+            self._arrays[t] = ArrayNetwork(self.model.config, tensors, told)
+        return self._arrays[t]
+
+    @property
+    def known(self) -> MutableMapping[Hashable, float] | None:
+        """Numbers that were found with the network and need not be again; None: none are kept."""
+        return None
 
     def draw(
         self,

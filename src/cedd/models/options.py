@@ -1,4 +1,5 @@
-"""The options of a network, and its sizes by name; without torch, so that the command line can show them at once."""
+"""The options of a network, its sizes by name, and its constants; without torch, so that the command line can show them
+at once."""
 
 from __future__ import annotations
 
@@ -8,6 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cedd.names import suggestion
+
+EPSILON = 1e-5
+"""Added to the variance by a layer norm, as torch does."""
+GELU = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
+"""a and b of gelu(x) = x sigmoid(x (a + b x²))."""
+FREQUENCIES = 128
+"""Sines, and as many cosines, in the embedding of sigma."""
+BASE = 10_000.0
+"""What the frequencies fall to a part of, in the embedding of sigma and in the rotation of positions."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from cedd.data.tokenizers import GPT2_VOCAB_SIZE, Tokenizer, fitting_tokenizer
 from cedd.methods import get_method
 from cedd.models.folder import ModelFolder
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, download_model
+from cedd.models.stored import reading_tensors
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.models.weights import SkipInitialization, reading_tensors
+from cedd.models.weights import SkipInitialization
 from cedd.process import TokenProcess, absorb, hybrid, uniform
 from cedd.schedules import Geometric, LogLinear, Schedule
 from cedd.storage import expanded, read_json, reading

@@ -41,6 +41,7 @@ from cedd.models.kernels.gelu import linear_gelu
 from cedd.models.kernels.matmul import matmul_dtype
 from cedd.models.kernels.rotation import rotary_tables
 from cedd.models.kernels.rows import gather_rows
+from cedd.models.options import BASE, FREQUENCIES
 from cedd.models.options import SIZES as SIZES
 from cedd.models.options import NetworkOptions as NetworkOptions
 from cedd.models.options import TransformerConfig as TransformerConfig
@@ -61,8 +62,6 @@ TOLD: Mapping[str, Callable[..., Callable[[Tensor], Tensor]]] = {
     "hybrid-time": lambda p_u: _in_float64(Hybrid(float(p_u), eps=1e-12).time),
 }
 """What a network may be told of the noise, by name: from the number after the colon to a function of sigma."""
-FREQUENCIES = 128
-"""Sines, and as many cosines, in the embedding of sigma."""
 
 
 @dataclass
@@ -195,7 +194,7 @@ class TimeConditioning(nn.Module):
     def _embed(sigma: Tensor) -> Tensor:
         """cos and sin of sigma times geometrically spaced frequencies from 1 to 1/10000, [B, 256]."""
         steps = torch.arange(FREQUENCIES, dtype=torch.float32, device=sigma.device) / FREQUENCIES
-        angles = sigma[:, None] * torch.exp(-math.log(10_000.0) * steps)
+        angles = sigma[:, None] * torch.exp(-math.log(BASE) * steps)
         return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 

@@ -21,26 +21,24 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from cedd.models.stored import CHECKSUM, STEP, check_sum, checksum_of, from_integers, reading_tensors, unpacking
 from cedd.storage import atomic_file
 
 Tensors = Mapping[str, Tensor]
-STEP = ".step"
-"""The suffix that names a matrix's steps [R]."""
-CHECKSUM = "crc32"
-"""What the checksum of the stored tensors is called in a file's metadata."""
 DEFLATED_STEPS = 16
 """To a row's root mean square, where it is deflated."""
 
@@ -65,7 +63,7 @@ def save_weights(
 ) -> None:
     """Replace ``path`` by named tensors in one of the ``FORMS``; float32 writes them as they are."""
     ready = get_form(form).pack({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    said = {**(metadata or {}), CHECKSUM: _checksum(ready)}
+    said = {**(metadata or {}), CHECKSUM: checksum_of(_contents(ready))}
     with atomic_file(Path(path)) as temporary:
         try:
             save_file(ready, temporary, metadata=said)
@@ -86,42 +84,15 @@ def read_weights(
     if not path.is_file():
         raise ValueError(f"there is no weights file {path}")
     with reading_tensors(path):
-        stored = load_file(path, device=str(device))
-    said = read_metadata(path).get(CHECKSUM, checksum)
-    if said is not None and said != _checksum(stored):
-        raise ValueError(f"{path} is damaged: its numbers do not match their checksum")
-    try:
-        return unpack(stored)
-    except ValueError as error:
-        raise ValueError(f"{path} is not stored as {form}: {error}") from None
+        stored = load_file(path)
+    check_sum(path, _contents(stored), checksum)
+    with unpacking(path, form):
+        return {name: tensor.to(device) for name, tensor in unpack(stored).items()}
 
 
-def read_metadata(path: str | Path) -> dict[str, str]:
-    """What a weights file says of itself; nothing, if it says nothing."""
-    with reading_tensors(path), safe_open(path, framework="pt") as file:
-        return file.metadata() or {}
-
-
-@contextmanager
-def reading_tensors(path: str | Path) -> Iterator[None]:
-    """Around code that reads a safetensors file: what is wrong with it, in a line.
-
-    safetensors calls every file that it cannot open one that is not there, so that it is opened here before.
-    """
-    Path(path).open("rb").close()
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
-
-
-def _checksum(stored: Tensors) -> str:
-    """Of names and contents."""
-    checksum = 0
-    for name in sorted(stored):
-        content = stored[name].cpu().contiguous().flatten().view(torch.uint8)
-        checksum = zlib.crc32(content.numpy().data, zlib.crc32(name.encode(), checksum))
-    return f"{checksum:08x}"
+def _contents(stored: Tensors) -> dict[str, NDArray[np.uint8]]:
+    """As bytes."""
+    return {name: tensor.contiguous().flatten().view(torch.uint8).numpy() for name, tensor in stored.items()}
 
 
 class SkipInitialization(TorchFunctionMode):
@@ -202,38 +173,18 @@ def _deflated(rows: Tensor) -> tuple[Tensor, Tensor]:
     return _bytes(coder.compress(integers.numpy().tobytes()) + coder.flush()), step
 
 
-def _inflated(coded: Tensor, rows: int) -> Tensor:
-    """The integers of so many rows."""
-    decoder = zlib.decompressobj(-zlib.MAX_WBITS)
-    plain = decoder.decompress(coded.cpu().numpy().tobytes(), 8 * len(coded) + 1)  # no code has less than a bit
-    if not decoder.eof or not rows or len(plain) % rows:
-        raise ValueError(f"{len(plain)} bytes for {rows} rows")
-    return _bytes(plain).view(torch.int8).view(rows, -1).to(coded.device)
-
-
 def _bytes(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.zeros(0, dtype=torch.uint8)
 
 
 def _from_integers(tensors: Tensors) -> dict[str, Tensor]:
     """The matrices again, in float32."""
-    unpacked: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    others = {name: tensor for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16}
+    for name, tensor in others.items():
         if _is_matrix(tensor):
             raise ValueError(f"the matrix {name} is {tensor.dtype}")
-        step = tensors.get(name + STEP)
-        if tensor.dtype == torch.uint8 and tensor.ndim == 1 and step is not None:
-            try:
-                tensor = _inflated(tensor, len(step))
-            except (ValueError, zlib.error) as error:
-                raise ValueError(f"{name} is damaged ({error})") from None
-        if tensor.dtype == torch.int8:
-            if step is None or step.shape != tensor.shape[:1]:
-                raise ValueError(f"{name} has no steps, one a row")
-            unpacked[name] = tensor.float().mul_(step[:, None])
-        elif not (name.endswith(STEP) and name.removesuffix(STEP) in tensors):
-            unpacked[name] = tensor
-    return unpacked
+    arrays = from_integers({name: tensor.numpy() for name, tensor in tensors.items() if name not in others})
+    return {**others, **{name: torch.from_numpy(array) for name, array in arrays.items()}}
 
 
 FORMS: Mapping[str, Form] = {

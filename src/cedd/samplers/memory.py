@@ -9,7 +9,7 @@ doubts, and most of them have not changed since the last pause.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import cast
 
@@ -20,18 +20,30 @@ from cedd.device import model_device
 from cedd.network import AnyModel, HasHead, has_head, knows_time
 
 MOST_BYTES = 64 * 2**20
+MOST_NUMBERS = 2**14
+
+
+class Numbers(OrderedDict[Hashable, float]):
+    """Numbers by what they are of, the latest found, up to a count."""
+
+    def __setitem__(self, key: Hashable, number: float) -> None:
+        super().__setitem__(key, number)
+        while len(self) > MOST_NUMBERS:
+            self.popitem(last=False)
 
 
 class Memory:
-    """Features of sequences, the latest used, up to a size.
+    """Features of sequences, the latest used, up to a size; and numbers that were found with a network.
 
     Args:
-        most_bytes: of all that is kept.
+        most_bytes: of all features that are kept.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.size, self._most = 0, most_bytes
         self._kept: OrderedDict[Hashable, Tensor] = OrderedDict()
+        self.numbers: defaultdict[Hashable, Numbers] = defaultdict(Numbers)
+        """By whose they are."""
 
     def read(self, whose: Hashable, x_t: Tensor, sigma: Tensor, features: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The features [B, L, D] of x_t [B, L] and sigma [B]; only sequences that are new are asked for."""

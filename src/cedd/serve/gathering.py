@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from cedd.models.arrays import Floats, Passage, ReadsPassages, States
 from cedd.models.loaded import LoadedModel
 from cedd.network import AnyModel, HasHead, has_head
 from cedd.samplers import GraphedNetwork
@@ -205,7 +206,7 @@ class AskingModel(LoadedModel):
     def __init__(self, loaded: LoadedModel, run: Run, memory: Memory | None = None) -> None:
         asking = cast(Any, GatheredNetwork(loaded.model, run, memory))
         super().__init__(replace(loaded.folder, model=asking), loaded.device)
-        self._loaded, self._run = loaded, run
+        self._loaded, self._run, self._memory = loaded, run, memory
         self.last_read: Read | None = None
         """By the network that is sampled from."""
 
@@ -213,8 +214,31 @@ class AskingModel(LoadedModel):
         del batch
         return GatheredNetwork(shared_network(self._loaded, length), self._run, reading=self._note)
 
+    def on_arrays(self, t: float) -> ReadsPassages:
+        return ReadOutside(self._loaded.on_arrays(t), self._run)
+
+    @property
+    def known(self) -> MutableMapping[Hashable, float] | None:
+        return None if self._memory is None else self._memory.numbers[self._loaded]
+
     def _note(self, read: Read) -> None:
         self.last_read = read
+
+
+class ReadOutside:
+    """A network in numpy that a run asks while others have their turns.
+
+    Args:
+        network: the network itself.
+        run: who asks.
+    """
+
+    def __init__(self, network: ReadsPassages, run: Run) -> None:
+        self._network, self._run = network, run
+
+    def read(self, passages: Sequence[Passage]) -> list[tuple[Floats, States]]:
+        """As the network does."""
+        return self._run.outside(lambda: self._network.read(passages))
 
 
 @lru_cache(maxsize=256)

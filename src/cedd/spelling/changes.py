@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+Watch = Callable[[float], None]
+"""Called now and then with how much the network has read since the last call, in whole texts."""
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,11 @@ from cedd.process import TokenProcess
 from cedd.quadrature import bisect
 from cedd.samplers.grids import LAST_TIME
 from cedd.schedules import double
+from cedd.spelling.changes import Watch as Watch
 
 BATCH = 16
 """Windows that are read at once."""
 Floats = NDArray[np.float64]
-Watch = Callable[[float], None]
-"""Called now and then with how much the network has read since the last call, in whole texts."""
 Scorer = Callable[..., "TokenScores"]
 """`score_tokens` with all but the text, and `earlier`, given."""
 _TINY = 1e-300

@@ -1,6 +1,6 @@
 """Correction word by word: by the lexicon beside a model, and by the model where that leaves a doubt open.
 
-No torch: where no doubt is open, or none yet, no network is needed (`AskedLater`).
+No torch. Where no doubt is open, or none yet, no network is needed (`AskedLater`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def reader_in(folder: Path) -> Reader:
 
 
 class AskedLater:
-    """What a network says, which is made when it is first asked: an import of torch takes seconds.
+    """What a network says, which is made when it is first asked: a few lines may have no doubt that is open.
 
     Args:
         make: makes it.

@@ -12,9 +12,9 @@ from cedd.models.loaded import LoadedModel
 from cedd.spelling.changes import Corrected
 from cedd.spelling.changes import correction_record as correction_record
 from cedd.spelling.correct import corrections, lexicon_file, reader_beside
-from cedd.spelling.likelihood import Likelihoods, likelihoods
+from cedd.spelling.likelihood import likelihoods
 from cedd.spelling.options import CorrectionOptions, correction_options, may_be_by_words
-from cedd.spelling.rewrite import Reader
+from cedd.spelling.rewrite import Reader, Scores
 from cedd.spelling.scores import Watch
 from cedd.spelling.word_by_word import word_by_word, words_folder
 
@@ -61,7 +61,7 @@ def corrector_folder(folder: Path, options: Mapping[str, Any]) -> Path:
     return words_folder(folder, read_description(folder)) if may_be_by_words(options) else folder
 
 
-def word_scores(judge: LoadedModel, t: float | None = None, watch: Watch | None = None) -> Likelihoods:
+def word_scores(judge: LoadedModel, t: float | None = None, watch: Watch | None = None) -> Scores:
     """What a model says of words; t is what one of a process that shuffles is told, by default as its folder says."""
     told = correction_options(judge, {"t": t}).t if judge.process.can_shuffle else None
     return likelihoods(judge, told, watch)

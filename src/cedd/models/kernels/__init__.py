@@ -8,8 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-EPSILON = 1e-5
-"""Added to the variance by a layer norm, as torch does."""
+from cedd.models.options import EPSILON as EPSILON
 
 _TRITON = find_spec("triton") is not None
 

@@ -8,7 +8,6 @@ With the tanh written as a sigmoid, and w = a + b x² for a = 2 sqrt(2/pi), b = 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cedd.models.kernels import at_least_float32, runs_alone
+from cedd.models.options import GELU
 
-A = 2 * math.sqrt(2 / math.pi)
-B = 0.044715 * A
+A, B = GELU
 
 CHUNK = 2**17
 """Entries that a core takes at a time: with what is made of them, they fit its second cache."""

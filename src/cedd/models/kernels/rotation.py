@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cedd.models.kernels import runs_alone, takes_kernels
+from cedd.models.options import BASE
 
 
 def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +33,7 @@ def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:
     Rotating v by nothing lets the three go through as one tensor. Taken apart, v would stay a slice of the
     product that made it, and the backward pass would keep that whole product beside the rotated q and k.
     """
-    frequencies = 10_000.0 ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    frequencies = BASE ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
     rotated = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
     angles = torch.arange(length, dtype=torch.float64)[:, None, None, None] * rotated[:, None, None] * frequencies
     cosine, sine = angles.cos(), angles.sin()
