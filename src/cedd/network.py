@@ -207,6 +207,16 @@ class Places:
         return len(self.rows)
 
 
+def flat_places(where: Tensor) -> Tensor:
+    """The flat positions [R] at which `where` [B, L] holds. The host waits for a GPU to say how many."""
+    return where.flatten().nonzero().squeeze(1)
+
+
+def put_at(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """x [B, L] with values [R] at the flat positions `rows` [R]."""
+    return x.flatten().index_copy(0, rows, values.to(x)).view(x.shape)
+
+
 class OutputCheck:
     """Checks outputs for nan and infinity: at once on a CPU; on a GPU in `settle`, to avoid a synchronization."""
 

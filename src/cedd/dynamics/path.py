@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.network import Network, Places
+from cedd.network import Network, Places, flat_places
 from cedd.objectives.objective import Rows
 from cedd.parameterization import at_token, can_jump
 from cedd.process import Kernel, Noise
@@ -111,7 +111,7 @@ class Target:
 def position_costs(network: Network, cost: PathCost, x0: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
     """The cost of every position [B, L], float64, for x0, x_t [B, L] and a noise with fields [B]."""
     wide = noise.like(x_t)
-    places = cost.positions(x_t, wide).reshape(-1).nonzero().squeeze(-1)
+    places = flat_places(cost.positions(x_t, wide))
     costs = torch.zeros(x0.numel(), dtype=torch.float64, device=x0.device)
     if len(places):
         rows = Rows(x0.reshape(-1)[places], x_t.reshape(-1)[places], wide.rows(places))

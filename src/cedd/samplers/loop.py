@@ -27,7 +27,7 @@ from cedd.dynamics import Corrector, StepRule
 from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
-from cedd.network import AnyModel, Network, Places, evaluating
+from cedd.network import AnyModel, Network, Places, evaluating, flat_places, put_at
 from cedd.parameterization import Affine, Parameterization, can_jump
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of
@@ -252,7 +252,7 @@ def _dense_step(run: Run, k: int, x: Tensor, free: Tensor, levels: Tensor, sigma
     moves = free & ~(noise.is_mask(x) & is_surely_mask(numbers, stay))
     if rule.only_reverses:
         moves = moves & can_jump(x, noise.like(x))
-    rows = moves.flatten().nonzero().squeeze(1)
+    rows = flat_places(moves)
     if not len(rows):
         return x
     v = numbers.flatten()[rows]
@@ -261,7 +261,7 @@ def _dense_step(run: Run, k: int, x: Tensor, free: Tensor, levels: Tensor, sigma
         return _draw_dense(rule, run, outputs.double(), flat[rows[part]], noise, earlier, v[part])
 
     outputs = run.network.rows(x, sigma, Places(rows), full_precision=True)
-    return flat.index_copy(0, rows, outputs.map(drawn)).view(x.shape)
+    return put_at(x, rows, outputs.map(drawn))
 
 
 def _draw_dense(

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from cedd.dynamics.dynamics import Callback
 from cedd.methods import Method, get_method
-from cedd.network import AnyModel, Network, Places, evaluating
+from cedd.network import AnyModel, Network, Places, evaluating, flat_places, put_at
 from cedd.parameterization import at_token
 from cedd.process import TokenProcess
 from cedd.samplers.choice import Sharpening, inverse_cdf
@@ -79,7 +79,7 @@ class Order:
         """
 
         def put(values: Tensor) -> Tensor:
-            return values.new_zeros(masked.numel()).index_copy(0, places, values).view(masked.shape)
+            return put_at(values.new_zeros(masked.shape), places, values)
 
         apart = spread_out(masked.shape[1]).to(masked.device)
         known = put(self.sureness(log_probs)).masked_fill(~masked, -torch.inf)[:, apart]
@@ -133,7 +133,7 @@ def reveal_in_order(
 
     def reveal(rows: Tensor, tokens: Tensor, step: int) -> None:
         nonlocal x
-        x = x.flatten().index_copy(0, rows, tokens.to(x)).view(x.shape)
+        x = put_at(x, rows, tokens)
         if callback is not None:
             callback(step + 1, float((x == process.vocab_size).double().mean()), x)
 
@@ -188,7 +188,7 @@ def order_nats(
         nonlocal x
         del step
         nats.index_add_(0, rows // x.shape[1], cost)
-        x = x.flatten().index_copy(0, rows, x0.flatten()[rows]).view(x.shape)
+        x = put_at(x, rows, x0.flatten()[rows])
 
     with evaluating(model):
         length = x0.shape[1]
@@ -219,7 +219,7 @@ def _in_order(
         counts = cast(list[int], masked.sum(1).tolist())  # pyright: ignore[reportUnknownMemberType]
         if not any(counts):
             return
-        rows, ends = masked.flatten().nonzero().squeeze(1), [*accumulate(counts)]
+        rows, ends = flat_places(masked), [*accumulate(counts)]
         share = masked.double().mean(1).clamp_max(most)  # a(t) = share
         outputs = network.rows(x, -torch.log1p(-share), Places(rows), full_precision=True)
         valued, places, values = value(step), list[Tensor](), list[Tensor]()
@@ -227,7 +227,7 @@ def _in_order(
             first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop) + 1
             local = rows[part] - first * x.shape[1]
             turn = order.chosen(plain.log_probs(said.double()), local, masked[first:last], max(1, steps - step))
-            now = turn.flatten()[local].nonzero().squeeze(1)
+            now = flat_places(turn.flatten()[local])
             places.append(rows[part][now])
             values.append(valued(sharpening.log_probs(said[now].double()), places[-1]))
         reveal(torch.cat(places), torch.cat(values), step)

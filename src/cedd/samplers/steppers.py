@@ -22,7 +22,7 @@ from torch import Tensor
 from cedd.dynamics.reverse import RULES, Reversal
 from cedd.dynamics.rules import StepRule, believing
 from cedd.methods import Method
-from cedd.network import Network, Places
+from cedd.network import Network, Places, flat_places, put_at
 from cedd.parameterization import Affine, Bayes, at_token
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Sharpening, beliefs, inverse_cdf, is_surely_mask, jump_weights, leap_of
@@ -57,7 +57,7 @@ class Scene:
         self, x: Tensor, where: Tensor, noise: Noise, choose: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
         """The flat rows [R] of `where` [B, L], and what choose(outputs [R, V] float64, x [R], rows [R]) says there."""
-        rows = where.flatten().nonzero().squeeze(1)
+        rows = flat_places(where)
         if not len(rows):
             return rows, rows
         flat = x.flatten()
@@ -133,7 +133,7 @@ def remask_by_confidence(tokens: float = 1.0) -> Stepper:
             x = x.masked_fill(~masked & scene.free & (u < again), mask)
             if len(rows):
                 sureness.view(-1).index_copy_(0, rows, found[:, 1])
-                x = x.flatten().index_copy(0, rows, found[:, 0].to(x)).view(x.shape)
+                x = put_at(x, rows, found[:, 0])
             return x
 
         return step
@@ -218,7 +218,7 @@ def redrawn(scene: Scene, x: Tensor, noise: Noise, number: int, step: int) -> Te
     rows, tokens = scene.drawn(x, chosen & ~is_surely_mask(v, noise.a), noise, choose)
     if noise.has_mask:
         x = x.masked_fill(chosen, scene.process.vocab_size)
-    return x.flatten().index_copy(0, rows, tokens.to(x)).view(x.shape)
+    return put_at(x, rows, tokens)
 
 
 def redrawing_law(probs: Tensor, noise: Noise, sharpening: Sharpening | None = None) -> Tensor:
@@ -266,7 +266,7 @@ def stratified(rule: StepRule | None = None) -> Stepper:
                 leap, probs = leap_of(law, scene.parameterization, scene.sharpening, outputs, here, now, next_)
                 after = reached[rows] + (1 - leap.stay)
                 # Few change: only they need to know where to.
-                few = (after.floor() > reached[rows].floor()).nonzero().squeeze(1)
+                few = flat_places(after.floor() > reached[rows].floor())
                 from_ = here[few]
                 weights = jump_weights(leap.at(few), probs[few], from_, noise.like(from_), scene.sharpening)
                 to = torch.where(weights.sum(-1) > 0, inverse_cdf(weights, v[rows[few]]), from_)
@@ -275,7 +275,7 @@ def stratified(rule: StepRule | None = None) -> Stepper:
             rows, found = scene.drawn(x, scene.free, noise, chosen)
             if len(rows):
                 reached = reached.index_copy(0, rows, found[:, 1])
-                x = x.flatten().index_copy(0, rows, found[:, 0].to(x)).view(x.shape)
+                x = put_at(x, rows, found[:, 0])
             return x
 
         return step

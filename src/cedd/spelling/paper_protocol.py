@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cedd.methods import Method
 from cedd.models.loaded import LoadedModel
-from cedd.network import AnyModel, Network, Places
+from cedd.network import AnyModel, Network, Places, flat_places
 from cedd.process import Noise, TokenProcess
 from cedd.spelling.book import Book, Progress
 from cedd.spelling.protocols import PaperOptions
@@ -92,7 +92,7 @@ def restore(
     right = torch.zeros_like(blocks, dtype=torch.bool)
     for start in range(0, len(blocks), batch):
         part = slice(start, start + batch)
-        wrong = (x_t[part] != blocks[part]).flatten().nonzero().squeeze(-1)
+        wrong = flat_places(x_t[part] != blocks[part])
         guesses = likeliest(network, method, x_t[part].to(device), noise, wrong.to(device)).cpu()
         right[part].view(-1)[wrong] = guesses == blocks[part].flatten()[wrong]
         if progress is not None:
