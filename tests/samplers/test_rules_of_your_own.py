@@ -128,10 +128,17 @@ def reveal_evenly(score: AffineScore, earlier: Noise) -> Leap:
     return Leap(stay, torch.zeros_like(stay), 0.2 * masked, masked)
 
 
-@pytest.mark.parametrize("leap", [remask_the_doubtful, change_the_undecided, reveal_evenly])
+def reveal_the_likely(score: AffineScore, earlier: Noise) -> Leap:
+    """A mask becomes a token of more than 0.6, and stays where there is none."""
+    stay = torch.where(score.masked, earlier.a / score.noise.a, 1.0)
+    masked = score.masked.double()
+    return Leap(stay, torch.zeros_like(stay), -0.6 * masked, masked)
+
+
+@pytest.mark.parametrize("leap", [remask_the_doubtful, change_the_undecided, reveal_evenly, reveal_the_likely])
 @pytest.mark.parametrize("jump_first", [False, True])
 def test_a_rule_is_drawn_from_its_law(leap, jump_first: bool):
-    """One step from t = .5 to .4 of 4000 copies of each state; declared as what only the last of them is."""
+    """One step from t = .5 to .4 of 4000 copies of each state; declared as what only `reveal_evenly` is."""
     if jump_first and leap is not reveal_evenly:
         with pytest.raises(ValueError, match="jump_first is false"):
             check_rule(StepRule.from_leap("wrong", leap, jump_first=True), cedd.absorb(V))

@@ -53,7 +53,8 @@ class StepRule:
             there.
         law: the law for any outputs, over the n states; `from_leap` makes it of the leap.
         jump_first: a declaration: at a token, `stay` of the leap rises or falls with f_x, never both, and `remask` does
-            not depend on it; at a mask, neither depends on the network. Then the vocabulary is only asked where
+            not depend on it; at a mask, neither depends on the network, and a mask that does not stay has a token to
+            become whatever f is (no `floor` so negative that none is left). Then the vocabulary is only asked where
             something happens. `cedd.samplers.check_rule` finds out whether it is true.
         only_reverses: a declaration: nothing moves but what the process has moved, masks, and tokens if it shuffles.
         check: raises a ValueError for processes on which it makes no sense.

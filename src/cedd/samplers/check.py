@@ -98,6 +98,13 @@ class _Step:
                 raise ValueError(f"{self._where}: jump_first is false: whether a mask stays depends on the network")
             if not _same(mask.remask, torch.zeros_like(mask.remask)):
                 raise ValueError(f"{self._where}: a mask cannot be masked again: `remask` must be 0 there")
+            # The largest f_y is 1/V at least: there is a token to become by it, or by the floor, whatever the others.
+            becomes = torch.maximum(mask.floor, mask.floor + mask.slope / self._process.vocab_size)
+            if bool(((mask.stay < 1 - _TOLERANCE) & (becomes <= 0)).any()):
+                raise ValueError(
+                    f"{self._where}: jump_first is false: a mask that is revealed may find no token to become, where "
+                    "floor + slope f is negative for all of them, and stays"
+                )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
