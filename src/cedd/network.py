@@ -304,6 +304,15 @@ class Network:
 
         return replace(self, extras={name: chosen(value) for name, value in self.extras.items()})
 
+    def reading(self, deterministic: bool | None) -> Network:
+        """The same network, one sequence at a time or not; by default so for modules on a CPU, where it costs little.
+
+        Products of matrices are rounded otherwise for other numbers of rows.
+        """
+        if deterministic is None:
+            deterministic = isinstance(self.model, nn.Module) and self.home.type == "cpu"
+        return replace(self, one_by_one=deterministic)
+
     def outputs(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """All outputs [B, L, V] for x_t [B, L] and sigma [B] (or one for all)."""
         assert callable(self.model)

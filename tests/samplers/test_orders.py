@@ -133,6 +133,35 @@ def test_what_has_no_order_is_refused():
             sample(Table(process, L), process, (2, L), method=method, sampler="margin")
         with pytest.raises(ValueError, match=message):
             order_nats(Table(process, L), process, torch.zeros(1, L, dtype=torch.int64), method=method)
+    for how, message in (
+        ({"method": "ar"}, "the order of its text"),
+        ({"method": "cedd", "order": 3}, "unknown order 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            order_nats(Table(cedd.absorb(V), L), cedd.absorb(V), torch.zeros(1, L, dtype=torch.int64), **how)
+
+
+class Rounded(torch.nn.Module):
+    """Equally sure of all masks, but for a rounding that depends on how many sequences are read at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn((V + 1) ** L, V, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        del sigma
+        said = self.table[(x_t * (V + 1) ** torch.arange(L)).sum(-1)][:, None].expand(-1, L, -1)
+        return said * (1 + 1e-6 * torch.arange(L) * (1 if len(x_t) == 1 else -1))[:, None]
+
+
+def test_a_likelihood_does_not_depend_on_the_other_sequences():
+    """The sampler reads modules on a CPU one text at a time, and so must what says how likely its texts are."""
+    process, model = cedd.absorb(V), Rounded()
+    everything = torch.tensor(list(itertools.product(range(V), repeat=L)))
+    together = order_nats(model, process, everything, method="cedd")
+    alone = torch.cat([order_nats(model, process, x[None], method="cedd") for x in everything])
+    assert torch.equal(together, alone)
+    assert not torch.allclose(together, order_nats(model, process, everything, method="cedd", deterministic=False))
 
 
 @pytest.mark.parametrize(

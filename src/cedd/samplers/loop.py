@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cedd.dynamics import Corrector, StepRule
 from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
@@ -358,10 +358,7 @@ def sample(
     chosen.check(process)
     _check(chosen, process, shape, sampler, corrector, constraint, x_start)
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
-    network = Network.of(model, process.vocab_size, device, extras, shape[0])
-    if deterministic is None:
-        deterministic = isinstance(model, nn.Module) and network.home.type == "cpu"
-    network = replace(network, one_by_one=deterministic)
+    network = Network.of(model, process.vocab_size, device, extras, shape[0]).reading(deterministic)
     own_seeds = _checked_seeds(seeds, generator, shape[0])
     order = sampler if isinstance(sampler, Order) else ORDERS.get(sampler) if isinstance(sampler, str) else None
     stepper = _stepper_of(sampler)
@@ -408,7 +405,7 @@ def sample(
         draw = denoise_noise if dynamics.noisy else draw_tokens
         at_once = shape[0] if batch is None else batch
         # Where there is no noise the network's memory of what it has read is of a whole batch.
-        drawn = _in_parts(draw, shape[0], min(at_once, 1) if deterministic and not dynamics.noisy else at_once)
+        drawn = _in_parts(draw, shape[0], min(at_once, 1) if network.one_by_one and not dynamics.noisy else at_once)
     network.check_outputs()
     return drawn
 

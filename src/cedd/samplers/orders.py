@@ -151,6 +151,7 @@ def order_nats(
     steps: int | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    deterministic: bool | None = None,
 ) -> Tensor:
     """-log p(x) in nats of each sequence of data [B, L], [B] float64: the exact likelihood of the sampler that begins
     with masks only and reveals them in this order.
@@ -164,10 +165,14 @@ def order_nats(
         steps: in how many steps all are revealed; by default one a token.
         temperature: the sampler's.
         top_p: the sampler's; what it cuts off has probability 0.
+        deterministic: the sampler's. Of masks that are equally sure, rounding says which is first: so a sequence's
+            likelihood is that of the sampler, and does not depend on the others, only if both read it alone.
     """
     chosen = get_method(method)
     chosen.check(process)
-    if isinstance(order, str) and order not in ORDERS:
+    if not chosen.dynamics.noisy:
+        raise ValueError(f"{chosen.name} has the order of its text; estimate_bound gives its exact likelihood")
+    if not isinstance(order, Order) and order not in ORDERS:
         raise ValueError(f"unknown order {order!r}; use one of {', '.join(ORDERS)}, or an Order")
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be at least 1; got {steps}")
@@ -176,7 +181,7 @@ def order_nats(
     process.check_tokens(data)
     how = order if isinstance(order, Order) else ORDERS[order]
     check_reveals(how.name, chosen, process, None)
-    network = Network.of(model, process.vocab_size, None, None, len(data))
+    network = Network.of(model, process.vocab_size, None, None, len(data)).reading(deterministic)
     x0 = data.to(network.device)
     x, nats = torch.full_like(x0, process.vocab_size), torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
 
