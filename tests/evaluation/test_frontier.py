@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 
@@ -156,6 +157,19 @@ def test_texts_are_drawn_here_and_judged_there(runs, tmp_path, capsys):
     assert main([*judged, runs["roulette"]]) == 0, "another judge reads the same texts"
     assert json.loads(capsys.readouterr().out)["judge"] == "roulette"
     assert all(set(cell["judged"]) == {"causal", "roulette"} for cell in Frontier(folder).cells.values())
+
+
+def test_another_judge_of_the_same_name_is_refused(runs, tmp_path, capsys):
+    """Its figures would be those of the first, or stand beside them."""
+    folder, other = tmp_path / "curves", save_random(tmp_path / "causal", "absorb", "ar", mlp_ratio=2)
+    assert main(words([runs["absorb"]], folder, "--judge", runs["causal"])) == 0
+    capsys.readouterr()
+    for given in (["genppl", "--frontier", str(folder)], words([runs["roulette"]], folder)):
+        assert main([*given, "--judge", str(other)]) == 2
+        assert "has figures of another judge called causal; rename this one" in capsys.readouterr().err
+    moved = shutil.copytree(runs["causal"], tmp_path / "moved" / "causal")
+    assert main(["genppl", "--frontier", str(folder), "--judge", str(moved)]) == 0, "wherever it lies"
+    assert main(["genppl", "--frontier", str(folder), "--judge", str(tmp_path / "elsewhere" / "causal")]) == 0
 
 
 def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, monkeypatch):

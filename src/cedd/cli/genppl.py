@@ -36,6 +36,7 @@ from cedd.evaluation.generative import (
     Samples,
     generative_perplexity,
     judge_label,
+    judge_weights,
     load_samples,
     open_judge,
     save_samples,
@@ -128,6 +129,8 @@ def frontier(arguments: Genppl) -> int:
     waiting = begin_frontier(arguments, kept, runs) if runs else []
     if not waiting and not kept.cells:
         raise UserError(f"there are no texts in {sweep.frontier}: give RUNs to draw some from")
+    if not sweep.draw_only:
+        kept.begin_judging(label, judge_weights(arguments.judge, arguments.gguf_file))
     unjudged = [] if sweep.draw_only else kept.unjudged(label)
     judge = None
     if not sweep.draw_only and (waiting or unjudged):

@@ -126,9 +126,10 @@ class Frontier:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / FRONTIER_FILE
-        self.content: dict[str, Any] = {"format": FORMAT, "runs": {}, "cells": {}}
+        self.content: dict[str, Any] = {"format": FORMAT, "runs": {}, "judges": {}, "cells": {}}
         self._own: dict[str, Any] = {}
         self._own_runs: dict[str, dict[str, str]] = {}
+        self._own_judges: dict[str, str] = {}
         self._read: tuple[int, ...] | None = None
         self.refresh()
 
@@ -174,14 +175,23 @@ class Frontier:
         }
         self._agree()
 
+    def begin_judging(self, label: str, weights: str | None) -> None:
+        """Refuse another judge than the one that is called so here, as far as the hash of its weights is known."""
+        if weights is not None:
+            self._own_judges[label] = weights
+        self._agree()
+
     def _agree(self) -> None:
-        """Say in the content what this process draws; refuse one that says otherwise."""
+        """Say in the content what this process draws and judges by; refuse one that says otherwise."""
         for name, value in self._own.items():
             if self.content.setdefault(name, value) != value:
                 raise ValueError(f"{self.folder} has cells of another {name}; name another folder for these")
         for name, run in self._own_runs.items():
             if self.content["runs"].setdefault(name, run)["weights"] != run["weights"]:
                 raise ValueError(f"{self.folder} has cells of another model called {name}; name another folder")
+        for name, weights in self._own_judges.items():
+            if self.content["judges"].setdefault(name, weights) != weights:
+                raise ValueError(f"{self.folder} has figures of another judge called {name}; rename this one")
 
     def waiting(self, settings: Sequence[Setting], n: int) -> list[Setting]:
         """Those of which there are fewer than n texts."""
@@ -271,7 +281,9 @@ class Frontier:
 
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a frontier's file, if it is one."""
-    if content.get("format") != FORMAT or not all(isinstance(content.get(name), dict) for name in ("runs", "cells")):
+    content.setdefault("judges", {})  # a file may be older than this
+    parts = (content.get(name) for name in ("runs", "judges", "cells"))
+    if content.get("format") != FORMAT or not all(isinstance(part, dict) for part in parts):
         raise ValueError("it is no frontier, or one of a newer cedd")
     for name, cell in content["cells"].items():
         lists = [cell["entropies"], *(read[kind] for read in cell["judged"].values() for kind in ("nats", "tokens"))]

@@ -29,9 +29,9 @@ from cedd.data.text import encode_given, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.device import pick_device
 from cedd.models.folder import load_folder
-from cedd.models.locate import CONFIG_FILE, is_model, pretrained_names
+from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, is_model, packaged, pretrained_names
 from cedd.network import Network, evaluating
-from cedd.storage import atomic_write, expanded, read_json
+from cedd.storage import atomic_write, expanded, file_sha256, read_json
 
 Floats = NDArray[np.float64]
 
@@ -241,9 +241,20 @@ def judge_label(name: str, gguf_file: str | None = None) -> str:
     return label if gguf_file is None else f"{label}/{gguf_file}"
 
 
+def judge_weights(name: str, gguf_file: str | None = None) -> str | None:
+    """The hash of a judge's weights, which tells it from another of its label; None where they do not lie here."""
+    folder = packaged(name) if _is_packaged(name) else expanded(name)
+    file = folder if folder.is_file() else folder / (gguf_file or WEIGHTS_FILE)
+    return file_sha256(file) if file.is_file() else None
+
+
+def _is_packaged(name: str) -> bool:
+    return name in pretrained_names() and not expanded(name).exists()
+
+
 def _is_ours(name: str) -> bool:
     """Whether a model's folder is one of ours: config.json of others says nothing of a process."""
-    if name in pretrained_names() and not expanded(name).exists():
+    if _is_packaged(name):
         return True
     if not is_model(expanded(name)):
         return False
