@@ -28,8 +28,9 @@ from cedd.spelling.words import LONGEST
 
 FAR = ((1, None, 0), (2, 60_000, 0), (3, 6_000, 4), (3, 20_000, 5), (4, 6_000, 6), (4, 12_000, 8), (5, 6_000, 9))
 """(edits, among how many of the most frequent words, from which length on)."""
-NEAR, JUDGED = 48, 16
-"""Near words that are found, and those of them that fit best, whose probability as what was meant is computed."""
+NEAR, JUDGED, LIKELY = 48, 16, 8.0
+"""Near words that are found; those of them that fit best, whose probability as what was meant is computed; and by how
+much less than the best they may fit."""
 A_COUNT, IN_CONTEXT = 0.6, {"count": 0.4, "context": 0.5}
 """What the logarithm of a word's count weighs beside the rough log p(written | word), to choose those: without its
 context, and beside log p of the words in a row."""
@@ -121,6 +122,7 @@ class Neighbours:
         numbers, rough = self.near(written)
         rank = rough + IN_CONTEXT["count"] * self.lexicon.log_counts[numbers] + IN_CONTEXT["context"] * context(numbers)
         best = np.sort(np.argsort(-rank, kind="stable")[:JUDGED])
+        best = best[rank[best] >= rank.max(initial=-math.inf) - LIKELY]
         least = dict.fromkeys(self.lexicon.memory.get(written, ()), REMEMBERED)
         least |= {self.lexicon.words[numbers[i]]: float(rough[i]) - SLACK for i in best}
         return [Candidate((w,), self.judged(written, w, low)) for w, low in least.items() if w != written]
@@ -267,25 +269,31 @@ def rough_log_channel(
     """log p(string | word), letter by letter, for each of N words, [N]."""
     N, m = len(words), len(code)
     width = int(lengths.max(initial=0))
+    letters = np.ascontiguousarray(words[:, :width].T)
     added = costs.replaced[0][code].copy()
     added[1:] = np.where(code[1:] == code[:-1], np.minimum(added[1:], costs.doubled), added[1:])
     first = np.concatenate([[0], np.cumsum(added)]).astype(np.float32)
-    rows = [np.tile(first[:, None], (1, N))]  # of prefixes of the words; [m + 1, N] each
-    result = np.full(N, first[-1], np.float32)
-    for i in range(1, width + 1):
-        letter = words[:, i - 1]
-        dropped = costs.replaced[letter, 0]
-        if i > 1:
-            dropped = np.where(letter == words[:, i - 2], np.minimum(dropped, costs.undoubled), dropped)
-        row = np.empty((m + 1, N), np.float32)
-        row[0] = rows[-1][0] + dropped
-        row[1:] = np.minimum(rows[-1][:-1] + costs.replaced[letter][:, code].T, rows[-1][1:] + dropped)
-        if i > 1 and m > 1:
-            earlier = words[:, i - 2]
-            swap = (letter[None, :] == code[:-1, None]) & (earlier[None, :] == code[1:, None]) & (letter != earlier)
-            row[2:] = np.where(swap, np.minimum(row[2:], rows[-2][:-2] + costs.swapped), row[2:])
-        for j in range(1, m + 1):
-            np.minimum(row[j], row[j - 1] + added[j - 1], out=row[j])
-        rows = [rows[-1], row]
-        result = np.where(lengths == i, row[m], result)
+    written, dropped_letters = np.ascontiguousarray(costs.replaced[:, code].T), costs.replaced[:, 0].copy()
+    earlier, row = np.empty((0, N), np.float32), np.repeat(first[:, None], N, 1)  # of prefixes of the words, [m + 1, N]
+    result, replaced, longer = np.full(N, first[-1], np.float32), np.empty((m, N), np.float32), np.empty(N, np.float32)
+    for i, letter in enumerate(letters):
+        index = letter.astype(np.intp)  # as `take` wants it
+        dropped = dropped_letters.take(index, mode="clip")
+        before = letters[i - 1] if i else np.zeros_like(letter)
+        doubled = letter == before
+        dropped = np.where(doubled, np.minimum(dropped, costs.undoubled), dropped)
+        new = row + dropped
+        written.take(index, 1, out=replaced, mode="clip")
+        replaced += row[:-1]
+        np.minimum(new[1:], replaced, out=new[1:])
+        if i and m > 1:
+            swapped = (letter == code[:-1, None]) & (before == code[1:, None]) & ~doubled
+            if (places := np.flatnonzero(swapped)).size:
+                both = new[2:].reshape(-1)
+                both[places] = np.minimum(both[places], earlier[:-2].reshape(-1)[places] + costs.swapped)
+        for j in range(m):
+            np.add(new[j], added[j], out=longer)
+            np.minimum(new[j + 1], longer, out=new[j + 1])
+        earlier, row = row, new
+        np.copyto(result, row[m], where=lengths == i + 1)
     return -result

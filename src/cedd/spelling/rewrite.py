@@ -65,9 +65,9 @@ FEATURES = (
     "network",
     "network tokens",
 )
-SAID = [FEATURES.index(name) for name in ("network", "network tokens")]
+PLACE = {name: place for place, name in enumerate(FEATURES)}
+SAID = [PLACE[name] for name in ("network", "network tokens")]
 """What a network says of an option: the log-likelihood of the text with it, and of how many tokens that is the sum."""
-KEPT_RARE = FEATURES.index("kept rare")
 LONG = 100
 """Tokens of a text in which a word that is there again is meant; in a sentence it may be the same slip twice."""
 FRAME = 3
@@ -127,7 +127,7 @@ class Doubt:
     @property
     def rare(self) -> bool:
         """Whether the token is a rare word, or none."""
-        return bool(self.features[0, KEPT_RARE])
+        return bool(self.features[0, PLACE["kept rare"]])
 
     def probabilities(self, weights: Floats) -> Floats:
         """[O]"""
@@ -206,7 +206,7 @@ class Reader:
         page, result = Page(text, tokens, mended), list(judged)
         for number, (doubt, _) in enumerate(judged):
             if any(abs(doubt.place - place) in range(1, FRAME + 1) for place in mended):
-                channel = doubt.features[:, FEATURES.index("channel")]
+                channel = doubt.features[:, PLACE["channel"]]
                 new = replace(doubt, features=self.features(page, doubt.place, doubt.options, channel))
                 result[number] = new, new.probabilities(self.alone)
         return result
@@ -323,54 +323,60 @@ class Reader:
 
     def features(self, page: Page, place: int, options: Sequence[Option], channel: Floats) -> Floats:
         """[O, F]"""
-        token, lexicon, columns = page.tokens[place], self.lexicon, dict[str, NDArray[Any]]()
+        token, lexicon = page.tokens[place], self.lexicon
         context = self.contexts(page.keys, place + FRAME, options)
         number = lexicon.index.get(token.key)
         unknown, log_count = number is None, 0.0 if number is None else lexicon.log_counts[number]
         rare = log_count < RARE
         capital = token.text[0].isupper() and not token.text.isupper()
         name = capital and not token.opens
-        kept = np.arange(len(options)) == 0
-        sizes = np.array([len(option.words) - (option.last - option.first) for option in options])
-        named = [
-            option.words[0] in lexicon.index and lexicon.named[lexicon.index[option.words[0]]] for option in options
-        ]
-        pairs = [lexicon.numbers(option.words[:2] if len(option.words) > 1 else (".", ".")) for option in options]
-        smallest = [min(lexicon.index.get(word, UNKNOWN) for word in option.words) for option in options]
         derived = rare and is_derived(lexicon, token.key)
-        columns["channel"] = channel
-        columns["far"] = np.minimum(channel + FAR_CHANNEL, 0.0)
-        columns["frequency"] = np.array(
-            [0.0] + [min(lexicon.log_counts[lexicon.index[w]] for w in option.words) - 8.0 for option in options[1:]]
-        )
-        columns["frequency opening"] = (rare and capital and token.opens) * np.maximum(columns["frequency"], 0.0)
+        numbers = [[lexicon.index.get(word, UNKNOWN) for word in option.words] for option in options]
+        sizes = np.array([len(option.words) - (option.last - option.first) for option in options])
+        others = np.arange(len(options)) > 0
+        frequency = np.array([0.0, *(min(lexicon.log_counts[some]) - 8.0 for some in numbers[1:])])
+        columns: dict[str, NDArray[Any]] = {
+            "channel": channel,
+            "far": np.minimum(channel + FAR_CHANNEL, 0.0),
+            "context": context - context[0],
+            "frequency": frequency,
+            "frequency opening": (rare and capital and token.opens) * np.maximum(frequency, 0.0),
+            "split": sizes > 0,
+            "join": sizes < 0,
+            "join capital": (sizes < 0) & name,
+            "named": np.array([some[0] >= 0 and lexicon.named[some[0]] for some in numbers]) & others & (not capital),
+        }
         for form, same in FORMS.items():
-            columns[form] = np.array([same(token.key, option.words[0]) for option in options]) & (sizes == 0) & ~kept
-        columns["context"] = context - context[0]
-        columns["split"], columns["join"] = sizes > 0, sizes < 0
-        columns["split derived"] = (sizes > 0) & (derived | (np.array(smallest) >= SMALL_WORDS))
-        columns["split unsupported"] = (sizes > 0) & (lexicon.gram_counts(np.stack(pairs)) == 0)
-        columns["join capital"] = (sizes < 0) & name
-        columns["named"] = np.array(named) & ~kept & (not capital)
-        columns["kept"] = kept
-        columns["kept unknown"] = kept & unknown
-        columns["kept rare"] = kept & rare
-        columns["kept rare count"] = kept * rare * log_count / RARE
-        columns["kept rare capital"] = kept & rare & name
-        columns["kept rare opening"] = kept & rare & (capital and token.opens)
-        columns["kept rare strange"] = kept * (self.neighbours.strangeness(token.key) - 2.5 if rare else 0.0)
-        columns["kept rare derived"] = kept & derived
-        columns["kept rare elided"] = kept & rare & token.elided
-        columns["kept rare remembered"] = kept & rare & (token.key in lexicon.memory)
-        columns["kept rare letters"] = kept * rare * min(len(token.key), 12) / 10
-        columns["kept common capital"] = kept & (not rare) & name
-        columns["kept uncommon"] = kept * max(0.0, COMMON - log_count) * (not rare) / 4
-        columns["kept frequent"] = kept * max(0.0, log_count - COMMON) / 4
-        columns["kept name without capital"] = kept & (not unknown and bool(lexicon.named[number])) & (not capital)
-        columns["kept acronym"] = kept & page.acronyms[place]
-        columns["kept repeated"] = kept * self.repeated(page, token.key)
-        columns["network"] = columns["network tokens"] = np.zeros(len(options))
-        return np.stack([columns[name] for name in FEATURES], -1).astype(np.float64)
+            columns[form] = np.array([same(token.key, option.words[0]) for option in options]) & (sizes == 0) & others
+        features = np.zeros((len(options), len(FEATURES)))
+        for column, values in columns.items():
+            features[:, PLACE[column]] = values
+        for split in np.flatnonzero(sizes > 0).tolist():
+            unsupported = lexicon.gram_counts(np.array([numbers[split][:2]]))[0] == 0
+            features[split, PLACE["split unsupported"]] = unsupported
+            features[split, PLACE["split derived"]] = derived or min(numbers[split]) >= SMALL_WORDS
+        own = {
+            "kept": True,
+            "kept unknown": unknown,
+            "kept rare": rare,
+            "kept rare count": rare * log_count / RARE,
+            "kept rare capital": rare and name,
+            "kept rare opening": rare and capital and token.opens,
+            "kept rare strange": self.neighbours.strangeness(token.key) - 2.5 if rare else 0.0,
+            "kept rare derived": derived,
+            "kept rare elided": rare and token.elided,
+            "kept rare remembered": rare and token.key in lexicon.memory,
+            "kept rare letters": rare * min(len(token.key), 12) / 10,
+            "kept common capital": not rare and name,
+            "kept uncommon": max(0.0, COMMON - log_count) * (not rare) / 4,
+            "kept frequent": max(0.0, log_count - COMMON) / 4,
+            "kept name without capital": number is not None and bool(lexicon.named[number]) and not capital,
+            "kept acronym": page.acronyms[place],
+            "kept repeated": self.repeated(page, token.key),
+        }
+        for feature, value in own.items():
+            features[0, PLACE[feature]] = value
+        return features
 
     def repeated(self, page: Page, key: str) -> float:
         """log of how much more often a long text has a word than one of its length would, if more than once."""
