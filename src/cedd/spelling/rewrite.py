@@ -114,6 +114,10 @@ class Option:
     words: tuple[str, ...]
     text: str
 
+    @property
+    def places(self) -> range:
+        return range(self.first, self.last)
+
 
 @dataclass(frozen=True)
 class Doubt:
@@ -522,14 +526,8 @@ def ask(
     result, asked = list(judged), [number for number, one in enumerate(judged) if is_open(*one)]
     options = [asked_options(judged[number][1]) for number in asked]
     doubts = [judged[number][0].only(kept) for number, kept in zip(asked, options, strict=True)]
-    taken = {place for doubt in doubts for option in doubt.options for place in range(option.first, option.last)}
-    made = list[Option]()
-    for doubt, p in judged if doubts else ():
-        option = best_option(doubt, p)
-        span = set(range(option.first, option.last))
-        if is_due(doubt, p, threshold) and not span & taken:
-            made.append(option)
-            taken |= span
+    taken = {place for doubt in doubts for option in doubt.options for place in option.places}
+    made = [best_option(*judged[number]) for number in due(judged, threshold, taken)] if doubts else []
     for number, kept, doubt in zip(asked, options, with_network(text, tokens, doubts, scores, made), strict=True):
         whole, p = judged[number]
         shared = p.copy()
@@ -538,25 +536,36 @@ def ask(
     return result
 
 
+def due(judged: Sequence[Judged], threshold: float, taken: Collection[int] = ()) -> list[int]:
+    """Which doubts are to be changed, the surest first: of two whose best options overlap the more probable, and none
+    at tokens that are `taken`."""
+    occupied, found = set(taken), list[int]()
+    for number in by_confidence(judged):
+        places = best_option(*judged[number]).places
+        if is_due(*judged[number], threshold) and occupied.isdisjoint(places):
+            occupied.update(places)
+            found.append(number)
+    return found
+
+
+def by_confidence(judged: Sequence[Judged]) -> list[int]:
+    """The numbers of all doubts, those with the most probable change first."""
+    return sorted(range(len(judged)), key=lambda number: -judged[number][1][1:].max())
+
+
 def chosen(text: str, tokens: Sequence[Token], judged: Sequence[Judged], threshold: float) -> list[Rewriting]:
-    """The best option of each doubt; of two that overlap the more probable is made."""
+    """The changes that are made, and apart from these the doubts to tell of."""
+    made = due(judged, threshold)
     taken, found = set[int](), list[Rewriting]()
-    by_confidence = sorted(judged, key=lambda one: -one[1][1:].max())
-    for made in (True, False):
-        for doubt, p in by_confidence:
-            best = int(1 + p[1:].argmax())
-            option = doubt.options[best if made else 0]
-            span = set(range(option.first, option.last))
-            if span & taken or (not is_due(doubt, p, threshold) if made else p[0] > NO_DOUBT):
-                continue
-            taken |= span
-            start, stop = tokens[option.first].start, tokens[option.last - 1].stop
-            shown = {text[start:stop]: float(p[0])}
-            shown |= {
-                o.text: float(q)
-                for o, q in zip(doubt.options, p, strict=True)
-                if {o.first, o.last - 1} <= span and len(span) == o.last - o.first
-            }
-            ranked = tuple(sorted(shown.items(), key=lambda one: -one[1]))
-            found.append(Rewriting(start, stop, option.text, float(p[best]), float(p[0]), made, ranked))
+    for number in [*made, *(number for number in by_confidence(judged) if number not in made)]:
+        doubt, p = judged[number]
+        option = best_option(doubt, p) if number in made else doubt.options[0]
+        if number not in made and (p[0] > NO_DOUBT or not taken.isdisjoint(option.places)):
+            continue
+        taken.update(option.places)
+        start, stop = tokens[option.first].start, tokens[option.last - 1].stop
+        shown = {text[start:stop]: float(p[0])}
+        shown |= {o.text: float(q) for o, q in zip(doubt.options, p, strict=True) if o.places == option.places}
+        ranked = tuple(sorted(shown.items(), key=lambda one: -one[1]))
+        found.append(Rewriting(start, stop, option.text, float(p[1:].max()), float(p[0]), number in made, ranked))
     return sorted(found, key=lambda one: one.start)
