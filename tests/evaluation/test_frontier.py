@@ -53,6 +53,15 @@ def test_curves_are_interpolated_along_entropy_and_compared_there():
     assert few.over_most_steps.value == pytest.approx(math.exp(0.5))
 
 
+def test_points_of_equal_entropy_are_averaged():
+    """Short texts of which no token comes twice all have the same."""
+    points = [point(Setting("run", "analytic", 8, t), [nats] * 3, [2.0] * 3) for t, nats in ((1.0, 3.0), (0.5, 4.0))]
+    (found,) = compared(points, 2.0)
+    assert found.perplexity is not None
+    assert found.perplexity.value == pytest.approx(math.exp(3.5))
+    assert found.perplexity.high == pytest.approx(math.exp(3.5))
+
+
 def width(interval) -> float:
     """How many times its lower end the upper one is."""
     return interval.high / interval.low
@@ -278,6 +287,7 @@ def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
         ("--out x.jsonl", "leave out --samples and --out"),
         ("--plot x.txt", "x.txt must end in"),
         ("-n 0", "at least one sample"),
+        ("--entropy nan", "--entropy must be a number of nats"),
         ("--judge /no/judge", "pip install 'cedd[hub]'"),
         ("--text /no/text", "there is no folder /no"),
     ],
@@ -292,6 +302,12 @@ def test_bad_input_is_one_line(more, message, runs, tmp_path, capsys, monkeypatc
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert message in said
+
+
+def test_texts_of_one_token_are_not_judged(runs, tmp_path, capsys):
+    given = words([runs["absorb"]], tmp_path / "curves", "--judge", runs["causal"], "--length", "1")
+    assert main(given) == 2
+    assert "has two tokens of the judge; there is nothing to judge" in capsys.readouterr().err
 
 
 def test_what_cannot_stand_in_one_picture_is_refused(runs, tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -167,6 +168,8 @@ def check_frontier(arguments: Genppl) -> None:
         raise UserError(f"steps must be at least 1; got {min(sweep.step_counts)}")
     if arguments.n < 1:
         raise UserError(f"at least one sample must be asked for; got {arguments.n}")
+    if sweep.entropy is not None and not math.isfinite(sweep.entropy):
+        raise UserError(f"--entropy must be a number of nats; got {sweep.entropy}")
     check_writable(sweep.plot, PLOT_SUFFIXES)
 
 

@@ -244,6 +244,8 @@ class Frontier:
         while name in self.unjudged(label):
             texts = self._texts(name)
             read = judge.judge(texts)
+            if not any(one.tokens for one in read):
+                raise ValueError(f"no text of {name} has two tokens of the judge; there is nothing to judge")
             with self._changing():
                 if self._texts(name) == texts:
                     self.cells[name]["judged"][label] = {
@@ -378,7 +380,8 @@ class Curve:
         rows = np.arange(len(entropies))
         left_x, left_y = entropies[rows, right - 1], logs[rows, right - 1]
         right_x, right_y = entropies[rows, right], logs[rows, right]
-        share = (entropy - left_x) / np.maximum(right_x - left_x, np.finfo(np.float64).tiny)
+        gap = right_x - left_x
+        share = np.divide(entropy - left_x, gap, out=np.full_like(gap, 0.5), where=gap > 0)  # of equals, the middle
         return left_y + share * (right_y - left_y)
 
 
