@@ -62,6 +62,18 @@ def test_points_of_equal_entropy_are_averaged():
     assert found.perplexity.high == pytest.approx(math.exp(3.5))
 
 
+def test_a_resample_is_not_continued_far():
+    """Its two points may have nearly the same entropy, and then their slope says nothing of what lies beyond."""
+    nats = ((1.0, [3.0, 5.0, 4.0], [2.0, 2.1, 2.2]), (0.5, [4.0, 3.0, 5.0], [2.15, 2.0, 2.16]))
+    points = [point(Setting("run", "analytic", 8, temperature), *of_texts) for temperature, *of_texts in nats]
+    (found,) = compared(points, 2.102)
+    shown = found.perplexity
+    assert shown is not None
+    assert shown.low is not None
+    assert shown.high is not None
+    assert math.exp(2) < shown.low < shown.high < math.exp(6)
+
+
 def width(interval) -> float:
     """How many times its lower end the upper one is."""
     return interval.high / interval.low

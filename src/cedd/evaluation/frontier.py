@@ -368,7 +368,8 @@ class Curve:
 
     def log_perplexity_at(self, entropy: float, weights: Floats) -> Floats | None:
         """Interpolated, [1 + R]; None where the curve does not reach so far. The curve of a resample may end a little
-        before; its last piece is then continued."""
+        before; its last piece is then continued, by its own length at most: one of nearly equal entropies would say
+        anything."""
         low, high = self.reach()
         if len(self.points) < 2 or not low <= entropy <= high:
             return None
@@ -382,7 +383,7 @@ class Curve:
         right_x, right_y = entropies[rows, right], logs[rows, right]
         gap = right_x - left_x
         share = np.divide(entropy - left_x, gap, out=np.full_like(gap, 0.5), where=gap > 0)  # of equals, the middle
-        return left_y + share * (right_y - left_y)
+        return left_y + share.clip(-1, 2) * (right_y - left_y)
 
 
 def curves_of(points: Sequence[Point]) -> list[Curve]:
