@@ -205,6 +205,7 @@ def test_a_text_depends_on_its_seed_alone_and_ends_clean(sampler, process, metho
         ("remask-confidence", "roulette", "bayes", "is for absorb"),
         ("remask-confidence", "absorb", "sedd", "needs probabilities"),
         ("remask-confidence", "absorb", "dfm", "runs a process backwards"),
+        ("remask-capped", "absorb", "dfm", "runs a process backwards"),
         ("gibbs", "roulette", "cedd", "has looked; use bayes"),
         ("gibbs", "uniform", "sedds", "needs probabilities"),
         ("stratified", "absorb", "cedd", "a mask is revealed once"),

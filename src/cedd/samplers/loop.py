@@ -38,7 +38,7 @@ from cedd.samplers.grids import LAST_TIME, time_grid
 from cedd.samplers.memory import remembering
 from cedd.samplers.orders import ORDERS, Order, reveal_in_order
 from cedd.samplers.plan import BLOCK_STEPS, Candidates, Chances, Plan, blocks, chances
-from cedd.samplers.steppers import STEPPERS, Scene, Stepper
+from cedd.samplers.steppers import STEPPERS, Scene, Stepper, check_reversal
 
 WITHOUT_RULES = ("first-hitting", *ORDERS)
 """Samplers that reveal masks without a time grid."""
@@ -420,6 +420,8 @@ def check_sampler(
     """Refuse a sampler that makes no sense with a method and a process, saying what to use instead."""
     known = (*(method.dynamics.rules() if method.dynamics.noisy else RULES), *STEPPERS, *WITHOUT_RULES)
     if isinstance(sampler, str) and sampler not in known:
+        if sampler in RULES:
+            check_reversal(sampler, method)
         raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(known)}, or a StepRule")
     if method.dynamics.noisy:
         rule = _rule_of(sampler, method.dynamics)

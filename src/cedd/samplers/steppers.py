@@ -80,7 +80,8 @@ class Stepper:
     check: Callable[[Method, TokenProcess], None]
 
 
-def _check_reversal(name: str, method: Method) -> None:
+def check_reversal(name: str, method: Method) -> None:
+    """Refuse methods that do not run a process backwards by probabilities."""
     believing(name, method.parameterization)
     if not isinstance(method.dynamics, Reversal):
         raise ValueError(f"{name} runs a process backwards, which {method.name} does not; use sampler='analytic'")
@@ -109,7 +110,7 @@ def remask_by_confidence(tokens: float = 1.0) -> Stepper:
         raise ValueError(f"{name}: the number of tokens to mask again must not be negative; got {tokens}")
 
     def check(method: Method, process: TokenProcess) -> None:
-        _check_reversal(name, method)
+        check_reversal(name, method)
         if not process.has_mask:
             raise ValueError(f"{name} masks tokens again, and this process has no masks; use sampler='analytic'")
         if process.can_shuffle:
@@ -180,7 +181,7 @@ def gibbs(share: float = 0.125, sweeps: int = 1, start: float = 1.0, stop: float
         )
 
     def check(method: Method, process: TokenProcess) -> None:
-        _check_reversal(name, method)
+        check_reversal(name, method)
         if process.can_shuffle and not isinstance(method.parameterization, Bayes):
             raise ValueError(
                 f"{name} redraws a token from what the network believes before it looks at it, but {method.name} has "
@@ -246,7 +247,7 @@ def stratified(rule: StepRule | None = None) -> Stepper:
     name = "stratified"
 
     def check(method: Method, process: TokenProcess) -> None:
-        _check_reversal(name, method)
+        check_reversal(name, method)
         if process.has_mask:
             raise ValueError(
                 f"{name} spaces out the changes of a token, but a mask is revealed once, and would be too soon; use it "
