@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cedd
-from cedd.samplers import STEPPERS, gibbs, remask_by_confidence, sample, stratified
+from cedd.samplers import SAMPLERS, STEPPERS, gibbs, remask_by_confidence, sample, stratified
 from cedd.samplers.loop import check_sampler
 from cedd.samplers.steppers import redrawing_law
 from tests.samplers.chains import ERROR_RATE, PROCESSES, Table, all_sequences, p_value, token_law
@@ -217,6 +217,12 @@ def test_a_text_depends_on_its_seed_alone_and_ends_clean(sampler, process, metho
 def test_refused_where_it_makes_no_sense(sampler, process, method, why):
     with pytest.raises(ValueError, match=why):
         check_sampler(sampler, cedd.get_method(method), PROCESSES[process](4))
+
+
+def test_what_is_drawn_token_by_token_takes_any_sampler():
+    """The process of an autoregressive run says nothing."""
+    for sampler, process in itertools.product(SAMPLERS, PROCESSES.values()):
+        check_sampler(sampler, cedd.get_method("ar"), process(4))
 
 
 def test_strengths_are_checked():

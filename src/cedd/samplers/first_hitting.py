@@ -31,8 +31,6 @@ def check_reveals(name: str, method: Method, process: TokenProcess, constraint: 
         raise ValueError(f"{name} reveals masks, and this process has none; use sampler='analytic'")
     if process.can_shuffle:
         raise ValueError(f"{name} needs tokens that never change once revealed (absorb); use sampler='analytic' here")
-    if not method.dynamics.noisy:
-        return
     believing(name, method.parameterization)  # the sum of ratios would set the reveal times
     if constraint is not None and not isinstance(constraint, Fixed):
         raise ValueError(f"{name} fixes what is revealed when; give a Fixed constraint or use 'analytic'")

@@ -423,12 +423,13 @@ def check_sampler(
         if sampler in RULES:
             check_reversal(sampler, method)
         raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(known)}, or a StepRule")
-    if method.dynamics.noisy:
-        rule = _rule_of(sampler, method.dynamics)
-        rule.check(process)
-        rule.check_method(method.parameterization)
-        if (stepper := _stepper_of(sampler)) is not None:
-            stepper.check(method, process)
+    if not method.dynamics.noisy:
+        return  # token by token, whatever the sampler
+    rule = _rule_of(sampler, method.dynamics)
+    rule.check(process)
+    rule.check_method(method.parameterization)
+    if (stepper := _stepper_of(sampler)) is not None:
+        stepper.check(method, process)
     if isinstance(sampler, Order) or sampler in WITHOUT_RULES:
         check_reveals(sampler if isinstance(sampler, str) else sampler.name, method, process, constraint)
 
