@@ -24,6 +24,7 @@ from cedd.spelling.channel import Channel, alignment, learn_edits
 from cedd.spelling.forms import FORMS, is_derived, sound, sounds
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
+from cedd.spelling.word_by_word import word_by_word
 from cedd.spelling.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
 from cedd.spelling.words import acronyms, like, tokens_of
 
@@ -135,8 +136,19 @@ def test_what_is_no_word_stays(lexicon, text):
     assert corrected(lexicon, text) == text
 
 
-def test_ignored_words_are_right(lexicon):
-    assert corrected(lexicon, "he received the leter", ignored={"leter"}) == "he received the leter"
+@pytest.mark.parametrize(
+    ("text", "ignored"),
+    [
+        ("he received the leter", "leter"),
+        ("the cat and the mat to gether", "gether"),  # and not to be joined
+        ("he received the Leter-hoem", "leter-hoem"),
+    ],
+)
+def test_ignored_words_are_right(lexicon, text, ignored):
+    def by_words(ignored):
+        return word_by_word(Reader(lexicon), text, None, threshold=0.5, ignored=ignored)
+
+    assert by_words([ignored]) == text != by_words([])
 
 
 def test_another_language_stays(lexicon):
@@ -368,6 +380,15 @@ def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
     save_lexicon(tmp_path / "w.safetensors", knowing)
     assert load_lexicon(tmp_path / "w.safetensors").memory == knowing.memory
     assert corrected(knowing, "he received the ltr.") == "he received the letter."
+
+
+def test_a_misspelling_that_was_seen_is_no_word_for_being_repeated(lexicon):
+    """What else a long text has several times is meant."""
+    weights = {"alone": lexicon.weights["alone"] | {"kept repeated": 9.0}}
+    knowing = replace(lexicon, weights=weights, memory={"leter": ("letter",)})
+    text = "he received the leter. he went home. " * 20
+    assert corrected(replace(knowing, memory={}), text) == text
+    assert corrected(knowing, text) == text.replace("leter", "letter")
 
 
 def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeypatch):

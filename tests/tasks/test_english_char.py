@@ -94,6 +94,12 @@ def test_what_was_corrected_is_right(model):
     ]
 
 
+def test_an_ignored_word_is_right_as_a_possessive_too(model):
+    text = "The goverment’s rule was just, and the people liked it."
+    assert model.correct(text, ignored_words=["Goverment"]) == text
+    assert model.correct(text) == text.replace("goverment", "government")
+
+
 def test_the_lexicon_has_a_weight_for_every_feature():
     lexicon = load_lexicon(pretrained_root() / "english" / LEXICON_FILE)
     assert lexicon.weights.keys() == {"alone", "network"}

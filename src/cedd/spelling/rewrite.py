@@ -143,6 +143,10 @@ class Doubt:
         """With some of the options."""
         return replace(self, options=tuple(self.options[i] for i in places), features=self.features[list(places)])
 
+    def without(self, tokens: Collection[int]) -> Doubt:
+        """With the options that leave these tokens alone."""
+        return self.only([i for i, option in enumerate(self.options) if not any(at in tokens for at in option.places)])
+
 
 Judged = tuple[Doubt, Floats]
 """A doubt and the probabilities of its options."""
@@ -188,12 +192,16 @@ class Reader:
         self.alone, self.informed = (weight_vector(lexicon.weights.get(name, {})) for name in ("alone", "network"))
 
     def doubts(self, text: str, tokens: Sequence[Token], ignored: Collection[str] = ()) -> list[Doubt]:
-        """The doubts of a text in order; `ignored` words (lower case) are right."""
+        """The doubts of a text in order; `ignored` words (their keys) are right, also with 's, and not to be joined."""
         if not tokens:
             return []
         page = Page(text, tokens)
         found = self.doubtful(tokens, self.lexicon.numbers(page.keys))
-        made = (self.doubt(page, place, near) for place, near in found.items() if tokens[place].key not in ignored)
+        keys = frozenset(ignored)
+        right = {i for i, token in enumerate(tokens) if not keys.isdisjoint({token.key, token.key.removesuffix("'s")})}
+        made = (self.doubt(page, place, near) for place, near in found.items() if place not in right)
+        if right:
+            made = (doubt.without(right) for doubt in made)
         return [doubt for doubt in made if len(doubt.options) > 1]
 
     def judged(
@@ -383,8 +391,11 @@ class Reader:
         return features
 
     def repeated(self, page: Page, key: str) -> float:
-        """log of how much more often a long text has a word than one of its length would, if more than once."""
+        """log of how much more often a long text has a word than one of its length would, if more than once. A
+        misspelling that people are known to make is no word for being made again."""
         number = self.lexicon.index.get(key, UNKNOWN)
+        if key in self.lexicon.memory and math.log(self.lexicon.counts[number]) < RARE:
+            return 0.0
         expected = len(page.keys) * self.lexicon.counts[number] / self.lexicon.total
         return max(0.0, math.log(page.counts[key] / max(1.0, expected))) if len(page.tokens) >= LONG else 0.0
 

@@ -13,6 +13,7 @@ from cedd.models.locate import packaged, pretrained_names
 from cedd.spelling.changes import Change, Corrected
 from cedd.spelling.lexicon import LEXICON_FILE, Floats
 from cedd.spelling.rewrite import WORD_THRESHOLD, Reader, Scores, reader_of, rewritings
+from cedd.spelling.words import tokens_of
 
 
 def words_folder(folder: Path, config: Mapping[str, Any]) -> Path:
@@ -64,11 +65,12 @@ def word_by_word(
     threshold: float | None = None,
     ignored: Collection[str] = (),
 ) -> Corrected:
-    """The text corrected (`rewrite`); who scores is asked about open doubts. `ignored` words are right."""
+    """The text corrected (`rewrite`); who scores is asked about open doubts. `ignored` words are right, and so
+    are the parts of one with a hyphen."""
     if not isinstance(text, str):
         raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
     threshold = WORD_THRESHOLD if threshold is None else threshold
-    keys = frozenset(word.lower().replace("’", "'") for word in ignored)
+    keys = frozenset(token.key for word in ignored for token in tokens_of(word) if token.key[0].isalpha())
     parts, end, changes, doubts = list[str](), 0, list[Change](), list[Change]()
     for one in rewritings(reader, text, threshold, scores, keys):
         before, after = text[one.start : one.stop], one.text
