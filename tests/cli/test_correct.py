@@ -311,6 +311,41 @@ def test_a_file_without_its_backup_is_left_as_it_is(letter, capsys):
     assert letter.read_bytes() == before
 
 
+def test_an_earlier_backup_outlives_one_that_fails(letter, capsys, monkeypatch):
+    backup = letter.with_name("letter.txt.bak")
+    backup.write_bytes(b"earlier")
+    before = letter.read_bytes()
+
+    def torn(source, target):
+        target.write_bytes(source.read_bytes()[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", torn)
+    assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert (letter.read_bytes(), backup.read_bytes()) == (before, b"earlier")
+    assert not [path for path in letter.parent.iterdir() if path.suffix == ".tmp"]
+
+
+def test_a_backup_is_not_written_through_a_link(letter, capsys):
+    other = letter.with_name("other")
+    other.write_bytes(b"of somebody else")
+    letter.with_name("letter.txt.bak").symlink_to(other)
+    before = letter.read_bytes()
+    assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
+    assert "is a link" in capsys.readouterr().err
+    assert (letter.read_bytes(), other.read_bytes()) == (before, b"of somebody else")
+
+
+def test_lines_of_a_diff_end_at_newlines_only(letter, capfdbinary):
+    """As those of patch do."""
+    letter.write_bytes("the mat\r\x0cteh cat\u2028sat\non teh mat\n".encode())
+    assert main(["correct", str(letter), "--diff", "--device", "cpu"]) == 0
+    lines = capfdbinary.readouterr().out.split(b"\n")[2:]
+    assert lines[0] == b"@@ -1,2 +1,2 @@"
+    assert sum(line.startswith(b"-") for line in lines) == sum(line.startswith(b"+") for line in lines) == 2
+
+
 def test_a_file_that_changes_while_it_is_read_is_left_as_it_is(letter, capsys, monkeypatch):
     from cedd.cli import correct as command
 
@@ -372,6 +407,7 @@ def test_a_long_text_comes_out_piece_by_piece():
     [
         (["--diff", "--check", "LETTER"], "different results"),
         (["--in-place", "-"], "--in-place corrects files"),
+        (["--in-place", "--json", "LETTER"], "prints nothing"),
         (["--suggest", "0", "LETTER"], "1 or more"),
         (["--check", "LETTER", "/no/such/file"], "there is no file or folder /no/such/file"),
         (["LETTER", "--ignore-words", "/no/such/words"], "there is no file or folder /no/such/words"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import errno
 import io
 import json
 import shutil
@@ -28,7 +29,7 @@ from cedd.spelling.changes import Change, Corrected, correction_record
 from cedd.spelling.filling import filler_in, reads_without_torch
 from cedd.spelling.options import CorrectionOptions, may_be_by_words
 from cedd.spelling.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
-from cedd.storage import atomic_write, check_writable, read_json
+from cedd.storage import atomic_file, atomic_write, check_writable, read_json
 
 if TYPE_CHECKING:
     from cedd.tasks import LanguageModel
@@ -71,6 +72,8 @@ def run(arguments: Correct) -> int:
     """Correct one text or several files, and show the result in the way that is asked for."""
     if sum((arguments.diff, arguments.in_place, arguments.check, arguments.suggest is not None)) > 1:
         raise UserError("--diff, --in-place, --check and --suggest are different results; give one of them")
+    if arguments.in_place and arguments.json:
+        raise UserError("--in-place writes the files and prints nothing; give --json without it to see the changes")
     if arguments.suggest is not None and arguments.suggest < 1:
         raise UserError(f"--suggest needs a number of candidates, 1 or more; got {arguments.suggest}")
     name, sources = model_and_sources(arguments)
@@ -182,7 +185,11 @@ def ignored_words(arguments: Correct) -> frozenset[str]:
     """What is right whatever the lexicon says."""
     if arguments.ignore_words is None:
         return frozenset()
-    return frozenset(arguments.ignore_words.expanduser().read_text(encoding="utf-8").split())
+    path = arguments.ignore_words.expanduser()
+    try:
+        return frozenset(path.read_text(encoding="utf-8-sig").split())
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -250,7 +257,7 @@ def record(source: Source, corrected: Corrected, suggest: int | None) -> dict[st
 
 def show_diff(source: Source, corrected: Corrected) -> bool:
     """Print a unified diff, as patch takes it."""
-    before, after = (text.splitlines(keepends=True) for text in (corrected.original, corrected.text))
+    before, after = (io.StringIO(text, newline="\n").readlines() for text in (corrected.original, corrected.text))
     for line in difflib.unified_diff(before, after, source.name, source.name):
         write_output(for_terminal(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"))
     return bool(corrected.changes)
@@ -287,7 +294,10 @@ def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
         raise UserError(f"{source.name} was changed by another program while it was read; nothing was written")
     check_writable(path)
     try:
-        shutil.copyfile(path, backup)
+        if backup.is_symlink():
+            raise OSError(errno.EEXIST, "it is a link")
+        with atomic_file(backup) as temporary:
+            shutil.copyfile(path, temporary)
         shutil.copystat(path, backup)
     except OSError as error:
         raise UserError(f"{backup} cannot be written ({error.strerror}), so {source.name} was left as it is") from error
