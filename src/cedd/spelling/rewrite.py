@@ -197,8 +197,7 @@ class Reader:
             return []
         page = Page(text, tokens)
         found = self.doubtful(tokens, self.lexicon.numbers(page.keys))
-        keys = frozenset(ignored)
-        right = {i for i, token in enumerate(tokens) if not keys.isdisjoint({token.key, token.key.removesuffix("'s")})}
+        right = {i for i, one in enumerate(tokens) if one.key in ignored or one.key.removesuffix("'s") in ignored}
         made = (self.doubt(page, place, near) for place, near in found.items() if place not in right)
         if right:
             made = (doubt.without(right) for doubt in made)
