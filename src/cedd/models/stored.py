@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,24 +78,28 @@ def checksum_of(contents: Mapping[str, NDArray[np.uint8]]) -> str:
 
 def from_integers(stored: Arrays) -> dict[str, NDArray[Any]]:
     """The matrices again, in float32, of integers and steps; all else as it is."""
-    unpacked: dict[str, NDArray[Any]] = {}
-    for name, array in stored.items():
-        if array.ndim == 2 and array.dtype.kind == "f":
-            raise ValueError(f"the matrix {name} is {array.dtype}")
-        step = stored.get(name + STEP)
-        if array.dtype == np.uint8 and array.ndim == 1 and step is not None:
-            try:
-                array = _inflated(array, len(step))
-            except (ValueError, zlib.error) as error:
-                raise ValueError(f"{name} is damaged ({error})") from None
-        if array.dtype == np.int8:
-            if step is None or step.shape != array.shape[:1]:
-                raise ValueError(f"{name} has no steps, one a row")
-            unpacked[name] = array.astype(np.float32)
-            unpacked[name] *= step[:, None]
-        elif not (name.endswith(STEP) and name.removesuffix(STEP) in stored):
-            unpacked[name] = array
-    return unpacked
+    steps = {name + STEP: stored.get(name + STEP) for name in stored}
+    with ThreadPoolExecutor() as pool:  # zlib and numpy let other threads run
+        unpacked = pool.map(_unpacked, stored, stored.values(), steps.values())
+        return {name: array for name, array in zip(stored, unpacked, strict=True) if name not in steps}
+
+
+def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
+    """What was stored under a name, with the steps of its rows if there are any."""
+    if array.ndim == 2 and array.dtype.kind == "f":
+        raise ValueError(f"the matrix {name} is {array.dtype}")
+    if array.dtype == np.uint8 and array.ndim == 1 and step is not None:
+        try:
+            array = _inflated(array, len(step))
+        except (ValueError, zlib.error) as error:
+            raise ValueError(f"{name} is damaged ({error})") from None
+    if array.dtype != np.int8:
+        return array
+    if step is None or step.shape != array.shape[:1]:
+        raise ValueError(f"{name} has no steps, one a row")
+    matrix = array.astype(np.float32)
+    matrix *= step[:, None]
+    return matrix
 
 
 def _inflated(coded: NDArray[np.uint8], rows: int) -> NDArray[np.int8]:
