@@ -1,5 +1,6 @@
 """`cedd correct`, `cedd infill` and `cedd sample`: with a run or without, text from anywhere, bytes as they were."""
 
+import errno
 import io
 import json
 import os
@@ -311,20 +312,53 @@ def test_a_file_without_its_backup_is_left_as_it_is(letter, capsys):
     assert letter.read_bytes() == before
 
 
-def test_an_earlier_backup_outlives_one_that_fails(letter, capsys, monkeypatch):
+def torn_copy(source, target):
+    target.write_bytes(source.read_bytes()[:3])
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def torn_write(target, content):
+    target.write_bytes(content[:3])
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("earlier", [None, b"earlier"])
+@pytest.mark.parametrize(
+    ("called", "torn", "named"),
+    [
+        ("shutil.copyfile", torn_copy, "letter.txt.bak"),
+        ("cedd.cli.correct.write_durably", torn_write, "letter.txt"),
+    ],
+)
+def test_a_full_disk_leaves_the_file_and_its_backup_as_they_were(
+    called, torn, named, earlier, letter, capsys, monkeypatch
+):
     backup = letter.with_name("letter.txt.bak")
-    backup.write_bytes(b"earlier")
+    if earlier is not None:
+        backup.write_bytes(earlier)
     before = letter.read_bytes()
-
-    def torn(source, target):
-        target.write_bytes(source.read_bytes()[:3])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfile", torn)
+    monkeypatch.setattr(called, torn)
     assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
-    assert "No space left" in capsys.readouterr().err
-    assert (letter.read_bytes(), backup.read_bytes()) == (before, b"earlier")
+    said = capsys.readouterr().err
+    assert f"{named} cannot be written (No space left on device), so {letter} was left as it is\n" in said
+    assert said.count("\n") == 1
+    assert letter.read_bytes() == before
+    assert (backup.read_bytes() if backup.exists() else None) == earlier
     assert not [path for path in letter.parent.iterdir() if path.suffix == ".tmp"]
+
+
+def test_a_limit_of_the_system_leaves_the_file_as_it_was(letter, capsys):
+    """No file may be longer than 9 bytes: a real error of a write."""
+    resource = pytest.importorskip("resource")
+    before, limits = letter.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "letter.txt cannot be written (File too large)" in capsys.readouterr().err
+    assert letter.read_bytes() == before
+    assert [path.name for path in letter.parent.iterdir() if path.name.startswith((".", "letter"))] == ["letter.txt"]
 
 
 def test_a_backup_is_not_written_through_a_link(letter, capsys):

@@ -149,6 +149,8 @@ def test_ignored_words_are_right(lexicon, text, ignored):
         return word_by_word(Reader(lexicon), text, None, threshold=0.5, ignored=ignored)
 
     assert by_words([ignored]) == text != by_words([])
+    with pytest.raises(TypeError, match="list of texts"):
+        by_words(ignored)  # whose letters would be ignored
 
 
 def test_another_language_stays(lexicon):

@@ -29,7 +29,7 @@ from cedd.spelling.changes import Change, Corrected, correction_record
 from cedd.spelling.filling import filler_in, reads_without_torch
 from cedd.spelling.options import CorrectionOptions, may_be_by_words
 from cedd.spelling.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
-from cedd.storage import atomic_file, atomic_write, check_writable, read_json
+from cedd.storage import atomic_file, check_writable, read_json, write_durably
 
 if TYPE_CHECKING:
     from cedd.tasks import LanguageModel
@@ -281,7 +281,8 @@ def show_lines(source: Source, corrected: Corrected, suggest: int | None) -> boo
 def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
     """Write the corrected text to the file, if anything changed, and what was there beside it.
 
-    Nothing is touched if the file changes while it is read, or if the backup cannot be written.
+    Nothing is touched if the file changes while it is read, or if either cannot be written: both are on the disk before
+    the first takes its place.
     """
     assert source.path is not None
     path = source.path.resolve()
@@ -293,16 +294,18 @@ def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
     if state(path) != before:
         raise UserError(f"{source.name} was changed by another program while it was read; nothing was written")
     check_writable(path)
+    mode = path.stat().st_mode
     try:
         if backup.is_symlink():
-            raise OSError(errno.EEXIST, "it is a link")
-        with atomic_file(backup) as temporary:
-            shutil.copyfile(path, temporary)
-        shutil.copystat(path, backup)
+            raise OSError(errno.EEXIST, "it is a link", str(backup))
+        with atomic_file(path) as new:
+            write_durably(new, corrected.text.encode("utf-8", "surrogateescape"))
+            with atomic_file(backup) as copy:
+                shutil.copyfile(path, copy)
+            shutil.copystat(path, backup)
     except OSError as error:
-        raise UserError(f"{backup} cannot be written ({error.strerror}), so {source.name} was left as it is") from error
-    mode = path.stat().st_mode
-    atomic_write(path, corrected.text.encode("utf-8", "surrogateescape"))
+        said = f"{error.filename or path} cannot be written ({error.strerror})"
+        raise UserError(f"{said}, so {source.name} was left as it is") from error
     path.chmod(mode)
     return True
 

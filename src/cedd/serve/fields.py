@@ -59,10 +59,17 @@ class Fields:
 
     def texts(self, name: str, most: int, longest: int, default: list[str] = _MISSING) -> list[str]:
         """A text, or a list of at most so many."""
-        value = self._take(name, default)
-        found = [value] if isinstance(value, str) else value
+        if isinstance(value := self._left.get(name), str):
+            self._left[name] = [value]
+        return self.listed(name, most, longest, default, "a text or a list of texts")
+
+    def listed(
+        self, name: str, most: int, longest: int, default: list[str] = _MISSING, what: str = "a list of texts"
+    ) -> list[str]:
+        """A list of at most so many texts."""
+        found = self._take(name, default)
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            unprocessable(f"{name} must be a text or a list of texts")
+            unprocessable(f"{name} must be {what}")
         if len(found) > most:
             unprocessable(f"{name} has {len(found)} texts; at most {most} are taken")
         if longest < (length := max(map(len, found), default=0)):

@@ -69,6 +69,8 @@ def word_by_word(
     are the parts of one with a hyphen."""
     if not isinstance(text, str):
         raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
+    if isinstance(ignored, str):
+        raise TypeError("words to be ignored are a list of texts: a single text would be taken for its letters")
     threshold = WORD_THRESHOLD if threshold is None else threshold
     keys = frozenset(token.key for word in ignored for token in tokens_of(word) if token.key[0].isalpha())
     parts, end, changes, doubts = list[str](), 0, list[Change](), list[Change]()
