@@ -14,10 +14,12 @@ from rich.style import Style
 
 from cedd.cli import main
 from cedd.cli.correct import FIRST_PIECE, PIECE, coloured, pieces
+from cedd.data.corpora import python_manual_documents
 from cedd.models import locate
 from cedd.names import printable
 from cedd.spelling.correct import Change
 from cedd.tasks import Corrected, correct, load
+from tests.limits import files_up_to
 from tests.tasks.models import mending, save_random
 
 
@@ -348,14 +350,10 @@ def test_a_full_disk_leaves_the_file_and_its_backup_as_they_were(
 
 
 def test_a_limit_of_the_system_leaves_the_file_as_it_was(letter, capsys):
-    """No file may be longer than 9 bytes: a real error of a write."""
-    resource = pytest.importorskip("resource")
-    before, limits = letter.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
-    try:
+    """A real error of a write."""
+    before = letter.read_bytes()
+    with files_up_to(9):
         assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "letter.txt cannot be written (File too large)" in capsys.readouterr().err
     assert letter.read_bytes() == before
     assert [path.name for path in letter.parent.iterdir() if path.name.startswith((".", "letter"))] == ["letter.txt"]
@@ -434,6 +432,20 @@ def test_a_long_text_comes_out_piece_by_piece():
     assert len(made[0]) <= 2 * FIRST_PIECE  # which is soon there
     assert max(map(len, made)) <= 2 * PIECE
     assert not any(piece.endswith("\r") for piece in made)
+
+
+@pytest.mark.slow
+def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
+    """Of five times as much of Python's manual it is at most 16 MB above."""
+    text, peaks = "\n\n".join(python_manual_documents()), list[int]()
+    for size in (100_000, 500_000):
+        assert len(text) > size
+        (tmp_path / "text.txt").write_text(text[:size])
+        command = [sys.executable, "-m", "cedd", "correct", str(tmp_path / "text.txt")]
+        code = f"import resource, subprocess; subprocess.run({command}, check=True, capture_output=True);"
+        code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        peaks.append(int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout))
+    assert peaks[1] - peaks[0] < 16 * 1024, peaks
 
 
 @pytest.mark.parametrize(

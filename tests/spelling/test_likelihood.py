@@ -67,6 +67,23 @@ def test_masks_are_filled_from_left_to_right(filler, monkeypatch):
         assert judge(TEXT, [version])[0, 0] == pytest.approx(score, abs=1e-4)
 
 
+def test_no_more_questions_are_read_at_once_than_there_is_memory_for(filler, monkeypatch):
+    """Unless they are of one place; and what is said is the same."""
+    judge, read = judge_of(filler), list[tuple[int, int]]()
+
+    def answers(blanks, questions, true=judge.answers):
+        read.append((len(blanks), len(questions)))
+        return true(blanks, questions)
+
+    monkeypatch.setattr(judge, "answers", answers)
+    whole = judge(TEXT, VERSIONS)
+    ((places, questions),) = read
+    assert places == 3
+    monkeypatch.setattr(filling, "QUESTIONS", 7)
+    np.testing.assert_allclose(judge(TEXT, VERSIONS), whole, atol=1e-4)
+    assert read[1:] == [(1, questions - 7), (2, 7)]
+
+
 def test_one_token_is_read_exactly_and_several_nearer_the_more_is_read_again(filler, monkeypatch):
     judge, single = judge_of(filler), [(3, 4, "T"), (7, 8, ".")]
     exact = [by_the_chain_rule(filler, judge, version) for version in single]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from cedd.spelling.candidates import (
     same_without_a_letter,
 )
 from cedd.spelling.channel import Channel, alignment, learn_edits
-from cedd.spelling.forms import FORMS, is_derived, sound, sounds
+from cedd.spelling.forms import FORMS, FORMS_KEPT, is_derived, sound, sounds, variant
 from cedd.spelling.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
 from cedd.spelling.rewrite import FEATURES, Reader, is_due, rewritings
 from cedd.spelling.word_by_word import word_by_word
@@ -508,6 +509,25 @@ def test_how_words_are_alike(form, alike, other):
 
 def test_letters_that_are_not_spoken():
     assert [t.text for t in tokens_of("the 'umble man was risin' and don't rest") if t.elided] == ["umble", "risin"]
+
+
+def test_what_is_kept_of_words_has_an_end(lexicon, monkeypatch):
+    """After five hundred strange words another five hundred take no more memory."""
+    monkeypatch.setattr(candidates, "NEAR_KEPT", 32)
+    reader, drawn, used = Reader(lexicon), np.random.default_rng(0), list[int]()
+    tracemalloc.start()
+    try:
+        for number in range(FORMS_KEPT):
+            sound(f"a{number}")
+            variant(f"a{number}")
+        for _ in range(2):
+            for _ in range(500):
+                letters = "".join(drawn.choice(list("aeiolnrstch"), 6))
+                word_by_word(reader, f"he received the {letters} and went home", None)
+            used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert used[1] < used[0] + 150_000, used  # of 550,000 if all were kept
 
 
 def test_near_words_and_splits(lexicon):

@@ -40,6 +40,8 @@ HEARD, INFLECTED = 12_000, ("ed", "d", "ing", "ly", "es", "'s")
 """Of these, those that are easily confused with all that sound the same; endings that are easily left out or added."""
 SLACK = 1.0
 """By how much the noise model may find a word less probable than the rough log p."""
+NEAR_KEPT = 512
+"""Strings whose near words are kept for the next time: a text has a strange word again soon, or hardly ever."""
 REMEMBERED = -6.0
 """log p(written | meant) of a misspelling that was seen, at least."""
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
@@ -62,8 +64,8 @@ class Neighbours:
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
-        self.near = lru_cache(maxsize=10_000)(self._near)
-        self.judged = lru_cache(maxsize=50_000)(self.log_channel)
+        self.near = lru_cache(maxsize=NEAR_KEPT)(self._near)
+        self.judged = lru_cache(maxsize=JUDGED * NEAR_KEPT)(self.log_channel)
 
     @cached_property
     def letters(self) -> NDArray[np.uint8]:

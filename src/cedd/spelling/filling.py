@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,8 +40,8 @@ NEAR = 2
 """Tokens on each side of the place that are read again with what stands there."""
 MOST_TOKENS, LONGEST_TOKEN = 16, 8
 """Tokens of what stands in a place that are read; characters that a token has at most, as a rule."""
-BATCH = 16
-"""Places that are read at once."""
+BATCH, QUESTIONS = 16, 48
+"""Places that are read at once, and questions about them: each takes a megabyte, for its view of the text around."""
 _LINE_END = re.compile(r"(?<!\n)\r?\n(?!\r?\n)")
 Tokens = tuple[int, ...]
 Replacement = tuple[int, int, str]
@@ -102,10 +102,12 @@ class LeftToRight:
         for blank, middle in versions:
             if (blank, middle) not in found:
                 asked[blank][middle] = None
-        for begin in range(0, len(asked), BATCH):
-            blanks = list(asked)[begin : begin + BATCH]
-            questions = {q: None for blank in blanks for middle in asked[blank] for q, _ in steps(blank, middle)}
-            said = self.answers(blanks, questions)
+        questions = {
+            blank: dict.fromkeys(q for middle in middles for q, _ in steps(blank, middle))
+            for blank, middles in asked.items()
+        }
+        for blanks in batches(questions):
+            said = self.answers(blanks, [q for blank in blanks for q in questions[blank]])
             for blank in blanks:
                 for middle in asked[blank]:
                     score = float(sum(said[q][token] for q, token in steps(blank, middle)))
@@ -182,6 +184,19 @@ def steps(blank: Blank, middle: Tokens) -> Iterator[tuple[Question, int]]:
     """The questions to which the tokens of a replacement are the answers, and these."""
     for done, token in enumerate(middle):
         yield Question(blank, middle[:done], len(middle)), token
+
+
+def batches(questions: Mapping[Blank, Collection[Question]]) -> Iterator[list[Blank]]:
+    """Places that are read at once; one with many questions by itself."""
+    group, size = list[Blank](), 0
+    for blank, about in questions.items():
+        if group and (len(group) == BATCH or size + len(about) > QUESTIONS):
+            yield group
+            group, size = [], 0
+        group.append(blank)
+        size += len(about)
+    if group:
+        yield group
 
 
 def reads_without_torch(config: Mapping[str, Any]) -> bool:

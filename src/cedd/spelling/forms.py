@@ -15,6 +15,8 @@ ENDINGS = ("s", "'s", "ness", "less", "like", "er", "ers", "ism", "ist", "ists",
 """Not -ed, -ing and -ly, before which people forget to double a letter, or to drop one."""
 SHORTEST = 4
 """Letters of a word that others are made of."""
+FORMS_KEPT = 8_192
+"""Whose sound and variant are kept for the next time."""
 LEAST, LEAST_OF_TWO = 3.5, 6.0
 """Logarithms of the count of such a word, and of each of two that are joined."""
 
@@ -81,7 +83,7 @@ def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str
     return word
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=FORMS_KEPT)
 def sound(word: str) -> str:
     """About how a word sounds, without its vowels: the same for what is easily heard as the same."""
     return _rewritten(word, _SOUNDS)
@@ -92,7 +94,7 @@ def sounds(words: Sequence[str]) -> list[str]:
     return _rewritten("\n".join(words), _SOUNDS).split("\n") if words else []
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=FORMS_KEPT)
 def variant(word: str) -> str:
     """The same for the spellings of a word in several countries: colour, color; organise, organize."""
     return _rewritten(word, _VARIANTS)
