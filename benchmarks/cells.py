@@ -1,10 +1,11 @@
 """The cells of a benchmark: trained and tested one by one, each in a process of its own, into one results file.
 
 A benchmark is a `Benchmark`: what its cells are called, how each is trained, what is measured and how it is shown. The
-rest is here. Cells take turns: while one is trained, the next one starts and is compiled, and the one before is
-measured. A worker prints what happens as JSON, a line an event; the one process that started it keeps the results file,
-rewritten after every test. The same command resumes: cells that are done are skipped, and one that --minutes has
-stopped continues from its checkpoint.
+rest is here. Cells take turns: while one is trained and measured, the next one starts and is compiled. (Measured
+beside the next one's training nothing was gained: two processes on a GPU lose what each leaves idle in its turn.) A
+worker prints what happens as JSON, a line an event; the one process that started it keeps the results file, rewritten
+after every test. The same command resumes: cells that are done are skipped, and one that --minutes has stopped
+continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -124,17 +125,8 @@ class Benchmark(ABC):
 
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
         """How long a cell takes, from its start to its end: as long as most have so far."""
-        return self._median(content, lambda record: record["seconds"]) + self.arguments.start_seconds
-
-    def training_seconds(self, cell: str, content: Mapping[str, Any]) -> float:
-        """The part of it in which no other is trained: all but the last test."""
-        measuring = self._median(content, lambda record: record.get("final", {}).get("seconds", 0.0))
-        return self.seconds(cell, content) - measuring
-
-    @staticmethod
-    def _median(content: Mapping[str, Any], seconds: Callable[[Mapping[str, Any]], float]) -> float:
-        done = [seconds(record) for record in content["cells"].values() if record["finished"]]
-        return statistics.median(done) if done else 0.0
+        done = [record["seconds"] for record in content["cells"].values() if record["finished"]]
+        return (statistics.median(done) if done else 0.0) + self.arguments.start_seconds
 
     def complete(self, results: Results) -> None:  # noqa: B027 - most have nothing to do
         """What is left to do when a cell has ended, and once all have; nothing else changes the results meanwhile."""
@@ -269,7 +261,6 @@ class CellHooks(Hooks, ABC):
                 trainer.evaluate()
             raw = replace(trainer.state, ema=EMA(trainer.state.model, 0.0)).averaged_model()
             tell("raw", step=result.step, **self.test(trainer, raw))
-            self.turn.give_back()  # the next cell is trained while this one is measured
             final = self.finish(trainer, trainer.state.averaged_model())
             if final is not None:
                 tell("final", step=result.step, **final)
@@ -430,16 +421,14 @@ class Workers:
         self.running[cell] = (process, thread)
 
     def expected_end(self, cell: str) -> float:
-        """Of a cell that is started now, by time.time(): it has its turn when those that run have been trained."""
+        """Of a cell that is started now, by time.time(): it has its turn when those that run are done."""
         return time.time() + sum(map(self.left, self.running)) + self.benchmark.seconds(cell, self.results.content)
 
     def left(self, cell: str) -> float:
-        """Seconds that a running cell is expected to train yet; when it has its turn, it has been compiled."""
-        whole, turn = self.benchmark.training_seconds(cell, self.results.content), self.told.get((cell, "turn"))
+        """Seconds that a running cell is expected to take yet; when it has its turn, it has been compiled."""
+        whole, turn = self.benchmark.seconds(cell, self.results.content), self.told.get((cell, "turn"))
         if turn is None:
             return whole
-        if any(told > turn for (_, event), told in self.told.items() if event == "turn"):  # another has it now
-            return 0.0
         return max(0.0, turn + whole - self.benchmark.arguments.start_seconds - time.time())
 
     def follow(self, cell: str, process: subprocess.Popen[str]) -> None:

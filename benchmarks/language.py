@@ -22,7 +22,7 @@ How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 
 and 333 s with ar. Bounds on up to 4096 blocks of each of 7 texts, 4 draws, took 38 s (ar exactly: 5 s), samples
 3 and 8 s. Expected: 12% more training where every position counts (roulette, uniform), 15% more at 1024 tokens, up to
 55 s for samples of methods that give ratios, which need the whole vocabulary at every step. Starting and compiling
-takes about 40 s, and overlaps with the cell before, as measuring does with the next one.
+takes about 40 s, and overlaps with the cell before.
 
 On a machine that is lent for minutes (one GPU, nothing installed, few megabytes a visit):
 
