@@ -1,5 +1,6 @@
 """What a command says, and with which code it ends, when something is not as it should be."""
 
+import gc
 import gzip
 import json
 import os
@@ -176,6 +177,22 @@ def test_the_table_is_printed_before_the_picture_is_drawn(run: str, tmp_path: Pa
     words = ["evaluate", run, "--data", str(tmp_path / "book.txt"), "--draws", "1", "--plot", str(tmp_path / "x.png")]
     assert main([*words, "--max-sequences", "2"]) == 1
     assert "perplexity per token" in capsys.readouterr().out
+
+
+def test_what_is_imported_is_kept_from_the_collector_in_a_process_of_its_own_only(capsys: pytest.CaptureFixture[str]):
+    """Frozen objects are never collected: a program that calls `main` keeps its own."""
+    before = gc.get_freeze_count()
+    assert main(["completion", "bash"]) == 0
+    capsys.readouterr()
+    assert gc.get_freeze_count() <= before  # some may have ended meanwhile
+    assert gc.isenabled()
+    program = "import gc, sys; from cedd.cli import main; main(); print(gc.get_freeze_count(), gc.isenabled())"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "completion", "bash"], capture_output=True, text=True, check=True
+    )
+    count, enabled = ended.stdout.splitlines()[-1].split()
+    assert int(count) > 1000
+    assert enabled == "True"
 
 
 @pytest.mark.parametrize("delay", [0.2, 0.8, 1.4])
