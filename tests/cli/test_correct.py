@@ -434,6 +434,21 @@ def test_a_long_text_comes_out_piece_by_piece():
     assert not any(piece.endswith("\r") for piece in made)
 
 
+def test_what_has_a_zero_byte_is_no_text(letter, capfdbinary):
+    """Not from that piece on: a program, an archive or a picture may have words in it."""
+    line, after = letter.read_bytes(), changed_letter(letter, capfdbinary)
+    letter.write_bytes(b"\x7fELF\0" + line)
+    assert changed_letter(letter, capfdbinary) == b"\x7fELF\0" + line
+    assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 0
+    assert not letter.with_name("letter.txt.bak").exists()
+    assert main(["correct", str(letter), "--check", "--device", "cpu"]) == 0
+    head, tail = (line + b"\n") * (FIRST_PIECE // len(line)), (b"\0" + line + b"\n") * (FIRST_PIECE // len(line))
+    letter.write_bytes(head + tail)
+    changed = changed_letter(letter, capfdbinary)
+    assert changed.startswith(after[:4])
+    assert changed.endswith(tail[-len(tail) // 2 :])
+
+
 @pytest.mark.slow
 def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
     """Of five times as much of Python's manual it is at most 16 MB above."""
@@ -456,6 +471,7 @@ def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
         (["--in-place", "--json", "LETTER"], "prints nothing"),
         (["--suggest", "0", "LETTER"], "1 or more"),
         (["--check", "LETTER", "/no/such/file"], "there is no file or folder /no/such/file"),
+        (["LETTER", "/no/such/file"], "there is no file or folder /no/such/file"),
         (["LETTER", "--ignore-words", "/no/such/words"], "there is no file or folder /no/such/words"),
         (["LETTER", "--ignore-words", "LETTER"], "can ignore words"),
     ],

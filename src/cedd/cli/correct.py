@@ -114,7 +114,8 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
         model = words[0] if words[0] and (words[0] in pretrained_names() or is_model(words[0])) else None
         files = words[model is not None :]
         on_files = arguments.diff or arguments.in_place or arguments.check
-        if files and (on_files or all(is_file(word) for word in files)):
+        named = [is_file(word) for word in files]
+        if files and (on_files or all(named) or (len(files) > 1 and any(named))):
             if arguments.file is not None:
                 raise UserError("give files by their names or by --file, not both")
             return packaged(CORRECTOR) if model is None else locate(model), [file_source(Path(f)) for f in files]
@@ -214,10 +215,18 @@ def pieces(stream: BinaryIO) -> Iterator[str]:
             kept, size = kept[cut:], min(2 * size, PIECE)
 
 
+def corrected_pieces(source: Source, correct: Callable[[str], Corrected]) -> Iterator[Corrected]:
+    """The pieces of a text, corrected. No text has a zero byte: what has one is left as it is from that piece on."""
+    with source.opened() as stream:
+        text = True
+        for piece in pieces(stream):
+            text = text and "\0" not in piece
+            yield correct(piece) if text else Corrected(piece, piece, ())
+
+
 def whole(source: Source, correct: Callable[[str], Corrected]) -> Corrected:
     """All pieces of a text together, with places in the whole."""
-    with source.opened() as stream:
-        return joined([correct(piece) for piece in pieces(stream)])
+    return joined(list(corrected_pieces(source, correct)))
 
 
 def joined(parts: Sequence[Corrected]) -> Corrected:
@@ -235,12 +244,10 @@ def joined(parts: Sequence[Corrected]) -> Corrected:
 def stream(source: Source, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]) -> None:
     """Print the corrected text, each piece as soon as it is there; on a terminal with what is new in colour."""
     style, done, size = terminal_style(), 0, source.size
-    with source.opened() as opened:
-        for piece in pieces(opened):
-            corrected = correct(piece)
-            write_output(for_terminal(corrected.text) if style is None else coloured(corrected, style))
-            done += len(piece.encode("utf-8", "surrogateescape"))
-            progress(done, done if size is None else size)
+    for corrected in corrected_pieces(source, correct):
+        write_output(for_terminal(corrected.text) if style is None else coloured(corrected, style))
+        done += len(corrected.original.encode("utf-8", "surrogateescape"))
+        progress(done, done if size is None else size)
     if source.text is not None:
         write_output("\n")
 
