@@ -385,13 +385,26 @@ def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
     assert corrected(knowing, "he received the ltr.") == "he received the letter."
 
 
-def test_a_misspelling_that_was_seen_is_no_word_for_being_repeated(lexicon):
+def test_a_misspelling_that_was_seen_is_no_word_for_being_repeated(lexicon, monkeypatch):
     """What else a long text has several times is meant."""
+    monkeypatch.setattr(rewrite, "AGREED", math.inf)
     weights = {"alone": lexicon.weights["alone"] | {"kept repeated": 9.0}}
     knowing = replace(lexicon, weights=weights, memory={"leter": ("letter",)})
     text = "he received the leter. he went home. " * 20
     assert corrected(replace(knowing, memory={}), text) == text
     assert corrected(knowing, text) == text.replace("leter", "letter")
+
+
+def test_a_repeated_word_is_a_misspelling_if_one_other_is_meant_wherever_it_stands(lexicon):
+    """Here a cat, there a mat, elsewhere neither: then it is a word of its own."""
+    always, now_and_then = (
+        "he received the leter. he went home. " * 20,
+        "the zat sat on the zat. a zat of the government. " * 20,
+    )
+    meaning = replace(lexicon, weights={"alone": lexicon.weights["alone"] | {"kept repeated": 9.0}})
+    assert corrected(meaning, always) == corrected(lexicon, always) == always.replace("leter", "letter")
+    assert corrected(meaning, now_and_then) == now_and_then
+    assert corrected(lexicon, now_and_then) == now_and_then.replace("the zat sat on the zat", "the cat sat on the mat")
 
 
 def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeypatch):

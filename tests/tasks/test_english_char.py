@@ -94,6 +94,21 @@ def test_what_was_corrected_is_right(model):
     ]
 
 
+LESSONS = """\
+The teacher said that good {0} matters. In her first lesson she explained what {0} is and why people need it. Some
+pupils found the {0} of English easy, others had never heard the word {0} before. A book about {0} lay on every desk.
+When the bell rang, nobody had opened the book of {0}, and the teacher sighed. She knew that a lesson in {0} is never
+loved, but she hoped that by the end of the year everybody would write letters with correct {0}. Then the summer came,
+and with it a long holiday in which nobody thought of school at all, and the desks stood empty in the quiet rooms."""
+
+
+def test_a_misspelling_is_one_each_time_and_a_name_stays(model):
+    """Not one of the lists, which would be known."""
+    assert model.correct(LESSONS.format("grammer")).count("grammar") >= 6
+    for name in ("kwargs", "Szczepaniak", "ormolu", "Grammarly"):
+        assert model.correct(LESSONS.format(name)) == LESSONS.format(name)
+
+
 def test_an_ignored_word_is_right_as_a_possessive_too(model):
     text = "The goverment’s rule was just, and the people liked it."
     assert model.correct(text, ignored_words=["Goverment"]) == text

@@ -70,6 +70,9 @@ SAID = [PLACE[name] for name in ("network", "network tokens")]
 """What a network says of an option: the log-likelihood of the text with it, and of how many tokens that is the sum."""
 LONG = 100
 """Tokens of a text in which a word that is there again is meant; in a sentence it may be the same slip twice."""
+AGREED = 0.75
+"""Unless one other word is by so many nats more probable, on average over all places where it stands: people who
+misspell a word do so each time. (One other, not two: who writes "builtin" again and again means it.)"""
 FRAME = 3
 """Tokens on each side of a doubt whose probability it changes."""
 RARE, COMMON = 3.5, 8.0
@@ -139,6 +142,12 @@ class Doubt:
         scores = np.exp(scores - scores.max())
         return scores / scores.sum()
 
+    def with_feature(self, name: str, value: float) -> Doubt:
+        """With another value of a feature of the option that leaves all as it is."""
+        features = self.features.copy()
+        features[0, PLACE[name]] = value
+        return replace(self, features=features)
+
     def only(self, places: Sequence[int]) -> Doubt:
         """With some of the options."""
         return replace(self, options=tuple(self.options[i] for i in places), features=self.features[list(places)])
@@ -201,7 +210,21 @@ class Reader:
         made = (self.doubt(page, place, near) for place, near in found.items() if place not in right)
         if right:
             made = (doubt.without(right) for doubt in made)
-        return [doubt for doubt in made if len(doubt.options) > 1]
+        return self.agreed(tokens, [doubt for doubt in made if len(doubt.options) > 1])
+
+    def agreed(self, tokens: Sequence[Token], doubts: Sequence[Doubt]) -> list[Doubt]:
+        """The doubts; a word is no more a word for being repeated where one other is meant at all its places."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for number, doubt in enumerate(doubts):
+            if doubt.rare and doubt.features[0, PLACE["kept repeated"]]:
+                places[tokens[doubt.place].key].append(number)
+        result = list(doubts)
+        for numbers in places.values():
+            alike = [doubts[number].with_feature("kept repeated", 0.0) for number in numbers]
+            if max(mean_log_odds(alike, self.alone).values(), default=-math.inf) > AGREED:
+                for number, doubt in zip(numbers, alike, strict=True):
+                    result[number] = doubt
+        return result
 
     def judged(
         self, text: str, tokens: Sequence[Token], threshold: float, ignored: Collection[str] = ()
@@ -217,8 +240,9 @@ class Reader:
         page, result = Page(text, tokens, mended), list(judged)
         for number, (doubt, _) in enumerate(judged):
             if any(abs(doubt.place - place) in range(1, FRAME + 1) for place in mended):
-                channel = doubt.features[:, PLACE["channel"]]
+                channel, repeated = doubt.features[:, PLACE["channel"]], doubt.features[0, PLACE["kept repeated"]]
                 new = replace(doubt, features=self.features(page, doubt.place, doubt.options, channel))
+                new = new.with_feature("kept repeated", repeated)
                 result[number] = new, new.probabilities(self.alone)
         return result
 
@@ -414,6 +438,17 @@ class Reader:
             batch = np.stack([sequences[number] for number in members])
             result[members] = self.lexicon.log_probabilities(batch).sum(-1)
         return result
+
+
+def mean_log_odds(doubts: Sequence[Doubt], weights: Floats) -> dict[str, float]:
+    """log p of the single words that are options of all doubts, less that of leaving all as it is, on average."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for doubt in doubts:
+        scores = doubt.features @ weights
+        for option, score in zip(doubt.options[1:], (scores[1:] - scores[0]).tolist(), strict=True):
+            if len(option.words) == len(option.places) == 1:
+                found[option.words[0]].append(score)
+    return {word: sum(odds) / len(odds) for word, odds in found.items() if len(odds) == len(doubts)}
 
 
 @lru_cache(maxsize=2)
