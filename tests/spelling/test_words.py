@@ -559,6 +559,20 @@ def test_counts_of_words_in_a_row_come_back(lexicon):
     assert good > bad
 
 
+@pytest.mark.parametrize(("pair", "triple"), [(60_000, 20_000), (60_000, 60_000), (20_000, 60_000)])
+def test_a_count_that_exceeds_those_of_its_parts_is_another_sequences(lexicon, pair, triple):
+    """A slot with the same fingerprint gives one: no pair is more frequent than its words, no triple than its pairs."""
+    words = lexicon.numbers(["cat", "sat", "mat"])
+    pairs, counts = np.stack([words[:2], words[1:]]), np.array([pair, 40, triple])
+    table = gram_table(np.concatenate([hashes(pairs), hashes(words[None])]), counts, 200)
+    rare = replace(lexicon, table=table, log_counts=np.log(np.where(np.arange(len(WORDS)) == words[0], 400, 60_000)))
+    assert rare.gram_counts(pairs)[0] == rare.gram_counts(words[None])[0] == 0
+    common = replace(lexicon, table=table)
+    assert common.gram_counts(pairs)[0] > 0
+    nothing = replace(lexicon, table=gram_table(hashes(pairs), counts[:2], 200))
+    assert common.log_probabilities(words[None]) == nothing.log_probabilities(words[None])
+
+
 def test_a_lexicon_comes_back_from_its_file(lexicon, tmp_path):
     save_lexicon(tmp_path / "w.safetensors", lexicon)
     again = load_lexicon(tmp_path / "w.safetensors")

@@ -4,7 +4,8 @@ Shapes: V words, N sequences of words, L words of each.
 
 The words are sorted by falling count. Counts of n-grams stand in a table of buckets with 8 slots each; a slot of 16
 bits has 11 bits of the n-gram's hash and 5 of the logarithm of its count. An n-gram that is not in the table is taken
-for another one with a probability of at most 8/2^11. In a full bucket the most frequent stay.
+for another one with a probability of at most 8/2^11, less where that one's count exceeds those of its parts. In a full
+bucket the most frequent stay.
 
     p(w | u) = (c(u w) - d) / c(u) + left(u) p(w),      left(u) = 1 - sum over stored u w of (c(u w) - d) / c(u)
     p(w | t u) = h c(t u w) / c(t u) + (1 - h) p(w | u),      h = 0.6 c(t u) / (c(t u) + 4)
@@ -33,6 +34,8 @@ CHECKSUM = "crc32"
 SLOTS, FINGERPRINT, VALUE = 8, 11, 5
 STEPS_A_DOUBLING = 1.5
 """Of the stored logarithms of counts of n-grams."""
+ROUNDED = 1.4
+"""By how much a stored count may exceed another that is not less: both are rounded."""
 DISCOUNT = 0.5
 UNKNOWN = -1
 Integers = NDArray[np.int64]
@@ -104,11 +107,13 @@ class Lexicon:
         return np.array([get(word, UNKNOWN) for word in words], np.int64)
 
     def gram_counts(self, words: Integers) -> Floats:
-        """The counts of sequences of two or three words, [N, 2 or 3]; 0 where one is not known, or rare."""
+        """The counts of sequences of two or three words, [N, 2 or 3]; 0 where one is not known, or rare, and where the
+        count exceeds one of its words': it is another sequence's."""
         bucket, fingerprint = _address(hashes(words), len(self.table))
         rows = self.table[bucket] ^ fingerprint[:, None]  # a slot with this fingerprint leaves its value
         rows[rows >= 1 << VALUE] = 0
-        return np.where((words >= 0).all(-1), _COUNTS[rows.max(-1)], 0.0)
+        found = _COUNTS[rows.max(-1)]
+        return np.where((words >= 0).all(-1) & (found <= ROUNDED * self.counts[words].min(-1)), found, 0.0)
 
     def log_probabilities(self, words: Integers) -> Floats:
         """log p of each word but the first two of sequences [N, L], given the two before it, [N, L - 2]."""
@@ -117,6 +122,7 @@ class Lexicon:
         triples = np.stack([words[:, :-2], words[:, 1:-1], words[:, 2:]], -1).reshape(-1, 3)
         c2 = self.gram_counts(pairs).reshape(N, L - 1)
         c3 = self.gram_counts(triples).reshape(N, L - 2)
+        c3[c3 > ROUNDED * c2[:, 1:]] = 0.0
         c1, before = self.counts[words[:, 2:]], words[:, 1:-1]
         left = np.where(before >= 0, self.left[before], 1.0)
         p2 = np.maximum(c2[:, 1:] - DISCOUNT, 0) / self.counts[before] + left * c1 / self.total
