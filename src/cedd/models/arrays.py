@@ -74,23 +74,28 @@ class ReadsPassages(Protocol):
 
 
 class Affine(NamedTuple):
-    """x -> x weightᵀ + bias."""
+    """x -> x matrix + bias."""
 
-    weight: Floats
+    matrix: Floats
+    """[in, out]; products of few rows are fastest if its rows are contiguous."""
     bias: Floats
 
     def __call__(self, x: Floats) -> Floats:
-        made = x @ self.weight.T
+        made = x @ self.matrix
         made += self.bias
         return made
 
     def after(self, scale: Floats, shift: Floats) -> Affine:
         """Of x scale + shift."""
-        return Affine(self.weight * scale, self.bias + self.weight @ shift)
+        return Affine(np.multiply(self.matrix, scale[:, None], order="C"), self.bias + shift @ self.matrix)
 
     def times(self, gate: Floats) -> Affine:
         """With its output times the gate."""
-        return Affine(self.weight * gate[:, None], self.bias * gate)
+        return Affine(np.multiply(self.matrix, gate, order="C"), self.bias * gate)
+
+    def only(self, outputs: Ids) -> Affine:
+        """With some of its outputs."""
+        return Affine(np.take(self.matrix, outputs, 1), self.bias[outputs])
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,8 @@ class ArrayNetwork:
         del self._tensors
         width = config.width // config.heads
         angles = np.arange(config.length)[:, None] * BASE ** -(np.arange(0, width, 2) / width)
-        self.cosine, self.sine = (table.astype(np.float32) for table in (np.cos(angles), np.sin(angles)))
+        self.rotations = np.exp(1j * angles).astype(np.complex64)
+        """Of each place and pair of numbers."""
         score = 1 / math.sqrt(width) if config.largest_score is None else config.largest_score / width
         self.score = score
         """What a product of a query and a key is multiplied by."""
@@ -146,19 +152,21 @@ class ArrayNetwork:
     def _affine(self, name: str) -> Affine:
         weight = self._tensors[f"{name}.weight"]
         bias = self._tensors.get(f"{name}.bias")
-        return Affine(weight, np.zeros(len(weight), np.float32) if bias is None else bias)
+        return Affine(weight.T, np.zeros(len(weight), np.float32) if bias is None else bias)
 
     def _scale(self, norm: str, scale: Floats) -> Floats:
         """What a norm's output is multiplied by: its own weight, where nothing modulates it."""
         return self._tensors.get(f"{norm}.weight", 1 + scale)
 
     def _block(self, number: int, modulations: Floats) -> Block:
-        name, width = f"backbone.blocks.{number}", self.config.width
+        name = f"backbone.blocks.{number}"
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulations
         qkv = self._affine(f"{name}.attention.qkv").after(self._scale(f"{name}.attention_norm", scale), shift)
+        of_heads = np.arange(3 * self.config.width).reshape(3, self.config.heads, 2, -1)
+        queries, keys = of_heads[:2].swapaxes(-1, -2)  # the two numbers that are rotated together side by side
         return Block(
-            Affine(qkv.weight[:width], qkv.bias[:width]),
-            Affine(qkv.weight[width:], qkv.bias[width:]),
+            qkv.only(queries.ravel()),
+            qkv.only(np.concatenate([keys.ravel(), of_heads[2].ravel()])),
             self._affine(f"{name}.attention.output").times(gate),
             self._affine(f"{name}.mlp.hidden").after(self._scale(f"{name}.mlp_norm", mlp_scale), mlp_shift),
             self._affine(f"{name}.mlp.output").times(mlp_gate),
@@ -200,7 +208,8 @@ class ArrayNetwork:
 
     def _heads(self, rows: Floats, sequences: int, parts: int) -> Floats:
         """[N, parts D] -> [parts, S, H, L, W]."""
-        return rows.reshape(sequences, -1, parts, self.config.heads, len(self.cosine[0]) * 2).transpose(2, 0, 3, 1, 4)
+        heads, width = self.config.heads, self.config.width // self.config.heads
+        return rows.reshape(sequences, -1, parts, heads, width).transpose(2, 0, 3, 1, 4)
 
     def _attend(
         self, queries: Floats, keys: Floats, values: Floats, passage: Passage, block: int, last: bool
@@ -220,14 +229,7 @@ class ArrayNetwork:
 
     def _rotated(self, x: Floats, places: Ids) -> Floats:
         """[S, H, L, W] by their places [S, L]."""
-        cosine, sine = self.cosine[places][:, None], self.sine[places][:, None]
-        (first, second), rotated = np.split(x, 2, -1), np.empty(x.shape, x.dtype)
-        one, other = np.split(rotated, 2, -1)
-        np.multiply(first, cosine, out=one)
-        np.multiply(second, cosine, out=other)
-        one -= second * sine
-        other += first * sine
-        return rotated
+        return (x.view(np.complex64) * self.rotations[places][:, None]).view(np.float32)
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
@@ -247,20 +249,22 @@ def norm(x: Floats) -> Floats:
 
 def rms_norm(x: Floats) -> Floats:
     """x divided by its root mean square."""
-    return x * np.reciprocal(np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(EPSILON)))
+    mean_square = np.einsum("...i,...i", x, x)[..., None] / np.float32(x.shape[-1])
+    return x * np.reciprocal(np.sqrt(mean_square + np.float32(EPSILON)))
 
 
 def gelu(x: Floats) -> Floats:
-    """x sigmoid(x (a + b x²))."""
+    """x sigmoid(x (a + b x²)), where sigmoid(2 y) = (1 + tanh y) / 2."""
     a, b = GELU
-    with np.errstate(over="ignore"):  # of exp, whose inverse is then 0
-        made = np.square(x)
-        made *= -b
-        made -= a
-        made *= x
-        np.exp(made, out=made)
-        made += 1
-        return np.divide(x, made, out=made)
+    made = np.square(x)
+    made *= b / 2
+    made += a / 2
+    made *= x
+    np.tanh(made, out=made)
+    made += 1
+    made *= x
+    made *= 0.5
+    return made
 
 
 def log_softmax(x: Floats) -> Floats:
