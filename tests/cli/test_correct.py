@@ -449,6 +449,18 @@ def test_what_has_a_zero_byte_is_no_text(letter, capfdbinary):
     assert changed.endswith(tail[-len(tail) // 2 :])
 
 
+def test_a_block_of_code_is_not_cut_if_it_is_short():
+    block = "```\n" + "teh code\n" * 200 + "```\n"
+    content = ("A line of text.\n" * 90 + block) * 20 + "```\n" + "long code\n" * 9000
+    made = list(pieces(io.BytesIO(content.encode())))
+    assert "".join(made) == content
+    assert len(made) > 8
+    short = [piece for piece in made if "long" not in piece]
+    assert len(short) > 3
+    assert all(piece.count("```") % 2 == 0 for piece in short)
+    assert max(map(len, made)) <= 3 * PIECE
+
+
 @pytest.mark.slow
 def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
     """Of five times as much of Python's manual it is at most 16 MB above."""

@@ -188,10 +188,10 @@ def test_what_is_visibly_no_word_is_read_but_not_changed(tokenizer):
 
 def test_words_are_told_apart_in_linear_time():
     """200,000 characters without a blank take a twentieth of a second; in quadratic time they would take minutes."""
-    for piece in ("a", ".", "a-", "_-", "\u0301"):
-        started = time.perf_counter()
+    for piece in ("a", ".", "a-", "_-", "\u0301", " `a", "<a ", "{% a"):
+        started = time.process_time()
         assert not non_words(piece * (200_000 // len(piece))).any()
-        assert time.perf_counter() - started < 5
+        assert time.process_time() - started < 5
     assert non_words("ab" * 200_000 + "7").all()
 
 

@@ -131,10 +131,33 @@ def test_every_kind_of_edit_is_made(lexicon, written, meant):
         "he received the lEter",
         "x" * 5000,
         "",
+        "he received the letter\n```\nhe received the leter\n```\n",
+        "he went home\n\n~~~~ text\nhe received the leter\n~~~\nthe leter\n~~~~\n",
+        "he went home\n```\nhe received the leter\r\n",  # and does not end
+        "he received `the leter and the` letter, ``the leter of the`` house",
+        "he received <a class='the leter and'>the letter</a>",
+        "he received {{ the leter }} and {% the leter of %}",
+        "he went home\n  $ the leter and the letter\n",
+        "he received --leter and the letter",
     ],
 )
 def test_what_is_no_word_stays(lexicon, text):
     assert corrected(lexicon, text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`he received the leter,' he went, `and the letter'",  # quotations
+        "he went home\n```\ncode\n```\nhe received the leter\n```\ncode\n```\n",
+        "```\nhe received the leter\n``` text\ncode\n```\n",  # from within a block on
+        "he < the house and the leter > home",
+        "the house--leter",
+        "he went to the house. A $ of the leter",
+    ],
+)
+def test_what_is_beside_code_is_corrected(lexicon, text):
+    assert corrected(lexicon, text) == text.replace("leter", "letter")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from cedd.cli.progress import progress_bar
 from cedd.models.locate import CONFIG_FILE, is_model, locate, packaged, pretrained_names
 from cedd.names import printable
 from cedd.spelling.changes import Change, Corrected, correction_record
+from cedd.spelling.code import open_block
 from cedd.spelling.filling import filler_in, reads_without_torch
 from cedd.spelling.options import CorrectionOptions, may_be_by_words
 from cedd.spelling.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
@@ -198,8 +199,9 @@ def ignored_words(arguments: Correct) -> frozenset[str]:
 
 
 def pieces(stream: BinaryIO) -> Iterator[str]:
-    """The text of a stream in pieces of at most twice `PIECE` characters, cut after a line if one ends there, else
-    after a space. Bytes that are no UTF-8 come through as lone surrogates, which correction leaves alone."""
+    """The text of a stream in pieces of up to twice `PIECE` characters, cut after a line if one ends there, else
+    after a space, and not within a block of code, unless it is longer than that. Bytes that are no UTF-8 come through
+    as lone surrogates, which correction leaves alone."""
     decoder, kept, size = codecs.getincrementaldecoder("utf-8")("surrogateescape"), "", FIRST_PIECE
     while True:
         content = stream.read(size)
@@ -211,6 +213,7 @@ def pieces(stream: BinaryIO) -> Iterator[str]:
         if len(kept) > size:
             cut = 1 + max(kept.rfind("\n"), -1)
             cut = cut or 1 + kept.rfind(" ") or len(kept) - 1  # never between \r and \n
+            cut = open_block(kept[:cut]) or cut
             yield kept[:cut]
             kept, size = kept[cut:], min(2 * size, PIECE)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cedd.data.text import EncodedText, Flags
 from cedd.data.tokenizers import Tokenizer
+from cedd.spelling.code import code_spans
 
 _SHOWS_NO_WORD = r"[\d@/\\]|(?<=\w)_(?=\w)|(?<=[^\W\d_])\.(?=[^\W\d_])"
 _NON_WORD = re.compile(rf"(?<!\S)\S*?(?:{_SHOWS_NO_WORD})\S*|[^\W\d_](?=[\u0300-\u036f])")
@@ -24,11 +26,11 @@ def non_words(text: str) -> Flags:
 
     What stands between blanks is no word if it has a digit, one of @ / \\, an underscore within (an emphasis in
     _underscores_ is a word), or a point between letters: k8s, me@home, http://x, snake_case, tinyurl.com. Neither is a
-    letter plain if its accent follows it as a character of its own.
+    letter plain if its accent follows it as a character of its own, nor are words those of code (`code_spans`).
     """
     flags = np.zeros(len(text), dtype=np.bool_)
-    for match in _NON_WORD.finditer(text):
-        flags[match.start() : match.end()] = True
+    for start, stop in chain((match.span() for match in _NON_WORD.finditer(text)), code_spans(text)):
+        flags[start:stop] = True
     return flags
 
 

@@ -1,0 +1,47 @@
+"""Where a text is code: in Markdown's fences and backticks, within tags, after a prompt. What is written there has
+names, not words.
+
+Each pattern looks ahead by a few hundred characters at most, so that the time is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_FENCE = re.compile(r"^ {0,3}(?:> ?)?(`{3,}|~{3,})[ \t]*([^`\r\n]*)\r?$", re.MULTILINE)
+_INLINE = re.compile(
+    r"""(?<!`)(?P<ticks>`{1,8})(?![`\s])[^\r\n]{0,300}?(?<![`\s])(?P=ticks)(?![`\w])  # `git add`, not `so' and `so'
+    | </?[A-Za-z][\w:-]{0,40}(?:\s[^<>]{0,500})?/?>  # <a href="...">
+    | \{\{[^{}\r\n]{0,300}\}\} | \{%[^\r\n]{0,300}?%\} | <%[^\r\n]{0,300}?%>  # of templates
+    | ^[ \t]{0,80}\$[ ][^\r\n]*  # $ make all
+    | (?<!\S)--[A-Za-z][\w-]*  # --in-place
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int | None]]:
+    """From where to where blocks between fences are; None: one goes on after the text."""
+    begin: tuple[int, str] | None = None
+    for fence in _FENCE.finditer(text):
+        if begin is None or fence[2].strip():  # only a block's beginning has a name: what came before was an end
+            begin = fence.start(), fence[1]
+        elif fence[1].startswith(begin[1]):
+            yield begin[0], fence.end()
+            begin = None
+    if begin is not None:
+        yield begin[0], None
+
+
+def code_spans(text: str) -> Iterator[tuple[int, int]]:
+    """From where to where a text is code."""
+    for start, stop in _blocks(text):
+        yield start, len(text) if stop is None else stop
+    for match in _INLINE.finditer(text):
+        yield match.span()
+
+
+def open_block(text: str) -> int | None:
+    """Where a block begins that goes on after the text."""
+    return next((start for start, stop in _blocks(text) if stop is None), None)
