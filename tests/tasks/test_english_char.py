@@ -85,6 +85,22 @@ def test_places_of_changes_give_either_text_from_the_other(model):
     assert (forth, back) == (str(corrected), MISTAKES)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("waht aer you doing tongiht", "what are you doing tonight"),  # no other language, but letters swapped
+        ("the qiuck bronw fox jmups oevr the lzay dog", "the quick brown fox jumps over the lazy dog"),
+        ("I think every thing in my bed room is too old.", "I think everything in my bedroom is too old."),
+        ("Ich weiss nicht, was soll es bedeuten, dass ich so traurig bin.",) * 2,
+        ("Det regner i dag, og jeg ved ikke hvad jeg skal lave hele dagen.",) * 2,
+        ("The plaintiff's affidavit was notarised after the amortisation of the loan.",) * 2,
+        ("The equation's solution and the method's name are in the manual.",) * 2,
+    ],
+)
+def test_sentences(model, written, meant):
+    assert model.correct(written) == meant
+
+
 def test_what_was_corrected_is_right(model):
     corrected = model.correct(MISTAKES)
     assert not model.correct(str(corrected)).changes

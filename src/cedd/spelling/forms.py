@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from cedd.spelling.lexicon import Lexicon
@@ -17,8 +17,8 @@ SHORTEST = 4
 """Letters of a word that others are made of."""
 FORMS_KEPT = 8_192
 """Whose sound and variant are kept for the next time."""
-LEAST, LEAST_OF_TWO = 3.5, 6.0
-"""Logarithms of the count of such a word, and of each of two that are joined."""
+LEAST, LEAST_OF_TWO, LEAST_WITH_S = 3.5, 6.0, 6.0
+"""Logarithms of the count of such a word, of each of two that are joined, and of one with 's: mistakes are rarer."""
 
 
 def is_derived(lexicon: Lexicon, word: str) -> bool:
@@ -34,6 +34,17 @@ def is_derived(lexicon: Lexicon, word: str) -> bool:
         or known(word + "s", 0.0)
         or any(known(word[:cut], LEAST_OF_TWO) and known(word[cut:], LEAST_OF_TWO) for cut in range(len(word)))
     )
+
+
+def is_possessive(lexicon: Lexicon, word: str) -> bool:
+    """Whether a word is a common one with 's: no corpus has all of these."""
+    number = lexicon.index.get(word.removesuffix("'s")) if word.endswith("'s") else None
+    return number is not None and bool(lexicon.log_counts[number] >= LEAST_WITH_S)
+
+
+def swaps(word: str) -> Iterator[str]:
+    """A word with two neighbouring letters swapped, for each two."""
+    return (word[:at] + word[at + 1] + word[at] + word[at + 2 :] for at in range(len(word) - 1))
 
 
 _SOUNDS = tuple(
@@ -77,6 +88,9 @@ _VARIANTS = tuple(
 )
 
 
+_ISE = re.compile("(?<=[a-z]{3}[iy])z(?=e[drs]?$|ers$|ing|ation|able)")
+
+
 def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str:
     for pattern, other in rules:
         word = pattern.sub(other, word)
@@ -98,6 +112,12 @@ def sounds(words: Sequence[str]) -> list[str]:
 def variant(word: str) -> str:
     """The same for the spellings of a word in several countries: colour, color; organise, organize."""
     return _rewritten(word, _VARIANTS)
+
+
+def same_word(written: str, meant: str, known: bool) -> bool:
+    """Whether what was written is the other word as another country spells it; if it is not known, only with s for the
+    z of -ize, which people do not write by mistake (amortise; but speling, spelling)."""
+    return variant(written) == variant(meant) if known else _ISE.sub("s", meant) == written
 
 
 FORMS: Mapping[str, Callable[[str, str], bool]] = {

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cedd.spelling.candidates import CONFUSED, Candidate, Neighbours
-from cedd.spelling.forms import FORMS, is_derived, variant
+from cedd.spelling.forms import FORMS, is_derived, is_possessive, same_word, swaps
 from cedd.spelling.lexicon import UNKNOWN, Floats, Integers, Lexicon, load_lexicon
 from cedd.spelling.words import Token, acronyms, like, tokens_of, without_capitals
 
@@ -85,7 +85,7 @@ SMALL_WORDS = 60
 """The most frequent words, which no compound is made of: what was joined by mistake has one of them, as a rule."""
 FAR_CHANNEL = 10.0
 """-log p(written | meant) from which on its feature is a line of another slope."""
-MORE_OFTEN_JOINED = 20.0
+MORE_OFTEN_JOINED = 12.0
 """Two words are doubted if the word that they make when joined is so many times as frequent as they are in a row."""
 LEAST_JOINED = 40.0
 WORD_THRESHOLD = 0.9
@@ -256,8 +256,10 @@ class Reader:
         free, native = np.array([token.free for token in tokens]), self.native(tokens, own)
         common = (own >= 0) & (own < CONFUSED)
         free &= native >= np.where(common, IN_LANGUAGE["common"], IN_LANGUAGE["rare"])
-        strange = (own == UNKNOWN) | (~common & (both > SURPRISE["rare"]))
-        found: dict[int, Sequence[int] | None] = dict.fromkeys(np.flatnonzero(free & strange).tolist())
+        strange = np.flatnonzero(free & ((own == UNKNOWN) | (~common & (both > SURPRISE["rare"])))).tolist()
+        found: dict[int, Sequence[int] | None] = dict.fromkeys(
+            place for place in strange if not is_possessive(lexicon, tokens[place].key)
+        )
         fits_better = self.fitting(numbers, np.flatnonzero(free & common & (both > SURPRISE["common"])))
         joinable = self.joinable(tokens, pairs[FRAME : FRAME + len(own)]) & (native >= IN_LANGUAGE["rare"])
         others = {*fits_better, *np.flatnonzero(joinable).tolist()} - found.keys()
@@ -301,10 +303,13 @@ class Reader:
         """How much the text around each token is in the lexicon's language, [T]: how familiar its words are on average.
 
         Mistakes are as little so as words of another language, but that has few of the most frequent words, and many
-        mistakes leave many.
+        mistakes leave many. A word with two letters swapped is as familiar as that word: another language has few such.
         """
         word = np.array([token.key[0].isalpha() for token in tokens])
         familiar = np.where(word & (own >= 0), np.maximum(self.lexicon.log_counts[own] - FAMILIAR, 0.0), 0.0)
+        for place in np.flatnonzero(word & (familiar == 0.0)).tolist():
+            meant = [n for key in swaps(tokens[place].key) if (n := self.lexicon.index.get(key)) is not None]
+            familiar[place] = max(0.0, self.lexicon.log_counts[meant].max(initial=0.0) - FAMILIAR)
         width = np.ones(2 * LANGUAGE_REACH + 1)
 
         def around(values: NDArray[Any]) -> Floats:
@@ -323,7 +328,7 @@ class Reader:
         neighbours = self.neighbours
         found = self.meant(page, place) if near is None else neighbours.these(token.key, near)
         for candidate in found:
-            if number is not None and variant(candidate.words[0]) == variant(token.key):
+            if same_word(token.key, candidate.words[0], known=number is not None):
                 continue  # right as another country spells it
             options.append(Option(place, place + 1, candidate.words, like(token.text, candidate.words[0])))
             channel.append(candidate.log_channel)

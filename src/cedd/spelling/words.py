@@ -15,7 +15,7 @@ LONGEST = 24
 _TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+|[.!?;:,]|\n\s*\n")
 _PLAIN = re.compile(r"[a-zA-Z]+(?:['’][a-zA-Z]+)*\Z")
 _CASES = (str.islower, str.isupper, lambda word: word[:1].isupper() and word[1:].islower())
-_BEFORE, _AFTER = set("`$#<&@{=~^|\\"), set("`(={}>@~^|\\")
+_BEFORE, _AFTER = set("`$#<&@{=~^|\\"), set("`([={}>@~^|\\")
 """Signs of code right before or right after a word."""
 
 
