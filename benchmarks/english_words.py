@@ -6,7 +6,12 @@ Words and their sequences are counted in CEDD_DATA/corpus (books.txt.xz, wikiped
 --held-out megabytes are left out: mistakes are put into sentences of these. The noise of people is learnt from the
 training part of the lists in CEDD_DATA/misspellings, and the weights of decisions are fitted on the training part in
 sentences of the first half of what was left out: those without the network on all doubts, those with it on --asked
-doubts that are open. --weights-only fits the weights of a lexicon that is there. Seven minutes on one core of a server.
+doubts that are open. Seven minutes on one core of a server. --weights-only fits the weights of a lexicon that is there.
+
+    python benchmarks/english_words.py --out src/cedd/pretrained/english --lexicon-only
+
+makes the lexicon and keeps the weights that are there: those in the box were fitted when fewer words were doubted, and
+fitted anew they are no better (docs/correction.md).
 """
 
 from __future__ import annotations
@@ -267,6 +272,14 @@ def open_examples(given: Sequence[Example], weights: Mapping[str, float], model:
     return made
 
 
+def fitted(lexicon: Lexicon, given: Sequence[Misspelt], model: Path, asked: int) -> dict[str, dict[str, float]]:
+    """The weights without a network, and with what the one in a folder says of so many open doubts."""
+    found = examples(Reader(replace(lexicon, memory={})), given)  # which has seen the mistakes of the training part
+    alone = fit(found, without=("network", "network tokens"))
+    some = open_examples(found, alone, model, asked)
+    return {"alone": alone, "network": fit(some, penalty=2e-4) if some else alone}
+
+
 def main() -> int:
     """Count, learn, fit, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -277,7 +290,9 @@ def main() -> int:
     parser.add_argument("--mistakes", type=int, default=1500, help="of each list, to fit the weights on")
     parser.add_argument("--clean", type=int, default=4000, help="sentences without mistakes, for the same")
     parser.add_argument("--asked", type=int, default=2000, help="doubts that the network is asked about, for the same")
-    parser.add_argument("--weights-only", action="store_true", help="the lexicon is there; fit its weights anew")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--weights-only", action="store_true", help="the lexicon is there; fit its weights anew")
+    part.add_argument("--lexicon-only", action="store_true", help="both are there; make the lexicon anew")
     arguments = parser.parse_args()
     try:
         corpus, lists = data_folder("corpus", arguments.corpus), data_folder("misspellings", arguments.lists)
@@ -285,11 +300,11 @@ def main() -> int:
         parser.error(str(error))
     texts, file = corpus_texts(corpus, arguments.held_out), arguments.out / LEXICON_FILE
     lexicon = load_lexicon(file) if arguments.weights_only else make_lexicon([text for text, _ in texts], lists)
-    given = training_sentences([end for _, end in texts], lists, arguments.mistakes, arguments.clean)
-    found = examples(Reader(replace(lexicon, memory={})), given)  # which has seen the mistakes of the training part
-    weights = {"alone": fit(found, without=("network", "network tokens"))}
-    asked = open_examples(found, weights["alone"], arguments.out, arguments.asked)
-    weights["network"] = fit(asked, penalty=2e-4) if asked else weights["alone"]
+    if arguments.lexicon_only:
+        weights = load_lexicon(file).weights
+    else:
+        given = training_sentences([end for _, end in texts], lists, arguments.mistakes, arguments.clean)
+        weights = fitted(lexicon, given, arguments.out, arguments.asked)
     if arguments.weights_only:
         save_weights(file, weights)
     else:

@@ -2,7 +2,10 @@
 
 import pytest
 
+from cedd.models.locate import packaged
+from cedd.spelling.lexicon import LEXICON_WEIGHTS_FILE
 from cedd.spelling.word_protocol import Misspelt, Pair
+from cedd.storage import read_json
 from tests.benchmarks.scripts import definitions
 
 
@@ -26,3 +29,9 @@ def test_the_first_suggestion_is_taken(scripts):
 def test_misspellings_are_remembered_with_all_that_was_meant(scripts):
     pairs = [Pair("ther", "there"), Pair("ther", "their"), Pair("ther", "there"), Pair("hte", "unheard")]
     assert scripts.memory_of(pairs, {"there", "their"}) == {"ther": ("there", "their")}
+
+
+def test_weights_that_were_not_fitted_are_those_that_the_script_gives(scripts):
+    weights = read_json(packaged("english") / LEXICON_WEIGHTS_FILE)
+    for row in ("alone", "network"):
+        assert {name: weights[row][name] for name in scripts.GIVEN} == scripts.GIVEN

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
 
@@ -346,6 +349,18 @@ def test_an_alignment_spells_both_words_with_the_fewest_edits(written, meant):
 def test_bits_are_counted():
     numbers = np.array([0, 1, 3, 2**63 + 7, 2**64 - 1], np.uint64)
     assert ones(numbers).tolist() == [0, 1, 2, 4, 64]
+
+
+def test_edits_are_learnt_in_one_order():
+    """Whatever the hashes of strings are, which differ from process to process: a lexicon is made twice alike."""
+    code = f"from cedd.spelling.channel import learn_edits; print(list(learn_edits([(*p, 1.0) for p in {PAIRS}], 1.0)))"
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "12"
+    }
+    assert len(made) == 1
 
 
 def test_seen_edits_are_likelier_than_others(lexicon):

@@ -118,7 +118,7 @@ def learn_edits(pairs: Iterable[tuple[str, str, float]], least: float = 2.0) -> 
         for size in range(1, LONGEST_PART + 1):
             for i in range(len(marked) - size + 1):
                 parts[marked[i : i + size]] += weight
-        seen = set[tuple[str, str]]()
+        seen = dict[tuple[str, str], None]()  # in the order of the word, the same whenever it is made
         for first, (one, other) in enumerate(steps):
             if one != other:
                 kind = class_of(one, other, steps[first - 1][1][-1:], steps[first + 1][0][:1])
@@ -127,7 +127,7 @@ def learn_edits(pairs: Iterable[tuple[str, str, float]], least: float = 2.0) -> 
                 span = steps[first:last]
                 part, string = "".join(a for a, _ in span), "".join(b for _, b in span)
                 if part != string and 0 < len(part) <= LONGEST_PART and len(string) <= LONGEST_PART + 1:
-                    seen.add((part, string))
+                    seen[part, string] = None
         for edit in seen:
             edits[edit] += weight
         parts["~"] += weight * len(meant)
