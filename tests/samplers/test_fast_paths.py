@@ -333,9 +333,7 @@ def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> N
             probs = believed.exp()
             entropy = -(probs * believed.nan_to_num(neginf=0.0)).sum(-1)
             best = believed.topk(2, -1).values.exp()
-            sure = {"probability": best[:, 0], "margin": best[:, 0] - best[:, 1], "spread": 0 * entropy}.get(
-                name, -entropy
-            )
+            sure = {"probability": best[:, 0], "margin": best[:, 0] - best[:, 1]}.get(name, -entropy)
             ranked = sorted(range(len(places)), key=lambda j: (-float(sure[j]), spread.index(places[j])))
             turn = ranked[: -(-len(places) // max(1, steps - step))]
             if name == "bounded":
@@ -378,9 +376,7 @@ def seeds_of_drawn(n: int) -> list[int]:
 def test_the_margin_is_that_of_sorted_probabilities(log_probs: Tensor) -> None:
     best = torch.cat([log_probs.double(), torch.full((len(log_probs), 1), -torch.inf)], 1).sort(-1, descending=True)
     best = best.values.exp()
-    margin = ORDERS["margin"].sureness
-    assert margin is not None
-    assert torch.equal(margin(log_probs.double()), best[:, 0] - best[:, 1])
+    assert torch.equal(ORDERS["margin"].sureness(log_probs.double()), best[:, 0] - best[:, 1])
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------

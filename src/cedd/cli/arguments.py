@@ -48,8 +48,7 @@ class SamplerOptions:
 
     sampler: str = "analytic"
     """analytic, euler, tau-leaping, remask-capped, remask-rescaled, remask-confidence, gibbs, stratified,
-    first-hitting, the surest first by probability, margin or entropy, those that lie apart by spread, or one that you
-    added to RULES."""
+    first-hitting, the surest first by probability, margin or entropy, or one that you added to RULES."""
     steps: int | None = None
     """Steps from noise to data; by default one for four tokens, from 64 to 256 (first-hitting: one a token)."""
     grid: str = "uniform"

@@ -330,10 +330,10 @@ def sample(
         method: what its outputs mean, a name of `METHODS` or a row of your own.
         sampler: a rule of the method's dynamics ("analytic", "euler", "tau-leaping") or a `StepRule` of your own; or
             "first-hitting" (absorb, and flow matching's masks: at most L network calls and no discretization; `steps`
-            and `grid` then say nothing); or an order, "probability", "margin", "entropy", "spread" or an `Order` of
-            your own (absorb: the surest masks first, or those that lie apart, all in `steps` calls of the network); or
-            "remask-confidence", "gibbs", "stratified" or a `Stepper` of your own, whose steps are more than a rule.
-            Autoregressive methods are sampled token by token, whatever it says.
+            and `grid` then say nothing); or a confidence order, "probability", "margin", "entropy" or an `Order` of
+            your own (absorb: the surest masks first, all in `steps` calls of the network); or "remask-confidence",
+            "gibbs", "stratified" or a `Stepper` of your own, whose steps are more than a rule. Autoregressive methods
+            are sampled token by token, whatever it says.
         steps: steps from noise to data.
         constraint: applied to the start and after every step; `Fixed` holds positions, `prompt` the first ones.
         generator: gives the seed of the run, from which `text_seeds` makes one for each sequence.

@@ -8,9 +8,7 @@ come out, or all whose entropy is below a bound (and always one). How sure it is
 
     probability    max_y f_y                  margin    the largest f_y less the second           entropy    -H(f)
 
-with f as the network says it, whatever the temperature and top-p by which tokens are drawn. Of equally sure ones those
-that lie apart are first. In the order `spread` all are equally sure: what is revealed in one step lies as far apart as
-can be, and the network is asked about nothing else.
+with f as the network says it, whatever the temperature and top-p by which tokens are drawn.
 
 The network is told the time at which as many masks are expected as the text has. Which positions are revealed depends
 only on what the network says, so the order is deterministic given the tokens, and the sampler has an exact likelihood
@@ -61,19 +59,14 @@ class Order:
 
     Args:
         name: what the table and error messages call it.
-        sureness: log f [R, V] -> [R], larger where the network is surer; None: all masks are equally sure.
+        sureness: log f [R, V] -> [R], larger where the network is surer.
         entropy_bound: reveal all masks whose entropy in nats is at most this, and the surest in any case, instead of as
             many as make the steps come out; then `steps` says nothing.
     """
 
     name: str
-    sureness: Callable[[Tensor], Tensor] | None
+    sureness: Callable[[Tensor], Tensor]
     entropy_bound: float | None = None
-
-    @property
-    def knows(self) -> bool:
-        """Whether it is known whose turn it is before the network is asked."""
-        return self.sureness is None and self.entropy_bound is None
 
     def chosen(self, log_probs: Tensor, places: Tensor, masked: Tensor, steps_left: int) -> Tensor:
         """Which of the masks are revealed now, [B, L], of equally sure ones those that lie apart.
@@ -88,20 +81,14 @@ class Order:
         def put(values: Tensor) -> Tensor:
             return put_at(values.new_zeros(masked.shape), places, values)
 
-        known = masked.double() if self.sureness is None else put(self.sureness(log_probs))
-        if self.entropy_bound is None:
-            return self.turn(masked, steps_left, known)
-        below = put(-_negative_entropy(log_probs)) <= self.entropy_bound
-        return self.turn(masked, masked.shape[1], known) | (masked & below)
-
-    @staticmethod
-    def turn(masked: Tensor, steps_left: int, known: Tensor) -> Tensor:
-        """The surest masks of each text, as many as make the steps come out, [B, L]; known: how sure each is [B, L]."""
         apart = spread_out(masked.shape[1]).to(masked.device)
-        known = known.masked_fill(~masked, -torch.inf)[:, apart]
+        known = put(self.sureness(log_probs)).masked_fill(~masked, -torch.inf)[:, apart]
         ranked = apart[torch.argsort(known, dim=1, descending=True, stable=True)]
+        rank = torch.argsort(ranked, dim=1)
+        if self.entropy_bound is not None:
+            return masked & ((rank == 0) | (put(-_negative_entropy(log_probs)) <= self.entropy_bound))
         quota = -(-masked.sum(1, keepdim=True) // steps_left)
-        return masked & (torch.argsort(ranked, dim=1) < quota)
+        return masked & (rank < quota)
 
 
 @cache
@@ -116,10 +103,7 @@ def spread_out(length: int) -> Tensor:
 
 ORDERS: Mapping[str, Order] = {
     order.name: order
-    for order in (
-        *(Order("probability", _probability), Order("margin", _margin), Order("entropy", _negative_entropy)),
-        Order("spread", None),
-    )
+    for order in (Order("probability", _probability), Order("margin", _margin), Order("entropy", _negative_entropy))
 }
 
 
@@ -230,32 +214,26 @@ def _in_order(
 ) -> None:
     """Until no mask is left: reveal(rows [R], value(step) of them, step) of those whose turn it is.
 
-    Every mask is judged, a chunk of whole texts at a time, unless the order knows whose turn it is; only what is
-    revealed is sharpened and drawn.
+    Every mask is judged, a chunk of whole texts at a time; only what is revealed is sharpened and drawn.
     """
     most = float(process.kernel(1.0).a)
     plain = Sharpening(excluded=sharpening.excluded)  # sharpened to the end, all beliefs are equally sure
     step = 0
     while True:
         masked = (x := state()) == process.vocab_size
-        left = max(1, steps - step)
-        asked = order.turn(masked, left, masked.double()) if order.knows else masked
-        counts = cast(list[int], asked.sum(1).tolist())  # pyright: ignore[reportUnknownMemberType]
+        counts = cast(list[int], masked.sum(1).tolist())  # pyright: ignore[reportUnknownMemberType]
         if not any(counts):
             return
-        rows, ends = flat_places(asked), [*accumulate(counts)]
+        rows, ends = flat_places(masked), [*accumulate(counts)]
         share = masked.double().mean(1).clamp_max(most)  # a(t) = share
         outputs = network.rows(x, -torch.log1p(-share), Places(rows), full_precision=True)
         valued, places, values = value(step), list[Tensor](), list[Tensor]()
         for said, part in outputs.chunks(counts):
-            here = rows[part]
-            if not order.knows:
-                first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop) + 1
-                local = here - first * x.shape[1]
-                turn = order.chosen(plain.log_probs(said.double()), local, masked[first:last], left)
-                now = flat_places(turn.flatten()[local])
-                here, said = here[now], said[now]
-            places.append(here)
-            values.append(valued(sharpening.log_probs(said.double()), here))
+            first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop) + 1
+            local = rows[part] - first * x.shape[1]
+            turn = order.chosen(plain.log_probs(said.double()), local, masked[first:last], max(1, steps - step))
+            now = flat_places(turn.flatten()[local])
+            places.append(rows[part][now])
+            values.append(valued(sharpening.log_probs(said[now].double()), places[-1]))
         reveal(torch.cat(places), torch.cat(values), step)
         step += 1
