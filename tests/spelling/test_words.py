@@ -217,6 +217,15 @@ def test_how_much_a_text_is_in_the_language_by_looking_around_every_token(lexico
         assert value == pytest.approx((sum(above) + prior * rewrite.USUAL) / (len(near) + prior))
 
 
+def test_letters_are_swapped_only_in_what_may_be_corrected(lexicon, monkeypatch):
+    """A line without a space is one string, of which there would be as many as it has letters."""
+    seen = []
+    monkeypatch.setattr(rewrite, "swaps", lambda word: seen.append(word) or iter(()))
+    text = "x" * 5000 + " went to hte mat K8S leter_x"
+    Reader(lexicon).doubts(text, tokens_of(text))
+    assert seen == ["hte"]
+
+
 def test_a_network_decides_what_is_open(lexicon):
     """It is asked about the likeliest options in the text, and its answer counts."""
     asked = []

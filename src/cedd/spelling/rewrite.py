@@ -307,7 +307,7 @@ class Reader:
         """
         word = np.array([token.key[0].isalpha() for token in tokens])
         familiar = np.where(word & (own >= 0), np.maximum(self.lexicon.log_counts[own] - FAMILIAR, 0.0), 0.0)
-        for place in np.flatnonzero(word & (familiar == 0.0)).tolist():
+        for place in (at for at in np.flatnonzero(familiar == 0.0).tolist() if tokens[at].free):
             meant = [n for key in swaps(tokens[place].key) if (n := self.lexicon.index.get(key)) is not None]
             familiar[place] = max(0.0, self.lexicon.log_counts[meant].max(initial=0.0) - FAMILIAR)
         width = np.ones(2 * LANGUAGE_REACH + 1)
