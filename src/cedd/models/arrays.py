@@ -14,7 +14,7 @@ to each block (`States`), and these do not see it. So of texts that differ in on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -114,11 +114,11 @@ class ArrayNetwork:
 
     Args:
         config: its sizes.
-        tensors: its parameters by name.
+        tensors: its parameters by name, each taken out as it is used: of most a changed copy is kept.
         told: what it is told of the noise.
     """
 
-    def __init__(self, config: TransformerConfig, tensors: Mapping[str, Floats], told: float = 0.0) -> None:
+    def __init__(self, config: TransformerConfig, tensors: MutableMapping[str, Floats], told: float = 0.0) -> None:
         if config.causal:
             raise ValueError("a causal network does not read what comes after a word")
         self.config, self._tensors = config, tensors
@@ -150,13 +150,13 @@ class ArrayNetwork:
         return self._affine("backbone.conditioning.modulation")(vector).reshape(-1, self.config.width)
 
     def _affine(self, name: str) -> Affine:
-        weight = self._tensors[f"{name}.weight"]
-        bias = self._tensors.get(f"{name}.bias")
+        weight = self._tensors.pop(f"{name}.weight")
+        bias = self._tensors.pop(f"{name}.bias", None)
         return Affine(weight.T, np.zeros(len(weight), np.float32) if bias is None else bias)
 
     def _scale(self, norm: str, scale: Floats) -> Floats:
         """What a norm's output is multiplied by: its own weight, where nothing modulates it."""
-        return self._tensors.get(f"{norm}.weight", 1 + scale)
+        return self._tensors.pop(f"{norm}.weight", 1 + scale)
 
     def _block(self, number: int, modulations: Floats) -> Block:
         name = f"backbone.blocks.{number}"
