@@ -49,10 +49,10 @@ class Absent(Exception):
     """A peer that is not installed."""
 
 
-def need(module: str) -> None:
-    """Refuse to go on without a package."""
+def need(module: str, package: str | None = None) -> None:
+    """Refuse to go on without a module, which a package of this or another name has."""
     if importlib.util.find_spec(module) is None:
-        raise Absent(f"pip install {module}")
+        raise Absent(f"pip install {package or module}")
 
 
 def program(name: str) -> str:
@@ -83,7 +83,7 @@ def ours(**options: Any) -> Correct:
 
 def pyspellchecker() -> Correct:
     """The most frequent word of those fewest edits away."""
-    need("spellchecker")
+    need("spellchecker", "pyspellchecker")
     from spellchecker import SpellChecker  # pyright: ignore[reportMissingImports]
 
     return each_word(SpellChecker().correction)
@@ -130,7 +130,7 @@ def in_a_file(command: Callable[[Path], Sequence[str]]) -> Correct:
 
 def codespell() -> Correct:
     """Its list of misspellings."""
-    need("codespell_lib")
+    need("codespell_lib", "codespell")
     return in_a_file(lambda path: [sys.executable, "-m", "codespell_lib", "-w", str(path)])
 
 
@@ -273,11 +273,13 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         corpus, lists = data_folder("corpus", arguments.corpus), data_folder("misspellings", arguments.lists)
-    except ValueError as error:
+        given = test_set(corpus, lists, arguments.part, arguments.count, arguments.clean, arguments.spaces)
+    except (ValueError, OSError) as error:
         parser.error(str(error))
+    if not given:
+        parser.error(f"there are no sentences in the texts of {corpus}")
     folder = packaged("english")
     known = set(load_lexicon(folder / LEXICON_FILE).words[:KNOWN])
-    given = test_set(corpus, lists, arguments.part, arguments.count, arguments.clean, arguments.spaces)
     paragraphs = mostly_right(given, arguments.speed)
     results: dict[str, dict[str, Any]] = {}
     for name in arguments.only:

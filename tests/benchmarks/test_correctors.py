@@ -35,3 +35,24 @@ def test_weights_that_were_not_fitted_are_those_that_the_script_gives(scripts):
     weights = read_json(packaged("english") / LEXICON_WEIGHTS_FILE)
     for row in ("alone", "network"):
         assert {name: weights[row][name] for name in scripts.GIVEN} == scripts.GIVEN
+
+
+def test_what_is_not_installed_is_skipped_by_the_name_of_its_package(scripts, monkeypatch):
+    monkeypatch.setattr(scripts.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(scripts.shutil, "which", lambda name: None)
+    for name, make in scripts.CORRECTORS.items():
+        if not name.startswith("cedd"):
+            with pytest.raises(scripts.Absent, match=rf"(pip install|there is no program) {name}$"):
+                make()
+
+
+def test_data_that_is_not_there_is_one_line(scripts, monkeypatch, capsys, tmp_path):
+    for lists in ([], ["birkbeck", "holbrook", "norvig", "wikipedia"]):
+        (tmp_path / "misspellings").mkdir(exist_ok=True)
+        for name in lists:
+            (tmp_path / "misspellings" / f"{name}.tsv").write_text("written\tmeant\nteh\tthe\n")
+        monkeypatch.setenv("CEDD_DATA", str(tmp_path))
+        monkeypatch.setattr("sys.argv", ["correctors.py", "--only", "aspell"])
+        with pytest.raises(SystemExit):
+            scripts.main()
+        assert capsys.readouterr().err.splitlines()[-1].startswith("correctors.py: error: ")
