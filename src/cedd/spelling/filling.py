@@ -5,7 +5,7 @@ masked, and its tokens a b c, given the text on both sides, have
 
     log p(a | _ _ _) + log p(b | a _ _) + log p(c | a b _).
 
-The text around the place is read once, with one mask there. Where several tokens stand there, these and two neighbours
+The text around the place is read once, with one mask there. Where several tokens stand there, these and one neighbour
 on each side are then read amid the rest, which has not seen them: sums move by 0.3 on average, where versions differ by
 several, and all takes less than half as long. Versions that begin alike and have as many tokens share readings.
 
@@ -36,7 +36,7 @@ from cedd.storage import from_json
 
 AROUND, BEFORE = 31, 19
 """Tokens around a place that are read; of these before it, at most."""
-NEAR = 2
+NEAR = 1
 """Tokens on each side of the place that are read again with what stands there."""
 MOST_TOKENS, LONGEST_TOKEN = 16, 8
 """Tokens of what stands in a place that are read; characters that a token has at most, as a rule."""

@@ -96,10 +96,9 @@ TRUST = 2.0
 more of them wrong than texts have."""
 NO_DOUBT = 0.9
 """A word that is right with at least this probability is no doubt to tell of."""
-OPEN, OPEN_IF_COMMON, CLEAR, UNLIKELY, ASKED = (0.1, 0.97), 0.98, 0.75, 0.05, 8
+OPEN, CLEAR, UNLIKELY, ASKED = (0.1, 0.97), 0.75, 0.05, 8
 """A decision is open where own / (own + best) lies between these, or is less while the best has not this share of all
-but own; of a word that is not rare, up to a higher share: one reading tells, where a name takes several. A network is
-asked about at most ASKED options, none UNLIKELY beside the best."""
+but own. A network is asked about at most ASKED options, none UNLIKELY beside the best."""
 LANGUAGE_REACH, LANGUAGE_PRIOR, FAMILIAR = 12, 4, 5.0
 """Within reach of a word the others are looked at, beside so many of a usual text; familiar words have a logarithm of
 their count above the last: they are common, and neither a mistake nor another language's."""
@@ -512,10 +511,10 @@ def is_due(doubt: Doubt, p: Floats, threshold: float) -> bool:
     return share_of_own(trusted) < threshold and share_of_best(p) >= LEAST_SHARE
 
 
-def is_open(doubt: Doubt, p: Floats) -> bool:
+def is_open(p: Floats) -> bool:
     """Whether a network is worth its time."""
     own = share_of_own(p)
-    return own < (OPEN[1] if doubt.rare else OPEN_IF_COMMON) and (own > OPEN[0] or share_of_best(p) < CLEAR)
+    return own < OPEN[1] and (own > OPEN[0] or share_of_best(p) < CLEAR)
 
 
 def asked_options(p: Floats) -> list[int]:
@@ -573,7 +572,7 @@ def ask(
 ) -> list[Judged]:
     """The doubts; in open ones a network says how the probability of the likeliest options is shared. It reads
     the text with the changes made that are due and not open: a mistake makes the words around it improbable."""
-    result, asked = list(judged), [number for number, one in enumerate(judged) if is_open(*one)]
+    result, asked = list(judged), [number for number, (_, p) in enumerate(judged) if is_open(p)]
     options = [asked_options(judged[number][1]) for number in asked]
     doubts = [judged[number][0].only(kept) for number, kept in zip(asked, options, strict=True)]
     taken = {place for doubt in doubts for option in doubt.options for place in option.places}
