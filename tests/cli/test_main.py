@@ -261,17 +261,18 @@ def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
 def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
     assert main(["infill", run, f"{ESCAPE}____"]) == 0
     assert capfdbinary.readouterr().out.startswith(ESCAPE.encode())
-    child, terminal = pty.fork()
-    if not child:
-        sys.stdout = os.fdopen(1, "w")
-        os._exit(main(["infill", run, f"{ESCAPE}____"]))
+    terminal, its = pty.openpty()  # and a new process: one that is forked amid threads may wait for them forever
+    command = [sys.executable, "-m", "cedd", "infill", run, f"{ESCAPE}____"]
+    child = subprocess.Popen(command, stdin=its, stdout=its, stderr=its)
+    os.close(its)
     shown = b""
     try:
         while part := os.read(terminal, 4096):
             shown += part
     except OSError:  # the end, on Linux
         pass
-    os.waitpid(child, 0)
+    assert child.wait() == 0
+    os.close(terminal)
     assert printable(ESCAPE).encode() in shown
     assert b"\x1b[31m" not in shown
 
