@@ -149,7 +149,7 @@ def _ending_at_once(name: str) -> Iterator[None]:
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Modules stay until the process ends: what is made while they are imported is not searched for garbage, neither
-    meanwhile nor at the end. With torch that is 0.6 s of 2.8."""
+    meanwhile nor at the end. With torch that would take a good part of a command's start."""
     gc.disable()
     try:
         yield

@@ -57,19 +57,14 @@ class Fields:
             raise Refused(413, f"{name} has {len(value):,} characters; at most {most:,} are taken")
         return value
 
-    def texts(self, name: str, most: int, longest: int, default: list[str] = _MISSING) -> list[str]:
-        """A text, or a list of at most so many."""
-        if isinstance(value := self._left.get(name), str):
-            self._left[name] = [value]
-        return self.listed(name, most, longest, default, "a text or a list of texts")
-
-    def listed(
-        self, name: str, most: int, longest: int, default: list[str] = _MISSING, what: str = "a list of texts"
+    def texts(
+        self, name: str, most: int, longest: int, default: list[str] = _MISSING, *, listed: bool = False
     ) -> list[str]:
-        """A list of at most so many texts."""
-        found = self._take(name, default)
+        """A text, or a list of at most so many; if `listed`, only a list."""
+        value = self._take(name, default)
+        found = [value] if isinstance(value, str) and not listed else value
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            unprocessable(f"{name} must be {what}")
+            unprocessable(f"{name} must be {'' if listed else 'a text or '}a list of texts")
         if len(found) > most:
             unprocessable(f"{name} has {len(found)} texts; at most {most} are taken")
         if longest < (length := max(map(len, found), default=0)):

@@ -178,7 +178,7 @@ def correction(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
         "passes": fields.whole("passes", 1, 16, None),
         "change": fields.choice("change", ("words", "letters", "all"), None),
     }
-    ignored = tuple(fields.listed("ignored_words", 1000, 100, []))
+    ignored = tuple(fields.texts("ignored_words", 1000, 100, [], listed=True))
     suggest, streams = fields.whole("suggest", 1, MOST_ALTERNATIVES, None), fields.flag("stream")
     fields.end()
     model, options = shelf.corrector(name, options), {**options, "ignored_words": ignored}

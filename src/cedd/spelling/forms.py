@@ -86,9 +86,8 @@ _VARIANTS = tuple(
         ("ogue(?=s?$)", "og"),
     )
 )
-
-
 _ISE = re.compile("(?<=[a-z]{3}[iy])z(?=e[drs]?$|ers$|ing|ation|able)")
+"""The z of -ize and what is made of it: the first of the variants, but for words that only look so."""
 
 
 def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str:
