@@ -1,4 +1,4 @@
-"""The kernels of a training step alone, over their block sizes: how near the memory's speed they come.
+"""The kernels of a training step and of a bound alone, over their block sizes: how near the memory's speed they come.
 
     python benchmarks/kernel_times.py
 
@@ -13,12 +13,14 @@ from collections.abc import Callable
 
 import torch
 
+from cedd import row_sums
 from cedd.device import recorded_graph
 from cedd.models.kernels import attention_triton, cross_entropy_triton, residual_triton, score_entropy_triton
 from cedd.models.kernels.attention import attention
 from cedd.models.kernels.residual_triton import Launch
 from cedd.models.kernels.rotation import rotary_tables
 from cedd.network import ScoreRows
+from cedd.row_sums import kernels_triton
 from cedd.training import update_triton
 
 SHAPE = (512, 128, 768)
@@ -123,6 +125,25 @@ def time_score_entropy(rows: int = 8192) -> None:
         report(f"score entropy, blocks of {block}, {warps} warps", time, 2 * rows * VOCABULARY * 2 / 1e9)
 
 
+def time_row_sums(rows: int = 2670) -> None:
+    """What a bound needs of a chunk of outputs: one sweep of reading each, and the same in torch's operations."""
+    outputs = torch.randn(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
+    offset, skip = torch.zeros(rows, device="cuda", dtype=torch.float64), torch.zeros_like(outputs[:, 0]).long()
+    sums: dict[str, Callable[[], object]] = {
+        "log-sum-exp": lambda: row_sums.log_sum_exp(outputs),
+        "softplus": lambda: row_sums.softplus_sum(outputs, offset, skip),
+        "scores": lambda: row_sums.score_sums(outputs, offset, skip),
+    }
+    gigabytes = rows * VOCABULARY * 2 / 1e9
+    for block, warps in itertools.product((1024, 2048, 4096), (4, 8)):
+        kernels_triton.BLOCK, kernels_triton.WARPS = block, warps
+        with torch.no_grad():
+            for what, run in sums.items():
+                report(f"sums, {what}, blocks of {block}, {warps} warps", milliseconds(run), gigabytes)
+    for what, run in sums.items():  # with gradients
+        report(f"sums, {what}, torch's", milliseconds(run), gigabytes)
+
+
 def time_update() -> None:
     """AdamW and the average of a network of the `small` preset's size with copies, and the norm of its gradients."""
     sizes = [(VOCABULARY + 1, 768), (VOCABULARY, 768), (74 * 768, 128)]
@@ -148,4 +169,5 @@ if __name__ == "__main__":
     time_attention(512)
     time_cross_entropy()
     time_score_entropy()
+    time_row_sums()
     time_update()

@@ -15,6 +15,7 @@ ORDER = (
     "names",
     "storage",
     "device",
+    "row_sums",
     "quadrature",
     "schedules",
     "clocks",

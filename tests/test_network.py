@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +62,16 @@ def test_rows_are_those_of_all_outputs(halves: Halves, monkeypatch: pytest.Monke
     assert parts == [(2, slice(0, 2)), (2, slice(2, 4))]
     for model in (halves, lambda x, sigma: halves(x, sigma)):
         torch.testing.assert_close(Network.of(model, V).rows(x, sigma, Places(rows)).map(lambda o, _: o), whole)
+
+
+@pytest.mark.parametrize(("gibibytes", "entries"), [(141, 1 << 27), (80, 80 << 20), (6, 1 << 25)])
+def test_a_gpu_holds_as_many_outputs_as_its_memory_allows(
+    gibibytes: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(total_memory=gibibytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert network_module.entries_at_once(torch.device("cuda", 0)) == entries
+    assert network_module.entries_at_once(torch.device("cpu")) == 1 << 24
 
 
 def test_only_the_chosen_sequences_are_run(halves: Halves) -> None:

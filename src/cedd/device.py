@@ -1,15 +1,18 @@
-"""Where to compute: the device a user names, where a model's parameters are, which devices have no float64, and how a
-CUDA device records what it is to repeat."""
+"""Where to compute: the device a user names, where a model's parameters are, which devices have no float64, which
+take kernels of ours, and how a CUDA device records what it is to repeat."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+_TRITON = find_spec("triton") is not None
 
 
 def pick_device(device: str | torch.device, local_rank: int = 0) -> torch.device:
@@ -45,6 +48,22 @@ def model_device(model: object, otherwise: torch.device | str = "cpu") -> torch.
 def has_float64(device: torch.device | str) -> bool:
     """Whether the device has float64: MPS has not."""
     return torch.device(device).type != "mps"
+
+
+def has_triton() -> bool:
+    """Whether kernels can be built here."""
+    return _TRITON
+
+
+def takes_kernels(tensor: Tensor) -> bool:
+    """Whether a tensor is one for kernels: on a CUDA device, where they can be built, and not in float64."""
+    return tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
+
+
+def runs_alone() -> bool:
+    """Whether neither autograd nor a compiler follows what is done, so that it may be one kernel of a library's or of
+    ours that has no gradient."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
 
 @contextmanager

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=nn.Module)
 
-_ENTRIES_AT_ONCE = {"cpu": 1 << 24}
-_MOST_ENTRIES = 1 << 25
-"""Entries of [R, V] outputs that are held at once: up to 128 MiB in float64 on a CPU, 256 MiB elsewhere."""
+_ENTRIES_AT_ONCE = {"cpu": 1 << 24, "mps": 1 << 25}
+_ENTRIES_ON_A_GPU = 1 << 25, 1 << 27
 
 FEW = 4
 """Places are few if there are so many times as many positions: then a network need not finish the others."""
@@ -41,6 +40,15 @@ FEW = 4
 
 # ----------------------------------------------------------------------------------------------------------------
 # What is asked of a network
+
+
+def entries_at_once(device: torch.device) -> int:
+    """Entries of [R, V] outputs that are held at once: 128 MiB, in float64 on a CPU, in float32 on MPS; on a GPU a
+    128th of its memory in float64, from 256 MiB to 1 GiB: with fewer a large one waits for the host."""
+    if device.type in _ENTRIES_AT_ONCE:
+        return _ENTRIES_AT_ONCE[device.type]
+    fewest, most = _ENTRIES_ON_A_GPU
+    return min(most, max(fewest, torch.cuda.get_device_properties(device).total_memory // 1024))
 
 
 class HasHead(Protocol):
@@ -430,7 +438,7 @@ class OutputRows:
         together: how many rows after one another belong together, and come in one chunk.
         """
         vocab_size = self._network.vocab_size
-        size = max(1, _ENTRIES_AT_ONCE.get(self._hidden.device.type, _MOST_ENTRIES) // vocab_size)
+        size = max(1, entries_at_once(self._hidden.device) // vocab_size)
         for part in _parts(len(self._hidden), size, together):
             rows = self._hidden[part]
             yield rows if self._head is None else self._network.checked(self._head(rows), (len(rows), vocab_size)), part

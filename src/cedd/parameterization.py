@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from cedd.process import Kernel, Noise, TokenProcess
+from cedd.row_sums import full_precision
 from cedd.schedules import double
 
 TINY = torch.finfo(torch.float64).tiny  # what a denominator is at least
@@ -47,22 +48,6 @@ def put_at_token(values: Tensor, x_t: Tensor, replacement: Tensor | float, is_ma
     old = values.gather(-1, index)
     new = new.expand(x_t.shape)[..., None]
     return values.scatter(-1, index, torch.where(is_mask[..., None], old, new))
-
-
-def full_precision(outputs: Tensor) -> Tensor:
-    """Half-precision outputs in float32; float32 and float64 as they are."""
-    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-
-
-def log_normaliser(logits: Tensor) -> Tensor:
-    """log sum_y exp(logits_y), [*S, V] -> [*S] float64, to the last digit that the logits have.
-
-    `logsumexp` in float32 rounds its sum with the largest logit: an offset of all logits, which says nothing, would be
-    an error of the bound.
-    """
-    largest = logits.amax(-1, keepdim=True).detach()
-    largest = torch.where(largest.isfinite(), largest, 0.0)
-    return largest.squeeze(-1).double() + torch.exp(logits - largest).sum(-1).log().double()
 
 
 def _log_expm1(x: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ from cedd.dynamics.rules import StepRule
 from cedd.network import FullPrecisionHead, Network, Places, has_head
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective
-from cedd.parameterization import Denoiser, Parameterization, at_token, full_precision, log_normaliser
+from cedd.parameterization import Denoiser, Parameterization, at_token
 from cedd.process import Noise, TokenProcess
+from cedd.row_sums import log_sum_exp
 
 
 class HasCache(Protocol):
@@ -86,8 +87,7 @@ class Causal(Dynamics):
         inputs, targets = self.network_input(x0, x0, process), x0.reshape(-1)
 
         def nats(outputs: Tensor, part: slice) -> Tensor:
-            logits = full_precision(outputs)
-            return log_normaliser(logits) - at_token(logits, targets[part]).double()
+            return log_sum_exp(outputs) - at_token(outputs, targets[part]).double()
 
         places = Places(torch.arange(x0.numel(), device=x0.device))
         rows = network.rows(inputs, torch.zeros(len(x0), device=x0.device), places)

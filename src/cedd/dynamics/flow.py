@@ -41,11 +41,10 @@ from cedd.parameterization import (
     Leap,
     Parameterization,
     at_token,
-    full_precision,
-    log_normaliser,
     put_at_token,
 )
 from cedd.process import Noise, TokenProcess
+from cedd.row_sums import log_sum_exp
 
 
 @dataclass(frozen=True)
@@ -130,11 +129,10 @@ class FlowPath(PathCost):
 
     def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
         noise, masked = rows.noise, rows.noise.is_mask(rows.x_t)
-        logits = full_precision(outputs)
-        normaliser = log_normaliser(logits)
-        log_p = at_token(logits, rows.x0).double() - normaliser
+        normaliser = log_sum_exp(outputs)
+        log_p = at_token(outputs, rows.x0).double() - normaliser
         # 1 - p(x_t) as the sum over the other tokens: 1 minus a float32 number near 1 has no digits left
-        others = log_normaliser(put_at_token(logits, rows.x_t, -torch.inf, masked))
+        others = log_sum_exp(outputs, rows.x_t)
         excess = self.corrector.excess(noise.t)
         unmasking = noise.alpha_rate / noise.expm1_alpha
         at_mask = unmasking * (excess - torch.log1p(excess) - log_p)

@@ -55,13 +55,14 @@ from cedd.parameterization import (
     AffineScore,
     Leap,
     Parameterization,
+    ScaledScore,
+    Score,
     at_token,
     can_jump,
-    full_precision,
-    log_normaliser,
     step_law,
 )
 from cedd.process import Noise, TokenProcess
+from cedd.row_sums import log_sum_exp, score_sums, softplus_sum
 
 JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 
@@ -127,9 +128,12 @@ class ScorePath(PathCost):
         return can_jump(x_t, noise)
 
     def rows(self, outputs: Tensor, rows: Rows) -> Tensor:
-        if not isinstance(self.parameterization, Affine):
-            return self.plain(outputs, rows)
-        return self._with_known(affine_score_entropy(self.parameterization, outputs, rows), rows)
+        meaning = self.parameterization
+        if isinstance(meaning, Affine):
+            return self._with_known(affine_score_entropy(meaning, outputs, rows), rows)
+        if isinstance(meaning, Score) and type(meaning) in (Score, ScaledScore):  # one made of these may be any
+            return self._with_known(ratio_score_entropy(meaning, outputs, rows), rows)
+        return self.plain(outputs, rows)
 
     def plain(self, outputs: Tensor, rows: Rows) -> Tensor:
         log_ratios = self.parameterization.log_ratios(outputs, rows.x_t, rows.noise)
@@ -157,24 +161,30 @@ def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) 
     Where r_y is 0 for all y but x0 (absorb) that sum is not needed, and log f at x0 is all that is read.
     """
     x0, x_t, noise = rows.x0, rows.x_t, rows.noise
-    logits = full_precision(outputs)
-    normaliser = log_normaliser(logits)
-    score = parameterization.coefficients(at_token(logits, x_t).double() - normaliser, x_t, noise)
-    at_x0 = torch.logaddexp(score.log_base, at_token(logits, x0).double() - normaliser + score.log_gain)
+    normaliser = log_sum_exp(outputs)
+    score = parameterization.coefficients(at_token(outputs, x_t).double() - normaliser, x_t, noise)
+    at_x0 = torch.logaddexp(score.log_base, at_token(outputs, x0).double() - normaliser + score.log_gain)
     ratios = true_ratios(x_t, x0, noise)
     cost = score.others() - ratios.extra * at_x0
     spread = (ratios.common > 0).nonzero().squeeze(-1)
     if spread.numel():
         # sum_y log s_y = sum_y [log base + softplus(o_y - Z + log gain - log base)], less the entry at x_t
-        log_base, x = score.log_base[spread], x_t[spread]
-        these = logits[spread]
-        largest = these.amax(-1, keepdim=True).detach()
-        shift = score.log_gain[spread] - log_base - (normaliser[spread] - largest.squeeze(-1).double())
-        beyond = torch.nn.functional.softplus((these - largest) + shift.to(logits)[:, None])
+        log_base, offset = score.log_base[spread], (score.log_gain - score.log_base - normaliser)[spread]
+        these = outputs if len(spread) == len(outputs) else outputs[spread]
         tokens = (~score.masked[spread]).double()
-        total = (noise.vocab_size - tokens) * log_base + beyond.sum(-1).double() - tokens * at_token(beyond, x).double()
+        total = (noise.vocab_size - tokens) * log_base + softplus_sum(these, offset, x_t[spread])
         cost = cost.index_put((spread,), -ratios.common[spread] * total, accumulate=True)
     return torch.where(can_jump(x_t, noise), ratios.rate * cost, 0.0)
+
+
+def ratio_score_entropy(parameterization: Score, outputs: Tensor, rows: Rows) -> Tensor:
+    """lbar for log s_y = o_y + a number of the position, [N, V] -> [N]."""
+    x0, x_t, noise = rows.x0, rows.x_t, rows.noise
+    ratios, shift = true_ratios(x_t, x0, noise), parameterization.shift(x_t, noise)
+    scores, logs = score_sums(outputs, shift, x_t)
+    others = torch.where(ratios.common > 0, ratios.common * logs, 0.0)
+    at_x0 = torch.where(x0 == x_t, 0.0, at_token(outputs, x0).double() + shift)
+    return torch.where(can_jump(x_t, noise), ratios.rate * (scores - others - ratios.extra * at_x0), 0.0)
 
 
 def _k(ratio: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from cedd.network import SupportsRowLosses
 from cedd.objectives.objective import ClosedForm, Objective, Rows
-from cedd.parameterization import Affine, Parameterization, full_precision
+from cedd.parameterization import Affine, Parameterization
 from cedd.process import Noise
+from cedd.row_sums import full_precision
 
 Weight = Callable[[Noise, Tensor], Tensor]
 """(noise, x_t) -> the weight of each row; all [N]."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from cedd.device import has_triton
 from cedd.models.ema import EMA
-from cedd.models.kernels import has_triton
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import gather_full
 from cedd.training.muon import Muon, is_muons

@@ -23,7 +23,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cedd.models.kernels import EPSILON, at_least_float32, takes_kernels
+from cedd.device import takes_kernels
+from cedd.models.kernels import EPSILON, at_least_float32
 from cedd.models.kernels.matmul import float32_matmul, matmul_dtype
 from cedd.models.kernels.rotation import Heads, project_and_rotate
 

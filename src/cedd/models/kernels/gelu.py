@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import at_least_float32, runs_alone
+from cedd.device import runs_alone
+from cedd.models.kernels import at_least_float32
 from cedd.models.options import GELU
 
 A, B = GELU

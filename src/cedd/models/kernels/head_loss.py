@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import at_least_float32, takes_kernels
+from cedd.device import takes_kernels
+from cedd.models.kernels import at_least_float32
 from cedd.models.kernels.matmul import matmul_dtype
 from cedd.network import ScoreRows
 

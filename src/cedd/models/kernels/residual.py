@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import EPSILON, at_least_float32, dropout_scale, runs_alone, takes_kernels
+from cedd.device import runs_alone, takes_kernels
+from cedd.models.kernels import EPSILON, at_least_float32, dropout_scale
 
 
 def add_and_norm(

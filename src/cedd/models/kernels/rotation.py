@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from cedd.models.kernels import runs_alone, takes_kernels
+from cedd.device import runs_alone, takes_kernels
 from cedd.models.options import BASE
 
 

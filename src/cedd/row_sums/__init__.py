@@ -1,0 +1,77 @@
+"""Sums over the vocabulary, a row of outputs at a time: what a bound needs of a row beyond single outputs.
+
+Shapes: R rows, V vocabulary. `skip` [R] is a token that a sum leaves out; V or more leaves out none.
+
+    log_sum_exp     log sum_y exp(o_y)
+    softplus_sum    sum_y softplus(o_y + offset)
+    score_sums      sum_y exp(o_y + offset)  and  sum_y (o_y + offset)
+
+On a GPU each is one kernel (kernels_triton.py), which reads an output once, in the type that it has. In torch's
+operations the outputs, hundreds of megabytes of them, go to and fro about ten times.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cedd.device import runs_alone, takes_kernels
+
+
+def full_precision(outputs: Tensor) -> Tensor:
+    """Half-precision outputs in float32; float32 and float64 as they are."""
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+
+def _takes_kernel(outputs: Tensor) -> bool:
+    return takes_kernels(outputs) and outputs.dim() == 2 and runs_alone()
+
+
+def log_sum_exp(outputs: Tensor, skip: Tensor | None = None) -> Tensor:
+    """log sum_y exp(o_y) over y other than skip, [R, V] -> [R] float64, to the last digit that the outputs have.
+
+    `logsumexp` in float32 rounds its sum with the largest output: an offset of all of them, which says nothing, would
+    be an error of the bound.
+    """
+    if _takes_kernel(outputs):
+        from cedd.row_sums.kernels_triton import log_sum_exp_of_rows
+
+        return log_sum_exp_of_rows(outputs, skip)
+    outputs = full_precision(outputs)
+    if skip is not None:
+        outputs = _filled(outputs, skip, -torch.inf)
+    largest = outputs.amax(-1, keepdim=True).detach()
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    return largest.squeeze(-1).double() + torch.exp(outputs - largest).sum(-1).log().double()
+
+
+def softplus_sum(outputs: Tensor, offset: Tensor, skip: Tensor) -> Tensor:
+    """sum_y softplus(o_y + offset) over y other than skip: [R, V], offset [R] float64 -> [R] float64."""
+    if _takes_kernel(outputs):
+        from cedd.row_sums.kernels_triton import softplus_sum_of_rows
+
+        return softplus_sum_of_rows(outputs, offset, skip)
+    outputs = full_precision(outputs)
+    largest = outputs.amax(-1, keepdim=True).detach()
+    shift = (offset + largest.squeeze(-1).double()).to(outputs)
+    terms = torch.nn.functional.softplus((outputs - largest) + shift[..., None])
+    skipped = terms.gather(-1, skip.clamp_max(terms.shape[-1] - 1)[..., None]).squeeze(-1)
+    return (terms.sum(-1) - torch.where(skip < terms.shape[-1], skipped, 0.0)).double()
+
+
+def score_sums(outputs: Tensor, offset: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_y s_y and sum_y log s_y with log s_y = o_y + offset, over y other than skip: [R] float64 each."""
+    if _takes_kernel(outputs):
+        from cedd.row_sums.kernels_triton import score_sums_of_rows
+
+        return score_sums_of_rows(outputs, offset, skip)
+    outputs = full_precision(outputs)
+    logs = _filled(outputs + offset.to(outputs)[..., None], skip, 0.0)
+    ones = (skip < logs.shape[-1]).double()  # exp(0) at what is skipped
+    return torch.exp(logs).sum(-1, dtype=torch.float64) - ones, logs.sum(-1, dtype=torch.float64)
+
+
+def _filled(values: Tensor, skip: Tensor, number: float) -> Tensor:
+    """values [R, V] with a number at skip [R], where that is a token."""
+    here = skip.clamp_max(values.shape[-1] - 1)[..., None]
+    return values.scatter(-1, here, torch.where((skip < values.shape[-1])[..., None], number, values.gather(-1, here)))
