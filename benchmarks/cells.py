@@ -315,6 +315,8 @@ class Results:
         protocol = benchmark.protocol
         if protocol is not None:
             refuse_other_protocol(path, self.content.setdefault("protocol", protocol), protocol)
+        if benchmark.arguments.only:
+            refuse_other_seed(path, self.content, benchmark.arguments.seed)
 
     def is_done(self, cell: str, benchmark: Benchmark) -> bool:
         """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
@@ -377,6 +379,13 @@ def refuse_other_protocol(path: Path, found: Mapping[str, Any], wanted: Mapping[
     if different:
         what = ", ".join(different)
         raise ValueError(f"{path} has results of another protocol ({what} differ); name another file by --results")
+
+
+def refuse_other_seed(path: Path, content: Mapping[str, Any], seed: int) -> None:
+    """A file is of one seed: rows of another would replace its own, and would be compared with the others."""
+    seeds = {record.get("seed", CellArguments.seed) for record in content["cells"].values()}
+    if other := sorted(seeds - {seed}):
+        raise ValueError(f"{path} has results of --seed {other[0]}; name another file for --seed {seed} by --results")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -530,8 +539,8 @@ def main(kind: type[Benchmark]) -> int:
             contents = [read_results(path, benchmark) for path in arguments.table]
             if len(contents) > 1:
                 print(benchmark.over_seeds(contents))
-            else:
-                show(benchmark, contents[0])
+            else:  # what lies beside a results file is read from beside this one
+                show(kind(replace(arguments, results=arguments.table[0])), contents[0])
             return 0
         if arguments.worker:
             work(benchmark)

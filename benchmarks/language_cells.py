@@ -138,9 +138,12 @@ class Arguments(CellArguments):
     def check(self) -> None:
         for cell in self.only:
             read_cell(cell)
-        for name in ("steps", "points", "point_blocks", "blocks", "draws", "sampled_tokens", "workers", "tokens"):
+        counts = ("steps", "points", "point_blocks", "blocks", "draws", "sampled_tokens", "workers", "tokens", "length")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
+        if not 0 < self.holdout < 1:
+            raise ValueError(f"--holdout is a share of the documents between 0 and 1; got {self.holdout}")
         if not self.sampler_steps or min(self.sampler_steps) < 1:
             raise ValueError("--sampler-steps must be at least 1 each")
         for cell in self.only:

@@ -23,6 +23,8 @@ from cedd.data.tokenizers import Tokenizer
 from cedd.device import pick_device
 from cedd.evaluation.generative import HubJudge, Judge, ModelJudge, Samples, generative_perplexity, token_entropy
 from cedd.evaluation.perplexity import choose_sequences, measure
+from cedd.methods import Method, method_from_config
+from cedd.models.description import read_description
 from cedd.models.folder import ModelFolder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import WEIGHTS_FILE
@@ -69,7 +71,11 @@ class LanguageHooks(CellHooks):
             ).bounds
 
     def folder(self, trainer: Trainer, model: Transformer) -> ModelFolder:
-        return ModelFolder(model, trainer.process, trainer.method, trainer.data.tokenizer, trainer.config.length)
+        return ModelFolder(model, trainer.process, self.method(trainer), trainer.data.tokenizer, trainer.config.length)
+
+    def method(self, trainer: Trainer) -> Method:
+        """As the run's folder describes it: when training has ended, with the end of the path that it has chosen."""
+        return method_from_config(read_description(trainer.config.out)["method"])
 
     def test(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
         """The bound on some blocks of each held-out text."""
@@ -116,6 +122,7 @@ class LanguageHooks(CellHooks):
         ended, config = time.perf_counter(), trainer.config
         return {
             "rows": rows,
+            "method": self.method(trainer).config(),
             "tokens": config.steps * config.batch.size * config.length,
             "parameters": model.num_parameters(),
             "corpus_blocks": len(trainer.data.train),

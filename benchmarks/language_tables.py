@@ -341,7 +341,7 @@ def _records(rows: Rows) -> str:
         if record is None or final is None:
             lines.append(f"| {cell} | | {NOT_YET} | | | | |")
             continue
-        own = own_settings(record, rows.protocol.get("recipe", {}))
+        own = own_settings(record, rows.protocol.get("recipe", {})) | _end_of_path(final)
         settings = ", ".join(f"{name} {value}" for name, value in own.items()) or "none"
         speed, steps = record.get("seconds_per_step"), record["step"]
         training = ["", ""] if speed is None else [f"{1000 * speed:.1f}", f"{speed * steps:.0f}"]
@@ -349,6 +349,12 @@ def _records(rows: Rows) -> str:
         made = [cell, settings, f"{final['tokens'] / 1e6:.1f}M", *training, seconds, record["machine"]]
         lines.append(f"| {' | '.join(made)} |")
     return "\n".join(lines)
+
+
+def _end_of_path(final: Mapping[str, Any]) -> dict[str, float]:
+    """Where the path ends that a method had to stop short of t = 0, if training text has chosen it."""
+    method = final.get("method")
+    return {"t₀": method["stop"]} if isinstance(method, dict) and "stop" in method else {}
 
 
 def _protocol(rows: Rows) -> str:

@@ -11,6 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cedd.bounds.stop import STOPS
+from cedd.models.folder import load_folder
 from cedd.training.config import from_json, to_json
 from tests.benchmarks.scripts import BENCHMARKS, definitions
 
@@ -163,7 +165,22 @@ def test_the_own_judge_is_the_exact_likelihood(benchmark, arguments, done):
     assert together[0].nats / 6 == pytest.approx(np.log(256), rel=0.1)  # hardly trained
 
 
-def test_tables_page_and_plot(benchmark, arguments, done, capsys, tmp_path):
+def test_a_row_is_of_the_process_that_its_folder_describes(benchmark, arguments, done):
+    """A path that has to stop short of t = 0 does so where training text has chosen; the row says where."""
+    folder = load_folder(arguments.out / "dfm-kappa-t2")
+    final = done.content["cells"]["dfm/kappa-t2"]["final"]
+    assert final["method"] == folder.method.config()
+    assert final["method"]["stop"] in STOPS
+    texts = benchmark.Texts(arguments)
+    blocks, _ = benchmark.choose_sequences(texts.held_out(16)["books"], arguments.blocks, texts.tokenizer)
+    again = benchmark.measure(folder, blocks, {}, device="cpu", batch=64, fixed_set=True, draws=2).bounds["tight"]
+    found = final["rows"][""]["texts"]["books"]["tight"]["nats_per_token"]
+    assert found == pytest.approx(again.nats_per_token, rel=1e-6)
+    rows = benchmark.tables(done.content, arguments)["rows"]
+    assert f"| dfm/kappa-t2 | lowest_time 0.001, highest_time 1.0, t₀ {final['method']['stop']} |" in rows
+
+
+def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
     """Rows are paired block by block; a row that is worse by 0.5 in every block is out of order beyond doubt."""
     content = json.loads(json.dumps(done.content))
     folder = tmp_path / "copy"
@@ -196,6 +213,10 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, tmp_path):
     assert "| ar | complementary False |" in text
     with pytest.raises(ValueError, match="has no place for a table"):
         benchmark.write_page(here.results, {"bounds": ""})
+    # --table alone reads the arrays beside the file that it names, not those of the default --results
+    monkeypatch.setattr(sys, "argv", ["language.py", "--table", str(here.results)])
+    assert benchmark.main(benchmark.Language) == 0
+    assert line in capsys.readouterr().out
 
 
 def test_the_page_has_what_the_results_say(benchmark):
@@ -215,6 +236,10 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
         other = benchmark.Language(replace(arguments, **change))
         with pytest.raises(ValueError, match=rf"another protocol \({name} differ\); name another file by --results"):
             benchmark.Results(arguments.results, other)
+    other = benchmark.Language(replace(arguments, seed=1))
+    with pytest.raises(ValueError, match=r"has results of --seed 0; name another file for --seed 1 by --results"):
+        benchmark.Results(arguments.results, other)
+    benchmark.Results(arguments.results, benchmark.Language(replace(arguments, seed=1, only=())))  # judges have no seed
     assert arguments.results.read_bytes() == before
 
 
@@ -234,6 +259,9 @@ def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     refused("there is no file .* to train on", corpus=(tmp_path / "none.txt",))
     refused("unknown tokenizer", tokenizer="gpt3")
     refused("--draws must be at least 1", draws=0)
+    refused("--length must be at least 1", length=0)
+    for share in (0.0, 1.0, float("nan")):
+        refused("--holdout is a share of the documents between 0 and 1", holdout=share)
     refused("give either --minutes, .* or --budget", minutes=1.0, budget=60.0)
     one = tmp_path / "one.txt"
     one.write_text("just one document, of which nothing can be held out. " * 20)
