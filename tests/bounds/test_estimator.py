@@ -11,7 +11,7 @@ from torch import Tensor
 import cedd
 from cedd import network
 from cedd.bounds.drawing import SequenceValues, StratifiedDraws
-from cedd.bounds.estimator import estimate_bound
+from cedd.bounds.estimator import estimate_bound, estimate_bounds
 from cedd.bounds.stop import STOPS, choose_stop
 from cedd.dynamics import BOUNDS, Bound, Corrector
 from cedd.models.transformer import Transformer, TransformerConfig
@@ -46,6 +46,66 @@ def empirical(data: Tensor, vocab_size: int) -> Tensor:
 
 
 # ---- the right number ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "method"), itertools.product(PROCESSES, ("sedds", "bayes")), ids=lambda x: str(x))
+def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str) -> None:
+    """Within 4 standard errors: at 7 x 2 x 3 comparisons, a chance of 0.3% that one of them fails on other seeds."""
+    process = PROCESSES[name]
+    model = random_network(process, L, seed=5, size=0.5)
+    data = sequences(random_data(V, L, seed=6), 120, generator(7))
+    p0 = empirical(data, V)
+    exact = {bound: cedd.exact_bound(model, process, p0, method=method, bound=bound) for bound in BOUNDS}
+    options = {"method": method, "draws": 24, "fixed_set": True, "batch": 4096}
+    found = estimate_bounds(model, process, data, BOUNDS, generator=generator(8), **options)
+    assert tuple(found) == BOUNDS
+    for bound, estimate in found.items():
+        assert estimate.bound == bound
+        if math.isinf(exact[bound]):
+            assert math.isinf(estimate.nats_per_token)
+        else:
+            assert abs(estimate.nats_per_token - exact[bound]) <= 4 * estimate.monte_carlo_stderr
+    alone = estimate_bound(model, process, data, bound="tight", generator=generator(8), **options)
+    if found["tight"].earliest_time == 0:  # where times are drawn from anyway
+        assert found["tight"].nats_per_token == alone.nats_per_token
+    if math.isfinite(alone.nats_per_token):
+        assert found["j2"].evaluations <= alone.evaluations + 8  # those of a look at t = 0
+    # j1 and j2 differ by a constant, sequence by sequence
+    differences = found["j1"].per_sequence - found["j2"].per_sequence
+    torch.testing.assert_close(differences, differences[:1].expand(len(data)), rtol=0, atol=1e-9)
+
+
+def test_bounds_that_stop_at_other_times_are_drawn_apart() -> None:
+    """j1 is as it is alone, with a generator that begins alike, if `tight` stops late."""
+    process, method = PROCESSES["uniform"], cedd.get_method("sedds").with_stop(0.1)
+    model = random_network(process, L, seed=5, size=0.5)
+    data = sequences(random_data(V, L, seed=6), 40, generator(7))
+    options = {"method": method, "draws": 8, "batch": 4096}
+    found = estimate_bounds(model, process, data, ("tight", "j1"), generator=generator(8), **options)
+    lows: dict[Bound, float] = {"tight": 0.1, "j1": 1e-4}
+    for bound, low in lows.items():
+        alone = estimate_bound(model, process, data, bound=bound, generator=generator(8), **options)
+        assert (found[bound].nats_per_token, found[bound].earliest_time) == (alone.nats_per_token, low)
+
+
+def test_one_bound_may_be_infinite_and_another_not() -> None:
+    """Ratios like 1/sigma at clean tokens, and ratios that give a token no chance."""
+    process, data = PROCESSES["uniform"], torch.tensor([[0, 1], [2, 2], [1, 0]])
+
+    def growing(x: Tensor, sigma: Tensor) -> Tensor:
+        return -sigma.log()[:, None, None].expand(*x.shape, V)
+
+    options = {"method": "sedd", "draws": 8, "batch": 4096}
+    found = estimate_bounds(growing, process, data, BOUNDS, generator=generator(8), **options)
+    alone = estimate_bound(growing, process, data, bound="j1", generator=generator(8), **options)
+    assert math.isinf(found["tight"].nats_per_token)
+    assert found["j1"].nats_per_token == alone.nats_per_token
+
+    def refusing(x: Tensor, sigma: Tensor) -> Tensor:
+        return torch.where(torch.arange(V) == 2, -math.inf, 0.0).expand(*x.shape, V)
+
+    found = estimate_bounds(refusing, process, data, BOUNDS, generator=generator(8), **options)
+    assert all(math.isinf(estimate.nats_per_token) for estimate in found.values())
 
 
 @pytest.mark.parametrize(
@@ -414,9 +474,9 @@ def test_many_rounds_are_not_settled_again_after_each(monkeypatch: pytest.Monkey
     settled: list[int] = []
     settle = StratifiedDraws.settle
 
-    def counting(drawn: StratifiedDraws) -> SequenceValues:
+    def counting(drawn: StratifiedDraws, target: int) -> SequenceValues:
         settled.append(len(drawn.values[0]))
-        return settle(drawn)
+        return settle(drawn, target)
 
     monkeypatch.setattr(StratifiedDraws, "settle", counting)
     process = PROCESSES["absorb"]

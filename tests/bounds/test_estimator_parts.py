@@ -133,7 +133,7 @@ def half_of(name: str, seed: int, count: int = 300, draws: int = 20, method_name
     index = torch.multinomial(random_data(V, L, seed=4).flatten(), count, replacement=True, generator=generator(5))
     data = torch.stack(torch.unravel_index(index, (V,) * L), 1)
     target = Reversal().target(method.parameterization, process, "tight", with_entropy=True, low=0.0)
-    evaluation = Evaluation(Network.of(model, V), process, data, target, 8192, lambda _: None)
+    evaluation = Evaluation(Network.of(model, V), process, data, (target,), 8192, lambda _: None)
     return evaluation.half(draws, torch.arange(count), generator(seed))
 
 
@@ -148,9 +148,9 @@ def test_control_variates_have_mean_zero_and_help(name: str, method_name: str) -
     error = columns.std(0)[varies] / math.sqrt(len(columns))
     assert bool((columns.mean(0)[varies].abs() < 4.5 * error).all())
     others = variates(second, expectations(first)).flatten(0, 1)
-    learnt = coefficients(second.value.flatten(), others, often_seen(second.sightings))
-    residual = first.value.flatten() - columns @ learnt
-    assert float(residual.var()) < 0.7 * float(first.value.var())
+    learnt = coefficients(second.values.flatten(), others, often_seen(second.sightings))
+    residual = first.values.flatten() - columns @ learnt
+    assert float(residual.var()) < 0.7 * float(first.values.var())
 
 
 def test_a_token_left_among_masks_is_met_where_it_may_cost_much() -> None:

@@ -146,7 +146,7 @@ def test_noise_of_a_longer_text_begins_with_that_of_a_shorter(models: dict[str, 
 
     def drawn(length: int) -> Tensor:
         data = torch.zeros(1, length, dtype=torch.int64)
-        one = Evaluation(network, model.process, data, target, 32, lambda _: None, nested=True)
+        one = Evaluation(network, model.process, data, (target,), 32, lambda _: None, nested=True)
         return one._uniforms(data.expand(4, -1), torch.Generator().manual_seed(5))
 
     short, long = drawn(3), drawn(7)

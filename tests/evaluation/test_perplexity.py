@@ -76,11 +76,14 @@ def test_all_bounds_at_once(name: str, runs: dict[str, Path], text: Path, capsys
     record = evaluate(capsys, runs[name], "--data", text, "--bound", "all", "--draws", "4")
     bounds = record["runs"][0]["bounds"]
     assert list(bounds) == ["tight", "j1", "j2"]
-    assert bounds["j1"]["evaluations"] == bounds["j2"]["evaluations"]  # one estimate, and a constant
+    assert len({bound["evaluations"] for bound in bounds.values()}) == 1  # of the same draws
     assert [bound["earliest_time"] for bound in bounds.values()] == [0.0, 1e-4, 1e-4]
     for one in bounds:
         alone = evaluate(capsys, runs[name], "--data", text, "--draws", "4", "--bound", one)["runs"][0]["bounds"][one]
-        assert alone["nats_per_token"] == pytest.approx(bounds[one]["nats_per_token"], abs=1e-12)
+        near = (
+            1e-12 if one == "tight" else 4 * math.hypot(alone["monte_carlo_stderr"], bounds[one]["monte_carlo_stderr"])
+        )
+        assert alone["nats_per_token"] == pytest.approx(bounds[one]["nats_per_token"], abs=near)
 
 
 def test_units_and_protocol(runs: dict[str, Path], text: Path, capsys) -> None:

@@ -1,6 +1,6 @@
 """Control variates: numbers with mean exactly zero that follow the noise of the integrand, to be subtracted from it.
 
-Shapes: N sequences, D draws each, L positions, C = 3 cases (same, moved, masked), Z variates.
+Shapes: N sequences, D draws each, L positions, C = 3 cases (same, moved, masked), Z variates, T targets.
 
 Every draw is made in one of two *halves*, each an independent design over all sequences. What half A subtracts is
 known from half B alone: its coefficients (least squares of B's values on B's variates) and its expectations of
@@ -42,7 +42,7 @@ with it the first draw of it in the other half."""
 class HalfDraws:
     """All draws of one half, on the CPU: [N, D] float64 but where said otherwise."""
 
-    value: Tensor  # the integrand, weighted: its mean over draws is unbiased for the path integral per token
+    values: Tensor  # [T, N, D], the integrands, weighted: their means over draws are unbiased for the path integrals
     v: Tensor
     dv: Tensor
     dt: Tensor

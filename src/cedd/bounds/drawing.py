@@ -1,6 +1,6 @@
 """Draws of the path: times and noisy sequences, what the network says of them, and one value for each sequence.
 
-Shapes: N sequences, L positions, D draws per sequence (a draw is a time and a noisy sequence at it).
+Shapes: N sequences, L positions, D draws per sequence (a draw is a time and a noisy sequence at it), T targets.
 
 Errors. The Monte Carlo error comes from the two halves, which are independent designs on the same sequences: a quarter
 of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
@@ -54,12 +54,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A network on a data set, ready to be drawn from: data [N, L] on the CPU."""
+    """A network on a data set, ready to be drawn from: data [N, L] on the CPU.
+
+    targets: T bounds of one path, which are measured by the same draws.
+    """
 
     network: Network
     process: TokenProcess
     data: Tensor
-    target: Target
+    targets: tuple[Target, ...]
     batch: int
     report: Callable[[int], None]
     nested: bool = False
@@ -70,18 +73,28 @@ class Evaluation:
         return self.network.device
 
     @property
+    def path(self) -> PathCost:
+        """The one path of all targets."""
+        return self.targets[0].path
+
+    @property
+    def low(self) -> float:
+        """The earliest time of all targets, from which on times are drawn."""
+        return min(target.low for target in self.targets)
+
+    @property
     def clean_tokens_cost(self) -> bool:
         """Whether the network is asked about tokens that noise has not touched."""
         x0 = self.data[:1]
         noise = self.process.noise(torch.full((1,), 0.5, dtype=torch.float64))
-        return bool(self.target.path.positions(x0, noise.like(x0)).any())
+        return bool(self.path.positions(x0, noise.like(x0)).any())
 
     @property
     def time_shares(self) -> Shares:
         """Where times are drawn, by where a bad network can cost much."""
         if self.clean_tokens_cost:
             return CLEAN_COSTS
-        return CLEAN_IS_FREE if self.target.path.vanishes_in_noise else NOISE_COSTS
+        return CLEAN_IS_FREE if self.path.vanishes_in_noise else NOISE_COSTS
 
     def _tilt(self, drawn: DrawnTimes) -> Tensor:
         """The second function of time of the control variates."""
@@ -91,22 +104,23 @@ class Evaluation:
 
     def half(self, draws: int, which: Tensor, generator: torch.Generator) -> HalfDraws:
         """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
-        times = PathTimes(self.process, self.data.shape[1], self.target.low, self.time_shares)
+        times = PathTimes(self.process, self.data.shape[1], self.low, self.time_shares)
         drawn = times.at(stratified_levels(len(which), draws, generator).reshape(-1))
-        magnitude = self.target.path.magnitude(drawn.noise)
+        magnitude = self.path.magnitude(drawn.noise)
         share = magnitude.normalised()
         parts = [
             self._directed(batch, Cases(*self._on_device(batch.part, share.same, share.moved, share.masked)), generator)
             for batch in self._batches(which.repeat_interleave(draws), drawn.noise)
         ]
         cost, case, odds = (torch.cat(column) for column in zip(*parts, strict=True))
-        value = self.target.scale * cost.mean(-1) * drawn.dt / odds
+        integrand = cost.mean(-1) * drawn.dt / odds
+        values = [torch.where(drawn.noise.t >= one.low, one.scale * integrand, 0.0) for one in self.targets]
 
         def by_sequence(x: Tensor) -> Tensor:
             return x.reshape(len(which), draws, *x.shape[1:])
 
         return HalfDraws(
-            value=by_sequence(value),
+            values=torch.stack([by_sequence(value) for value in values]),
             v=by_sequence(drawn.v),
             dv=by_sequence(drawn.dv),
             dt=by_sequence(drawn.dt),
@@ -122,7 +136,7 @@ class Evaluation:
         """cost [B, L] float64, case [B, L] int8 and odds [B] of one directed draw of each sequence, on the CPU."""
         x0, noise = batch.x0, batch.noise
         draw = directed_draw(x0, noise, share, self._uniforms(x0, generator))
-        cost = position_costs(batch.network, self.target.path, x0, draw.x_t, noise)
+        cost = position_costs(batch.network, self.path, x0, draw.x_t, noise)
         self.report(len(x0))
         self.network.check_outputs()  # the costs are waited for anyway
         return cost.cpu(), case_codes(draw.x_t, x0, noise).cpu(), draw.odds.cpu()
@@ -137,26 +151,27 @@ class Evaluation:
         self.network.check_outputs()
         return torch.cat(values)
 
-    def reconstruction(self, draws: int, which: Tensor, generator: torch.Generator) -> Tensor:
+    def reconstruction(self, target: Target, draws: int, which: Tensor, generator: torch.Generator) -> Tensor:
         """The cost of each sequence at the end of its path, [n, some] (0 where the path ends in the data)."""
-        if self.target.reconstruction is None:
+        if target.reconstruction is None:
             return torch.zeros(len(which), 1, dtype=torch.float64)
         count = -(-draws // _DRAWS_PER_RECONSTRUCTION)
-        t = torch.full((len(which) * count,), max(self.target.low, JUST_AFTER_ZERO), dtype=torch.float64)
-        values = self.plain(which.repeat_interleave(count), t, self.target.reconstruction, generator)
+        t = torch.full((len(which) * count,), max(target.low, JUST_AFTER_ZERO), dtype=torch.float64)
+        values = self.plain(which.repeat_interleave(count), t, target.reconstruction, generator)
         return values.reshape(len(which), count)
 
     def grows_like_inverse_time(self) -> bool:
-        """Whether clean sequences cost more than a thousandth of 1/t as t -> 0, which makes the integral infinite.
+        """Whether clean sequences cost more than a thousandth of 1/t as t -> 0, which makes the integral infinite for
+        targets that go down to there.
 
         (Smaller shares diverge too, but add a thousandth of a nat only once the earliest time is divided by e.)
         """
-        if self.target.low > 0 or self.process.jumps_at_zero or not self.clean_tokens_cost:
+        if self.low > 0 or self.process.jumps_at_zero or not self.clean_tokens_cost:
             return False
         first = torch.arange(min(_PROBED, len(self.data)))
         noise = self.process.noise(torch.full((len(first),), _PROBE, dtype=torch.float64))
         network, x0, noise, _ = next(self._batches(first, noise))
-        cost = position_costs(network, self.target.path, x0, x0, noise)
+        cost = position_costs(network, self.path, x0, x0, noise)
         self.report(len(x0))
         return float(cost.mean()) * _PROBE > 1e-3
 
@@ -213,9 +228,9 @@ class StratifiedDraws:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
-        self.values: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2]
+        self.values: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [T, N, D/2]
         self.variates: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N, D/2, Z]
-        self.reconstructions: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [N]
+        self.reconstructions: tuple[list[Tensor], list[Tensor]] = ([], [])  # a round: [T, N]
         self.levels: tuple[list[Tensor], list[Tensor]] = ([], [])  # v of a round: [N, D/2]
         self.sightings = torch.zeros(2, 3, dtype=torch.int64)  # draws of each half in which each case occurs
 
@@ -226,34 +241,37 @@ class StratifiedDraws:
         size = max(1, _BLOCK // (each * length))
         blocks = [self._block(each, which, generator) for which in parts_of(count, size)]
         for half in range(2):
-            values, columns, ends, v = (torch.cat(parts) for parts in zip(*(b[half] for b in blocks), strict=True))
-            self.levels[half].append(v)
-            self.values[half].append(values)
-            self.variates[half].append(columns)
-            self.reconstructions[half].append(ends)
+            values, columns, ends, v = zip(*(b[half] for b in blocks), strict=True)
+            self.levels[half].append(torch.cat(v))
+            self.values[half].append(torch.cat(values, 1))
+            self.variates[half].append(torch.cat(columns))
+            self.reconstructions[half].append(torch.cat(ends, 1))
 
     def _block(
         self, draws: int, which: Tensor, generator: torch.Generator | None
     ) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Values, variates, reconstructions and levels of both halves for some of the sequences."""
         first, second, first_end, second_end = child_generators(4, generator)
-        halves = [self.evaluation.half(draws, which, g) for g in (first, second)]
-        ends = [self.evaluation.reconstruction(draws, which, g).mean(1) for g in (first_end, second_end)]
+        here = self.evaluation
+        halves = [here.half(draws, which, g) for g in (first, second)]
+        ends = [
+            torch.stack([here.reconstruction(target, draws, which, g).mean(1) for target in here.targets])
+            for g in (first_end, second_end)
+        ]
         self.sightings += torch.stack([half.sightings for half in halves])
         learnt = [expectations(half) for half in halves]
-        return [(halves[h].value, variates(halves[h], learnt[1 - h]), ends[h], halves[h].v) for h in range(2)]
+        return [(halves[h].values, variates(halves[h], learnt[1 - h]), ends[h], halves[h].v) for h in range(2)]
 
-    @property
-    def diverges(self) -> bool:
+    def diverges(self, target: int) -> bool:
         """Whether the last round met a sequence whose bound is infinite: the network gives it no chance."""
-        return any(bool(torch.isinf(half[-1]).any()) for half in (*self.values, *self.reconstructions))
+        return any(bool(torch.isinf(half[-1][target]).any()) for half in (*self.values, *self.reconstructions))
 
-    def settle(self) -> SequenceValues:
+    def settle(self, target: int) -> SequenceValues:
         """Subtract the control variates, and see how far the halves are apart."""
-        residuals, freedom_lost = zip(*(self._residuals(half) for half in range(2)), strict=True)
+        residuals, freedom_lost = zip(*(self._residuals(half, target) for half in range(2)), strict=True)
 
         values = torch.stack([torch.stack([r.mean(1) for r in parts]) for parts in residuals])  # [2, rounds, N]
-        ends = torch.stack([torch.stack(parts) for parts in self.reconstructions])
+        ends = torch.stack([torch.stack([of_round[target] for of_round in parts]) for parts in self.reconstructions])
         means = values + ends
         count = means[0].numel()
         curve = 0.0
@@ -272,13 +290,13 @@ class StratifiedDraws:
         shared = variance * max(freedom_lost)
         return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared, curve)
 
-    def _residuals(self, half: int) -> tuple[list[Tensor], float]:
+    def _residuals(self, half: int, target: int) -> tuple[list[Tensor], float]:
         """The values of a half less their variates, round by round, and Z/M of the coefficients."""
         other = 1 - half
-        values = torch.cat([v.reshape(-1) for v in self.values[other]])
+        values = torch.cat([v[target].reshape(-1) for v in self.values[other]])
         columns = torch.cat([z.flatten(0, 1) for z in self.variates[other]])
         subtract = coefficients(values, columns, often_seen(self.sightings[other]))
-        left = [v - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
+        left = [v[target] - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
         return left, int((subtract != 0).sum()) / len(values)
 
 
@@ -317,30 +335,32 @@ class IndependentDraws:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
+        (self.target,) = evaluation.targets
         self.values: list[Tensor] = []  # a round: [N, D]
         self.reconstructions: list[Tensor] = []  # a round: [N, some]
 
     def add(self, draws: int, generator: torch.Generator | None) -> None:
         """One more round: `draws` of each sequence."""
-        here, low = self.evaluation, self.evaluation.target.low
+        here, low = self.evaluation, self.target.low
         path, end = child_generators(2, generator)
         every = torch.arange(len(here.data))
         t = low + (1 - low) * torch.rand(len(every) * draws, generator=path, dtype=torch.float64)
-        values = here.plain(every.repeat_interleave(draws), t, here.target.path, path)
-        self.values.append(here.target.scale * (1 - low) * values.reshape(-1, draws))
-        self.reconstructions.append(here.reconstruction(draws, every, end))
+        values = here.plain(every.repeat_interleave(draws), t, here.path, path)
+        self.values.append(self.target.scale * (1 - low) * values.reshape(-1, draws))
+        self.reconstructions.append(here.reconstruction(self.target, draws, every, end))
 
-    @property
-    def diverges(self) -> bool:
+    def diverges(self, target: int) -> bool:
         """Whether the last round met a sequence whose bound is infinite."""
+        del target  # there is one
         return any(bool(torch.isinf(rounds[-1]).any()) for rounds in (self.values, self.reconstructions))
 
-    def settle(self) -> SequenceValues:
+    def settle(self, target: int) -> SequenceValues:
         """Plain means, and the scatter of a sequence's draws about its own."""
+        del target
         values, ends = torch.cat(self.values, 1), torch.cat(self.reconstructions, 1)
         per_sequence = values.mean(1) + ends.mean(1)
         variances = [
             float(part.var(1).mean()) / part.numel() if part.shape[1] > 1 else math.nan
-            for part in (values, *([] if self.evaluation.target.reconstruction is None else [ends]))
+            for part in (values, *([] if self.target.reconstruction is None else [ends]))
         ]
         return SequenceValues(per_sequence, sum(variances), len(values) * (values.shape[1] - 1), heavy_tailed=True)

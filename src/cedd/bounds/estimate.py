@@ -17,7 +17,7 @@ statistic, which takes the skewness out (P. Hall, On the removal of skewness by 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -99,16 +99,6 @@ class BoundEstimate:
     @property
     def bits_per_token(self) -> float:
         return self.nats_per_token / math.log(2)
-
-    def shifted(self, bound: str, shift: float) -> BoundEstimate:
-        """The same draws as an estimate of a bound that differs by a constant."""
-        return replace(
-            self,
-            bound=bound,
-            nats_per_token=self.nats_per_token + shift,
-            per_sequence=self.per_sequence + shift,
-            terminal=self.terminal + shift,
-        )
 
     def running(self) -> tuple[Tensor, Tensor]:
         """The estimate after 2, 3, ... N sequences, in their order, and the half-width of its 95% band: [N-1] each."""

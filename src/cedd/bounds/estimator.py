@@ -23,7 +23,7 @@ Carlo error, for these very sequences, comes from two independent halves of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,6 +44,7 @@ Progress = Callable[[int, int], None]
 """Told, after each batch, how many evaluations are done and how many are planned so far."""
 
 _WORTH_SETTLING = 1.125  # so many times as many draws: settling all of them after every round would be quadratic
+_NEARLY = 1e-3  # so far apart the earliest times of bounds may be that are measured by the same draws
 _HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which more draws are not worth while
 
 
@@ -100,8 +101,58 @@ def estimate_bound(
         progress: told, after each batch, how many evaluations are done and how many are planned so far.
         extras: what the network takes besides, with one entry a sequence [N, ...]; handed to it by name.
     """
+    found = estimate_bounds(
+        model,
+        process,
+        data,
+        (bound,),
+        method=method,
+        draws=draws,
+        tolerance=tolerance,
+        generator=generator,
+        sampling=sampling,
+        time_floor=time_floor,
+        corrector=corrector,
+        fixed_set=fixed_set,
+        nested=nested,
+        max_draws=max_draws,
+        batch=batch,
+        device=device,
+        progress=progress,
+        **extras,
+    )
+    return found[bound]
+
+
+def estimate_bounds(
+    model: AnyModel,
+    process: TokenProcess,
+    data: Tensor,
+    bounds: Sequence[Bound],
+    *,
+    method: str | Method,
+    draws: int = 16,
+    tolerance: float | None = None,
+    generator: torch.Generator | None = None,
+    sampling: Sampling | None = None,
+    time_floor: float | None = None,
+    corrector: Corrector | None = None,
+    fixed_set: bool = False,
+    nested: bool = False,
+    max_draws: int = 4096,
+    batch: int = 32,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+    **extras: Tensor,
+) -> dict[Bound, BoundEstimate]:
+    """Several bounds on the same data, in the order asked for; the other arguments are those of `estimate_bound`.
+
+    Bounds that stop at nearly the same time are measured by the same stratified draws: `tight`, `j1` and `j2` take as
+    many evaluations as one of them. Where their draws are not the same, each begins with the generator as it is.
+    """
     chosen = get_method(method)
-    _check(chosen, process, data, bound, draws, tolerance, time_floor)
+    for bound in bounds:
+        _check(chosen, process, data, bound, draws, tolerance, time_floor)
     if tolerance is not None and sampling == "independent":
         raise ValueError("independent draws have no interval that a tolerance could be held against; use stratified")
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
@@ -110,30 +161,120 @@ def estimate_bound(
     clean = data.detach().to(device="cpu", dtype=torch.int64)
     with evaluating(model):
         if not dynamics.noisy:
-            return _exact(network, process, dynamics, clean, batch, fixed_set, progress)
-        way = sampling or "stratified"
-        earliest = dynamics.earliest(chosen.parameterization, process, bound)
-        low = earliest if time_floor is None else time_floor
-        with_entropy = way == "stratified" or bound != "j2"
-        target = dynamics.target(chosen.parameterization, process, bound, with_entropy=with_entropy, low=low)
+            return {one: _exact(network, process, dynamics, clean, batch, fixed_set, progress) for one in bounds}
+        way, targets = sampling or "stratified", dict[Bound, Target]()
+        for bound in bounds:
+            earliest = dynamics.earliest(chosen.parameterization, process, bound)
+            targets[bound] = dynamics.target(
+                chosen.parameterization,
+                process,
+                bound,
+                with_entropy=way == "stratified" or bound != "j2",
+                low=earliest if time_floor is None else time_floor,
+            )
         counter = _Counter(progress)
-        evaluation = Evaluation(network, process, clean, target, batch, counter.add, nested)
+        job = _Job(network, process, clean, way, draws, tolerance, max_draws, batch, fixed_set, nested, counter)
+        state, found = None if generator is None else generator.get_state(), dict[Bound, BoundEstimate]()
+        for together in _drawn_together(targets, way):
+            if generator is not None and state is not None:
+                generator.set_state(state)
+            found |= job.estimates(together, generator)
+        return {bound: found[bound] for bound in bounds}
+
+
+def _drawn_together(targets: Mapping[Bound, Target], way: Sampling) -> list[dict[Bound, Target]]:
+    """The targets in groups that are measured by the same draws: of one path, to nearly the same time."""
+    groups: list[dict[Bound, Target]] = []
+    for bound, target in targets.items():
+        for group in groups if way == "stratified" else ():
+            first = next(iter(group.values()))
+            if target.path == first.path and abs(target.low - first.low) <= _NEARLY:
+                group[bound] = target
+                break
+        else:
+            groups.append({bound: target})
+    return groups
+
+
+@dataclass
+class _Counter:
+    """Evaluations done and planned."""
+
+    progress: Progress | None
+    planned: int = 0
+    done: int = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.progress is not None:
+            self.progress(self.done, max(self.done, self.planned))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What all bounds of a call have in common; see `estimate_bound`."""
+
+    network: Network
+    process: TokenProcess
+    data: Tensor
+    way: Sampling
+    draws: int
+    tolerance: float | None
+    max_draws: int
+    batch: int
+    fixed_set: bool
+    nested: bool
+    counter: _Counter
+
+    def estimates(
+        self, targets: Mapping[Bound, Target], generator: torch.Generator | None
+    ) -> dict[Bound, BoundEstimate]:
+        """The bounds of these targets, by the same draws. One that turns out to be infinite is left out of them."""
+        if not targets:
+            return {}
+        counter, names = self.counter, list[Bound](targets)
+        evaluation = Evaluation(
+            self.network, self.process, self.data, tuple(targets.values()), self.batch, counter.add, self.nested
+        )
         if evaluation.grows_like_inverse_time():
-            return _infinite(bound, target, counter.done, clean, fixed_set)
-        drawn = StratifiedDraws(evaluation) if way == "stratified" else IndependentDraws(evaluation)
+            return self._without([name for name in names if targets[name].low == 0], targets, generator)
+        drawn = StratifiedDraws(evaluation) if self.way == "stratified" else IndependentDraws(evaluation)
         total = settled_at = 0
         while True:
-            counter.planned += draws * len(clean)
-            drawn.add(draws, generator)
-            total += draws
-            if drawn.diverges:
-                return _infinite(bound, target, counter.done, clean, fixed_set)
-            if total < _WORTH_SETTLING * settled_at and total + draws <= max_draws:
+            counter.planned += self.draws * len(self.data)
+            drawn.add(self.draws, generator)
+            total += self.draws
+            infinite: list[Bound] = [name for index, name in enumerate(names) if drawn.diverges(index)]
+            if infinite:
+                return self._without(infinite, targets, generator)
+            if total < _WORTH_SETTLING * settled_at and total + self.draws <= self.max_draws:
                 continue
-            settled, settled_at = drawn.settle(), total
-            estimate = _estimate(bound, settled, target, counter.done, total, clean, fixed_set, tolerance)
-            if estimate.reached or total + draws > max_draws or _is_hopeless(estimate):
-                return estimate
+            settled_at = total
+            found: dict[Bound, BoundEstimate] = {
+                name: _estimate(
+                    name,
+                    drawn.settle(index),
+                    targets[name],
+                    counter.done,
+                    total,
+                    self.data,
+                    self.fixed_set,
+                    self.tolerance,
+                )
+                for index, name in enumerate(names)
+            }
+            if total + self.draws > self.max_draws or all(e.reached or _is_hopeless(e) for e in found.values()):
+                return found
+
+    def _without(
+        self, infinite: Sequence[Bound], targets: Mapping[Bound, Target], generator: torch.Generator | None
+    ) -> dict[Bound, BoundEstimate]:
+        """These are infinite; the others are drawn anew, since costs without end would spoil what draws have learnt."""
+        rest: dict[Bound, Target] = {name: target for name, target in targets.items() if name not in infinite}
+        found = self.estimates(rest, generator)
+        for name in infinite:
+            found[name] = _infinite(name, targets[name], self.counter.done, self.data, self.fixed_set)
+        return found
 
 
 def _estimate(
@@ -203,20 +344,6 @@ def _exact(
         counter.add(len(rows))
     settled = SequenceValues(torch.cat(parts), 0.0, len(data))
     return _estimate("tight", settled, None, len(data), 1, data, fixed_set, None)
-
-
-@dataclass
-class _Counter:
-    """Evaluations done and planned."""
-
-    progress: Progress | None
-    planned: int = 0
-    done: int = 0
-
-    def add(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.done, max(self.done, self.planned))
 
 
 def _check(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import BoundEstimate, Interval, exp_or_inf, mean_and_stderr, mean_interval
-from cedd.bounds.estimator import Sampling, estimate_bound
+from cedd.bounds.estimator import Sampling, estimate_bounds
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
 from cedd.data.packing import ends_of_blocks, evenly_spaced, pack
@@ -166,42 +166,24 @@ def measure(
 ) -> Measurement:
     """The bounds of a run on data [N, L], with the options of `estimate_bound`.
 
-    The same seed shows any run the same times and noise. j1 and j2 have the same earliest time and differ by a
-    constant: of `all`, they are one estimate.
+    The same seed shows any run the same times and noise; of `all`, the bounds are measured by the same draws.
     """
     if folder.process.vocab_size < folder.tokenizer.vocab_size:
         raise ValueError(
             f"the tokenizer of {folder.path} has {folder.tokenizer.vocab_size} tokens and its model "
             f"{folder.process.vocab_size}: they do not belong together"
         )
-
-    def estimate(one: Bound, way: Sampling | None) -> BoundEstimate:
-        return estimate_bound(
-            folder.model,
-            folder.process,
-            data,
-            method=folder.method,
-            bound=one,
-            generator=torch.Generator().manual_seed(seed),
-            sampling=way,
-            **options,
-        )
-
-    wanted = asked_bounds(folder, bound)
-    found: dict[str, BoundEstimate] = {}
-    for one in wanted:
-        found[one] = _as_j2(found["j1"], folder) if one == "j2" and "j1" in found else estimate(one, sampling)
-    return Measurement(folder, found, protocol)
-
-
-def _as_j2(estimate: BoundEstimate, folder: ModelFolder) -> BoundEstimate:
-    """The draws of j1 as an estimate of j2."""
-    method, process = folder.method, folder.process
-    own, other = (
-        method.dynamics.target(method.parameterization, process, one, with_entropy=True, low=estimate.earliest_time)
-        for one in ("j1", "j2")
+    found = estimate_bounds(
+        folder.model,
+        folder.process,
+        data,
+        asked_bounds(folder, bound),
+        method=folder.method,
+        generator=torch.Generator().manual_seed(seed),
+        sampling=sampling,
+        **options,
     )
-    return estimate.shifted("j2", other.terminal - own.terminal)
+    return Measurement(folder, {**found}, protocol)
 
 
 # ----------------------------------------------------------------------------------------------------------------
