@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from cells import different_seeds, mean_with_interval, with_curves
 from language_cells import (
+    LONG,
     LONG_CELLS,
     MAIN,
     METHODS,
     RECIPES,
     SHARES,
     Arguments,
-    Cell,
     own_settings,
     read_cell,
 )
@@ -89,6 +89,7 @@ PAPER_SHARES |= {"cedd-star/roulette-0.35": 124.19, "cedd-star/roulette-0.05": 2
 """The paper's for p_m = .95, .65, .35, .05, which it sampled in float32."""
 ORDER = ("cedd-star", "cedd", "sedds", "sedd")
 """The paper's, best first."""
+ON = ("absorb", "roulette", "uniform")
 
 
 class Rows:
@@ -131,6 +132,7 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
         "bounds": _bounds(rows, MAIN),
         "paper-bounds": _paper_bounds(rows, MAIN),
         "order": _order(rows),
+        "bayes": _bayes(rows),
         "generative": _generative(rows, MAIN, PAPER_GENERATIVE),
         "shares": _shares(rows),
         "long": _bounds(rows, LONG_CELLS) + "\n" + _quoted(len(rows.held_out)),
@@ -208,21 +210,31 @@ def _both(bounds: Mapping[str, Any]) -> str:
 
 def _order(rows: Rows) -> str:
     """Each of two neighbours in the paper's order, paired by block, and whether it holds."""
+    pairs = [(*pair, process) for process in ON for pair in pairwise(ORDER)]
+    return _paired(rows, pairs, "the paper's order")
+
+
+def _bayes(rows: Rows) -> str:
+    """What Bayes' rule for the token that is there is worth; on absorb, where it changes nothing, what chance is."""
+    return _paired(rows, [("bayes-star", "cedd-star", process) for process in ON], "below 0")
+
+
+def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], question: str) -> str:
+    """(better, worse, process) a line: the difference on every text, paired by block, and on how many it is as said."""
     texts = [*SETS, *rows.held_out]
     heads = [*SETS.values(), *(f"held-out {name}" for name in rows.held_out)]
-    lines = [f"| nats a token, paired by block | {' | '.join(heads)} | the paper's order |"]
+    lines = [f"| nats a token, paired by block | {' | '.join(heads)} | {question} |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|")
-    for process in ("absorb", "roulette", "uniform"):
-        for better, worse in pairwise(ORDER):
-            pair = [_best(rows, f"{method}/{process}") for method in (better, worse)]
-            if None in pair:
-                lines.append(f"| {better} less {worse}, {process} |{f' {NOT_YET} |' * len(texts)} |")
-                continue
-            first, second = (str(cell) for cell in pair)
-            found = [_difference(rows, first, second, text) for text in texts]
-            verdict = _verdict([interval for _, interval in found])
-            shown = " | ".join(text for text, _ in found)
-            lines.append(f"| {first} less {second} | {shown} | {verdict} |")
+    for better, worse, process in pairs:
+        pair = [_best(rows, f"{method}/{process}") for method in (better, worse)]
+        if None in pair:
+            lines.append(f"| {better} less {worse}, {process} |{f' {NOT_YET} |' * len(texts)} |")
+            continue
+        first, second = (str(cell) for cell in pair)
+        found = [_difference(rows, first, second, text) for text in texts]
+        verdict = _verdict([interval for _, interval in found])
+        shown = " | ".join(text for text, _ in found)
+        lines.append(f"| {first} less {second} | {shown} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -395,36 +407,43 @@ def _notable(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def draw(content: Mapping[str, Any], path: Path) -> None:
-    """Held-out bounds over steps: on absorb at 128 tokens, the other processes, at 1024 tokens; whatever there is."""
+    """Held-out bounds over steps: on absorb at 128 tokens, the other processes, the shares of masking, at 1024 tokens;
+    whatever there is."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    def of_length(length: int | None, shuffles: bool) -> Callable[[Cell], bool]:
-        return lambda cell: cell.length == length and (cell.process in ("roulette", "uniform")) == shuffles
-
+    curves = with_curves(content)
+    cells = {name: read_cell(name) for name in curves}
+    shares = [name for name in SHARES if name in curves]
+    short = [name for name in curves if cells[name].length is None and name not in SHARES[1:]]
+    shuffling = [name for name in short if cells[name].process in ON[1:]]
     panels = {
-        "128 tokens, absorb": of_length(None, False),
-        "128 tokens, roulette and uniform": of_length(None, True),
-        "1024 tokens": of_length(1024, False),
+        "128 tokens, absorb": [name for name in short if name not in shuffling],
+        "128 tokens, roulette and uniform": shuffling,
+        "128 tokens, roulette by its share of masking": shares if len(shares) > 1 else [],
+        "1024 tokens": [name for name in curves if cells[name].length == LONG],
     }
-    drawn = {
-        title: [name for name in with_curves(content) if belongs(read_cell(name))] for title, belongs in panels.items()
-    }
-    drawn = {title: names for title, names in drawn.items() if names}
-    figure = Figure(figsize=(0.5 + 4.2 * len(drawn), 4.5), layout="constrained")
+    drawn = {title: names for title, names in panels.items() if names}
+    columns = min(2, len(drawn))
+    lines = -(-len(drawn) // columns)
+    figure = Figure(figsize=(0.5 + 4.2 * columns, 4.5 * lines), layout="constrained")
     FigureCanvasAgg(figure)
-    colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
-    for axes, (title, names) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
-        for name in names:
-            cell, curve = read_cell(name), content["cells"][name]["curve"]
+    grid = figure.subplots(lines, columns, squeeze=False)
+    for axes in grid.flat[len(drawn) :]:
+        axes.remove()
+    for axes, (title, names) in zip(grid.flat, drawn.items(), strict=False):
+        for number, name in enumerate(names):
+            cell, curve = cells[name], content["cells"][name]["curve"]
             style = "--" if cell.process in ("uniform", "kappa-t2") or cell.recipe else "-"
-            line = {"color": colours[cell.method], "linestyle": style, "marker": "o", "markersize": 3}
+            colour = f"C{number if names is shares else METHODS.index(cell.method)}"
+            line = {"color": colour, "linestyle": style, "marker": "o", "markersize": 3}
             axes.plot([point["step"] for point in curve], [*map(_held_out_nats, curve)], label=name, **line)
         axes.set_title(title)
         axes.set_xlabel("steps")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=7)
-    figure.axes[0].set_ylabel("held-out bound, nats a token")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("held-out bound, nats a token")
     buffer = BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=110)
     atomic_write(path, buffer.getvalue())
