@@ -192,6 +192,8 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
         steps = int(found[-1])
         seconds = OTHER_SECONDS + (steps + OTHER_STEPS) * milliseconds / 1000
         assert steps == LEAST_STEPS or 0.97 * 60 * minutes < seconds <= 60 * minutes
+        assert ("may take longer" in said.getvalue().splitlines()[-1]) == (seconds > 60 * minutes)
+        assert chosen.optimizer.warmup + EVERY == LEAST_STEPS  # what a run without any time left is given
         assert isinstance(hooks, InTime)
         assert 60 * minutes - OTHER_SECONDS - 5 < hooks.seconds <= 60 * minutes - OTHER_SECONDS
         falls = (1 - chosen.optimizer.decay_share) * chosen.steps
@@ -204,6 +206,13 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
     faster, _ = in_time(configuration(Quickstart(out=tmp_path / "run")), 240, Console(quiet=True))
     assert faster.steps <= 1500
     assert (faster.steps == 1500) == (OTHER_SECONDS + (1500 + OTHER_STEPS) * milliseconds / 1000 < 240)
+
+
+@pytest.mark.parametrize("steps", ["0", "-3"])
+def test_a_number_of_steps_that_is_none_is_one_line(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["quickstart", "--steps", steps, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.splitlines() == [f"cedd quickstart: steps must be at least 1; got {steps}"]
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_thread_is_used_where_two_wait_for_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -228,8 +237,10 @@ def test_a_step_is_really_timed(tmp_path: Path):
 
 def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     config = configuration(Quickstart(fast=True, out=out, device="cpu"))
-    again, hooks = in_time(config, 6000, Console(quiet=True))
+    said = io.StringIO()
+    again, hooks = in_time(config, 6000, Console(file=said, width=200))
     assert again.steps == config.steps == 60
+    assert "was begun with 60 steps and keeps them, whatever --minutes says" in said.getvalue()
     assert not isinstance(hooks, InTime)
 
 

@@ -40,10 +40,12 @@ def run(arguments: Quickstart) -> int:
     console = PlainConsole(stderr=True)
     started = time.monotonic()
     config, hooks = configuration(arguments), Hooks()
+    config.check()
     if arguments.steps is None and not arguments.fast:
         config, hooks = in_time(config, 60 * arguments.minutes, console)
+    many = "" if isinstance(hooks, InTime) else f" for {config.steps} steps"  # of which in_time has told
     console.print(
-        f"training {config.method} on {config.process.name} for {config.steps} steps on the text of Python's manual; "
+        f"training {config.method} on {config.process.name}{many} on the text of Python's manual; "
         f"the run's folder is {config.out}",
         soft_wrap=True,
     )
@@ -103,15 +105,24 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[Trai
     """
     begun = config.out / TRAIN_FILE
     if begun.is_file():
-        return of_steps(config, read_config(begun).steps), Hooks()
+        config = of_steps(config, read_config(begun).steps)
+        console.print(
+            f"{config.out} was begun with {config.steps} steps and keeps them, whatever --minutes says; another --out "
+            "begins anew",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return config, Hooks()
     started, device = time.monotonic(), pick_device(config.device)
     each = seconds_per_step(config, device)
     left = seconds - OTHER_SECONDS - (time.monotonic() - started)
-    fitting = max(LEAST_STEPS, int(left / each - OTHER_STEPS))
+    fitting = int(left / each - OTHER_STEPS)
     most = config.steps if device.type == "cuda" else None
-    steps = fitting if most is None else min(most, fitting)
+    steps = max(LEAST_STEPS, fitting if most is None else min(most, fitting))
+    short = ", and may take longer: fewer are not trained" if fitting < LEAST_STEPS else ""
     console.print(
-        f"a step takes {1000 * each:.0f} ms on this machine: {steps} steps for {seconds / 60:g} minutes (--minutes)",
+        f"a step takes {1000 * each:.0f} ms on this machine: {steps} steps for {seconds / 60:g} minutes "
+        f"(--minutes){short}",
         highlight=False,
         soft_wrap=True,
     )
@@ -151,7 +162,8 @@ def vocabulary(config: TrainConfig) -> int:
 MEASURED_SECONDS = 3.0
 OTHER_SECONDS, OTHER_STEPS = 25.0, 120
 """What is not training takes so many seconds, and as long as so many steps where the network is needed: at most."""
-LEAST_STEPS = 60
+LEAST_STEPS = 40
+"""Fewer are not trained: their number is chosen when the rate has risen, for EVERY more at least."""
 EVERY = 10
 """Steps after which their number is chosen anew."""
 
