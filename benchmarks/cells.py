@@ -4,8 +4,8 @@ A benchmark is a `Benchmark`: what its cells are called, how each is trained, wh
 rest is here. Cells take turns: while one is trained and measured, the next one starts and is compiled. (Measured
 beside the next one's training nothing was gained: two processes on a GPU lose what each leaves idle in its turn.) A
 worker prints what happens as JSON, a line an event; the one process that started it keeps the results file, rewritten
-after every test. The same command resumes: cells that are done are skipped, and one that --minutes has stopped
-continues from its checkpoint.
+after every test, in which another such process may have cells of its own. The same command resumes: cells that are
+done are skipped, and one that --minutes has stopped continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data.training_data import TrainingData
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
-from cedd.storage import write_json
+from cedd.storage import locked, write_json
 from cedd.training.config import TrainConfig, from_json, same_run, to_json
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer, TrainResult, share_the_interpreter
@@ -307,11 +307,12 @@ def work(benchmark: Benchmark) -> None:
 
 
 class Results:
-    """What every cell has told, rewritten as a whole by this one process."""
+    """What every cell has told. Another process may write to the same file: each changes its own cells there."""
 
     def __init__(self, path: Path, benchmark: Benchmark) -> None:
-        self.path, self.facts, self.lock = path, benchmark.facts, threading.RLock()
+        self.path, self.benchmark, self.facts, self.lock = path, benchmark, benchmark.facts, threading.RLock()
         self.content = read_results(path, benchmark) if path.is_file() else {"format": 1, "cells": {}}
+        self.written = as_written(self.content)
         protocol = benchmark.protocol
         if protocol is not None:
             refuse_other_protocol(path, self.content.setdefault("protocol", protocol), protocol)
@@ -353,8 +354,19 @@ class Results:
             self.save()
 
     def save(self) -> None:
-        """As it is now."""
-        write_json(self.path, self.content)
+        """The cells that have changed here since they were read or written last; the others as the file has them."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock, locked(self.path.parent):
+            now, cells = as_written(self.content), self.content["cells"]
+            there = read_results(self.path, self.benchmark)["cells"] if self.path.is_file() else {}
+            cells |= {cell: record for cell, record in there.items() if now.get(cell) == self.written.get(cell)}
+            write_json(self.path, self.content)
+            self.written = as_written(self.content)
+
+
+def as_written(content: Mapping[str, Any]) -> dict[str, str]:
+    """Every cell's record as a text, to be compared later."""
+    return {cell: json.dumps(record) for cell, record in content["cells"].items()}
 
 
 def read_results(path: Path, benchmark: Benchmark) -> dict[str, Any]:

@@ -244,6 +244,25 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
     assert arguments.results.read_bytes() == before
 
 
+def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_path):
+    """Each writes the cells that have changed in it, and takes the others from the file: no row is lost."""
+    path = tmp_path / "language.json"
+    shutil.copy(arguments.results, path)
+    whole = benchmark.Language(replace(arguments, results=path))
+    first, second = benchmark.Results(path, whole), benchmark.Results(path, whole)
+    row = first.content["cells"]["cedd-star/absorb"]
+    first.take("cedd/absorb", {"event": "begin", "config": row["config"], "step": 0})
+    first.take("cedd/absorb", {"event": "final", **row["final"]})
+    second.content["cells"]["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]["mine"] = {}
+    second.save()
+    first.save()
+    for results in (first, second, benchmark.Results(path, whole)):
+        cells = results.content["cells"]
+        assert cells.keys() == {*CELLS, "cedd/absorb"}
+        assert cells["cedd/absorb"]["final"] == row["final"]
+        assert "mine" in cells["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]
+
+
 def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     def prepare(**changes):
         given = benchmark.Language(replace(arguments, **{"only": ("ar", "cedd/absorb"), **changes}))
