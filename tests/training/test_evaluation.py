@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.stop import STOPS, choose_stop
@@ -113,3 +115,22 @@ def test_a_bound_falls_while_training(config: Make):
     run(config("run", {**settings, "batch.size": 16, "optimizer.ema": 0.5}))
     first, last = records(config().out, "bound")
     assert last["nats_per_token"] < first["nats_per_token"]
+
+
+def test_a_text_that_is_smaller_than_a_batch_is_called_so(config: Make, tmp_path: Path):
+    """Its blocks are repeated within a batch, which nobody means; with pairs of masks a batch has half as many."""
+    small = tmp_path / "small.txt"
+    small.write_text("the cat sat on the mat. " * 10)
+    for pairs, blocks in ((False, 64), (True, 32)):
+        said = StringIO()
+        changes = {"data": str(small), "steps": 1, "batch.size": 64, "batch.complementary": pairs}
+        settings = config(f"small-{pairs}", changes)
+        run(settings, console=Console(file=said, width=200))
+        many = load_folder(settings.out).config["data"]["train"]["blocks"]
+        assert (
+            f"the text has {many} blocks of {settings.length} tokens: a batch of {blocks} repeats them"
+            in said.getvalue()
+        )
+    said = StringIO()
+    run(config("enough", {"steps": 1}), console=Console(file=said, width=200))
+    assert "repeats" not in said.getvalue()

@@ -144,6 +144,9 @@ class Trainer:
         config, kept = self.config, self.config.out if self.ranks.is_first else None
         with self._only_writer():
             self._resume()
+            blocks, size = len(self.data.train), self._blocks_of_a_batch
+            if blocks < size:
+                self._say(f"the text has {blocks} blocks of {config.length} tokens: a batch of {size} repeats them")
             with (
                 self.stop.on_signals(),
                 Records(kept, config.steps, self.state.step, self.console, config.tensorboard) as self.records,
@@ -157,12 +160,17 @@ class Trainer:
         self._say(f"step {result.step}: {result.reason}; model in {config.out}")
         return result
 
+    @property
+    def _blocks_of_a_batch(self) -> int:
+        """How many blocks a batch shows; once each, or twice with complementary masks."""
+        return self.config.batch.size // (1 + self.config.batch.complementary)
+
     def noising(self) -> NoisingSampler:
         """This rank's batches, from the next step on."""
         config, ranks = self.config, self.ranks
         sampler = BatchSampler(
             self.data.train,
-            config.batch.size // (1 + config.batch.complementary),
+            self._blocks_of_a_batch,
             seed=config.seed,
             rank=ranks.rank,
             world_size=ranks.world_size,
