@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from cedd.process import Kernel, Noise, TokenProcess
-from cedd.row_sums import full_precision
+from cedd.row_sums import full_precision, score_sums
 from cedd.schedules import double
 
 TINY = torch.finfo(torch.float64).tiny  # what a denominator is at least
@@ -144,11 +144,23 @@ class Parameterization(ABC):
         unit = log_scores.amax(-1).clamp_min(0.0)
         scores = torch.exp(log_scores - unit[..., None])
         total = double(scores.sum(-1)) * torch.exp(double(unit))
-        V, beta = noise.vocab_size, _resolvable(step.beta, scores.dtype)
-        at_mask = 1 - step.expm1_alpha * total
-        at_token = (1 + torch.expm1(beta) / V) * (1 + torch.expm1(-beta) * total / V)
-        stay = torch.where(masked, at_mask, at_token).clamp(0.0, 1.0)
+        beta = _resolvable(step.beta, scores.dtype)
+        stay = _stay(total, masked, step, beta)
         return step_law(stay, torch.zeros_like(stay), _beyond_common(scores, beta), x_t, noise)
+
+
+def _stay(total: Tensor, masked: Tensor, step: Kernel, beta: Tensor) -> Tensor:
+    """The probability of staying in a `reverse_step`, for the sum S of the ratios over all tokens."""
+    V = step.vocab_size
+    at_mask = 1 - step.expm1_alpha * total
+    at_token = (1 + torch.expm1(beta) / V) * (1 + torch.expm1(-beta) * total / V)
+    return torch.where(masked, at_mask, at_token).clamp(0.0, 1.0)
+
+
+def reverse_stay(others: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
+    """The probability of staying in a `reverse_step` of float64, for the sum of the ratios over y != x_t. [*S]."""
+    step, masked = noise.since(earlier), noise.is_mask(x_t)
+    return _stay(others + (~masked).double(), masked, step, _resolvable(step.beta, torch.float64))
 
 
 def _resolvable(beta: Tensor, dtype: torch.dtype) -> Tensor:
@@ -191,6 +203,10 @@ class Score(Parameterization):
     def shift(self, x_t: Tensor, noise: Noise) -> Tensor:
         """log s_y - o_y, the same for all y. [*S]."""
         return torch.zeros_like(noise.beta)
+
+    def others(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
+        """The sum of s_y over the tokens y != x_t, [R, V] -> [R] float64."""
+        return score_sums(outputs, self.shift(x_t, noise), x_t)[0]
 
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """The reverse step all the way to clean data, where no mask is left: P(x_t | z) (K^-1 s)(z), normalised.

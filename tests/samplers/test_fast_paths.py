@@ -14,7 +14,7 @@ import cedd
 from cedd import network
 from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.parameterization import Affine, at_token, put_at_token
+from cedd.parameterization import Affine, Score, at_token, can_jump, put_at_token
 from cedd.process import Noise
 from cedd.samplers import (
     ORDERS,
@@ -29,7 +29,7 @@ from cedd.samplers import (
     steppers,
     text_seeds,
 )
-from cedd.samplers.choice import beliefs, is_surely_mask, jump_weights, leap_of
+from cedd.samplers.choice import beliefs, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.draws import Draws, Use
 from cedd.samplers.graphs import MOST_ROWS, Recorder
 from cedd.samplers.memory import RememberingNetwork, remembering
@@ -411,6 +411,75 @@ def test_features_of_low_precision_meet_a_head_of_full_precision(
     process = getattr(cedd, name)(20)
     x = drawn(LowPrecisionFeatures(transformer(process)), process, method, steps=8, **options)
     assert x.max() < 20
+
+
+# ---- ratios: a law only where something may move ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sedd", "sedds"])
+@pytest.mark.parametrize("name", ["absorb", "uniform", "roulette"])
+@pytest.mark.parametrize("sampler", ["analytic", "euler", "tau-leaping"])
+def test_positions_that_surely_stay_are_asked_for_no_law(name: str, method: str, sampler: str, monkeypatch) -> None:
+    process = getattr(cedd, name)(20)
+    model, asked = transformer(process), {"rows": 0}
+    draw = loop._draw_dense
+
+    def counting(rule: StepRule, run: loop.Run, outputs: Tensor, *others: Any) -> Tensor:
+        asked["rows"] += len(outputs)
+        return draw(rule, run, outputs, *others)
+
+    monkeypatch.setattr(loop, "_draw_dense", counting)
+    for options in ({}, {"temperature": 0.7, "top_p": 0.9}, {"exclude": [3, 5]})[: 3 if sampler == "analytic" else 1]:
+        found, counts = [], []
+        for rule in (RULES[sampler], replace(RULES[sampler], stay=None)):
+            asked["rows"] = 0
+            found.append(drawn(model, process, method, (3, 8), steps=16, sampler=rule, **options))
+            counts.append(asked["rows"])
+        assert torch.equal(*found)
+        assert counts[0] <= counts[1]
+        if method == "sedd" and name != "absorb":  # other ratios are so large here that nearly all may move
+            assert (counts[0] < 0.9 * counts[1]) == ("exclude" not in options)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_numbers_by_which_a_state_stays_whatever_the_others_are(masked: bool) -> None:
+    """Every number that `may_move` leaves out gives the state that is there, at any place among the others."""
+    generator = torch.Generator().manual_seed(4)
+    size, rows = 6, 4000
+    stay = torch.rand(rows, generator=generator, dtype=torch.float64) ** 0.3
+    others = torch.rand(rows, size, generator=generator, dtype=torch.float64) ** 4
+    here = torch.full((rows,), size - 1) if masked else torch.randint(size, (rows,), generator=generator)
+    others.scatter_(1, here[:, None], 0.0)
+    law = others * ((1 - stay) / others.sum(1))[:, None]
+    law.scatter_(1, here[:, None], stay[:, None])
+    v = torch.rand(rows, generator=generator, dtype=torch.float64)
+    moves = may_move(v, stay, torch.full((rows,), masked))
+    assert torch.equal(inverse_cdf(law, v)[~moves], here[~moves])
+    assert 0.1 < float((~moves).double().mean()) < 0.9
+    assert bool(may_move(v, torch.full_like(v, torch.nan), moves).all())
+
+
+@pytest.mark.parametrize("name", ["absorb", "uniform", "roulette", "hybrid"])
+@pytest.mark.parametrize("sampler", ["analytic", "euler", "tau-leaping"])
+@pytest.mark.parametrize("method", ["sedd", "sedds"])
+def test_staying_by_the_sum_of_ratios_is_that_of_the_law(name: str, sampler: str, method: str) -> None:
+    process, generator = getattr(cedd, name)(7), torch.Generator().manual_seed(5)
+    meaning, rule = cedd.METHODS[method].parameterization, RULES[sampler]
+    assert isinstance(meaning, Score)
+    x = torch.randint(process.num_states, (500,), generator=generator)
+    t = 0.05 + 0.9 * torch.rand(500, generator=generator, dtype=torch.float64)
+    noise, earlier = process.noise(t), process.noise(t * 0.9)
+    outputs = torch.randn(500, 7, generator=generator, dtype=torch.float64)
+    at = can_jump(x, noise).nonzero().squeeze(1)
+    x, outputs, noise, earlier = x[at], outputs[at], noise.rows(at), earlier.rows(at)
+    law = rule.law(meaning, outputs, x, noise, earlier)
+    assert rule.stay is not None
+    found = rule.stay(meaning.others(outputs, x, noise), x, noise, earlier)
+    expected = law.gather(1, x[:, None]).squeeze(1)
+    # where nothing is left to jump to, a position stays whatever its chance
+    jumps = expected < 1 - 1e-12
+    torch.testing.assert_close(found[jumps], expected[jumps], rtol=1e-9, atol=1e-12)
+    assert jumps.sum() > 30
 
 
 # ---- recordings ------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ from torch import Tensor
 from cedd.dynamics.dynamics import Bound, Dynamics
 from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
 from cedd.dynamics.remask import remask_capped, remask_rescaled
-from cedd.dynamics.rules import DenseLaw, StepRule
+from cedd.dynamics.rules import DenseLaw, StayBySum, StepRule
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy, true_ratios
 from cedd.parameterization import (
@@ -59,6 +59,7 @@ from cedd.parameterization import (
     Score,
     at_token,
     can_jump,
+    reverse_stay,
     step_law,
 )
 from cedd.process import Noise, TokenProcess
@@ -229,7 +230,11 @@ def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
         staying = stay(jumps.sum(-1))
         return step_law(staying, torch.zeros_like(staying), jumps, x_t, noise)
 
-    return StepRule(name, leap, law, jump_first=True, only_reverses=True, of_tensors=True)
+    def stay_by_sum(others: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
+        forward = torch.where(noise.is_mask(x_t), noise.alpha_rate, noise.beta_rate / noise.vocab_size)
+        return stay((noise.t - earlier.t) * forward * others)
+
+    return StepRule(name, leap, law, jump_first=True, only_reverses=True, of_tensors=True, stay=stay_by_sum)
 
 
 def _reconstruction_law(
@@ -239,8 +244,8 @@ def _reconstruction_law(
     return torch.cat([law, torch.zeros_like(law[..., :1])], -1) if noise.has_mask else law
 
 
-def _reversing(name: str, law: DenseLaw) -> StepRule:
-    return StepRule(name, AffineScore.reverse, law, jump_first=True, only_reverses=True, of_tensors=True)
+def _reversing(name: str, law: DenseLaw, stay: StayBySum | None = None) -> StepRule:
+    return StepRule(name, AffineScore.reverse, law, jump_first=True, only_reverses=True, of_tensors=True, stay=stay)
 
 
 RECONSTRUCTION = _reversing("reconstruction", _reconstruction_law)
@@ -249,7 +254,7 @@ RECONSTRUCTION = _reversing("reconstruction", _reconstruction_law)
 RULES: Mapping[str, StepRule] = {
     rule.name: rule
     for rule in (
-        _reversing("analytic", lambda meaning, *step: meaning.reverse_step(*step)),
+        _reversing("analytic", lambda meaning, *step: meaning.reverse_step(*step), reverse_stay),
         _rule_by_rates("euler", lambda total: (1 - total).clamp_min(0.0)),
         _rule_by_rates("tau-leaping", lambda total: torch.exp(-total)),
         remask_capped(),

@@ -7,7 +7,8 @@ position, of which only `stay` needs the network, and of it only f at the token 
 
     p(stays) = stay,    p(is masked again) = remask,    p(becomes y != x) proportional to max(floor + slope f_y, 0).
 
-For a network that gives ratios (Score), the whole law over the n states.
+For a network that gives ratios (Score), the whole law over the n states; and, if the rule knows it, how likely a
+position stays by the sum of its ratios alone, so that the law is asked only where something may happen.
 
 A rule is always drawn from its law. The loop decides who may jump before it asks the network, if the rule declares that
 this can be known (`jump_first`); otherwise it asks for every position.
@@ -26,6 +27,7 @@ from cedd.process import Noise, TokenProcess
 
 AffineLaw = Callable[[AffineScore, Noise], Leap]
 DenseLaw = Callable[[Parameterization, Tensor, Tensor, Noise, Noise], Tensor]
+StayBySum = Callable[[Tensor, Tensor, Noise, Noise], Tensor]
 
 
 def believing(sampler: str, parameterization: Parameterization) -> Affine:
@@ -61,6 +63,7 @@ class StepRule:
         of_tensors: a declaration: the leap is made of operations on tensors alone and never looks at their values, so
             that a GPU can record it.
         needs_probabilities: a declaration: there is no law for networks that give ratios.
+        stay: (sum of s_y over y != x_t, x_t, noise, earlier) -> the probability of staying that `law` has for ratios s.
     """
 
     name: str
@@ -71,6 +74,7 @@ class StepRule:
     check: Callable[[TokenProcess], None] = _any_process
     of_tensors: bool = False
     needs_probabilities: bool = False
+    stay: StayBySum | None = None
 
     def check_method(self, parameterization: Parameterization) -> None:
         """Refuse networks that give ratios where only the leap is known."""

@@ -28,9 +28,9 @@ from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating, flat_places, put_at
-from cedd.parameterization import Affine, Parameterization, can_jump
+from cedd.parameterization import Affine, Parameterization, ScaledScore, Score, can_jump
 from cedd.process import Noise, TokenProcess
-from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of
+from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.constraints import Constraint, Fixed
 from cedd.samplers.draws import Draws, Use, text_seeds
 from cedd.samplers.first_hitting import check_reveals, first_hitting
@@ -258,10 +258,35 @@ def _dense_step(run: Run, k: int, x: Tensor, free: Tensor, levels: Tensor, sigma
     v = numbers.flatten()[rows]
 
     def drawn(outputs: Tensor, part: slice) -> Tensor:
-        return _draw_dense(rule, run, outputs.double(), flat[rows[part]], noise, earlier, v[part])
+        here, u = flat[rows[part]], v[part]
+        moving = _moving(rule, run, k, outputs, here, noise, earlier, u)
+        if moving is None:
+            return _draw_dense(rule, run, outputs.double(), here, noise, earlier, u)
+        if not len(moving):
+            return here
+        few = _draw_dense(rule, run, outputs[moving].double(), here[moving], noise, earlier, u[moving])
+        return here.index_copy(0, moving, few)
 
     outputs = run.network.rows(x, sigma, Places(rows), full_precision=True)
     return put_at(x, rows, outputs.map(drawn))
+
+
+def _moving(
+    rule: StepRule, run: Run, k: int, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, v: Tensor
+) -> Tensor | None:
+    """Which of the positions x [R] with ratios [R, V] may move by their numbers v, without a law; None if unknown.
+
+    What is excluded may be what is there, and at t = 0 no mask is left: then all have to be asked.
+    """
+    meaning = run.parameterization
+    if rule.stay is None or type(meaning) not in (Score, ScaledScore):  # one made of these may be any
+        return None
+    if run.sharpening.excluded or float(run.times[k + 1]) == 0:
+        return None
+    assert isinstance(meaning, Score)
+    now, next_ = noise.like(x), earlier.like(x)
+    stay = rule.stay(meaning.others(outputs, x, now), x, now, next_)
+    return flat_places(may_move(v, stay, now.is_mask(x)))
 
 
 def _draw_dense(
