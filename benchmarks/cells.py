@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -561,6 +562,9 @@ def main(kind: type[Benchmark]) -> int:
     except (ValueError, OSError) as error:
         print(f"{benchmark.name}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"{benchmark.name}: stopped; the same command goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -290,6 +290,18 @@ def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     refused("name the folder of corpus/, eval/ and gpt2-bpe/", data=None)
 
 
+def test_an_interrupt_is_one_line(benchmark, arguments, capsys, monkeypatch):
+    """Workers have saved by then."""
+
+    def interrupted(benchmark):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(benchmark.main.__globals__, "run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["language.py", "--only", "ar"])
+    assert benchmark.main(benchmark.Language) == 130
+    assert capsys.readouterr().err.splitlines() == ["language: stopped; the same command goes on"]
+
+
 def test_nothing_is_begun_that_would_not_be_done_in_time(benchmark, arguments, capsys, monkeypatch, tmp_path):
     begun = []
     monkeypatch.setattr(benchmark.Workers, "start", lambda self, cell: begun.append(cell))
