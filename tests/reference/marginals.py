@@ -109,9 +109,12 @@ def scores_at(chain: Chain, score: Score, t: float) -> Array:
     return score.table(t) if isinstance(score, TableScore) else np.stack([score(x, t) for x in chain.states])
 
 
+@lru_cache(maxsize=8192)
 def rates_back(chain: Chain, t: float) -> Array:
-    """Q_t(x^i, y) of every state and token y, [n^L, L, V]."""
-    return rate_matrix(chain, t)[chain.tokens, : chain.vocab_size]
+    """Q_t(x^i, y) of every state and token y, [n^L, L, V] (read-only: it is cached)."""
+    rates = rate_matrix(chain, t)[chain.tokens, : chain.vocab_size]
+    rates.setflags(write=False)
+    return rates
 
 
 # ---- beliefs about the clean token --------------------------------------------------------------------------
