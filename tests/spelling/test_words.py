@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.spelling import candidates, rewrite
+from cedd.spelling import candidates, channel, rewrite
 from cedd.spelling.candidates import (
     INFLECTED,
     Neighbours,
@@ -593,22 +593,25 @@ def test_letters_that_are_not_spoken():
 
 
 def test_what_is_kept_of_words_has_an_end(lexicon, monkeypatch):
-    """After five hundred strange words another five hundred take no more memory."""
-    monkeypatch.setattr(candidates, "NEAR_KEPT", 32)
-    reader, drawn, used = Reader(lexicon), np.random.default_rng(0), list[int]()
+    """After eighty strange words another eighty take no more memory."""
+    monkeypatch.setattr(candidates, "NEAR_KEPT", 4)
+    monkeypatch.setattr(channel, "WRITTEN_KEPT", 4)
+    fresh = replace(lexicon, channel=Channel(lexicon.channel.edits))  # which has kept nothing yet
+    reader, drawn, used = Reader(fresh), np.random.default_rng(0), list[int]()
     tracemalloc.start()
     try:
         for number in range(FORMS_KEPT):
             sound(f"a{number}")
             variant(f"a{number}")
         for _ in range(2):
-            for _ in range(500):
-                letters = "".join(drawn.choice(list("aeiolnrstch"), 6))
-                word_by_word(reader, f"he received the {letters} and went home", None)
+            for _ in range(80):
+                word_by_word(reader, f"the {''.join(drawn.choice(list('aenrt'), 7))}", None)
             used.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert used[1] < used[0] + 150_000, used  # of 550,000 if all were kept
+    assert used[1] < used[0] + 50_000, used  # of 90,000 if all near words were kept, of 800,000 if all strings were
+    for kept in (reader.neighbours.near, reader.neighbours.judged, fresh.channel.written):
+        assert kept.cache_info().currsize == kept.cache_info().maxsize
 
 
 def test_near_words_and_splits(lexicon):

@@ -23,6 +23,8 @@ KEPT = -0.02
 """log p that a letter is written as it is."""
 BAND = 4
 """How far the two words may be shifted against each other."""
+WRITTEN_KEPT = 256
+"""So many strings are kept with what was found in them."""
 SWAPPED, DROPPED, DOUBLED, ADDED, REPLACED, VOWEL, KEY_BESIDE = "~s", "~d", "~2", "~a", "~r", "~v", "~k"
 ALTERNATIVES = {SWAPPED: 1, DROPPED: 1, DOUBLED: 1, ADDED: 26, REPLACED: 25, VOWEL: 5, KEY_BESIDE: 4, KEY_BESIDE * 2: 4}
 """Classes of edits, and about how many edits of one letter each has: a key beside the one before was added, or one
@@ -166,7 +168,7 @@ class Channel:
     @cached_property
     def written(self) -> Callable[[str], Written]:
         """A string with its edges, kept for the next word that it is compared with."""
-        return lru_cache(maxsize=256)(lambda string: Written(f"^{string}$"))
+        return lru_cache(maxsize=WRITTEN_KEPT)(lambda string: Written(f"^{string}$"))
 
     def matches(self, part: str, written: Written) -> list[Match]:
         """Where in a string this part may stand, edited."""
