@@ -234,7 +234,7 @@ def continuous_law(model: Table, method: str, process: TokenProcess, start: floa
         rates -= np.diag(rates.sum(0))
         return -rates @ law
 
-    pieces = 40
+    pieces = 24
     law, step = process.prior()[x].prod(-1).numpy(), (end - start) / pieces
     for t in np.linspace(start, end, pieces, endpoint=False).tolist():
         k1 = slope(t, law)

@@ -95,7 +95,7 @@ def test_texts_that_do_not_wait_for_each_other_are_the_same(name: str, method: s
     process = getattr(cedd, name)(20)
     model = transformer(process)
     alone, together = Counted(model), Counted(model)
-    how = {"steps": 24, "deterministic": True, **options}
+    how = {"steps": 10, "deterministic": True, **options}
     apart = drawn(alone, process, method, **how)
     assert torch.equal(apart, drawn(together, process, method, callback=lambda step, t, x: None, **how))
     assert alone.sequences == together.sequences  # each read at the same steps
@@ -236,7 +236,7 @@ def test_masks_that_stay_by_their_numbers_are_not_asked_for(
     process = getattr(cedd, name)(20)
     model = transformer(process)
     few, all_ = HeadRows(model), HeadRows(model)
-    how = {"sampler": "gibbs", "steps": 24, "deterministic": True, **options}
+    how = {"sampler": "gibbs", "steps": 10, "deterministic": True, **options}
     spared = drawn(few, process, method, **how)
     for module in (loop, steppers):
         monkeypatch.setattr(module, "is_surely_mask", lambda v, chance: torch.zeros_like(v, dtype=torch.bool))
@@ -275,7 +275,7 @@ def test_only_tokens_that_change_are_asked_where_to(method: str, options: dict[s
 
     monkeypatch.setattr(steppers, "jump_weights", counted)
     monkeypatch.setattr(steppers, "leap_of", counted_leaps)
-    how = {"sampler": "stratified", "steps": 24, "deterministic": True, **options}
+    how = {"sampler": "stratified", "steps": 16, "deterministic": True, **options}
     spared = drawn(model, process, method, **how)
     assert sum(asked) < 0.4 * sum(all_rows)
 
