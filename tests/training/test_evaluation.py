@@ -16,6 +16,7 @@ from cedd.bounds.stop import STOPS, choose_stop
 from cedd.data.training_data import prepare_training_data
 from cedd.models.folder import load_folder
 from cedd.training.config import TrainConfig
+from cedd.training.loop import TrainResult
 from cedd.training.state import EVALUATION, derived_seed
 from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
 
@@ -34,15 +35,17 @@ def records(out: Path, kind: str) -> list[dict[str, Any]]:
     [
         ("cedd-star", "roulette"),
         ("sedd", "absorb"),
-        ("sedds", "uniform"),
         ("bayes", "eroulette"),
         ("dfm", "absorb"),
         ("ar", "absorb"),
     ],
 )
 def test_every_kind_of_method_is_evaluated(config: Make, method: str, process: str):
-    result = run(config("run", {**SMALL, "method": method, "process.name": process}))
-    bounds, samples = records(config().out, "bound"), records(config().out, "sample")
+    assert_evaluated(run(config("run", {**SMALL, "method": method, "process.name": process})), config().out)
+
+
+def assert_evaluated(result: TrainResult, out: Path) -> None:
+    bounds, samples = records(out, "bound"), records(out, "sample")
     assert [record["step"] for record in bounds] == [6, 12]
     assert [record["step"] for record in samples] == [6, 6, 12, 12]
     assert all(len(record["text"]) == 12 for record in samples)
@@ -55,6 +58,7 @@ def test_where_a_path_stops_is_chosen_on_training_text_and_stands_in_the_folder(
     """What the run logs last is of the process that its folder describes."""
     settings = config("run", {**SMALL, "method": "sedds", "process.name": "uniform"})
     result = run(settings)
+    assert_evaluated(result, settings.out)
     folder, data = load_folder(settings.out), prepare_training_data(settings.data, length=12, cache=settings.text.cache)
     assert folder.method.dynamics.stop in STOPS
     assert json.loads((settings.out / "config.json").read_text())["method"] == folder.method.config()
