@@ -106,13 +106,13 @@ def test_the_faked_device_has_no_float64():
 @pytest.mark.parametrize(("method", "process"), PAIRS)
 def test_a_device_without_float64_samples_bounds_and_trains_as_the_cpu(halves: bool, method: str, process: str):
     """The same texts; bound, loss and gradient up to float32's rounding."""
-    chain, data = MAKERS[process](V), torch.randint(V, (4, L), generator=torch.Generator().manual_seed(1))
+    chain, data = MAKERS[process](V), torch.randint(V, (2, L), generator=torch.Generator().manual_seed(1))
 
     def found(device: torch.device) -> list[torch.Tensor]:
         model = (in_two_halves(method) if halves else Plain()).to(device)
         drawn, bound, loss = (torch.Generator().manual_seed(seed) for seed in range(3))
-        texts = cedd.sample(model, chain, (3, L), method=method, steps=6, generator=drawn)
-        nats = cedd.estimate_bound(model, chain, data, method=method, draws=3, generator=bound).nats_per_token
+        texts = cedd.sample(model, chain, (2, L), method=method, steps=4, generator=drawn)
+        nats = cedd.estimate_bound(model, chain, data, method=method, draws=2, generator=bound).nats_per_token
         total = cedd.loss(method, chain, model, data.to(device), generator=loss)
         total.backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
