@@ -29,7 +29,7 @@ def run(tmp_path):
 
 def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     out, figures = tmp_path / "english-char", tmp_path / "pride.json"
-    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 20)
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 8)
     words = ["export", str(run), "--out", str(out), "--weights", "int8", "--about", "Old books."]
     assert main([*words, "--calibrate", str(tmp_path / "book.txt"), "--device", "cpu", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -42,7 +42,7 @@ def test_a_run_is_exported_measured_and_exported_again(run, tmp_path, capsys):
     assert "cedd train char --data books.txt --out runs/english-char" in card
     assert "| batch | 16 sequences |" in card
     assert "| schedule | log-linear (eps 0.001) |" in card
-    assert "On the first 880 characters of book.txt, 5% of whose letters were replaced" in card
+    assert "On the first 352 characters of book.txt, 5% of whose letters were replaced" in card
     assert not [file for file in out.iterdir() if "somebody" in file.read_text(errors="ignore")]
 
     share = {"share": 0.8125, "low": 0.79, "high": 0.83, "total": 1000}
@@ -81,7 +81,7 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
         "chosen": "By hand.",
     }
     folder, out = save_random(tmp_path / "model", extra=before), tmp_path / "out"
-    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 20)
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 8)
     words = ["export", str(folder), "--out", str(out), "--device", "cpu"]
 
     def config(*more):
@@ -122,7 +122,7 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_meant_is_one_line(run, tmp_path, capsys, more, message):
-    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 20)
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 8)
     given = [str(tmp_path / "book.txt") if word == "BOOK" else word for word in more]
     assert main(["export", str(run), "--out", str(tmp_path / "x"), "--device", "cpu", *given]) == 2
     error = capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_the_bar_moves_on_with_every_reading_and_ends_full():
     told = []
     ways = [correction_options(model, given) for given in ({}, {"passes": 1}, {"steps": 4, "t": 0.2})]
     counter = CorrectionProgress(ways, lambda done, planned: told.append((done, planned)))
-    for _ in corrections(model, 4 * TEXT.replace("a", "q"), ways, 0, counter.read):
+    for _ in corrections(model, 2 * TEXT.replace("a", "q"), ways, 0, counter.read):
         counter.finish()
     done, planned = zip(*told, strict=True)
     assert set(planned) == {(1 + 2 + 3) + 3 + 6}
