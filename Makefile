@@ -63,9 +63,13 @@ build: install-dev ## the wheel and the sdist, into dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 
+# Lint, which is one process and mostly pyright, runs beside the tests, and what it says comes last. A worker takes tests
+# in their order, since those of a file share what they need, until it has none left and takes half of another's.
 # Compiled modules are kept, whatever the environment says: the tests start some dozen processes that import the package.
-test: lint ## lint, then the default tests (neither slow nor gpu), which build the documentation
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+test: install-dev ## lint and the default tests (neither slow nor gpu), which build the documentation
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; $(MAKE_COMMAND) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; failed=0; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal || failed=$$?; \
+	wait $$lint || failed=$$?; cat "$$said"; exit $$failed
 
 format: install-dev ## put the code into the form that `make lint` asks for
 	$(BIN)/ruff check --fix .
