@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -48,6 +49,10 @@ LOADERS = {"torch.load", "torch.serialization.load"}
 EVALUATORS = {"eval", "exec"}
 
 
+parsed = cache(ast.parse)
+"""The tree of a source, which no test changes."""
+
+
 def source_files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
@@ -72,7 +77,7 @@ def wrong_imports(source: str, part: str, package: tuple[str, ...] = ("cedd",)) 
     """Imports of cedd's own parts that point up ORDER instead of down."""
     allowed = ORDER[: ORDER.index(part) + 1]
     wrong: list[str] = []
-    for name in imported_modules(ast.parse(source), package):
+    for name in imported_modules(parsed(source), package):
         names = name.split(".")
         if names[0] != "cedd":
             continue
@@ -89,7 +94,7 @@ def imports_of_modules(sources: dict[tuple[str, ...], Path]) -> dict[str, set[st
     modules = {".".join(names).removesuffix(".__init__") for names in sources}
     graph: dict[str, set[str]] = {}
     for names, path in sources.items():
-        imported = set(imported_modules(ast.parse(path.read_text("utf-8")), names[:-1]))
+        imported = set(imported_modules(parsed(path.read_text("utf-8")), names[:-1]))
         imported |= {name.rpartition(".")[0] for name in imported - modules}  # a name inside a module
         graph[".".join(names).removesuffix(".__init__")] = imported & modules
     return graph
@@ -97,7 +102,7 @@ def imports_of_modules(sources: dict[tuple[str, ...], Path]) -> dict[str, set[st
 
 def dangerous_uses(source: str) -> list[str]:
     """Anything that could run code from a file: unpickling, torch.load, eval and exec of strings."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     found = [
         name for name in imported_modules(tree, ("cedd",)) if name == "torch.load" or name.split(".")[0] in UNPICKLERS
     ]

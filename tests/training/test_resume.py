@@ -27,10 +27,21 @@ from tests.training.runs import (
     final_state,
     listen,
     run,
+    tiny_config,
     write_corpus,
 )
 
 Make = Callable[..., TrainConfig]
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run that nothing stopped, with which those of the same settings are compared."""
+    settings = tiny_config(corpus, cache, tmp_path_factory.mktemp("whole") / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cedd.training.loop.plot_log", lambda folder: None)
+        run(settings)
+    return settings.out
 
 
 @pytest.fixture(autouse=True)
@@ -69,29 +80,26 @@ def test_how_often_the_average_moves_is_the_runs_setting_and_may_change(config: 
     assert run(config("third", {"optimizer.ema_every": 1})).finished
 
 
-def test_crashes_before_the_first_and_at_each_later_step_change_nothing(config: Make):
-    run(config("whole"))
+def test_crashes_before_the_first_and_at_each_later_step_change_nothing(config: Make, whole: Path):
     for step in (2, 4, 5, 9, 11):
         with pytest.raises(Crash):
             run(config("crashed"), crash_at(step))
     run(config("crashed"))
-    assert_same_run(config("whole").out, config("crashed").out)
+    assert_same_run(whole, config("crashed").out)
 
 
-def test_the_rhythm_of_checkpoints_changes_nothing(config: Make):
-    run(config("whole"))
+def test_the_rhythm_of_checkpoints_changes_nothing(config: Make, whole: Path):
     with pytest.raises(Crash):
         run(config("crashed", {"checkpoint_every": 3}), crash_at(8))
     run(config("crashed", {"checkpoint_every": 5, "keep": 1}))
-    assert_same_run(config("whole").out, config("crashed").out)
+    assert_same_run(whole, config("crashed").out)
 
 
-def test_another_seed_gives_another_run(config: Make):
+def test_another_seed_gives_another_run(config: Make, whole: Path):
     """So the comparison can fail."""
-    run(config("whole"))
     run(config("other", {"seed": 1}))
     with pytest.raises(AssertionError, match="tensors differ"):
-        assert_same_run(config("whole").out, config("other").out)
+        assert_same_run(whole, config("other").out)
 
 
 def test_more_steps_continue_a_finished_run(config: Make):
@@ -127,8 +135,7 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_and_stops(config: Make, number: signal.Signals):
-    run(config("whole"))
+def test_a_signal_saves_and_stops(config: Make, whole: Path, number: signal.Signals):
     said = StringIO()
 
     def stop(step: int) -> None:
@@ -144,7 +151,7 @@ def test_a_signal_saves_and_stops(config: Make, number: signal.Signals):
     assert f"step {result.step}: stopped; model in {config('stopped').out}" in said.getvalue()
     run(config("stopped"), console=Console(file=said))
     assert f"resuming {config('stopped').out} at step {result.step}" in said.getvalue()
-    assert_same_run(config("whole").out, config("stopped").out)
+    assert_same_run(whole, config("stopped").out)
 
 
 @pytest.mark.usefixtures("signals")
@@ -177,8 +184,7 @@ def test_a_signal_that_is_ignored_stays_ignored(config: Make):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_damaged_checkpoint_costs_its_steps_only(config: Make):
-    run(config("whole"))
+def test_a_damaged_checkpoint_costs_its_steps_only(config: Make, whole: Path):
     run(config("damaged", {"steps": 11}))
     (newest,) = (config().out.parent / "damaged" / "checkpoints" / "step-00000011").glob("*.safetensors")
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -187,11 +193,10 @@ def test_a_damaged_checkpoint_costs_its_steps_only(config: Make):
     assert "step-00000011 is damaged" in said.getvalue()
     assert newest.name in said.getvalue()
     assert "at step 8" in said.getvalue()
-    assert_same_run(config("whole").out, config("damaged").out)
+    assert_same_run(whole, config("damaged").out)
 
 
-def test_when_no_checkpoint_is_whole_the_run_starts_again_and_says_so(config: Make):
-    run(config("whole"))
+def test_when_no_checkpoint_is_whole_the_run_starts_again_and_says_so(config: Make, whole: Path):
     run(config("damaged"))
     for file in config("damaged").out.rglob("checkpoints/*/state.json"):
         file.unlink()
@@ -200,18 +205,17 @@ def test_when_no_checkpoint_is_whole_the_run_starts_again_and_says_so(config: Ma
         run(config("damaged", {"resume": "must"}), console=Console(file=said))
     run(config("damaged"), console=Console(file=said))
     assert "starting from the first step" in said.getvalue()
-    assert_same_run(config("whole").out, config("damaged").out)
+    assert_same_run(whole, config("damaged").out)
 
 
-def test_a_log_that_was_cut_off_is_mended(config: Make):
-    run(config("whole"))
+def test_a_log_that_was_cut_off_is_mended(config: Make, whole: Path):
     with pytest.raises(Crash):
         run(config("crashed"), crash_at(7))
     log = config("crashed").out / "log.jsonl"
     log.write_text(log.read_text() + '{"step": 7, "kind": "tr')
     run(config("crashed"))
-    assert_same_run(config("whole").out, config("crashed").out)
-    assert [record["step"] for record in final_log(config("whole").out)] == list(range(1, 13))
+    assert_same_run(whole, config("crashed").out)
+    assert [record["step"] for record in final_log(whole)] == list(range(1, 13))
 
 
 def test_leftovers_of_a_kill_are_swept(config: Make):
