@@ -217,7 +217,7 @@ def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys
     together, alone = tmp_path / "together", tmp_path / "alone"
 
     def command(folder, samplers):
-        how = ["--samplers", *samplers, "--step-counts", "1", "2", "3", "4", "5", "--temperatures", "1", "0.5"]
+        how = ["--samplers", *samplers, "--step-counts", "1", "2", "3", "--temperatures", "1", "0.5"]
         judged = ["-n", "3", "--length", "8", "--device", "cpu", "--judge", runs["causal"], "--json"]
         return ["genppl", runs["absorb"], "--frontier", str(folder), *how, *judged]
 
@@ -237,7 +237,7 @@ def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys
         for folder in (together, alone)
     )
     assert found == expected
-    assert len(found) == 5 * 2 * 2 + 2
+    assert len(found) == 3 * 2 * 2 + 2
     assert all(set(cell["judged"]) == {"causal"} for cell in found.values())
     assert not [file for file in together.iterdir() if file.name.startswith(".")]
 

@@ -110,7 +110,7 @@ def test_whole_trajectory(process, method, rule, kind):
     made = PROCESSES[process](3)
     model = kind(made, 2, seed=1)
     generator = torch.Generator().manual_seed(11)
-    drawn = sample(model, made, (20000, 2), method=method, sampler=rule, steps=7, generator=generator)
+    drawn = sample(model, made, (12000, 2), method=method, sampler=rule, steps=7, generator=generator)
     law = sampler_law(model, method, rule, made, time_grid(made, 7))
     assert p_value(model.counts(drawn), law) > ERROR_RATE
 
