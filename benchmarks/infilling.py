@@ -164,6 +164,8 @@ def main() -> int:
     try:
         if unknown := [name for name in arguments.ways if name not in WAYS] or not arguments.ways:
             raise ValueError(f"--ways are some of {', '.join(WAYS)}; got {unknown or 'none'}")
+        if arguments.words < 2:
+            raise ValueError(f"--words must be at least 2, of which an interval can be made; got {arguments.words}")
         loaded = load(arguments.model, arguments.device)
         text = re.sub(r"\s+", " ", "".join(open_corpus(arguments.data).documents()))
         asked = list(questions(text, loaded.tokenizer, loaded.length, arguments.words))
