@@ -451,6 +451,10 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
 
 def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
     """The cells that all files have, a seed each: the held-out bound of the last step, and its mean."""
+    protocols = [content.get("protocol", {}) for content in contents]
+    names = dict.fromkeys(name for protocol in protocols for name in protocol)
+    if different := [name for name in names if any(p.get(name) != protocols[0].get(name) for p in protocols)]:
+        raise ValueError(f"these results files are of different protocols ({', '.join(different)} differ)")
     finished = [{cell for cell, record in content["cells"].items() if "final" in record} for content in contents]
     shared = [cell for cell in contents[0]["cells"] if all(cell in found for found in finished)]
     if not shared:

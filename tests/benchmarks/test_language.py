@@ -244,6 +244,20 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
     assert arguments.results.read_bytes() == before
 
 
+def test_seeds_are_compared_within_one_protocol(benchmark, arguments, done):
+    first, second = (json.loads(json.dumps(done.content)) for _ in range(2))
+    for record in second["cells"].values():
+        record["seed"] = record["config"]["seed"] = 1
+    table = benchmark.over_seeds([first, second])
+    assert table.startswith("| held-out bound, nats a token | seed 0 | seed 1 | mean |")
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [f"| {cell}" for cell in CELLS]
+    second["protocol"] |= {"steps": 400, "draws": 16}
+    with pytest.raises(ValueError, match=r"different protocols \(steps, draws differ\)"):
+        benchmark.over_seeds([first, second])
+    with pytest.raises(ValueError, match="--page has the tables of one results file"):
+        replace(arguments, table=(PAGE, PAGE), page=PAGE).check()
+
+
 def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_path):
     """Each writes the cells that have changed in it, and takes the others from the file: no row is lost."""
     path = tmp_path / "language.json"
