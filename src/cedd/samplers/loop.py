@@ -45,6 +45,9 @@ WITHOUT_RULES = ("first-hitting", *ORDERS)
 
 SAMPLERS = (*RULES, *STEPPERS, *WITHOUT_RULES)
 
+FEW_OUTPUTS = 1 << 16
+"""Entries of [R, V] ratios below which all positions are drawn from their laws."""
+
 
 def steps_taken(sampler: str, steps: int, length: int) -> int:
     """The steps in which a sampler draws a text of `length` tokens if it is asked for `steps`."""
@@ -276,12 +279,13 @@ def _moving(
 ) -> Tensor | None:
     """Which of the positions x [R] with ratios [R, V] may move by their numbers v, without a law; None if unknown.
 
-    What is excluded may be what is there, and at t = 0 no mask is left: then all have to be asked.
+    What is excluded may be what is there, and at t = 0 no mask is left: then all have to be asked. Of few outputs the
+    laws take no longer than to find out.
     """
     meaning = run.parameterization
     if rule.stay is None or type(meaning) not in (Score, ScaledScore):  # one made of these may be any
         return None
-    if run.sharpening.excluded or float(run.times[k + 1]) == 0:
+    if run.sharpening.excluded or float(run.times[k + 1]) == 0 or outputs.numel() < FEW_OUTPUTS:
         return None
     assert isinstance(meaning, Score)
     now, next_ = noise.like(x), earlier.like(x)
