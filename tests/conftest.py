@@ -1,5 +1,5 @@
-"""What holds for all tests: no property fails because the machine was busy, data comes from one place, and one run is
-enough."""
+"""What holds for all tests: no property fails because the machine was busy or by the tests before it, data comes from
+one place, and one run is enough."""
 
 import contextlib
 import functools
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from cedd.cli import main
@@ -33,6 +34,12 @@ def sources_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "getsource", functools.cache(inspect.getsource))
         yield
+
+
+@pytest.fixture(autouse=True)
+def torch_begins_alike() -> None:
+    """What a test draws with torch's own generator does not depend on the tests before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -45,9 +45,9 @@ FEW = 4
 def entries_at_once(device: torch.device) -> int:
     """Entries of [R, V] outputs that are held at once: 128 MiB, in float64 on a CPU, in float32 on MPS; on a GPU a
     128th of its memory in float64, from 256 MiB to 1 GiB: with fewer a large one waits for the host."""
-    if device.type in _ENTRIES_AT_ONCE:
-        return _ENTRIES_AT_ONCE[device.type]
     fewest, most = _ENTRIES_ON_A_GPU
+    if device.type != "cuda":
+        return _ENTRIES_AT_ONCE.get(device.type, fewest)
     return min(most, max(fewest, torch.cuda.get_device_properties(device).total_memory // 1024))
 
 

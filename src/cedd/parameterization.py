@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from cedd.process import Kernel, Noise, TokenProcess
-from cedd.row_sums import full_precision, score_sums
+from cedd.row_sums import full_precision, log_sum_exp
 from cedd.schedules import double
 
 TINY = torch.finfo(torch.float64).tiny  # what a denominator is at least
@@ -206,7 +206,7 @@ class Score(Parameterization):
 
     def others(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """The sum of s_y over the tokens y != x_t, [R, V] -> [R] float64."""
-        return score_sums(outputs, self.shift(x_t, noise), x_t)[0]
+        return torch.exp(log_sum_exp(outputs, x_t) + self.shift(x_t, noise))
 
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """The reverse step all the way to clean data, where no mask is left: P(x_t | z) (K^-1 s)(z), normalised.
@@ -254,6 +254,12 @@ class ScaledScore(Score):
 
     def stops_short(self, process: TokenProcess) -> bool:
         return process.can_shuffle and not process.jumps_at_zero
+
+
+def shifted_outputs(parameterization: Parameterization) -> Score | None:
+    """The parameterization, if its log-ratios are the outputs plus a number of the position; else None. One that is
+    made of these may be any."""
+    return parameterization if type(parameterization) in (Score, ScaledScore) else None  # type: ignore[return-value]
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -457,6 +457,45 @@ def test_positions_that_surely_stay_are_asked_for_no_law(name: str, method: str,
             assert (counts[0] < 0.9 * counts[1]) == ("exclude" not in options)
 
 
+def surely(x: Tensor, sigma: Tensor) -> Tensor:
+    """The exact log-ratios of tokens that are 0 in 4 of 5 places, on uniform."""
+    share = torch.full((27,), 0.2 / 26, dtype=torch.float64)
+    share[0] = 0.8
+    logs = torch.log1p(torch.exp(-sigma.double())[:, None] * (27 * share - 1))
+    return (logs[:, None, :] - logs.gather(1, x)[:, :, None]).float()
+
+
+@pytest.mark.parametrize(
+    ("process", "method", "model"),
+    [
+        # Ratios that are 0 in float32, and sums that all but cancel.
+        (cedd.absorb(20, cedd.Geometric(1e-3, 150.0)), "sedds", lambda x, sigma: torch.zeros(*x.shape, 20)),
+        (cedd.uniform(27, cedd.Geometric(1e-5, 20.0)), "sedd", surely),
+    ],
+    ids=["tiny ratios", "sums that cancel"],
+)
+def test_no_rounding_of_a_sum_keeps_a_position_from_moving(
+    process: cedd.TokenProcess, method: str, model: Any, monkeypatch
+) -> None:
+    monkeypatch.setattr(loop, "FEW_OUTPUTS", 0)
+    fast, slow = (
+        drawn(model, process, method, (40, 100), steps=2, sampler=rule)
+        for rule in (RULES["analytic"], replace(RULES["analytic"], stay=None))
+    )
+    assert torch.equal(fast, slow)
+
+
+def test_a_start_may_be_of_any_whole_numbers(monkeypatch) -> None:
+    monkeypatch.setattr(loop, "FEW_OUTPUTS", 0)
+    for method in ("sedd", "cedd"):
+        options: dict[str, Any] = {"steps": 3, "t_start": 0.5}
+        narrow, wide = (
+            drawn(AtEachToken(7), cedd.uniform(7), method, (2, 3), x_start=torch.ones(2, 3, dtype=dtype), **options)
+            for dtype in (torch.int32, torch.int64)
+        )
+        assert torch.equal(narrow, wide)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_numbers_by_which_a_state_stays_whatever_the_others_are(masked: bool) -> None:
     """Every number that `may_move` leaves out gives the state that is there, at any place among the others."""

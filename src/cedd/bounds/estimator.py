@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 """Told, after each batch, how many evaluations are done and how many are planned so far."""
 
 _WORTH_SETTLING = 1.125  # so many times as many draws: settling all of them after every round would be quadratic
-_NEARLY = 1e-3  # so far apart the earliest times of bounds may be that are measured by the same draws
+_NEARLY = 1e-4  # so far apart the earliest times of bounds may be that are measured by the same draws
 _HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which more draws are not worth while
 
 
@@ -174,11 +174,10 @@ def estimate_bounds(
             )
         counter = _Counter(progress)
         job = _Job(network, process, clean, way, draws, tolerance, max_draws, batch, fixed_set, nested, counter)
-        state, found = None if generator is None else generator.get_state(), dict[Bound, BoundEstimate]()
+        source, found = torch.default_generator if generator is None else generator, dict[Bound, BoundEstimate]()
+        state = source.get_state()
         for together in _drawn_together(targets, way):
-            if generator is not None and state is not None:
-                generator.set_state(state)
-            found |= job.estimates(together, generator)
+            found |= job.estimates(together, source.set_state(state))
         return {bound: found[bound] for bound in bounds}
 
 
@@ -226,27 +225,27 @@ class _Job:
     nested: bool
     counter: _Counter
 
-    def estimates(
-        self, targets: Mapping[Bound, Target], generator: torch.Generator | None
-    ) -> dict[Bound, BoundEstimate]:
+    def estimates(self, targets: Mapping[Bound, Target], generator: torch.Generator) -> dict[Bound, BoundEstimate]:
         """The bounds of these targets, by the same draws. One that turns out to be infinite is left out of them."""
         if not targets:
             return {}
-        counter, names = self.counter, list[Bound](targets)
+        counter, names, state = self.counter, list[Bound](targets), generator.get_state()
+        before = counter.done
         evaluation = Evaluation(
             self.network, self.process, self.data, tuple(targets.values()), self.batch, counter.add, self.nested
         )
         if evaluation.grows_like_inverse_time():
-            return self._without([name for name in names if targets[name].low == 0], targets, generator)
+            infinite: list[Bound] = [name for name in names if targets[name].low == 0]
+            return self._without(infinite, targets, generator.set_state(state), counter.done - before)
         drawn = StratifiedDraws(evaluation) if self.way == "stratified" else IndependentDraws(evaluation)
         total = settled_at = 0
         while True:
             counter.planned += self.draws * len(self.data)
             drawn.add(self.draws, generator)
             total += self.draws
-            infinite: list[Bound] = [name for index, name in enumerate(names) if drawn.diverges(index)]
+            infinite = [name for index, name in enumerate(names) if drawn.diverges(index)]
             if infinite:
-                return self._without(infinite, targets, generator)
+                return self._without(infinite, targets, generator.set_state(state), counter.done - before)
             if total < _WORTH_SETTLING * settled_at and total + self.draws <= self.max_draws:
                 continue
             settled_at = total
@@ -255,7 +254,7 @@ class _Job:
                     name,
                     drawn.settle(index),
                     targets[name],
-                    counter.done,
+                    counter.done - before,
                     total,
                     self.data,
                     self.fixed_set,
@@ -267,13 +266,13 @@ class _Job:
                 return found
 
     def _without(
-        self, infinite: Sequence[Bound], targets: Mapping[Bound, Target], generator: torch.Generator | None
+        self, infinite: Sequence[Bound], targets: Mapping[Bound, Target], generator: torch.Generator, evaluations: int
     ) -> dict[Bound, BoundEstimate]:
         """These are infinite; the others are drawn anew, since costs without end would spoil what draws have learnt."""
         rest: dict[Bound, Target] = {name: target for name, target in targets.items() if name not in infinite}
         found = self.estimates(rest, generator)
         for name in infinite:
-            found[name] = _infinite(name, targets[name], self.counter.done, self.data, self.fixed_set)
+            found[name] = _infinite(name, targets[name], evaluations, self.data, self.fixed_set)
         return found
 
 

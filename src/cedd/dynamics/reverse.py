@@ -55,11 +55,11 @@ from cedd.parameterization import (
     AffineScore,
     Leap,
     Parameterization,
-    ScaledScore,
     Score,
     at_token,
     can_jump,
     reverse_stay,
+    shifted_outputs,
     step_law,
 )
 from cedd.process import Noise, TokenProcess
@@ -132,8 +132,9 @@ class ScorePath(PathCost):
         meaning = self.parameterization
         if isinstance(meaning, Affine):
             return self._with_known(affine_score_entropy(meaning, outputs, rows), rows)
-        if isinstance(meaning, Score) and type(meaning) in (Score, ScaledScore):  # one made of these may be any
-            return self._with_known(ratio_score_entropy(meaning, outputs, rows), rows)
+        ratios = shifted_outputs(meaning)
+        if ratios is not None:
+            return self._with_known(ratio_score_entropy(ratios, outputs, rows), rows)
         return self.plain(outputs, rows)
 
     def plain(self, outputs: Tensor, rows: Rows) -> Tensor:

@@ -63,7 +63,8 @@ class StepRule:
         of_tensors: a declaration: the leap is made of operations on tensors alone and never looks at their values, so
             that a GPU can record it.
         needs_probabilities: a declaration: there is no law for networks that give ratios.
-        stay: (sum of s_y over y != x_t, x_t, noise, earlier) -> the probability of staying that `law` has for ratios s.
+        stay: (sum of s_y over y != x_t, x_t, noise, earlier) -> the probability of staying that `law` has for ratios s,
+            or less; the larger the sum, the less. Too much would keep positions from moving, and nothing checks it.
     """
 
     name: str

@@ -166,7 +166,8 @@ def measure(
 ) -> Measurement:
     """The bounds of a run on data [N, L], with the options of `estimate_bound`.
 
-    The same seed shows any run the same times and noise; of `all`, the bounds are measured by the same draws.
+    The same seed shows any run the same times and noise; of `all`, stratified draws measure every bound that
+    reaches nearly as far.
     """
     if folder.process.vocab_size < folder.tokenizer.vocab_size:
         raise ValueError(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cedd.network import ScoreRows, SupportsRowLosses
 from cedd.objectives.objective import ClosedForm, Objective, Rows
-from cedd.parameterization import TINY, Parameterization, ScaledScore, Score, at_token, can_jump, put_at_token
+from cedd.parameterization import TINY, Parameterization, at_token, can_jump, put_at_token, shifted_outputs
 from cedd.process import Noise
 
 
@@ -88,11 +88,11 @@ class ScoreEntropy(Objective):
         return score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise)
 
     def closed_form(self, parameterization: Parameterization, rows: Rows) -> ScoreEntropyRows | None:
-        """Where the outputs are log-ratios, up to a number a row; a parameterization made of these may be any."""
-        if type(parameterization) not in (Score, ScaledScore):
+        """Where the outputs are log-ratios, up to a number a row."""
+        meaning = shifted_outputs(parameterization)
+        if meaning is None:
             return None
-        assert isinstance(parameterization, Score)
         ratios = true_ratios(rows.x_t, rows.x0, rows.noise)
-        shift = parameterization.shift(rows.x_t, rows.noise)
+        shift = meaning.shift(rows.x_t, rows.noise)
         numbers = ScoreRows(target=rows.x0, skip=rows.x_t, shift=shift, common=ratios.common, extra=ratios.extra)
         return ScoreEntropyRows(numbers, torch.where(can_jump(rows.x_t, rows.noise), ratios.rate, 0.0))

@@ -45,8 +45,6 @@ def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
 
 _ROUNDED_BY = 1e-9
 """More than the sum of a law is rounded by."""
-_SUMMED_BY = 1e-4
-"""More than a sum of ratios in float32 is off, in shares of it."""
 
 
 def is_surely_mask(v: Tensor, chance: Tensor) -> Tensor:
@@ -61,10 +59,10 @@ def is_surely_mask(v: Tensor, chance: Tensor) -> Tensor:
 def may_move(v: Tensor, stay: Tensor, is_mask: Tensor) -> Tensor:
     """Where `inverse_cdf` of a law over the n states may give another state than the one that is there.
 
-    The state that is there has the chance `stay`, and those before it have at most the rest: it is drawn by all numbers
-    v between the rest and `stay`, wherever it stands among the others; a mask, the last, by all beyond the rest.
+    The state that is there has the chance `stay` or more, and those before it have at most the rest: it is drawn by all
+    numbers v between the rest and `stay`, wherever it stands among the others; a mask, the last, by all beyond it.
     """
-    rest = (1 - stay) * (1 + _SUMMED_BY) + _ROUNDED_BY
+    rest = 1 - stay + _ROUNDED_BY
     return ~((v > rest) & (is_mask | (v < 1 - rest)))
 
 

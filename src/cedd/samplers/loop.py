@@ -28,7 +28,7 @@ from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Places, evaluating, flat_places, put_at
-from cedd.parameterization import Affine, Parameterization, ScaledScore, Score, can_jump
+from cedd.parameterization import Affine, Parameterization, can_jump, shifted_outputs
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.constraints import Constraint, Fixed
@@ -47,6 +47,8 @@ SAMPLERS = (*RULES, *STEPPERS, *WITHOUT_RULES)
 
 FEW_OUTPUTS = 1 << 16
 """Entries of [R, V] ratios below which all positions are drawn from their laws."""
+_SUMMED_BY = 1e-4
+"""More than a sum of ratios in float32 is off, in shares of it."""
 
 
 def steps_taken(sampler: str, steps: int, length: int) -> int:
@@ -263,7 +265,7 @@ def _dense_step(run: Run, k: int, x: Tensor, free: Tensor, levels: Tensor, sigma
     def drawn(outputs: Tensor, part: slice) -> Tensor:
         here, u = flat[rows[part]], v[part]
         moving = _moving(rule, run, k, outputs, here, noise, earlier, u)
-        if moving is None:
+        if moving is None or 2 * len(moving) > len(here):
             return _draw_dense(rule, run, outputs.double(), here, noise, earlier, u)
         if not len(moving):
             return here
@@ -282,14 +284,14 @@ def _moving(
     What is excluded may be what is there, and at t = 0 no mask is left: then all have to be asked. Of few outputs the
     laws take no longer than to find out.
     """
-    meaning = run.parameterization
-    if rule.stay is None or type(meaning) not in (Score, ScaledScore):  # one made of these may be any
+    meaning = shifted_outputs(run.parameterization)
+    if rule.stay is None or meaning is None or run.sharpening.excluded:
         return None
-    if run.sharpening.excluded or float(run.times[k + 1]) == 0 or outputs.numel() < FEW_OUTPUTS:
+    if float(run.times[k + 1]) == 0 or outputs.numel() < FEW_OUTPUTS:
         return None
-    assert isinstance(meaning, Score)
     now, next_ = noise.like(x), earlier.like(x)
-    stay = rule.stay(meaning.others(outputs, x, now), x, now, next_)
+    # The larger the ratios, the less likely a position stays: so no rounding of their sum hides one that moves.
+    stay = rule.stay(meaning.others(outputs, x, now) * (1 + _SUMMED_BY), x, now, next_)
     return flat_places(may_move(v, stay, now.is_mask(x)))
 
 
@@ -422,7 +424,7 @@ def sample(
             # Texts are read again in which nothing changed, unlike where each call reveals a token of each text.
             run = replace(run, network=replace(run.network, model=remembering(run.network.model)))
         place = network.device
-        x = x_start[start:stop].to(place) if x_start is not None else _prior(run, place)
+        x = x_start[start:stop].to(place, torch.int64) if x_start is not None else _prior(run, place)
         if sampler == "first-hitting":
             return first_hitting(run.network, process, x, sharpening, run.constraint, run.draws, callback, t_start)
         if order is not None:
