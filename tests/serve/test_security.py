@@ -94,8 +94,9 @@ def test_the_log_has_no_texts(shelf, monkeypatch: pytest.MonkeyPatch):
     with served(shelf) as (address, _):
         httpx.post(f"{address}correct?secret=1", json={"text": "my secret"}, trust_env=False)
         httpx.get(f"{address}secret/path", trust_env=False)
-    assert len(lines) == 2
-    assert lines[0].startswith("POST /correct 200 ")
+    # a server of a test before this one may still write of a request that nobody waited for
+    assert any(line.startswith("POST /correct 200 ") for line in lines)
+    assert sum(line.startswith("GET (no address of ours) 404 ") for line in lines) == 1
     assert "secret" not in "".join(lines)
 
 
