@@ -281,7 +281,7 @@ def test_a_token_without_a_chance_costs_a_text_without_it_nothing(method: str) -
     assert exact < 50
     found = cedd.estimate_bound(without_zero, process, tokens, method=method, draws=512, fixed_set=True)
     assert abs(found.nats_per_token - exact) < 5 * found.stderr + 1e-6
-    assert cedd.loss(method, process, without_zero, tokens).isfinite()
+    assert float(cedd.loss(method, process, without_zero, tokens)) < 50
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

@@ -27,27 +27,12 @@ import torch
 from torch import Tensor
 
 from cedd.process import Kernel, Noise, TokenProcess
-from cedd.row_sums import full_precision, log_sum_exp
+from cedd.row_sums import at_token, full_precision, log_sum_exp, put_at_token
 from cedd.schedules import double
 
 TINY = torch.finfo(torch.float64).tiny  # what a denominator is at least
 _LIFTED_BELOW, _LIFT = 0.5, 1.1  # the paper's rescaling of sigma where there is a mask
 _MAX_LOG_RATE = 80.0  # an untrained score may say anything; exp of this is still far inside float32
-
-
-def at_token(values: Tensor, x_t: Tensor) -> Tensor:
-    """values[..., x_t] where x_t is a token; an arbitrary finite entry where it is the mask. [*S, V] -> [*S]."""
-    return values.gather(-1, x_t.clamp_max(values.shape[-1] - 1)[..., None]).squeeze(-1)
-
-
-def put_at_token(values: Tensor, x_t: Tensor, replacement: Tensor | float, is_mask: Tensor) -> Tensor:
-    """values with the entry at x_t replaced, where x_t is a token and not the mask."""
-    index = x_t.clamp_max(values.shape[-1] - 1)[..., None]
-    # A number is filled in where the values are: to send it there would make the host wait for a GPU.
-    new = replacement.to(values) if isinstance(replacement, Tensor) else values.new_full((), replacement)
-    old = values.gather(-1, index)
-    new = new.expand(x_t.shape)[..., None]
-    return values.scatter(-1, index, torch.where(is_mask[..., None], old, new))
 
 
 def _log_expm1(x: Tensor) -> Tensor:
@@ -124,7 +109,7 @@ class Parameterization(ABC):
         """Reverse rates Q_t(x_t, y) s_y from x_t to each token y, 0 at x_t itself: alpha' s_y at a mask,
         beta'/V s_y at a token. The reverse process never jumps to the mask."""
         masked = noise.is_mask(x_t)
-        forward = torch.where(masked, noise.alpha_rate, noise.beta_rate / noise.vocab_size)
+        forward = noise.forward_rate(masked)
         scores = torch.exp(self.log_scores(outputs, x_t, noise).clamp_max(_MAX_LOG_RATE))
         return put_at_token(forward.to(scores)[..., None] * scores, x_t, 0.0, masked)
 

@@ -247,6 +247,10 @@ class Noise(Kernel):
         """alpha + beta: what the network is told of the time."""
         return self.alpha + self.beta
 
+    def forward_rate(self, masked: Tensor) -> Tensor:
+        """Q_t(x, y), the rate from any other token y to x: alpha' to a mask, beta'/V to a token. [*S]."""
+        return torch.where(masked, self.alpha_rate, self.beta_rate / self.vocab_size)
+
     def since(self, earlier: Kernel) -> Kernel:
         """The kernel from an earlier noise level to this one."""
         return Kernel(self.vocab_size, self.has_mask, self.alpha - earlier.alpha, self.beta - earlier.beta)

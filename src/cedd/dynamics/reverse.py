@@ -183,10 +183,8 @@ def ratio_score_entropy(parameterization: Score, outputs: Tensor, rows: Rows) ->
     """lbar for log s_y = o_y + a number of the position, [N, V] -> [N]."""
     x0, x_t, noise = rows.x0, rows.x_t, rows.noise
     ratios, shift = true_ratios(x_t, x0, noise), parameterization.shift(x_t, noise)
-    scores, logs = score_sums(outputs, shift, x_t)
-    others = torch.where(ratios.common > 0, ratios.common * logs, 0.0)
     at_x0 = torch.where(x0 == x_t, 0.0, at_token(outputs, x0).double() + shift)
-    return torch.where(can_jump(x_t, noise), ratios.rate * (scores - others - ratios.extra * at_x0), 0.0)
+    return ratios.cost(*score_sums(outputs, shift, x_t), at_x0, can_jump(x_t, noise))
 
 
 def _k(ratio: Tensor) -> Tensor:
@@ -217,7 +215,7 @@ def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
 
     def leap(score: AffineScore, earlier: Noise) -> Leap:
         noise, masked = score.noise, score.masked
-        forward = torch.where(masked, noise.alpha_rate, noise.beta_rate / noise.vocab_size) * (noise.t - earlier.t)
+        forward = noise.forward_rate(masked) * (noise.t - earlier.t)
         possible = masked | (noise.beta > 0)
         nothing = torch.zeros_like(forward)
         total = torch.where(possible, forward * score.others(), nothing)
@@ -232,8 +230,7 @@ def _rule_by_rates(name: str, stay: Callable[[Tensor], Tensor]) -> StepRule:
         return step_law(staying, torch.zeros_like(staying), jumps, x_t, noise)
 
     def stay_by_sum(others: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
-        forward = torch.where(noise.is_mask(x_t), noise.alpha_rate, noise.beta_rate / noise.vocab_size)
-        return stay((noise.t - earlier.t) * forward * others)
+        return stay((noise.t - earlier.t) * noise.forward_rate(noise.is_mask(x_t)) * others)
 
     return StepRule(name, leap, law, jump_first=True, only_reverses=True, of_tensors=True, stay=stay_by_sum)
 

@@ -34,6 +34,12 @@ class TrueRatios:
     common: Tensor
     extra: Tensor
 
+    def cost(self, sum_s: Tensor, sum_log_s: Tensor, log_s_x0: Tensor, possible: Tensor) -> Tensor:
+        """rate [ sum s - common sum log s - extra log s_{x0} ], the sums over y != x_t; 0 where it is not possible to
+        leave x_t. A token without a chance (log s = -inf) costs nothing where common is 0."""
+        others = torch.where(self.common > 0, self.common * sum_log_s, 0.0)
+        return torch.where(possible, self.rate * (sum_s - others - self.extra * log_s_x0), 0.0)
+
 
 def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
     """rate, common and extra of the module's head."""
@@ -43,7 +49,7 @@ def true_ratios(x_t: Tensor, x0: Tensor, noise: Noise) -> TrueRatios:
     b_over_a = -torch.expm1(-noise.beta) / (V * expm1_alpha)
     keep_over_a = torch.exp(-noise.beta) / expm1_alpha
     return TrueRatios(
-        rate=torch.where(masked, noise.alpha_rate, noise.beta_rate / V),
+        rate=noise.forward_rate(masked),
         common=torch.where(masked, b_over_a, torch.where(same, e / (e + V), 1.0)),
         extra=torch.where(masked, keep_over_a, torch.where(same, 0.0, V / e.clamp_min(TINY))),
     )
@@ -60,10 +66,7 @@ def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> 
     wide = ratios.rate.dtype  # float64, where the device has it
     log_s = put_at_token(torch.where(possible[..., None], log_ratios, 0.0), x_t, 0.0, masked)
     sum_s = torch.exp(log_s).sum(-1, dtype=wide) - (~masked).to(wide)  # exp(0) = 1 stands at x_t
-    others = torch.where(ratios.common > 0, ratios.common * log_s.sum(-1, dtype=wide), 0.0)
-    at_x0 = at_token(log_s, x0).to(wide)
-    loss = ratios.rate * (sum_s - others - ratios.extra * at_x0)
-    return torch.where(possible, loss, 0.0)
+    return ratios.cost(sum_s, log_s.sum(-1, dtype=wide), at_token(log_s, x0).to(wide), possible)
 
 
 @dataclass(frozen=True)

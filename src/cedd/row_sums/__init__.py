@@ -1,4 +1,4 @@
-"""Sums over the vocabulary, a row of outputs at a time: what a bound needs of a row beyond single outputs.
+"""Rows of outputs: single entries, and the sums over the vocabulary that a bound needs.
 
 Shapes: R rows, V vocabulary. `skip` [R] is a token that a sum leaves out; V or more leaves out none.
 
@@ -16,6 +16,21 @@ import torch
 from torch import Tensor
 
 from cedd.device import runs_alone, takes_kernels
+
+
+def at_token(values: Tensor, x_t: Tensor) -> Tensor:
+    """values[..., x_t] where x_t is a token; an arbitrary finite entry where it is the mask. [*S, V] -> [*S]."""
+    return values.gather(-1, x_t.clamp_max(values.shape[-1] - 1)[..., None]).squeeze(-1)
+
+
+def put_at_token(values: Tensor, x_t: Tensor, replacement: Tensor | float, is_mask: Tensor) -> Tensor:
+    """values with the entry at x_t replaced, where x_t is a token and not the mask."""
+    index = x_t.clamp_max(values.shape[-1] - 1)[..., None]
+    # A number is filled in where the values are: to send it there would make the host wait for a GPU.
+    new = replacement.to(values) if isinstance(replacement, Tensor) else values.new_full((), replacement)
+    old = values.gather(-1, index)
+    new = new.expand(x_t.shape)[..., None]
+    return values.scatter(-1, index, torch.where(is_mask[..., None], old, new))
 
 
 def full_precision(outputs: Tensor) -> Tensor:
@@ -39,7 +54,7 @@ def log_sum_exp(outputs: Tensor, skip: Tensor | None = None) -> Tensor:
         return log_sum_exp_of_rows(outputs, skip)
     outputs = full_precision(outputs)
     if skip is not None:
-        outputs = _filled(outputs, skip, -torch.inf)
+        outputs = put_at_token(outputs, skip, -torch.inf, skip >= outputs.shape[-1])
     largest = outputs.amax(-1, keepdim=True).detach()
     largest = torch.where(largest.isfinite(), largest, 0.0)
     return largest.squeeze(-1).double() + torch.exp(outputs - largest).sum(-1).log().double()
@@ -55,8 +70,7 @@ def softplus_sum(outputs: Tensor, offset: Tensor, skip: Tensor) -> Tensor:
     largest = outputs.amax(-1, keepdim=True).detach()
     shift = (offset + largest.squeeze(-1).double()).to(outputs)
     terms = torch.nn.functional.softplus((outputs - largest) + shift[..., None])
-    skipped = terms.gather(-1, skip.clamp_max(terms.shape[-1] - 1)[..., None]).squeeze(-1)
-    return (terms.sum(-1) - torch.where(skip < terms.shape[-1], skipped, 0.0)).double()
+    return (terms.sum(-1) - torch.where(skip < terms.shape[-1], at_token(terms, skip), 0.0)).double()
 
 
 def score_sums(outputs: Tensor, offset: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,12 +80,7 @@ def score_sums(outputs: Tensor, offset: Tensor, skip: Tensor) -> tuple[Tensor, T
 
         return score_sums_of_rows(outputs, offset, skip)
     outputs = full_precision(outputs)
-    logs = _filled(outputs + offset.to(outputs)[..., None], skip, 0.0)
-    ones = (skip < logs.shape[-1]).double()  # exp(0) at what is skipped
-    return torch.exp(logs).sum(-1, dtype=torch.float64) - ones, logs.sum(-1, dtype=torch.float64)
-
-
-def _filled(values: Tensor, skip: Tensor, number: float) -> Tensor:
-    """values [R, V] with a number at skip [R], where that is a token."""
-    here = skip.clamp_max(values.shape[-1] - 1)[..., None]
-    return values.scatter(-1, here, torch.where((skip < values.shape[-1])[..., None], number, values.gather(-1, here)))
+    is_token = skip < outputs.shape[-1]
+    logs = put_at_token(outputs + offset.to(outputs)[..., None], skip, 0.0, ~is_token)
+    scores = torch.exp(logs).sum(-1, dtype=torch.float64) - is_token.double()  # exp(0) = 1 stands at what is skipped
+    return scores, logs.sum(-1, dtype=torch.float64)
