@@ -19,10 +19,9 @@ The results file has a protocol: corpus, tokenizer, test sets, recipe, steps, ho
 one is refused. Rows may come from any number of machines on any number of days; paths of a machine are no part of them.
 
 How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 s on an H200 with cedd-star on absorb,
-and 333 s with ar. Bounds on up to 4096 blocks of each of 7 texts, 4 draws, took 38 s (ar exactly: 5 s), samples
-3 and 8 s. Expected: 12% more training where every position counts (roulette, uniform), 15% more at 1024 tokens, up to
-55 s for samples of methods that give ratios, which need the whole vocabulary at every step. Starting and compiling
-takes about 40 s, and overlaps with the cell before.
+300 s where every position counts (roulette, uniform), and 291 s with ar. Bounds on up to 4096 blocks of each of 7
+texts, 4 draws, take 16 to 28 s (ar exactly: 4 s), samples 5 and 9 s, and 33 s of methods that give ratios. Expected:
+15% more training at 1024 tokens. Starting and compiling takes about 40 s, and overlaps with the cell before.
 
 On a machine that is lent for minutes (one GPU, nothing installed, few megabytes a visit):
 
