@@ -441,7 +441,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("steps")
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False, fontsize=7, handlelength=4)  # long enough for dashes
     for axes in grid[:, 0]:
         axes.set_ylabel("held-out bound, nats a token")
     buffer = BytesIO()
