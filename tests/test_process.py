@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
@@ -36,7 +36,8 @@ PROCESS = st.one_of(
     st.builds(lambda V, p, s: cedd.eroulette(V, p_m=p, schedule=s), VOCAB, P_M, FROM_ZERO),
     st.builds(lambda V, p, a, b: cedd.hybrid(V, p, rise=a, fall=b), VOCAB, st.floats(0.0, 0.9), POWER, POWER),
 )
-NODES = [t for t, _ in reference.time_nodes()]
+NODES = [t for t, _ in reference.time_nodes(384)]
+"""With 256 an integral is 1e-8 off where shuffling is 20 times as fast as masking; with 384, 2e-13."""
 quick = settings(max_examples=30, deadline=None)
 
 
@@ -187,11 +188,12 @@ def test_terminal_terms_by_brute_force(process: TokenProcess) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(PROCESS)
+@example(cedd.roulette(2, 0.05, Cosine(0.01)))
 def test_the_out_rate_by_quadrature(process: TokenProcess) -> None:
     assume(process.schedule is not None and process.axis.start == 0.0)  # hybrid's: test_clocks
     chain = matching_chain(process, 1, NODES)
     p0 = np.full(process.vocab_size, 1 / process.vocab_size)
-    assert process.integrated_out_rate() == pytest.approx(reference.out_rate_integral(chain, p0), abs=1e-10)
+    assert process.integrated_out_rate() == pytest.approx(reference.out_rate_integral(chain, p0, len(NODES)), abs=1e-10)
 
 
 def test_the_out_rate_of_a_geometric_schedule() -> None:
@@ -204,6 +206,7 @@ def test_the_out_rate_of_a_geometric_schedule() -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(PROCESS)
+@example(cedd.roulette(2, 0.05, Cosine(0.01)))
 def test_the_corrected_probability_is_that_of_being_masked_as_another_token(process: TokenProcess) -> None:
     assume(process.schedule is not None and process.axis.start == 0.0)
     chain = matching_chain(process, 1, NODES)
@@ -211,7 +214,7 @@ def test_the_corrected_probability_is_that_of_being_masked_as_another_token(proc
     def density(t: float) -> float:
         return chain.alpha_rate(t) * float(reference.transition(chain, t)[1 : process.vocab_size, 0].sum())
 
-    assert process.corrected_probability() == pytest.approx(reference.integrate(density), abs=1e-9)
+    assert process.corrected_probability() == pytest.approx(reference.integrate(density, len(NODES)), abs=1e-9)
 
 
 @quick
