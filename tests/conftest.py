@@ -6,6 +6,7 @@ import functools
 import gc
 import inspect
 import io
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def sources_are_read_once() -> Iterator[None]:
 def torch_begins_alike() -> None:
     """What a test draws with torch's own generator does not depend on the tests before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A `cedd serve` that runs in this process leaves no log behind, to a stream that is closed by then."""
+    log = logging.getLogger("cedd.serve")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("handlers", "propagate", "level"):
+            patch.setattr(log, name, getattr(log, name))
+        yield
 
 
 @pytest.fixture(scope="session")

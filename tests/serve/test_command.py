@@ -1,6 +1,5 @@
 """`cedd serve` as a process: it prints its address, answers, and ends well on a signal."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -14,14 +13,6 @@ from cedd.serve.models import Shelf
 from cedd.spelling.lexicon import LEXICON_FILE
 from tests.serve.servers import Server, bound_socket, httpx, make_app, site
 from tests.tasks.models import save_random
-
-
-@pytest.fixture(autouse=True)
-def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that runs in this process leaves no log behind."""
-    log = logging.getLogger("cedd.serve")
-    for name in ("handlers", "propagate", "level"):
-        monkeypatch.setattr(log, name, getattr(log, name))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
