@@ -7,6 +7,7 @@ It is filled in several ways, at so low a temperature that the likeliest token i
 word:
 
     paragraph    the whole block is given
+    page         the block is given amid eight more on either side, of which `cedd infill` makes a window
     passage      the sentence as `cedd infill` puts it to the model: one that is not told the time reads it amid masks
     alone        the network is shown the sentence and nothing else
     share        the same, begun at the time at which as many tokens are noise as are blank, not at t = 1
@@ -31,7 +32,7 @@ from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data.corpora import open_corpus
 from cedd.data.text import never_written
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.network import AnyModel
 from cedd.process import TokenProcess
 from cedd.quadrature import bisect
@@ -45,6 +46,8 @@ from cedd.tasks.template import Template
 SENTENCE = re.compile(r"(?<=[.!?] )[A-Z][^.!?\n]{40,160}[.!?](?= )")
 WORD = re.compile(r" [a-z]{4,12}(?= [a-z])")
 TEMPERATURE = 0.01
+PAGE = 8
+"""Blocks on either side of a page's middle one."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,15 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Question:
-    """A word with its space, what stands around it in its sentence, and around that in its block."""
+    """A word with its space, what stands around it in its sentence, around that in its block, and around the block."""
 
     word: str
     before: str
     after: str
     far_before: str
     far_after: str
+    page_before: str
+    page_after: str
 
 
 def questions(text: str, tokenizer: Tokenizer, length: int, count: int) -> Iterator[Question]:
@@ -102,6 +107,8 @@ def questions(text: str, tokenizer: Tokenizer, length: int, count: int) -> Itera
             after=sentence[0][word.end() :],
             far_before=text[start : sentence.start()],
             far_after=text[sentence.end() : end],
+            page_before=text[max(0, start - PAGE * characters) : start],
+            page_after=text[end : end + PAGE * characters],
         )
 
 
@@ -110,12 +117,16 @@ class Way:
     """How a question is put to a model."""
 
     with_paragraph: bool = False
+    with_page: bool = False
     network: Callable[[LoadedModel, int], AnyModel] = LoadedModel.reader
     from_share: bool = False
 
     def template(self, asked: Question, loaded: LoadedModel) -> Template:
         """The text around the blank; of a paragraph as much as the model reads."""
         width = len(loaded.tokenizer.encode(asked.word))
+        if self.with_page:
+            before, after = asked.page_before + asked.far_before, asked.far_after + asked.page_after
+            return Template.of([before + asked.before, width, asked.after + after], loaded.tokenizer)
         before, after = (asked.far_before, asked.far_after) if self.with_paragraph else ("", "")
         while True:
             template = Template.of([before + asked.before, width, asked.after + after], loaded.tokenizer)
@@ -126,6 +137,7 @@ class Way:
 
 WAYS: Mapping[str, Way] = {
     "paragraph": Way(with_paragraph=True),
+    "page": Way(with_page=True),
     "passage": Way(),
     "alone": Way(network=lambda loaded, width: loaded.model),
     "share": Way(network=lambda loaded, width: loaded.model, from_share=True),
@@ -142,6 +154,10 @@ def share_time(template: Template, process: TokenProcess) -> float:
 def is_right(loaded: LoadedModel, way: Way, asked: Question, arguments: Arguments) -> bool:
     """Whether the blank is filled by the very word."""
     template = way.template(asked, loaded)
+    if way.with_page:
+        options = SamplingOptions(steps=arguments.steps, temperature=TEMPERATURE, top_p=1.0, seed=arguments.seed)
+        (row,) = template.draw(loaded, 1, options)
+        return loaded.tokenizer.decode(row.numpy()[~template.given.numpy()]) == asked.word
     (row,) = sample(
         way.network(loaded, template.width),
         loaded.process,

@@ -27,6 +27,9 @@ def test_a_question_is_a_word_of_a_sentence_in_its_block():
         assert infilling.WAYS["paragraph"].template(one, loaded).width <= 200
         assert infilling.WAYS["paragraph"].template(one, loaded).width > 150
         assert infilling.WAYS["passage"].template(one, loaded).width == len(sentence)
+        page = infilling.WAYS["page"].template(one, loaded)
+        assert one.word.join(part.text for part in page.parts[::2]) in TEXT
+        assert page.width > 400
     with pytest.raises(ValueError, match="sentences to ask about; 500 are wanted"):
         list(infilling.questions(TEXT, loaded.tokenizer, 200, 500))
 

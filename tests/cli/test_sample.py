@@ -38,6 +38,7 @@ def test_sample_can_be_watched(absorb, capsys, tmp_path):
         (["sample", "RUN", "-n", "3", "--batch", "2", "--steps", "4", "--html", "PAGE"], True),
         (["sample", "ABSORB", "--sampler", "first-hitting"], True),
         (["infill", "RUN", "a ____ cat"], True),
+        (["infill", "RUN", "a ____ cat sat on a ____{40} mat" * 3, "-n", "3", "--batch", "2", "--steps", "4"], True),
         (["sample", "RUN", "--steps", "4", "--json"], False),
         (["sample", "RUN", "--steps", "4", "--watch"], False),
     ],
@@ -83,6 +84,22 @@ def test_infill_keeps_the_text(run, capsys):
     assert main(words) == 0
     for text in json.loads(capsys.readouterr().out)["texts"]:
         assert text[:2] + text[5:10] + text[14:] == "a  cat ."
+
+
+def test_a_long_text_is_filled_and_replayed_whole(run, capsys, tmp_path):
+    page, text = tmp_path / "x.html", "a ____ cat sat on the mat. " * 3 + "____{40}"
+    words = ["infill", run, text, "--n", "2", "--steps", "5", "--seed", "1", "--device", "cpu"]
+    assert main([*words, "--json"]) == 0
+    texts = json.loads(capsys.readouterr().out)["texts"]
+    assert all(one[2:6] != "____" and one[6:29] == " cat sat on the mat. a " and len(one) == 121 for one in texts)
+    assert main([*words, "--html", str(page)]) == 0
+    assert capsys.readouterr().out == "\n".join(texts) + "\n"
+    data = json.loads(page.read_text("utf-8").split('id="data">')[1].split("</script>")[0])
+    shown = list(data["first"])
+    for step in data["steps"]:
+        for place, word in step:
+            shown[place] = word
+    assert "".join(data["words"][word] for word in shown) == texts[0]
 
 
 def test_given_characters_come_out_as_they_were(run, capfdbinary):
@@ -155,7 +172,8 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
         (["sample", "RUN", "--device", "tpu"], "no device 'tpu'"),
         (["genppl", "--samples", "/no/samples.jsonl"], "no samples at"),
         (["infill", "RUN", "a cat"], "no blank"),
-        (["infill", "RUN", "a ____{99}"], "model reads 32"),
+        (["infill", "RUN", "a ____{1000001}"], "the text has 1,000,001 tokens in blanks; at most 1,000,000 are filled"),
+        (["infill", "RUN", "a ____{9999}", "--watch"], "show at most 8,192 tokens; the text has 10,001"),
         (["correct", "ABSORB", "teh"], "only masks (absorb)"),
         (["correct", "RUN", "teh", "--threshold", "3"], "threshold"),
         (["genppl"], "give either a RUN"),

@@ -193,8 +193,8 @@ class Sample(SamplingArguments):
 class Infill(SamplingArguments):
     """example: cedd infill "The ____{5} sat on the ____." -n 3
 
-    Fill the blanks of a text: ____ has as many tokens as underscores (three at least), ____{12} has 12. What is given
-    comes out byte for byte.
+    Fill the blanks of a text of any length: ____ has as many tokens as underscores (three at least), ____{12} has 12.
+    What is given comes out byte for byte.
     Without a RUN (a folder, or a name on the hub) the model that comes with cedd does it, english.
     """
 

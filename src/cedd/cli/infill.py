@@ -7,7 +7,7 @@ from cedd.cli.arguments import Infill
 from cedd.cli.given import WRITER, model_and_text
 from cedd.cli.sampling import check, show
 from cedd.tasks import load
-from cedd.tasks.infill import blank_template
+from cedd.tasks.infill import parse_template
 
 
 def run(arguments: Infill) -> int:
@@ -17,5 +17,5 @@ def run(arguments: Infill) -> int:
     if text is None:
         raise UserError('there is no text: cedd infill "The ____ sat on the ____."')
     model = load(name, arguments.device)
-    show(arguments, model, blank_template(model, text), f"{model.name}, infilling", "texts", "\n")
+    show(arguments, model, parse_template(text, model.tokenizer), f"{model.name}, infilling", "texts", "\n")
     return 0

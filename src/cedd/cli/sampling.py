@@ -25,6 +25,9 @@ from cedd.storage import check_writable
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
+MOST_SEEN = 1 << 13
+"""Tokens of a text whose states are recorded, one of all tokens for each step that changes any."""
+
 
 def sampling_options(options: SamplerOptions, seed: int | None) -> SamplingOptions:
     """The options of a command line as the sampler takes them, checked before a model is loaded."""
@@ -53,8 +56,11 @@ def show(
     **facts: Any,
 ) -> None:
     """Fill the template n times, seen as it is asked for, and print the texts, or all as JSON; then write the files."""
-    view, trajectory = arguments.view, Trajectory(template.tokenizer, template.characters)
-    with _watching(view, trajectory, arguments.n, quiet=arguments.json) as callback:
+    view, seen = arguments.view, is_seen(arguments.view)
+    if seen and template.width > MOST_SEEN:
+        raise UserError(f"--watch, --html and --gif show at most {MOST_SEEN:,} tokens; the text has {template.width:,}")
+    trajectory = Trajectory(template.tokenizer, template.characters if seen else {})
+    with _watching(view, trajectory, arguments.n, loaded.length, quiet=arguments.json) as callback:
         texts = template.fill(loaded, arguments.n, sampling_options(arguments.options, arguments.seed), callback)
     if arguments.json:
         print(json.dumps({named: texts, **facts, "seed": arguments.seed}))
@@ -66,17 +72,27 @@ def show(
         trajectory.save_gif(view.gif)
 
 
+def is_seen(view: ViewOptions) -> bool:
+    """Whether the states between noise and text are asked for."""
+    return view.watch or view.html is not None or view.gif is not None
+
+
 @contextmanager
-def _watching(view: ViewOptions, trajectory: Trajectory, n: int, *, quiet: bool) -> Generator[Callback | None]:
+def _watching(
+    view: ViewOptions, trajectory: Trajectory, n: int, reach: int, *, quiet: bool
+) -> Generator[Callback | None]:
     """A callback for a sampler of n texts, if anything is to be seen. Who does not watch has a bar."""
     callbacks = list[Callback]()
     with ExitStack() as opened:
-        if view.watch or view.html is not None or view.gif is not None:
+        if is_seen(view):
             callbacks.append(trajectory)
         if view.watch and not quiet and (console := PlainConsole()).is_terminal:
             # Transient: what is left on the screen is the text itself, which the command prints.
             live = Live(
-                get_renderable=lambda: last_frame(trajectory), console=console, auto_refresh=False, transient=True
+                get_renderable=lambda: last_frame(trajectory, reach),
+                console=console,
+                auto_refresh=False,
+                transient=True,
             )
             opened.enter_context(live)
             callbacks.append(lambda step, t, x: live.refresh())
@@ -103,12 +119,16 @@ def _moving(progress: Callable[[float, float], None], n: int) -> Callback:
     return callback
 
 
-def last_frame(trajectory: Trajectory) -> Text:
-    """The latest state in colours: masks dim, what just changed bright."""
+def last_frame(trajectory: Trajectory, reach: int) -> Text:
+    """The latest state in colours: masks dim, what just changed bright. Of a text that a model of `reach` tokens cannot
+    read at once, the tokens at most so far from what just changed."""
     text, last = Text(), len(trajectory.frames) - 1
     if last < 0:
         return text
-    for piece, new in zip(trajectory.pieces(trajectory.frames[last]), trajectory.changed(last), strict=True):
+    ids, changed = trajectory.frames[last], trajectory.changed(last)
+    places = changed.nonzero()[0] if len(ids) > reach and changed.any() else [0]
+    shown = slice(max(0, places[0] - reach), places[-1] + reach)
+    for piece, new in zip(trajectory.pieces(ids)[shown], changed[shown], strict=True):
         text.append(piece, style="bright_black" if piece == MASK_CHARACTER else "bold black on yellow" if new else "")
     text.append(f"\n\nt = {trajectory.times[last]:.3f}\n", style="bright_black")
     return text

@@ -60,6 +60,8 @@ class SamplingOptions:
             return text_seeds(secrets.randbits(64) if self.seed is None else self.seed, n)
         if self.seed is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
+        if len(self.seeds) != n:
+            raise ValueError(f"{n} sequences need a seed each; got {len(self.seeds)}")
         return self.seeds
 
 

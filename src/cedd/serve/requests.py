@@ -19,7 +19,7 @@ from cedd.serve.limits import Limits
 from cedd.serve.models import TASKS, Shelf
 from cedd.serve.work import Correcting, Record, Writing
 from cedd.tasks import LanguageModel
-from cedd.tasks.infill import blank_template
+from cedd.tasks.infill import parse_template
 from cedd.tasks.template import Template
 
 SEEDS = 2**53 - 1
@@ -158,7 +158,9 @@ def infilling(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     alternatives, streams = fields.whole("alternatives", 0, MOST_ALTERNATIVES, 0), fields.flag("stream")
     options, seed = sampling_of(fields, shelf, name, limits)
     fields.end()
-    template = blank_template(model, text)
+    template = parse_template(text, model.tokenizer)
+    if (width := template.width) > model.length:
+        unprocessable(f"the text has {width} tokens with its blanks, and the model reads {model.length}; shorten it")
     given = template.given.tolist()
 
     def result(texts: list[str], tokens: list[Record]) -> Record:

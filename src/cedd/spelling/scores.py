@@ -143,7 +143,7 @@ def time_of_rate(process: TokenProcess, rate: float) -> float:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens start..stop-1, of which it scores those from `first` to `last`-1: the rest is context."""
+    """Tokens start..stop-1, of which it decides those from `first` to `last`-1: the rest is context."""
 
     start: int
     stop: int

@@ -12,6 +12,8 @@ from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers.loop import Callback
 from cedd.tasks.template import Template
 
+MOST_BLANK = 1_000_000
+"""Tokens in the blanks of a text."""
 BLANK = re.compile(r"_{3,}(?:\{([+-]?\d+)\})?")
 
 
@@ -27,15 +29,9 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
         end = blank.end()
     if not parts:
         raise ValueError("the text has no blank to fill; write ____, or ____{12} for one of 12 tokens")
+    if (blank := sum(part for part in parts if isinstance(part, int))) > MOST_BLANK:
+        raise ValueError(f"the text has {blank:,} tokens in blanks; at most {MOST_BLANK:,} are filled")
     return Template.of([*parts, text[end:]], tokenizer)
-
-
-def blank_template(loaded: LoadedModel, text: str) -> Template:
-    """The text cut at its blanks, if the model can read it."""
-    template = parse_template(text, loaded.tokenizer)
-    if (length := template.width) > loaded.length:
-        raise ValueError(f"the text has {length} tokens with its blanks, but the model reads {loaded.length}")
-    return template
 
 
 def infill(
@@ -47,4 +43,4 @@ def infill(
     callback: Callback | None = None,
 ) -> list[str]:
     """n ways to fill the blanks of `text`, whose other characters are in all of them exactly."""
-    return blank_template(loaded, text).fill(loaded, n, options, callback)
+    return parse_template(text, loaded.tokenizer).fill(loaded, n, options, callback)

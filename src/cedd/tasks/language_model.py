@@ -85,7 +85,8 @@ class LanguageModel(LoadedModel):
         """The text with its blanks filled.
 
         Args:
-            text: ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one of 12.
+            text: of any length; ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one
+                of 12.
             options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, deterministic, seed.
         """
         return infill(self, text, 1, options=SamplingOptions.of(**options))[0]

@@ -21,6 +21,7 @@ from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers import Fixed
 from cedd.samplers.loop import Callback
+from cedd.tasks.windows import draw_windows, windows_around
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,27 @@ class Template:
         return torch.cat([torch.full((part.width,), isinstance(part, Given)) for part in self.parts])
 
     @property
+    def ids(self) -> torch.Tensor:
+        """The given tokens, and zeros in the blanks, [L]."""
+        ids = [part.ids if isinstance(part, Given) else np.zeros(part.width, dtype=np.int64) for part in self.parts]
+        return torch.from_numpy(np.concatenate(ids))
+
+    @property
     def constraint(self) -> Fixed | None:
         """Holds what is given; None where nothing is."""
-        ids = [part.ids if isinstance(part, Given) else np.zeros(part.width, dtype=np.int64) for part in self.parts]
         where = self.given
-        return Fixed(torch.from_numpy(np.concatenate(ids)), where) if where.any() else None
+        return Fixed(self.ids, where) if where.any() else None
 
     @property
     def placed(self) -> Iterator[tuple[Given | Blank, slice]]:
         """The parts, and where their tokens are."""
         ends = list(itertools.accumulate((part.width for part in self.parts), initial=0))
         return zip(self.parts, itertools.starmap(slice, itertools.pairwise(ends)), strict=True)
+
+    @property
+    def blanks(self) -> list[range]:
+        """Where the tokens of the blanks are."""
+        return [range(place.start, place.stop) for part, place in self.placed if isinstance(part, Blank)]
 
     @property
     def characters(self) -> dict[int, str]:
@@ -115,10 +126,14 @@ class Template:
     def draw(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None
     ) -> torch.Tensor:
-        """n ways to fill it, as tokens [n, L]."""
+        """n ways to fill it, as tokens [n, L]; more tokens than the model reads in windows around the blanks."""
         if n < 1:
             raise ValueError(f"at least one sample must be asked for; got {n}")
-        return loaded.draw((n, self.width), options or SamplingOptions(), self.constraint, callback)
+        options = options or SamplingOptions()
+        if self.width <= loaded.length:
+            return loaded.draw((n, self.width), options, self.constraint, callback)
+        windows = windows_around(self.blanks, self.width, loaded.length)
+        return draw_windows(loaded, Fixed(self.ids, self.given), windows, n, options, callback)
 
     def fill(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None

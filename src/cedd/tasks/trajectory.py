@@ -20,6 +20,8 @@ from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.storage import atomic_file, atomic_write
 
 Ids = NDArray[np.int64]
+MOST_LINES, MOST_LINES_OF_ALL = 1_000, 12_000
+"""Of a frame of a picture, and of all its frames together, which are in memory at once."""
 
 
 @dataclass
@@ -31,10 +33,16 @@ class Trajectory:
     """Characters that are shown as the user gave them, by position (`Template.characters`)."""
     frames: list[Ids] = field(default_factory=list[Ids])
     times: list[float] = field(default_factory=list[float])
+    _over: bool = field(default=False, repr=False)
 
     def __call__(self, step: int, t: float, x: Tensor) -> None:
-        if step == 0 and self.frames:
-            return  # a second batch has begun
+        if step == 0 and not self._over:
+            self._over = len(self.frames) > 1  # a second batch begins, unless the first begins anew, with less memory
+            if not self._over:
+                self.frames.clear()
+                self.times.clear()
+        if self._over:
+            return
         state = x[0].cpu().numpy().astype(np.int64)
         if step and self.frames and np.array_equal(state, self.frames[-1]):
             self.times[-1] = t  # steps in which nothing jumps are not worth a frame
@@ -47,7 +55,8 @@ class Trajectory:
         return [self.given.get(place, text) for place, text in enumerate(self._texts(ids))]
 
     def _texts(self, ids: Ids) -> list[str]:
-        return [self.tokenizer.decode([int(i)], mask=MASK_CHARACTER) for i in ids]
+        texts = {i: self.tokenizer.decode([i], mask=MASK_CHARACTER) for i in set(ids.tolist())}
+        return [texts[i] for i in ids.tolist()]
 
     def changed(self, frame: int) -> NDArray[np.bool_]:
         """Which positions changed in the step that led to this frame."""
@@ -94,6 +103,9 @@ class Trajectory:
         chosen, images = self.thinned(most), list[Image.Image]()
         width, height = 10, 22
         lines = max(len(_lay_out(chosen.pieces(frame), columns)) for frame in chosen.frames)
+        if lines > MOST_LINES:
+            raise ValueError(f"the text has {lines:,} lines; a picture shows at most {MOST_LINES:,}")
+        chosen = chosen.thinned(MOST_LINES_OF_ALL // lines)
         for k, frame in enumerate(chosen.frames):
             image = Image.new("RGB", (width * columns + 24, height * (lines + 1) + 24), "#14161a")
             pen = ImageDraw.Draw(image)

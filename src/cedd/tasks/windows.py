@@ -1,0 +1,104 @@
+"""Texts of more tokens than a model reads: their blanks are filled one window after another, from left to right.
+
+Shapes: B texts, L tokens of a text, N tokens that the model reads.
+
+Every window has N tokens. Blanks that lie within half of that are filled together, in a window that has them in its
+middle, as far as the text's ends allow. A wider blank is filled in equal parts of at most half a window, each in the
+window that ends with it, except for the last, which has the text after the blank around it as well.
+
+A window holds what is given in it, and what those before it have written. Blanks in it whose turn is yet to come are
+drawn with the others and not kept: what is kept is then drawn from what the model says with these tokens unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.samplers import Fixed, text_seeds
+from cedd.samplers.loop import Callback
+from cedd.spelling.scores import Window
+
+
+def windows_around(blanks: Iterable[range], count: int, length: int) -> list[Window]:
+    """Windows of `length` tokens of a text of `count`, more than that, which together decide the blanks, in order."""
+    made, half, waiting = list[Window](), max(1, length // 2), [blank for blank in blanks if blank][::-1]
+    while waiting:
+        blank = waiting.pop()
+        first, last = blank.start, blank.stop
+        if (width := len(blank)) > half:
+            parts = -(-width // half)
+            last = first + -(-width // parts)
+            waiting.append(range(last, blank.stop))
+            start = last - length
+        else:
+            while waiting and waiting[-1].stop - first <= half:
+                last = waiting.pop().stop
+            start = first - (length - (last - first)) // 2
+        start = min(max(0, start), count - length)
+        made.append(Window(start, start + length, first, last))
+    return made
+
+
+def draw_windows(
+    loaded: LoadedModel,
+    held: Fixed,
+    windows: Sequence[Window],
+    n: int,
+    options: SamplingOptions,
+    callback: Callback | None = None,
+) -> Tensor:
+    """n ways to fill the tokens [L] that are not held, as tokens [n, L]; the callback sees them whole, as of one run
+    whose time goes from 1 to 0 over all windows."""
+    seeds, batch = options.seeds_of(n), max(1, options.batch or n)
+    parts = (seeds[start : start + batch] for start in range(0, n, batch))
+    return torch.cat([_draw_part(loaded, held, windows, part, options, callback) for part in parts])
+
+
+def _draw_part(
+    loaded: LoadedModel,
+    held: Fixed,
+    windows: Sequence[Window],
+    seeds: Sequence[int],
+    options: SamplingOptions,
+    callback: Callback | None,
+) -> Tensor:
+    """[B, L] for seeds [B]. A window of a text has a seed of its own, or like blanks would be filled alike."""
+    x = held.tokens.where(held.where, loaded.process.vocab_size).repeat(len(seeds), 1)
+    own, steps = [text_seeds(seed, len(windows)) for seed in seeds], itertools.count()
+
+    def seen(number: int, window: Window, watch: Callback) -> Callback:
+        begun = rows = 0  # those of the batch that were drawn before, and those under way
+
+        def show(step: int, t: float, part: Tensor) -> None:
+            nonlocal begun, rows
+            if step == 0:
+                begun, rows = min(begun + rows, len(x) - len(part)), len(part)
+            x[begun : begun + rows, window.first : window.last] = _decided(window, part).cpu()
+            done = (begun + rows * (1 - t)) / len(x)
+            watch(next(steps), 1 - (number + done) / len(windows), x)
+
+        return show
+
+    for number, window in enumerate(windows):
+        place = slice(window.start, window.stop)
+        known = held.where[place].clone()
+        known[: window.first - window.start] = True
+        drawn = loaded.draw(
+            (len(x), len(known)),
+            replace(options, seed=None, seeds=[one[number] for one in own]),
+            Fixed(x[:, place].masked_fill(~known, 0), known.expand(len(x), -1)),
+            None if callback is None else seen(number, window, callback),
+        )
+        x[:, window.first : window.last] = _decided(window, drawn)
+    return x
+
+
+def _decided(window: Window, x: Tensor) -> Tensor:
+    """Of a window's tokens [B, N] those that it decides."""
+    return x[:, window.first - window.start : window.last - window.start]
