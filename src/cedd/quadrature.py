@@ -113,5 +113,8 @@ def bisect(rising: Callable[[Tensor], Tensor], goal: Tensor, low: float, high: f
     for _ in range(halvings):
         middle = (below + above) / 2
         is_low = rising(middle) < goal
-        below, above = torch.where(is_low, middle, below), torch.where(is_low, above, middle)
+        ends = torch.where(is_low, middle, below), torch.where(is_low, above, middle)
+        if torch.equal(ends[0], below) and torch.equal(ends[1], above):  # no number lies between them
+            break
+        below, above = ends
     return above
