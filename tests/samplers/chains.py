@@ -6,6 +6,7 @@ ratios (`log_scores`) or probabilities, so that a mistake in a rule cannot hide 
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -98,11 +99,18 @@ def token_law(
     if rule.startswith("remask"):
         return _remasking_law(rule, process, outputs, x, t, s)
     if rule == "analytic":
-        noise, earlier = process.noise(t).like(x), process.noise(s).like(x)
-        law = cedd.get_method(method).parameterization.reverse_step(outputs, x, noise, earlier).numpy()
+        law = _analytic_law(method, process, outputs, x, t, s)
     else:
         law = _law_by_rates(method, rule, process, outputs, x, t, s)
     return _clean(law, s, process)
+
+
+def _analytic_law(
+    method: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: Tensor | float, s: Tensor | float
+) -> np.ndarray:
+    """At one time, or at one for each of the sequences x [M, L]."""
+    noise, earlier = process.noise(t).like(x), process.noise(s).like(x)
+    return cedd.get_method(method).parameterization.reverse_step(outputs, x, noise, earlier).numpy()
 
 
 def _remasking_law(rule: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: float, s: float) -> np.ndarray:
@@ -182,17 +190,34 @@ def _flow_law(
     return law
 
 
-def sequence_kernel(
-    model: Table, method: str, rule: str, process: TokenProcess, t: float, s: float, corrector: Corrector | None = None
-) -> np.ndarray:
-    """p(x_s | x_t) of one step on sequences, [n^L, n^L], columns x_t: positions move independently."""
-    x = all_sequences(process, model.length)
-    outputs = model.outputs(x, process.sigma(t).float().expand(len(x)))
-    law = token_law(method, rule, process, outputs, x, t, s, corrector)
-    joint = np.ones((len(x), len(x)))
-    for i in range(model.length):
-        joint *= law[:, i, :][:, x[:, i].numpy()]
-    return joint.T
+def sequence_kernels(
+    model: Table,
+    method: str,
+    rule: str,
+    process: TokenProcess,
+    times: Tensor,
+    corrector: Corrector | None = None,
+) -> Iterator[np.ndarray]:
+    """p(x_s | x_t) on sequences of each step of a grid [K+1], [n^L, n^L], columns x_t: positions move independently.
+
+    The network is asked about all times at once, and so is the analytic rule; the last step, to s = 0, is its own."""
+    x, steps = all_sequences(process, model.length), len(times) - 1
+    at = times[:-1].repeat_interleave(len(x))
+    outputs = model.outputs(x.repeat(steps, 1), process.sigma(at).float()).view(steps, *x.shape, -1)
+    before = steps - int(times[-1] == 0)
+    laws: list[np.ndarray] = []
+    if rule == "analytic" and method != "dfm" and before:
+        every = x.repeat(before, 1), at[: before * len(x)], times[1 : before + 1].repeat_interleave(len(x))
+        laws = list(
+            _analytic_law(method, process, outputs[:before].flatten(0, 1), *every).reshape(before, *x.shape, -1)
+        )
+    for k, (t, s) in enumerate(itertools.pairwise(times.tolist())):
+        how = ("analytic", None) if s == 0 else (rule, corrector)
+        law = laws[k] if k < len(laws) else token_law(method, how[0], process, outputs[k], x, t, s, how[1])
+        joint = np.ones((len(x), len(x)))
+        for i in range(model.length):
+            joint *= law[:, i, :][:, x[:, i].numpy()]
+        yield joint.T
 
 
 def sampler_law(
@@ -205,9 +230,7 @@ def sampler_law(
 ) -> np.ndarray:
     """The law over n^L sequences at the end of a grid, from the prior: the product of its steps."""
     law = process.prior()[all_sequences(process, model.length)].prod(-1).numpy()
-    for t, s in itertools.pairwise(times.tolist()):
-        last = s == 0
-        step = sequence_kernel(model, method, "analytic" if last else rule, process, t, s, None if last else corrector)
+    for step in sequence_kernels(model, method, rule, process, times, corrector):
         law = step @ law
     return law
 
@@ -227,20 +250,21 @@ def continuous_law(model: Table, method: str, process: TokenProcess, start: floa
     changed[torch.arange(len(column)), i] = torch.from_numpy(y)
     row, here = model.index(changed).numpy(), x[column, i].numpy()
 
-    def slope(t: float, law: np.ndarray) -> np.ndarray:
-        scores = cedd.log_scores(method, process, model.outputs(x, process.sigma(t).float().expand(len(x))), x, t)
-        rates = np.zeros((len(x), len(x)))
-        rates[row, column] = process.rate_matrix(t).numpy()[here, y] * scores.exp().numpy()[column, i, y]
-        rates -= np.diag(rates.sum(0))
-        return -rates @ law
-
     pieces = 24
-    law, step = process.prior()[x].prod(-1).numpy(), (end - start) / pieces
-    for t in np.linspace(start, end, pieces, endpoint=False).tolist():
-        k1 = slope(t, law)
-        k2 = slope(t + step / 2, law + step / 2 * k1)
-        k3 = slope(t + step / 2, law + step / 2 * k2)
-        k4 = slope(t + step, law + step * k3)
+    times = torch.linspace(start, end, 2 * pieces + 1, dtype=torch.float64)  # each piece has its middle
+    at = times.repeat_interleave(len(x))
+    outputs = model.outputs(x.repeat(len(times), 1), process.sigma(at).float())
+    scores = cedd.log_scores(method, process, outputs, x.repeat(len(times), 1), at).exp().view(len(times), *x.shape, -1)
+    matrices = np.zeros((len(times), len(x), len(x)))
+    for rates, of_token, score in zip(matrices, process.rate_matrix(times).numpy(), scores.numpy(), strict=True):
+        rates[row, column] = of_token[here, y] * score[column, i, y]
+        rates -= np.diag(rates.sum(0))
+    law, step = process.prior()[x].prod(-1).numpy(), (start - end) / pieces
+    for first, middle, last in zip(matrices[:-1:2], matrices[1::2], matrices[2::2], strict=True):
+        k1 = first @ law
+        k2 = middle @ (law + step / 2 * k1)
+        k3 = middle @ (law + step / 2 * k2)
+        k4 = last @ (law + step * k3)
         law = law + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
     return law
 

@@ -36,11 +36,10 @@ from cedd.samplers.memory import RememberingNetwork, remembering
 from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
 
 
-def transformer(process: cedd.TokenProcess, *, told: str = "sigma") -> Transformer:
+def transformer(process: cedd.TokenProcess, *, told: str = "sigma", depth: int = 1) -> Transformer:
     torch.manual_seed(0)
-    config = config_from_preset(
-        "tiny", vocab_size=process.vocab_size, has_mask=process.has_mask, length=16, dropout=0.0, told=told
-    )
+    size = {"vocab_size": process.vocab_size, "has_mask": process.has_mask, "length": 16, "depth": depth}
+    config = config_from_preset("tiny", dropout=0.0, told=told, **size)
     model = Transformer(config).eval()
     conditioning = model.backbone.conditioning
     assert conditioning is not None
@@ -49,7 +48,7 @@ def transformer(process: cedd.TokenProcess, *, told: str = "sigma") -> Transform
     return model
 
 
-def drawn(model: Any, process: cedd.TokenProcess, method: str, shape: tuple[int, int] = (5, 16), **options: Any):
+def drawn(model: Any, process: cedd.TokenProcess, method: str, shape: tuple[int, int] = (3, 16), **options: Any):
     return sample(model, process, shape, method=method, generator=torch.Generator().manual_seed(3), **options)
 
 
@@ -73,7 +72,7 @@ class Counted:
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 HELD = cedd.Fixed(
-    torch.arange(16).expand(5, 16), (torch.arange(80) % 7 < 2).view(5, 16) | (torch.arange(5) == 2)[:, None]
+    torch.arange(16).expand(3, 16), (torch.arange(48) % 7 < 2).view(3, 16) | (torch.arange(3) == 2)[:, None]
 )
 """Some positions of each text, and all of one."""
 
@@ -164,7 +163,7 @@ def test_calls_reach_another_device_as_they_are() -> None:
 @pytest.mark.parametrize(("name", "method"), [("absorb", "cedd"), ("roulette", "bayes")])
 def test_a_network_that_finishes_few_places_draws_the_same(name: str, method: str, monkeypatch) -> None:
     process = getattr(cedd, name)(20)
-    model = transformer(process)
+    model = transformer(process, depth=2)
     counted = Counted(model)
     few = drawn(counted, process, method, steps=40)
     assert any(places is not None for places in counted.asked)
@@ -173,7 +172,7 @@ def test_a_network_that_finishes_few_places_draws_the_same(name: str, method: st
 
 
 def test_places_amid_masks_are_those_of_the_text() -> None:
-    model = AmidMasks(transformer(cedd.absorb(20), told="nothing"), 16)
+    model = AmidMasks(transformer(cedd.absorb(20), told="nothing", depth=2), 16)
     x, sigma, where = torch.randint(21, (3, 5)), torch.ones(3), torch.tensor([1, 7, 14])
     torch.testing.assert_close(
         model.rows(model.features(x, sigma, where=where), where), model.rows(model.features(x, sigma), where)
@@ -186,7 +185,7 @@ def test_places_amid_masks_are_those_of_the_text() -> None:
 @pytest.mark.parametrize("method", ["sedd", "bayes"])
 def test_a_text_that_has_not_changed_is_not_read_again_without_the_time(method: str, monkeypatch) -> None:
     process = cedd.uniform(20)
-    model = transformer(process, told="nothing")
+    model = transformer(process, told="nothing", depth=2)
     once, always = Counted(model), Counted(model)
     remembered = drawn(once, process, method, (2, 4), steps=50, deterministic=True)
     monkeypatch.setattr(loop, "remembering", lambda model: model)
@@ -198,7 +197,7 @@ def test_a_network_that_knows_the_time_is_asked_at_every_step() -> None:
     process = cedd.uniform(20)
     counted = Counted(transformer(process))
     drawn(counted, process, "sedd", steps=10, deterministic=True)
-    assert counted.sequences == 5 * 11
+    assert counted.sequences == 3 * 11
 
 
 def test_a_gpu_is_not_kept_waiting_to_look_at_texts() -> None:
@@ -311,9 +310,9 @@ def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> N
     order = ORDERS.get(name, Order("entropy", ORDERS["entropy"].sureness, entropy_bound=1.5))
     model = transformer(process)
     how = {"sampler": order, "steps": steps, "deterministic": True, **options}
-    spared, draws = drawn(model, process, "cedd", **how), Draws(seeds_of_drawn(5), length)
+    spared, draws = drawn(model, process, "cedd", **how), Draws(seeds_of_drawn(3), length)
     sharpening = Sharpening(options.get("temperature", 1.0), options.get("top_p", 1.0), options.get("exclude", ()))
-    x = torch.full((5, length), 20)
+    x = torch.full((3, length), 20)
     x = HELD(x) if "constraint" in options else x
     spread = sorted(range(length), key=lambda i: f"{i:04b}"[::-1])
     for step in range(100):
@@ -322,7 +321,7 @@ def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> N
             break
         share = masked.double().mean(1).clamp_max(float(process.kernel(1.0).a))
         v, said = draws.uniform(Use.TARGET, step), list[Tensor]()
-        for i in range(5):  # as deterministic: one text at a time, and the head at its masks
+        for i in range(3):  # as deterministic: one text at a time, and the head at its masks
             hidden = model.features(x[i : i + 1], -torch.log1p(-share[i : i + 1]).float())[0]
             said.append(model.head(hidden[masked[i]]).double().detach())
         for i, outputs in enumerate(said):
@@ -449,7 +448,7 @@ def test_positions_that_surely_stay_are_asked_for_no_law(name: str, method: str,
         found, counts = [], []
         for rule in (RULES[sampler], replace(RULES[sampler], stay=None)):
             asked["rows"] = 0
-            found.append(drawn(model, process, method, (3, 8), steps=16, sampler=rule, **options))
+            found.append(drawn(model, process, method, (2, 12), steps=12, sampler=rule, **options))
             counts.append(asked["rows"])
         assert torch.equal(*found)
         assert counts[0] <= counts[1]
