@@ -4,7 +4,7 @@ What fails on such a device fails here too: a number in float64, and an operatio
 a device `lazy`, which no build of it has.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 ELSEWHERE = torch.device("lazy", 0)
 COPIES = ("copy_", "_to_copy", "index", "index_put", "index_put_")
@@ -46,15 +46,27 @@ class There(Tensor):
         return computed(func, args, kwargs or {})
 
 
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among the arguments of an operation, which are tensors, lists of them, and numbers."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (part for part in value if isinstance(part, Tensor))
+
+
 def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operation gives, on the device of its tensors, or on that which it names."""
-    tensors = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+    tensors = list(_tensors((*args, *kwargs.values())))
     inside = any(isinstance(tensor, There) for tensor in tensors)
     outside = any(not isinstance(tensor, There) and tensor.dim() > 0 for tensor in tensors)
     name = func.overloadpacket.__name__
     if inside and outside and name not in COPIES:
         raise RuntimeError(f"{name} has tensors of two devices")
-    if (named := kwargs.get("device")) is not None:
+    named = kwargs.get("device")
+    if not inside and named is None:
+        return func(*args, **kwargs)
+    if named is not None:
         inside = torch.device(named).type == ELSEWHERE.type
         kwargs = {**kwargs, "device": "cpu"}
     plain_args, plain_kwargs = tree_map_only(There, lambda tensor: tensor.plain, (args, kwargs))

@@ -93,9 +93,8 @@ def stopped_path(process: TokenProcess, p0: np.ndarray, score: reference.Score, 
     for point, weight in zip(points, weights, strict=True):
         sigma = start * math.exp(span * (1 + point) / 2)
         t = float(axis.inverse(torch.tensor(sigma, dtype=FLOAT64)))
-        for probability, x0 in zip(p0, chain.clean, strict=True):
-            at = reference.mean_loss(chain, reference.conditional(chain, x0, t), t, score, loss)
-            total += float(probability) * weight / 2 * span * sigma / float(axis.rate(t)) * at
+        at = float(p0 @ reference.mean_loss(chain, reference.conditionals(chain, t), t, score, loss))
+        total += weight / 2 * span * sigma / float(axis.rate(t)) * at
     return total
 
 

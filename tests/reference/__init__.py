@@ -13,7 +13,7 @@ chain              Chain: clocks as plain callables. absorb_chain, uniform_chain
                    log_linear: the paper's. absorb_matrix, uniform_matrix, rate_matrix, transition (expm),
                    transition_by_ode, transition_at_clocks: one token. sequence_matrix, sequence_rate_matrix,
                    sequence_transition (expm), product_transition: sequences.
-marginals          conditional, marginal, ratios, true_score, conditional_score: p(x|x0), p_t and their ratios.
+marginals          conditional, conditionals, marginal, ratios, true_score, conditional_score: p(x|x0), p_t, ratios.
                    posterior, leave_one_out: beliefs about the clean token. reverse_transition,
                    token_reverse_from_belief, token_reverse_from_posterior, reverse_rate_matrix: the way back.
                    token_prior, prior: p_r. random_data, random_score, point_mass, at_each_time,
@@ -61,6 +61,7 @@ from tests.reference.marginals import (
     at_each_time,
     conditional,
     conditional_score,
+    conditionals,
     leave_one_out,
     marginal,
     point_mass,
@@ -119,6 +120,7 @@ __all__ = [
     "conditional_score",
     "conditional_terminal_entropy",
     "conditional_terminal_kl",
+    "conditionals",
     "constant_k",
     "cross_entropy",
     "denoiser_scores",

@@ -47,6 +47,16 @@ def conditional(chain: Chain, x0: Tokens, t: float) -> Array:
     return result
 
 
+@lru_cache(maxsize=8192)
+def conditionals(chain: Chain, t: float) -> Array:
+    """`conditional` for every x_0, [V^L, n^L] (read-only: it is cached)."""
+    token, result = transition(chain, t)[:, : chain.vocab_size].T, np.ones((1, 1))
+    for _ in range(chain.length):
+        result = np.einsum("ax,by->abxy", result, token).reshape(len(result) * len(token), -1)
+    result.setflags(write=False)
+    return result
+
+
 def marginal(chain: Chain, p0: Array, t: float) -> Array:
     """p_t(x) = sum_x0 p_0(x0) p(x | x0) over chain.states, summed over one position of x0 after the other."""
     token = transition(chain, t)[:, : chain.vocab_size]
@@ -99,8 +109,8 @@ def random_score(chain: Chain, generator: np.random.Generator, size: float = 1.0
 
 
 def all_ratios(chain: Chain, distribution: Array) -> Array:
-    """`ratios` at every state, [n^L, L, V]."""
-    here, others = distribution[:, None, None], distribution[chain.neighbours]
+    """`ratios` at every state, [n^L, L, V]; of several distributions [*S, n^L] at once, [*S, n^L, L, V]."""
+    here, others = distribution[..., None, None], distribution[..., chain.neighbours]
     return np.divide(others, here, out=np.zeros_like(others), where=here > 0)
 
 

@@ -17,6 +17,7 @@ from tests.reference import (
     conditional_loss_integral,
     conditional_terminal_entropy,
     conditional_terminal_kl,
+    conditionals,
     constant_k,
     cross_entropy,
     denoiser_scores,
@@ -140,7 +141,9 @@ def test_marginals_are_distributions_and_start_at_the_data(chain: Chain, generat
     p0 = random_data(chain, generator)
     for t in TIMES:
         assert marginal(chain, p0, t).sum() == pytest.approx(1, abs=1e-13)
-        by_sequence = sum(p * conditional(chain, x0, t) for p, x0 in zip(p0, chain.clean, strict=True))
+        alone = [conditional(chain, x0, t) for x0 in chain.clean]
+        assert conditionals(chain, t) == pytest.approx(np.array(alone), abs=1e-15)
+        by_sequence = sum(p * law for p, law in zip(p0, alone, strict=True))
         assert marginal(chain, p0, t) == pytest.approx(by_sequence, abs=1e-15)
     start = marginal(chain, p0, 0.0)
     assert [start[chain.place[x0]] for x0 in chain.clean] == pytest.approx(list(p0), abs=1e-15)

@@ -25,6 +25,7 @@ from tests.reference.marginals import (
     Score,
     all_ratios,
     conditional,
+    conditionals,
     marginal,
     point_mass,
     prior,
@@ -86,15 +87,18 @@ def integrate(f: Callable[[float], float], nodes: int = 256, breaks: Sequence[fl
     return float(sum(weight * f(t) for t, weight in time_nodes(nodes, tuple(breaks))))
 
 
-def mean_loss(chain: Chain, distribution: Array, t: float, score: Score, loss: Loss) -> float:
-    """E_{x ~ p} sum_{i, y != x^i} Q_t(x^i, y) loss(p(y)/p(x), s_y) for any distribution p over chain.states.
+def mean_loss(chain: Chain, distribution: Array, t: float, score: Score, loss: Loss) -> Array:
+    """E_{x ~ p} sum_{i, y != x^i} Q_t(x^i, y) loss(p(y)/p(x), s_y) for any distribution p over chain.states; [*S] for
+    several, [*S, n^L].
 
     Only pairs with Q_t(x^i, y) > 0 are visited: the score need not be defined elsewhere.
     """
-    rates = rates_back(chain, t)
-    visited = chain.moves & (rates > 0) & (distribution > 0)[:, None, None]
-    costs = loss(all_ratios(chain, distribution)[visited], scores_at(chain, score, t)[visited])
-    return float(np.sum(distribution[np.nonzero(visited)[0]] * rates[visited] * costs))
+    rates, chance = rates_back(chain, t), distribution[..., None, None]
+    visited = chain.moves & (rates > 0) & (chance > 0)
+    scores = np.broadcast_to(scores_at(chain, score, t), visited.shape)
+    costs = np.zeros(visited.shape)
+    costs[visited] = loss(all_ratios(chain, distribution)[visited], scores[visited])
+    return (chance * rates * costs).sum((-3, -2, -1))
 
 
 def loss_integral(
@@ -106,7 +110,7 @@ def loss_integral(
     breaks: Sequence[float] = (),
 ) -> float:
     """int E_{x_t ~ p_t} sum_y Q_t(x_t, y) loss(p_t(y)/p_t(x_t), s_y) dt, with the ratios of the marginals of p0."""
-    return integrate(lambda t: mean_loss(chain, marginal(chain, p0, t), t, score, loss), nodes, breaks)
+    return integrate(lambda t: float(mean_loss(chain, marginal(chain, p0, t), t, score, loss)), nodes, breaks)
 
 
 def conditional_loss_integral(
@@ -118,11 +122,12 @@ def conditional_loss_integral(
     breaks: Sequence[float] = (),
 ) -> float:
     """int E_{x_0} E_{x_t | x_0} sum_y Q_t(x_t, y) loss(p(y|x_0)/p(x_t|x_0), s_y) dt."""
-    return sum(
-        float(probability) * loss_integral(chain, point_mass(chain, x0), score, loss, nodes, breaks)
-        for probability, x0 in zip(p0, chain.clean, strict=True)
-        if probability > 0
-    )
+    known = p0 > 0  # data that never occur may cost infinitely much
+
+    def at(t: float) -> float:
+        return float(p0[known] @ mean_loss(chain, conditionals(chain, t)[known], t, score, loss))
+
+    return integrate(at, nodes, breaks)
 
 
 def out_rate_integral(chain: Chain, p0: Array, nodes: int = 256, breaks: Sequence[float] = ()) -> float:
@@ -183,13 +188,20 @@ def learned_marginal(chain: Chain, score: Score, start: Array, t: float = 0.0, s
     It solves -dp/dt = Qbar_t p with Qbar_t(y, x) = Q_t(x, y) s(x, t)_y, in the variable logit t.
     """
 
+    return _learned_marginal(chain, score, tuple(map(float, start)), t, s)
+
+
+@lru_cache(maxsize=64)
+def _learned_marginal(chain: Chain, score: Score, start: tuple[float, ...], t: float, s: float) -> Array:
     def slope(w: float, p: Array) -> Array:
         time, derivative = float(expit(w)), float(expit(w) * expit(-w))
         return -derivative * (reverse_rate_matrix(chain, score, time) @ p)
 
     high = END if s >= 1 else float(logit(s))
     low = -END if t <= 0 else float(logit(t))
-    return solve_ode(slope, high, low, np.asarray(start, dtype=np.float64))
+    found = solve_ode(slope, high, low, np.array(start))
+    found.setflags(write=False)
+    return found
 
 
 def learned_data(chain: Chain, score: Score, start: Array | None = None) -> Array:
