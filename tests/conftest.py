@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from tyro._parsers import ParserSpecification
 
 from cedd.cli import main
 from cedd.data.folders import data_root
@@ -34,6 +35,23 @@ def sources_are_read_once() -> Iterator[None]:
     """The parser of command lines looks up the source of its dataclasses at each of some thousand."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "getsource", functools.cache(inspect.getsource))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsers_are_built_once() -> Iterator[None]:
+    """Tyro builds the parser of a dataclass anew for each command line, which takes longer than most commands. It
+    depends on nothing but the dataclass and the defaults it is given."""
+    build, built = ParserSpecification.from_callable_or_type, dict[tuple[Any, str], ParserSpecification]()
+
+    def kept(f: Any, **how: Any) -> ParserSpecification:
+        if how["parent_classes"]:  # a part of another
+            return build(f, **how)
+        key = f, repr(how)
+        return built[key] if key in built else built.setdefault(key, build(f, **how))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ParserSpecification, "from_callable_or_type", staticmethod(kept))
         yield
 
 
