@@ -214,7 +214,7 @@ class Chain:
     @cached_property
     def rate_matrices(self) -> Tensor:
         """Q_t of one token: [K, n, n]."""
-        return torch.stack([self.process.rate_matrix(t) for t in self.grid.t])
+        return self.process.rate_matrix(self.grid.t)
 
     @cached_property
     def marginals(self) -> Tensor:
@@ -398,7 +398,7 @@ def proposition_7(problem: ToyProblem) -> Iterator[Finding]:
     process = eroulette(V, p_m=share)
     for t in (0.1, 0.6, 1.0):
         x, w = gauss_legendre(400)
-        rates = torch.stack([process.rate_matrix(t * point) for point in x])
+        rates = process.rate_matrix(t * x)
         exact = torch.matrix_exp(torch.einsum("k,kij->ij", w * t, rates))
         share_now = float(share(torch.tensor(t, dtype=torch.float64)))
         printed = _printed_exponential(V, share_now, float(process.sigma(t)))
