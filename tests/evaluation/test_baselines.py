@@ -1,6 +1,7 @@
 """The baselines: hand-computed probabilities, sums to one, and bits per character of real compressors."""
 
 import gzip
+import lzma
 import math
 
 import numpy as np
@@ -70,6 +71,9 @@ def test_compressed_bits_by_hand():
     text = "the cat sat on the mat. " * 20
     assert compressed_bits("gzip", text) == 8 * len(gzip.compress(text.encode(), 9, mtime=0)) / len(text)
     letters = np.random.default_rng(0).integers(97, 123, 3000).astype(np.uint8).tobytes().decode()
+    for long in (text, letters, (text + letters) * 30):  # as short as with the preset's own window, which is longer
+        preset = lzma.compress(long.encode(), preset=9 | lzma.PRESET_EXTREME)
+        assert compressed_bits("xz", long) == 8 * len(preset) / len(long)
     assert compressed_bits("xz", letters) > math.log2(26)  # nothing beats the entropy of random letters
     assert compressed_bits("xz", letters, given=letters) < 0.3  # having read them, it only points at them
     with pytest.raises(ValueError, match="empty"):
