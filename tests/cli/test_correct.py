@@ -254,30 +254,34 @@ def test_no_text_at_a_terminal_is_said(shelf, capsys, monkeypatch):
     assert 'there is no text: cedd correct "I hav a speling mistke", -' in capsys.readouterr().err
 
 
-def test_correcting_imports_nothing_that_it_does_not_need(tmp_path):
-    """What makes the first answer late: none of these is needed to correct a line."""
-    run = save_random(tmp_path / "run")
-    heavy = ("matplotlib", "transformers", "huggingface_hub", "torch._dynamo", "torch._inductor", "triton", "PIL")
-    code = (
-        "import sys; from cedd.cli import main;"
-        f"assert main(['correct', {str(run)!r}, 'teh cat', '--device', 'cpu']) == 0;"
-        f"print([name for name in {heavy!r} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_torch_is_not_imported_with_an_open_doubt_or_without():
-    """And what is written is what the loaded model writes."""
-    texts, model = ["I hav a speling mistke", "He walked form the tabel"], load("english", "cpu")
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory) -> list[str]:
+    """What a process of its own prints that corrects each text with the package's model, then one with a run's."""
+    run = save_random(tmp_path_factory.mktemp("imported") / "run")
     code = (
         "import sys; from cedd.cli import main\n"
-        f"for text in {texts!r}:\n"
+        f"for text in {DOUBTED!r}:\n"
         " assert main(['correct', text, '--device', 'cpu']) == 0\n"
-        " print('torch' in sys.modules)"
+        " print('torch' in sys.modules)\n"
+        f"assert main(['correct', {str(run)!r}, 'teh cat', '--device', 'cpu']) == 0\n"
+        f"print('torch' in sys.modules, [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [line for text in texts for line in (model.correct(text), "False")]
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+DOUBTED = ["I hav a speling mistke", "He walked form the tabel"]
+HEAVY = ("matplotlib", "transformers", "huggingface_hub", "torch._dynamo", "torch._inductor", "triton", "PIL")
+
+
+def test_correcting_imports_nothing_that_it_does_not_need(imported):
+    """What makes the first answer late: none of these is needed to correct a line."""
+    assert imported[-1] == "True []"
+
+
+def test_torch_is_not_imported_with_an_open_doubt_or_without(imported):
+    """And what is written is what the loaded model writes."""
+    model = load("english", "cpu")
+    assert imported[:4] == [line for text in DOUBTED for line in (model.correct(text), "False")]
 
 
 # ---- files ------------------------------------------------------------------------------------------------------

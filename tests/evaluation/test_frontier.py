@@ -212,7 +212,7 @@ def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, mon
 
 
 def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys):
-    """Two commands at once, whose sweeps overlap, and the same one after the other in another folder."""
+    """Two commands at once, one of them here, whose sweeps overlap, and the same one after the other elsewhere."""
     swept = [("analytic", "euler"), ("euler", "first-hitting")]
     together, alone = tmp_path / "together", tmp_path / "alone"
 
@@ -221,15 +221,14 @@ def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys
         judged = ["-n", "3", "--length", "8", "--device", "cpu", "--judge", runs["causal"], "--json"]
         return ["genppl", runs["absorb"], "--frontier", str(folder), *how, *judged]
 
-    code = "import sys; from cedd.cli import main; sys.exit(main(sys.argv[1:]))"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *command(together, one)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for one in swept
-    ]
-    said = [process.communicate(timeout=300)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
+    code = "import sys; import cedd.tasks; from cedd.cli import main; print(flush=True); sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, *command(together, swept[0])]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"  # all is imported, and it begins when this one does
+        assert main(command(together, swept[1])) == 0
+        said = other.communicate(timeout=300)[0]
+    assert other.returncode == 0, said
     for one in swept:
         assert main(command(alone, one)) == 0
     found, expected = (

@@ -112,7 +112,7 @@ def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
 
 
 def test_texts_and_doubts_longer_than_a_pipe_arrive_whole(process: ReaderProcess, lexicon: Path):
-    long = " ".join([TEXTS[0]] * 6) + " and so on, as it was" * 3400
+    long = " ".join([TEXTS[0]] * 6) + " " * 70_000
     found = process.doubts(lexicon, long, WORD_THRESHOLD, ())
     assert len(doubts_as_bytes(found)) > 65536 < len(long)
     assert_same(found, found_here(lexicon, long))
