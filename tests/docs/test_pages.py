@@ -47,11 +47,10 @@ def execute(command: Command) -> str:
             )
             assert done.returncode == 0, done.stderr
             printed.write(done.stdout)
-        elif words[0] == "python":
-            assert run_program(words[1:]) == 0, printed.getvalue()
         else:
-            extra = shlex.split(command.notes.get("tested with", ""))
-            assert main([*words[1:], *extra]) == 0, printed.getvalue()
+            words += shlex.split(command.notes.get("tested with", ""))
+            run = run_program if words[0] == "python" else main
+            assert run(words[1:]) == 0, printed.getvalue()
     return printed.getvalue()
 
 
