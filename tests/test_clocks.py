@@ -16,7 +16,7 @@ from torch import Tensor
 import cedd
 from cedd import Cosine, Geometric, LogLinear, Polynomial, PowerShare, Schedule, eroulette
 from cedd.clocks import Clocks, EvolvingShare, Hybrid, Proportional, RunningShare, first_negative, value_and_slope
-from cedd.quadrature import adaptive_panels, integrate
+from cedd.quadrature import adaptive_panels, bisect, integrate
 from cedd.schedules import check_time
 
 SCHEDULES = (LogLinear(), LogLinear(0.3), Polynomial(2.0, 0.01), Cosine(0.05))
@@ -224,6 +224,23 @@ def test_panels_know_every_partial_integral() -> None:
     panels = adaptive_panels(torch.cos, 0.0, 3.0)
     x = torch.linspace(0, 3, 50, dtype=torch.float64)
     torch.testing.assert_close(panels.up_to(torch.cos, x), torch.sin(x), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("count", [0, 1, 300, 3000])
+@pytest.mark.parametrize("low", [0.0, 0.1])
+def test_bisection_ends_at_the_first_number_that_reaches_the_goal(count: int, low: float) -> None:
+    """Whether three halvings are made at once or not; 30 of them leave a billionth."""
+    goal = 2.5 * torch.rand(count, dtype=torch.float64) + low**3 - 0.2
+    found = bisect(lambda x: x**3, goal, low, 1.2)
+    before = torch.nextafter(found, torch.zeros(()).double())
+    inside = (goal > low**3) & (goal <= 1.2**3)
+    assert bool((found[inside] ** 3 >= goal[inside]).all())
+    assert bool((before[inside] ** 3 < goal[inside]).all())
+    torch.testing.assert_close(found[goal > 1.2**3], torch.full_like(goal[goal > 1.2**3], 1.2), rtol=0, atol=0)
+    torch.testing.assert_close(
+        found[goal <= low**3], torch.full_like(goal[goal <= low**3], low), rtol=1e-15, atol=1e-30
+    )
+    torch.testing.assert_close(bisect(lambda x: x**3, goal, low, 1.2, 30), found, rtol=0, atol=2e-9)
 
 
 def test_clocks_are_abstract() -> None:
