@@ -101,7 +101,9 @@ class Stepper:
     def step(self, batch: StepBatch, stop: bool = False) -> StepFigures:
         """Take one step; `stop` is shared with all ranks through the figures."""
         state, device = self.state, self.ranks.device
-        torch.manual_seed(derived_seed(self.config.seed, state.step, DROPOUT, self.ranks.rank))
+        # torch.manual_seed is for all devices, and writes down where it was called from for those that are not there.
+        seed_all = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
+        seed_all(derived_seed(self.config.seed, state.step, DROPOUT, self.ranks.rank))
         *parts, last = batch.parts
         total = torch.zeros((), device=device)
         for part in parts:
