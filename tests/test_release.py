@@ -83,10 +83,16 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Pat
     def there(*words: str) -> str:
         return run([str(python.parent / words[0]), *words[1:]], tmp_path, PYTHONPATH="").strip()
 
-    assert there("python", "-c", "import cedd; print(cedd.__file__)") == str(packages / "cedd" / "__init__.py")
     assert there("cedd", "--version") == f"cedd {cedd.__version__}"
     assert "correct" in there("cedd", "--help")
-    assert there("cedd", "correct", "teh cat sat on teh mat") == "the cat sat on the mat"
+    # The command as its script runs it, in a process that says first which package it has.
+    words, script = ["cedd", "correct", "teh cat sat on teh mat"], str(python.parent / "cedd")
+    code = f"import cedd, runpy, sys; print(cedd.__file__); sys.argv = {words}; "
+    code += f"runpy.run_path({script!r}, run_name='__main__')"
+    assert there("python", "-c", code).splitlines() == [
+        str(packages / "cedd" / "__init__.py"),
+        "the cat sat on the mat",
+    ]
 
 
 def test_the_build_takes_the_models_along():

@@ -3,7 +3,7 @@
 import itertools
 import math
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 import cedd
 from cedd import network
 from cedd.bounds.drawing import SequenceValues, StratifiedDraws
-from cedd.bounds.estimator import estimate_bound, estimate_bounds
+from cedd.bounds.estimator import BoundEstimate, estimate_bound, estimate_bounds
 from cedd.bounds.stop import STOPS, choose_stop
 from cedd.dynamics import BOUNDS, Bound, Corrector
 from cedd.models.transformer import Transformer, TransformerConfig
@@ -59,13 +59,23 @@ def enumerated(name: str, method: str) -> tuple[Model, Tensor, dict[Bound, float
     return model, data, {bound: cedd.exact_bound(model, process, p0, method=method, bound=bound) for bound in BOUNDS}
 
 
+OPTIONS: dict[str, Any] = {"draws": 24, "fixed_set": True, "batch": 4096}
+
+
+@cache
+def estimated(name: str, method: str, bound: Bound, sampling: Literal["stratified", "independent"]) -> BoundEstimate:
+    """One bound of the network and the data above, by itself."""
+    model, data, _ = enumerated(name, method)
+    how = {"method": method, "bound": bound, "sampling": sampling, "generator": generator(8), **OPTIONS}
+    return estimate_bound(model, PROCESSES[name], data, **how)
+
+
 @pytest.mark.parametrize(("name", "method"), itertools.product(PROCESSES, ("sedds", "bayes")), ids=lambda x: str(x))
 def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str) -> None:
     """Within 4 standard errors: at 7 x 2 x 3 comparisons, a chance of 0.3% that one of them fails on other seeds."""
     process = PROCESSES[name]
     model, data, exact = enumerated(name, method)
-    options = {"method": method, "draws": 24, "fixed_set": True, "batch": 4096}
-    found = estimate_bounds(model, process, data, BOUNDS, generator=generator(8), **options)
+    found = estimate_bounds(model, process, data, BOUNDS, method=method, generator=generator(8), **OPTIONS)
     assert tuple(found) == BOUNDS
     for bound, estimate in found.items():
         assert estimate.bound == bound
@@ -73,7 +83,7 @@ def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str)
             assert math.isinf(estimate.nats_per_token)
         else:
             assert abs(estimate.nats_per_token - exact[bound]) <= 4 * estimate.monte_carlo_stderr
-    alone = estimate_bound(model, process, data, bound="tight", generator=generator(8), **options)
+    alone = estimated(name, method, "tight", "stratified")
     assert found["tight"].nats_per_token == alone.nats_per_token
     assert found["tight"].evaluations == alone.evaluations
     if math.isfinite(alone.nats_per_token):
@@ -149,21 +159,9 @@ def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
     """Within 4 standard errors: at 8 x 4 x 4 comparisons, a chance of 1% that one of them fails on other seeds.
 
     Independent times are drawn for one of the bounds; the floor's test draws them for all."""
-    process = PROCESSES[name]
-    model, data, exact = enumerated(name, method)
+    process, exact = PROCESSES[name], enumerated(name, method)[2]
     for bound, sampling in [*itertools.product(BOUNDS, SAMPLINGS[:1]), ("tight", SAMPLINGS[1])]:
-        found = estimate_bound(
-            model,
-            process,
-            data,
-            method=method,
-            bound=bound,
-            sampling=sampling,
-            draws=24,
-            fixed_set=True,
-            generator=generator(8),
-            batch=4096,
-        )
+        found = estimated(name, method, bound, sampling)
         if math.isinf(exact[bound]):  # a score's posterior at sigma(0) > 0 may give the data no chance
             assert (method, process.jumps_at_zero, bound) == ("sedds", True, "tight")
             assert found.nats_per_token == math.inf
