@@ -1,4 +1,8 @@
-"""A server for the tests: in this process, asked through its application, or in a thread, at a port of its own."""
+"""A server for the tests: in this process, asked through its application, or in a thread, at a port of its own.
+
+Nothing that is said to it is encrypted. Clients are told so by verify=False: they would read all certificates of this
+machine, which takes longer than most requests.
+"""
 
 import contextlib
 import json
