@@ -61,6 +61,18 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): content(path) for path in sorted(folder.rglob("*"))}
 
 
+def restore(folder: Path, original: Path, clean: dict[str, str], found: dict[str, str]) -> None:
+    """A folder as it was, of which only what has changed since is written again."""
+    for name in sorted(found, reverse=True):  # what is in a folder before the folder
+        if found[name] != clean.get(name):
+            path = folder / name
+            path.rmdir() if found[name] == "folder" else path.unlink()
+    for name, content in clean.items():
+        if content != found.get(name):
+            path = folder / name
+            path.mkdir() if content == "folder" else shutil.copyfile(original / name, path)
+
+
 def nothing() -> None:
     """No damage."""
 
@@ -445,10 +457,7 @@ def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, st
     except Exception as error:  # noqa: BLE001 - which is what is looked for
         code = f"{type(error).__name__}: {error}"[:300]
     after, lines = tree(world), said.getvalue().splitlines()
-    if before != clean or after != clean:
-        shutil.rmtree(world)
-        shutil.copytree(original, world)
-        os.chdir(world)
+    restore(world, original, clean, after)
     if code not in (1, 2):
         return f"{code}"
     if not lines or not lines[-1].startswith("cedd ") or "\x1b" in lines[-1] or "Traceback" in said.getvalue():

@@ -593,7 +593,7 @@ def test_letters_that_are_not_spoken():
 
 
 def test_what_is_kept_of_words_has_an_end(lexicon, monkeypatch):
-    """After eighty strange words another eighty take no more memory."""
+    """After thirty strange words another eighty take no more memory."""
     monkeypatch.setattr(candidates, "NEAR_KEPT", 4)
     monkeypatch.setattr(channel, "WRITTEN_KEPT", 4)
     fresh = replace(lexicon, channel=Channel(lexicon.channel.edits))  # which has kept nothing yet
@@ -603,8 +603,8 @@ def test_what_is_kept_of_words_has_an_end(lexicon, monkeypatch):
         for number in range(FORMS_KEPT):
             sound(f"a{number}")
             variant(f"a{number}")
-        for _ in range(2):
-            for _ in range(80):
+        for words in (30, 80):
+            for _ in range(words):
                 word_by_word(reader, f"the {''.join(drawn.choice(list('aenrt'), 7))}", None)
             used.append(tracemalloc.get_traced_memory()[0])
     finally:
