@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from cedd.device import pick_device
 from cedd.names import printable
 from cedd.training.config import PRESETS, to_json
 from tests.tasks.models import save_random
+from tests.training.processes import command_on_terminal, start_server, wait
 
 ESCAPE = "\x1b[31mred\x1b]0;title\x07"
 
@@ -259,18 +261,15 @@ def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
 def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
     assert main(["infill", run, f"{ESCAPE}____"]) == 0
     assert capfdbinary.readouterr().out.startswith(ESCAPE.encode())
-    terminal, its = pty.openpty()  # and a new process: one that is forked amid threads may wait for them forever
-    command = [sys.executable, "-m", "cedd", "infill", run, f"{ESCAPE}____"]
-    child = subprocess.Popen(command, stdin=its, stdout=its, stderr=its)
-    os.close(its)
+    start_server()  # a process that is forked from this one, amid threads, may wait for them forever
+    terminal, its = pty.openpty()
+    child = command_on_terminal(["infill", run, f"{ESCAPE}____"], os.ttyname(its))
     shown = b""
-    try:
-        while part := os.read(terminal, 4096):
-            shown += part
-    except OSError:  # the end, on Linux
-        pass
-    assert child.wait() == 0
+    while select.select([terminal], [], [], 0.05)[0] or child.is_alive():
+        shown += os.read(terminal, 4096) if select.select([terminal], [], [], 0)[0] else b""
+    assert wait(child) == 0
     os.close(terminal)
+    os.close(its)
     assert printable(ESCAPE).encode() in shown
     assert b"\x1b[31m" not in shown
 

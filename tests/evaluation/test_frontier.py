@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -26,6 +25,8 @@ from cedd.evaluation.generative import Judged, ModelJudge, judge_label, load_sam
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.tasks import load
 from tests.tasks.models import save_random
+from tests.training.processes import command as started
+from tests.training.processes import start_server, wait
 
 
 def point(setting, nats, entropies) -> Point:
@@ -212,7 +213,7 @@ def test_a_cell_that_was_stopped_is_all_that_is_lost(runs, tmp_path, capsys, mon
 
 
 def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys):
-    """Two commands at once, one of them here, whose sweeps overlap, and the same one after the other elsewhere."""
+    """Two commands at once, whose sweeps overlap, and the same one after the other in another folder."""
     swept = [("analytic", "euler"), ("euler", "first-hitting")]
     together, alone = tmp_path / "together", tmp_path / "alone"
 
@@ -221,14 +222,9 @@ def test_several_processes_draw_and_judge_into_one_folder(runs, tmp_path, capsys
         judged = ["-n", "3", "--length", "8", "--device", "cpu", "--judge", runs["causal"], "--json"]
         return ["genppl", runs["absorb"], "--frontier", str(folder), *how, *judged]
 
-    code = "import sys; import cedd.tasks; from cedd.cli import main; print(flush=True); sys.exit(main(sys.argv[1:]))"
-    words = [sys.executable, "-c", code, *command(together, swept[0])]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"\n"  # all is imported, and it begins when this one does
-        assert main(command(together, swept[1])) == 0
-        said = other.communicate(timeout=300)[0]
-    assert other.returncode == 0, said
+    start_server()
+    children = [started(command(together, one), tmp_path / str(number)) for number, one in enumerate(swept)]
+    assert [wait(child) for child in children] == [0, 0], [*tmp_path.glob("*/stderr")]
     for one in swept:
         assert main(command(alone, one)) == 0
     found, expected = (
