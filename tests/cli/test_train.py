@@ -78,12 +78,12 @@ def test_the_bound_of_scaled_scores_is_a_number(words: Words, capsys: pytest.Cap
 
 
 def test_settings_reach_the_run(words: Words, out: Path):
-    changes = "--method sedds --process.name uniform --optimizer.schedule cosine --batch.accumulate 2 --keep 1"
+    changes = "--method sedd --process.name uniform --optimizer.schedule cosine --batch.accumulate 2 --keep 1"
     assert main([*words, *changes.split(), "--checkpoint-every", "1"]) == 0
     saved = json.loads((out / "train.json").read_text())
-    assert (saved["method"], saved["process"]["name"]) == ("sedds", "uniform")
+    assert (saved["method"], saved["process"]["name"]) == ("sedd", "uniform")
     assert (saved["optimizer"]["schedule"], saved["batch"]["accumulate"]) == ("cosine", 2)
-    assert method_from_config(json.loads((out / "config.json").read_text())["method"]).name == "sedds"
+    assert method_from_config(json.loads((out / "config.json").read_text())["method"]).name == "sedd"
     assert checkpoint_steps(out) == [4]
 
 
