@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cedd.cli.correct import Source, rewrite_file
+from cedd.cli.correct import rewrite_file
+from cedd.cli.given import Source
 from cedd.models.published import open_checkpoint
 from cedd.models.stored import read_metadata
 from cedd.models.weights import read_weights, save_weights

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -198,14 +199,33 @@ def test_infill_and_sample_have_a_model_too(shelf, run, capsys):
     assert len(capsys.readouterr().out.rstrip("\n")) >= 1
 
 
+@pytest.mark.parametrize("way", ["FILE", "--file", "-", ""])
+def test_infill_reads_files_and_standard_input_byte_by_byte(way, shelf, run, capsysbinary, monkeypatch, tmp_path):
+    content = b"a \xffcat\r\n____{3}\nsat \xc3\xa9 on ____.\n\n"
+    file = tmp_path / "page.txt"
+    file.write_bytes(content)
+    words = {"FILE": [str(file)], "--file": ["--file", str(file)], "-": ["-"], "": []}[way]
+    if not words or words == ["-"]:
+        feed(monkeypatch, content)
+    assert main(["infill", run, *words, "--steps", "4", "--device", "cpu"]) == 0
+    before, between, after = re.split(rb"_{4}(?:{\d+})?", content)
+    out, said = capsysbinary.readouterr()
+    assert said == b""
+    assert out.startswith(before)
+    assert out.endswith(after)
+    assert between in out[len(before) : -len(after)]
+    assert b"____" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["correct", "teh", "cat", "sat"], "put the text in quotes"),
         (["correct", "teh", "cat"], "no run or model at teh (a text of several words is put in quotes)"),
         (["correct", "english-chra", "cat"], "did you mean english-char?"),
-        (["infill"], "there is no text"),
-        (["infill", "RUN"], "there is no text"),
+        (["infill", "a ____", "--file", "x"], "not both"),
+        (["infill", "--file", "/no/such/file"], "there is no file or folder /no/such/file\n"),
+        (["infill", "FOLDER/letter.txt"], "the text has no blank to fill"),
         (["correct", "teh", "--file", "x"], "not both"),
         (["correct", "--file", "/no/such/file"], "there is no file or folder /no/such/file\n"),
         (["correct", "--file", "FOLDER/lettre.txt"], "FOLDER/lettre.txt; did you mean FOLDER/letter.txt?"),
@@ -247,11 +267,19 @@ def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, mo
     assert capsys.readouterr().err == ""
 
 
-def test_no_text_at_a_terminal_is_said(shelf, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "example"),
+    [
+        (["correct"], 'cedd correct "I hav a speling mistke"'),
+        (["infill"], 'cedd infill "The ____ sat on the ____."'),
+        (["infill", "RUN"], 'cedd infill "The ____ sat on the ____."'),
+    ],
+)
+def test_no_text_at_a_terminal_is_said(words, example, shelf, run, capsys, monkeypatch):
     feed(monkeypatch, b"")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert main(["correct", "--device", "cpu"]) == 2
-    assert 'there is no text: cedd correct "I hav a speling mistke", -' in capsys.readouterr().err
+    assert main([*(run if word == "RUN" else word for word in words), "--device", "cpu"]) == 2
+    assert f"there is no text: {example}, - to type it, or a FILE" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -81,10 +81,14 @@ def texts(draw, least_length: int = 1, least_start: int = 0) -> tuple[list[range
 @example(([range(1)], 2, 1))
 @example(([range(500)], 500, 128))
 @example(([range(100, 164), range(400, 465)], 800, 128))
+@example(([range(100, 110), range(154, 164)], 800, 128))  # just within half a window
+@example(([range(300, 303), range(304, 504)], 900, 128))
+@example(([range(30, 33), range(60, 70), range(70, 90)], 90, 40))
 def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
     blanks, count, length = asked
     cuts, half = windows_around(blanks, count, length), max(1, length // 2)
     tokens, ends = {token for blank in blanks for token in blank}, {blank.stop for blank in blanks}
+    starts = {blank.start for blank in blanks}
     decided = [token for cut in cuts for token in range(cut.first, cut.last)]
     assert decided == sorted(set(decided))
     assert tokens <= set(decided)
@@ -94,8 +98,13 @@ def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
         assert cut.last - cut.first <= half
         assert {cut.first, cut.last - 1} <= tokens
         before, after = cut.first - cut.start, cut.stop - cut.last
-        if cut.last in ends:  # as much on either side, but for the ends of the text
-            assert abs(before - after) <= 1 or (before < after and not cut.start) or cut.stop == count
+        if cut.last in ends:  # as much on either side, but for the text's ends and later blanks
+            assert (
+                abs(before - after) <= 1
+                or not cut.start
+                or (before > after and (cut.stop == count or cut.stop in starts))
+            )
+            assert not (cut.stop > cut.last and cut.stop - 1 in tokens) or not cut.start
         else:  # a part of a wide blank, after which nothing is known
             assert not after or not cut.start
     for blank in blanks:
@@ -203,7 +212,14 @@ def test_texts_depend_on_their_seeds_alone(runs):
     assert len({three[0][i * width : (i + 1) * width] for i in range(6)}) > 4
 
 
-@pytest.mark.parametrize(("method", "text"), [("cedd", LONG), ("ar", "the cat sat on the mat and then ____{60}")])
+OVERLAPPING = "the cat sat on a mat____{14} an ____{3} the dog ran on and on and on."
+"""Of 32 tokens the window of the first blank has the second in it, which is drawn and not kept."""
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [("cedd", LONG), ("cedd", OVERLAPPING), ("ar", "the cat sat on the mat and then ____{60}")],
+)
 def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, text):
     loaded, template = runs[method], parse_template(text, runs[method].tokenizer)
     seen = []
@@ -222,6 +238,11 @@ def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, 
         assert all((x[:, template.given] == template.ids[template.given]).all() for _, _, x in part)
         blank = part[0][2][:, ~template.given]
         assert (blank[0] == loaded.process.vocab_size).float().mean() > 0.8
+    cuts = windows_around(template.blanks, template.width, loaded.length)
+    for _, t, x in seen:  # blanks whose turn has not come are not seen to be filled
+        turn = min(int((1 - t) * len(cuts) + 1e-6), len(cuts) - 1)
+        later = (torch.arange(template.width) >= cuts[turn].last) & ~template.given
+        assert (x[0, later] == loaded.process.vocab_size).all()
 
 
 def test_a_long_text_is_recorded_and_shown_where_it_changes(runs, tmp_path):
@@ -240,8 +261,11 @@ def test_a_long_text_is_recorded_and_shown_where_it_changes(runs, tmp_path):
 
 
 def test_wishes_that_cannot_be_fulfilled_are_refused(runs):
-    with pytest.raises(ValueError, match="prompt, not text after a blank"):
-        infill(runs["ar"], LONG)
+    for text in (LONG, "the cat ____{60} sat."):  # of the second, windows before the last see a prompt only
+        read = list[tuple[object, ...]]()
+        with pytest.raises(ValueError, match="prompt, not text after a blank"):
+            infill(runs["ar"], text, callback=lambda *state, read=read: read.append(state))
+        assert not read
     for options, message in (
         (SamplingOptions(batch=0), "batch must be at least 1"),
         (SamplingOptions(seeds=[1, 2]), "1 sequences need a seed each; got 2"),

@@ -39,7 +39,6 @@ class CommonArguments:
 
 
 Wrap = Literal["none", "bos-eos", "trained"]
-ModelAndText = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT")]
 
 
 @dataclass(frozen=True)
@@ -194,11 +193,14 @@ class Infill(SamplingArguments):
     """example: cedd infill "The ____{5} sat on the ____." -n 3
 
     Fill the blanks of a text of any length: ____ has as many tokens as underscores (three at least), ____{12} has 12.
-    What is given comes out byte for byte.
+    cedd infill page.txt fills those of a file; TEXT - reads standard input, and so does no text at all. What is given
+    comes out byte for byte.
     Without a RUN (a folder, or a name on the hub) the model that comes with cedd does it, english.
     """
 
-    words: ModelAndText
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT|FILE")] = ()
+    file: Path | None = None
+    """Read the text from a file."""
 
 
 @dataclass(frozen=True)

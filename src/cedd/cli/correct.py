@@ -10,8 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,7 +20,7 @@ from rich.style import Style
 from cedd.cli import UserError
 from cedd.cli.arguments import Correct
 from cedd.cli.console import PlainConsole
-from cedd.cli.given import CORRECTOR, model_and_text
+from cedd.cli.given import CORRECTOR, Source, file_source, is_file, model_and_source
 from cedd.cli.progress import progress_bar
 from cedd.models.locate import CONFIG_FILE, is_model, locate, packaged, pretrained_names
 from cedd.names import printable
@@ -41,32 +40,6 @@ FIRST_PIECE, PIECE = 1 << 11, 1 << 14
 """Characters that are corrected at once; a longer text comes out piece by piece, each up to twice as long as the one
 before, so that the first is soon there."""
 BACKUP = ".bak"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a text comes from: typed, a file, or standard input."""
-
-    name: str
-    text: str | None = None
-    path: Path | None = None
-
-    @property
-    def size(self) -> int | None:
-        """In bytes, where that is known."""
-        if self.text is not None:
-            return len(self.text.encode("utf-8", "surrogateescape"))
-        return None if self.path is None else self.path.stat().st_size
-
-    @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
-        if self.text is not None:
-            yield io.BytesIO(self.text.encode("utf-8", "surrogateescape"))
-        elif self.path is None:
-            yield sys.stdin.buffer
-        else:
-            with self.path.open("rb") as file:
-                yield file
 
 
 def run(arguments: Correct) -> int:
@@ -120,17 +93,8 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
             if arguments.file is not None:
                 raise UserError("give files by their names or by --file, not both")
             return packaged(CORRECTOR) if model is None else locate(model), [file_source(Path(f)) for f in files]
-    name, given = model_and_text(words, CORRECTOR)
-    typed = given is not None and given != "-"
-    if typed and arguments.file is not None:
-        raise UserError("give the text or a file of it, not both")
-    if typed:
-        return name, [Source("text", text=given)]
-    if arguments.file is not None:
-        return name, [file_source(arguments.file)]
-    if given is None and sys.stdin.isatty():
-        raise UserError('there is no text: cedd correct "I hav a speling mistke", - to type it, or a FILE')
-    return name, [Source("standard input")]
+    name, source = model_and_source(words, arguments.file, CORRECTOR, 'cedd correct "I hav a speling mistke"')
+    return name, [source]
 
 
 def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Corrected]:
@@ -161,26 +125,6 @@ def loaded(folder: Path, arguments: Correct, few: bool) -> LanguageModel:
     if few:
         torch.set_num_threads(1)  # read in hundredths of a second: on a busy machine threads would wait for each other
     return load(folder, arguments.device)
-
-
-def is_file(word: str) -> bool:
-    """Whether a word names what can be read, a pipe included; a text may be too long for a name."""
-    try:
-        path = Path(word).expanduser()
-        return path.exists() and not path.is_dir()
-    except (OSError, ValueError, RuntimeError):
-        return False
-
-
-def file_source(path: Path) -> Source:
-    """A file, if there is one."""
-    path = path.expanduser()
-    if path.is_dir():
-        texts = sorted(path.glob("*.txt"))
-        raise UserError(f"{path} is a folder; name a file of it{f', such as {texts[0]}' if texts else ''}")
-    if not path.exists():
-        raise FileNotFoundError(2, "there is no such file", str(path))
-    return Source(str(path), path=path)
 
 
 def ignored_words(arguments: Correct) -> frozenset[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cedd.cli import UserError
 from cedd.models.locate import is_model, locate, packaged, pretrained_names
@@ -11,6 +16,37 @@ from cedd.models.locate import is_model, locate, packaged, pretrained_names
 WRITER, CORRECTOR = "english", "english-char"
 """The models that write and that correct where a command names none: the package's (`packaged`), not folders of these
 names where the user happens to be."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a text comes from: typed, a file, or standard input."""
+
+    name: str
+    text: str | None = None
+    path: Path | None = None
+
+    @property
+    def size(self) -> int | None:
+        """In bytes, where that is known."""
+        if self.text is not None:
+            return len(self.text.encode("utf-8", "surrogateescape"))
+        return None if self.path is None else self.path.stat().st_size
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        if self.text is not None:
+            yield io.BytesIO(self.text.encode("utf-8", "surrogateescape"))
+        elif self.path is None:
+            yield sys.stdin.buffer
+        else:
+            with self.path.open("rb") as file:
+                yield file
+
+    def read(self) -> str:
+        """The whole text; bytes that are no UTF-8 come through as lone surrogates."""
+        with self.opened() as stream:
+            return stream.read().decode("utf-8", "surrogateescape") if self.text is None else self.text
 
 
 def model_and_text(words: Sequence[str], usual: str) -> tuple[str | Path, str | None]:
@@ -29,3 +65,38 @@ def model_and_text(words: Sequence[str], usual: str) -> tuple[str | Path, str | 
     if words and words[0] and (words[0] in pretrained_names() or is_model(words[0])):
         return words[0], None
     return packaged(usual), (words[0] if words else None)
+
+
+def model_and_source(words: Sequence[str], file: Path | None, usual: str, example: str) -> tuple[str | Path, Source]:
+    """The model and the text of a command line that says [RUN] TEXT, or - or nothing for standard input, or --file."""
+    name, given = model_and_text(words, usual)
+    typed = given is not None and given != "-"
+    if typed and file is not None:
+        raise UserError("give the text or a file of it, not both")
+    if typed:
+        return name, Source("text", text=given)
+    if file is not None:
+        return name, file_source(file)
+    if given is None and sys.stdin.isatty():
+        raise UserError(f"there is no text: {example}, - to type it, or a FILE")
+    return name, Source("standard input")
+
+
+def is_file(word: str) -> bool:
+    """Whether a word names what can be read, a pipe included; a text may be too long for a name."""
+    try:
+        path = Path(word).expanduser()
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def file_source(path: Path) -> Source:
+    """A file, if there is one."""
+    path = path.expanduser()
+    if path.is_dir():
+        texts = sorted(path.glob("*.txt"))
+        raise UserError(f"{path} is a folder; name a file of it{f', such as {texts[0]}' if texts else ''}")
+    if not path.exists():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    return Source(str(path), path=path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cedd.cli import UserError
+from pathlib import Path
+
 from cedd.cli.arguments import Infill
-from cedd.cli.given import WRITER, model_and_text
+from cedd.cli.given import WRITER, file_source, is_file, model_and_source
 from cedd.cli.sampling import check, show
 from cedd.tasks import load
 from cedd.tasks.infill import parse_template
@@ -13,9 +14,11 @@ from cedd.tasks.infill import parse_template
 def run(arguments: Infill) -> int:
     """Print the filled texts, one after the other, or as JSON."""
     check(arguments)
-    name, text = model_and_text(arguments.words, WRITER)
-    if text is None:
-        raise UserError('there is no text: cedd infill "The ____ sat on the ____."')
+    name, source = model_and_source(arguments.words, arguments.file, WRITER, 'cedd infill "The ____ sat on the ____."')
+    if source.text is not None and is_file(source.text):
+        source = file_source(Path(source.text))
     model = load(name, arguments.device)
-    show(arguments, model, parse_template(text, model.tokenizer), f"{model.name}, infilling", "texts", "\n")
+    template = parse_template(source.read(), model.tokenizer)
+    end = "\n" if source.text is not None else ""  # of a file the last byte is that of the file
+    show(arguments, model, template, f"{model.name}, infilling", "texts", "\n", end)
     return 0

@@ -25,7 +25,7 @@ from cedd.storage import check_writable
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
 
-MOST_SEEN = 1 << 13
+MOST_SEEN = 1 << 12
 """Tokens of a text whose states are recorded, one of all tokens for each step that changes any."""
 
 
@@ -53,6 +53,7 @@ def show(
     title: str,
     named: str,
     between: str,
+    end: str = "\n",
     **facts: Any,
 ) -> None:
     """Fill the template n times, seen as it is asked for, and print the texts, or all as JSON; then write the files."""
@@ -65,7 +66,7 @@ def show(
     if arguments.json:
         print(json.dumps({named: texts, **facts, "seed": arguments.seed}))
     else:
-        write_output(for_terminal(between.join(texts)) + "\n")
+        write_output(for_terminal(between.join(texts)) + end)
     if view.html is not None:
         trajectory.save_html(view.html, title)
     if view.gif is not None:

@@ -93,9 +93,15 @@ class Causal(Dynamics):
         rows = network.rows(inputs, torch.zeros(len(x0), device=x0.device), places)
         return rows.map(nats).reshape(x0.shape)
 
+    def check_held(self, held: Tensor) -> None:
+        prompt = torch.arange(held.shape[1], device=held.device) < held[0].sum()
+        if not bool((held == prompt).all()):
+            raise ValueError("an autoregressive model writes left to right: it takes a prompt, not text after a blank")
+
     def draw(self, network: Network, process: TokenProcess, how: Drawing) -> Tensor:
         """x_i ~ p(. | x_<i) for i = 0..L-1; the constraint sees the start symbol where nothing is drawn yet."""
-        (batch, length), known = how.held.shape, _known_prefix(how.held)
+        self.check_held(how.held)
+        (batch, length), known = how.held.shape, int(how.held[0].sum())
         start = start_symbol(process)
         x = how.constraint(torch.full((batch, length), start, dtype=torch.int64, device=network.device))
         if how.callback is not None:
@@ -131,11 +137,3 @@ def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor
         return network.rows(inputs, sigma, Places(first + i)).map(lambda outputs, _: outputs)
 
     return anew
-
-
-def _known_prefix(held: Tensor) -> int:
-    """How many first positions are given, held [B, L] bool; anything else that is given is refused."""
-    count = int(held[0].sum())
-    if not bool((held == (torch.arange(held.shape[1], device=held.device) < count)).all()):
-        raise ValueError("an autoregressive model writes left to right: it takes a prompt, not text after a blank")
-    return count

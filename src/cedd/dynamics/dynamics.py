@@ -69,6 +69,10 @@ class Dynamics(ABC):
         """Refuse a process that makes no sense with these dynamics, saying what to use instead."""
         del process
 
+    def check_held(self, held: Tensor) -> None:
+        """Refuse to sample around what is given, held [B, L] bool, where these dynamics cannot."""
+        del held
+
     def with_corrector(self, corrector: object) -> Dynamics:
         """The same with a corrector, where there is one."""
         raise ValueError("the corrector belongs to flow matching; use method='dfm', or leave it out")

@@ -22,6 +22,8 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
     parts: list[str | int] = []
     end = 0
     for blank in BLANK.finditer(text):
+        if blank[1] and len(blank[1]) > 20:  # digits, of which Python reads some thousand, and nobody so many
+            raise ValueError(f"a blank is too wide: at most {MOST_BLANK:,} tokens are filled")
         width = int(blank[1]) if blank[1] else len(blank[0])
         if width < 1:
             raise ValueError(f"the blank {blank[0]!r} has no width; write for example ____{{12}}")

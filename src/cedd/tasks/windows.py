@@ -3,8 +3,9 @@
 Shapes: B texts, L tokens of a text, N tokens that the model reads.
 
 Every window has N tokens. Blanks that lie within half of that are filled together, in a window that has them in its
-middle, as far as the text's ends allow. A wider blank is filled in equal parts of at most half a window, each in the
-window that ends with it, except for the last, which has the text after the blank around it as well.
+middle, as far as the text's ends allow; one that would end within a later blank, of which nothing is known yet, ends
+before it. A wider blank is filled in equal parts of at most half a window, each in the window that ends with it, except
+for the last, which has the text after the blank around it as well.
 
 A window holds what is given in it, and what those before it have written. Blanks in it whose turn is yet to come are
 drawn with the others and not kept: what is kept is then drawn from what the model says with these tokens unknown.
@@ -27,22 +28,34 @@ from cedd.spelling.scores import Window
 
 def windows_around(blanks: Iterable[range], count: int, length: int) -> list[Window]:
     """Windows of `length` tokens of a text of `count`, more than that, which together decide the blanks, in order."""
-    made, half, waiting = list[Window](), max(1, length // 2), [blank for blank in blanks if blank][::-1]
+    made = list[Window]()
+    half = max(1, length // 2)
+    waiting = [blank for blank in blanks if blank][::-1]  # the next one last
     while waiting:
         blank = waiting.pop()
         first, last = blank.start, blank.stop
         if (width := len(blank)) > half:
             parts = -(-width // half)
-            last = first + -(-width // parts)
+            stop = last = first + -(-width // parts)
             waiting.append(range(last, blank.stop))
-            start = last - length
         else:
             while waiting and waiting[-1].stop - first <= half:
                 last = waiting.pop().stop
-            start = first - (length - (last - first)) // 2
-        start = min(max(0, start), count - length)
+            around = length - (last - first)
+            stop = _before_blanks(min(last + -(-around // 2), count), waiting)
+        start = max(0, stop - length)
         made.append(Window(start, start + length, first, last))
     return made
+
+
+def _before_blanks(stop: int, waiting: Sequence[range]) -> int:
+    """Where a window ends that would end at `stop`, if it does not end within a blank of these, the nearest last."""
+    number = len(waiting)
+    while number and waiting[number - 1].start < stop:
+        number -= 1
+    for blank in waiting[number:]:
+        stop = blank.start if blank.stop >= stop else stop
+    return stop
 
 
 def draw_windows(
@@ -53,8 +66,12 @@ def draw_windows(
     options: SamplingOptions,
     callback: Callback | None = None,
 ) -> Tensor:
-    """n ways to fill the tokens [L] that are not held, as tokens [n, L]; the callback sees them whole, as of one run
-    whose time goes from 1 to 0 over all windows."""
+    """n ways to fill the tokens [L] that are not held, as tokens [n, L].
+
+    The callback sees them whole, with token V in blanks whose turn is yet to come, as of one run whose time goes from 1
+    to 0 over all windows.
+    """
+    loaded.method.dynamics.check_held(held.where[None])  # each window has a part of it only
     seeds, batch = options.seeds_of(n), max(1, options.batch or n)
     parts = (seeds[start : start + batch] for start in range(0, n, batch))
     return torch.cat([_draw_part(loaded, held, windows, part, options, callback) for part in parts])
@@ -77,7 +94,7 @@ def _draw_part(
 
         def show(step: int, t: float, part: Tensor) -> None:
             nonlocal begun, rows
-            if step == 0:
+            if step == 0:  # the next rows begin, or the same ones anew, fewer at once, where memory ran out
                 begun, rows = min(begun + rows, len(x) - len(part)), len(part)
             x[begun : begun + rows, window.first : window.last] = _decided(window, part).cpu()
             done = (begun + rows * (1 - t)) / len(x)
