@@ -126,7 +126,7 @@ def test_windows_depend_on_the_blanks_and_not_on_the_text():
 
 
 @settings(deadline=None, max_examples=20)
-@given(texts(least_length=4, least_start=1), st.sampled_from(["analytic", "first-hitting", "probability"]))
+@given(texts(least_length=10, least_start=1), st.sampled_from(["analytic", "first-hitting", "probability"]))
 @example(([range(1, 201)], 201, 16), "analytic")
 @example(([range(1, 3), range(3, 6), range(10, 90), range(97, 98)], 98, 16), "analytic")
 def test_a_model_that_knows_the_rest_writes_it(asked, sampler):
@@ -173,7 +173,7 @@ WORDS = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 
 def test_what_is_given_comes_back_as_it_was(parts, widths, tokens, process):
     tokenizer = {"char": CharTokenizer(ALPHABET), "byte": ByteTokenizer(), "words": WORDS}[tokens]
     text = parts[0] + "".join(f"____{{{w}}}{part}" for w, part in zip(widths, parts[1:], strict=False))
-    filled = infill(mending(process, length=8, tokenizer=tokenizer), text, options=FAST)[0]
+    filled = infill(mending(process, length=8, tokenizer=tokenizer), text, options=SamplingOptions(steps=2, seed=0))[0]
     if tokens == "char":
         place = 0
         for part, width in zip(parts, widths, strict=False):
