@@ -45,8 +45,10 @@ class Source:
 
     def read(self) -> str:
         """The whole text; bytes that are no UTF-8 come through as lone surrogates."""
+        if self.text is not None:
+            return self.text
         with self.opened() as stream:
-            return stream.read().decode("utf-8", "surrogateescape") if self.text is None else self.text
+            return stream.read().decode("utf-8", "surrogateescape")
 
 
 def model_and_text(words: Sequence[str], usual: str) -> tuple[str | Path, str | None]:
