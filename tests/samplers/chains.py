@@ -6,7 +6,6 @@ ratios (`log_scores`) or probabilities, so that a mistake in a rule cannot hide 
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -99,18 +98,11 @@ def token_law(
     if rule.startswith("remask"):
         return _remasking_law(rule, process, outputs, x, t, s)
     if rule == "analytic":
-        law = _analytic_law(method, process, outputs, x, t, s)
+        noise, earlier = process.noise(t).like(x), process.noise(s).like(x)
+        law = cedd.get_method(method).parameterization.reverse_step(outputs, x, noise, earlier).numpy()
     else:
         law = _law_by_rates(method, rule, process, outputs, x, t, s)
     return _clean(law, s, process)
-
-
-def _analytic_law(
-    method: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: Tensor | float, s: Tensor | float
-) -> np.ndarray:
-    """At one time, or at one for each of the sequences x [M, L]."""
-    noise, earlier = process.noise(t).like(x), process.noise(s).like(x)
-    return cedd.get_method(method).parameterization.reverse_step(outputs, x, noise, earlier).numpy()
 
 
 def _remasking_law(rule: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: float, s: float) -> np.ndarray:
@@ -190,34 +182,13 @@ def _flow_law(
     return law
 
 
-def sequence_kernels(
-    model: Table,
-    method: str,
-    rule: str,
-    process: TokenProcess,
-    times: Tensor,
-    corrector: Corrector | None = None,
-) -> Iterator[np.ndarray]:
-    """p(x_s | x_t) on sequences of each step of a grid [K+1], [n^L, n^L], columns x_t: positions move independently.
-
-    The network is asked about all times at once, and so is the analytic rule; the last step, to s = 0, is its own."""
-    x, steps = all_sequences(process, model.length), len(times) - 1
-    at = times[:-1].repeat_interleave(len(x))
-    outputs = model.outputs(x.repeat(steps, 1), process.sigma(at).float()).view(steps, *x.shape, -1)
-    before = steps - int(times[-1] == 0)
-    laws: list[np.ndarray] = []
-    if rule == "analytic" and method != "dfm" and before:
-        every = x.repeat(before, 1), at[: before * len(x)], times[1 : before + 1].repeat_interleave(len(x))
-        laws = list(
-            _analytic_law(method, process, outputs[:before].flatten(0, 1), *every).reshape(before, *x.shape, -1)
-        )
-    for k, (t, s) in enumerate(itertools.pairwise(times.tolist())):
-        how = ("analytic", None) if s == 0 else (rule, corrector)
-        law = laws[k] if k < len(laws) else token_law(method, how[0], process, outputs[k], x, t, s, how[1])
-        joint = np.ones((len(x), len(x)))
-        for i in range(model.length):
-            joint *= law[:, i, :][:, x[:, i].numpy()]
-        yield joint.T
+def sequence_kernel(law: np.ndarray, x: Tensor) -> np.ndarray:
+    """p(x_s | x_t) on sequences, [n^L, n^L], columns x_t, by the law of each position [n^L, L, n]: they move
+    independently."""
+    joint = np.ones((len(x), len(x)))
+    for i in range(x.shape[1]):
+        joint *= law[:, i, :][:, x[:, i].numpy()]
+    return joint.T
 
 
 def sampler_law(
@@ -228,10 +199,15 @@ def sampler_law(
     times: Tensor,
     corrector: Corrector | None = None,
 ) -> np.ndarray:
-    """The law over n^L sequences at the end of a grid, from the prior: the product of its steps."""
-    law = process.prior()[all_sequences(process, model.length)].prod(-1).numpy()
-    for step in sequence_kernels(model, method, rule, process, times, corrector):
-        law = step @ law
+    """The law over n^L sequences at the end of a grid [K+1], from the prior: the product of its steps, of which one to
+    s = 0 is analytic. The network is asked about all times at once."""
+    x, steps = all_sequences(process, model.length), len(times) - 1
+    sigma = process.sigma(times[:-1].repeat_interleave(len(x))).float()
+    outputs = model.outputs(x.repeat(steps, 1), sigma).view(steps, *x.shape, -1)
+    law = process.prior()[x].prod(-1).numpy()
+    for now, (t, s) in zip(outputs, itertools.pairwise(times.tolist()), strict=True):
+        how = ("analytic", None) if s == 0 else (rule, corrector)
+        law = sequence_kernel(token_law(method, how[0], process, now, x, t, s, how[1]), x) @ law
     return law
 
 

@@ -29,7 +29,7 @@ def server(shelf: Shelf) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture
 def client(server: tuple[str, Any]) -> Iterator[Any]:
-    from tests.serve.servers import httpx
+    from tests.serve.servers import IN_THE_CLEAR, httpx
 
-    with httpx.Client(base_url=server[0], timeout=30, trust_env=False, verify=False) as made:
+    with httpx.Client(base_url=server[0], timeout=30, **IN_THE_CLEAR) as made:
         yield made

@@ -1,8 +1,4 @@
-"""A server for the tests: in this process, asked through its application, or in a thread, at a port of its own.
-
-Nothing that is said to it is encrypted. Clients are told so by verify=False: they would read all certificates of this
-machine, which takes longer than most requests.
-"""
+"""A server for the tests: in this process, asked through its application, or in a thread, at a port of its own."""
 
 import contextlib
 import json
@@ -29,6 +25,7 @@ from cedd.serve.security import Guard, Headers, host_name, page_policy  # noqa: 
 from cedd.serve.server import Server, address_of, bound_socket  # noqa: E402
 
 __all__ = [
+    "IN_THE_CLEAR",
     "Guard",
     "Headers",
     "Server",
@@ -41,6 +38,10 @@ __all__ = [
     "make_app",
 ]
 __all__ += ["page_policy", "served", "site", "until"]
+
+IN_THE_CLEAR: dict[str, Any] = {"trust_env": False, "verify": False}
+"""Of a client of a server on this machine: through no proxy, and not encrypted. It would read all certificates of the
+machine otherwise, which takes longer than most requests."""
 
 
 def site(shelf: Shelf, **limits: Any) -> Site:

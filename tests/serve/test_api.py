@@ -26,7 +26,7 @@ from cedd.serve.requests import completion
 from cedd.serve.work import Shown, Steps
 from cedd.tasks import generate, infill, load
 from cedd.tasks.template import Template
-from tests.serve.servers import events, httpx, served, until
+from tests.serve.servers import IN_THE_CLEAR, events, httpx, served, until
 from tests.tasks.models import save_random
 
 
@@ -200,7 +200,7 @@ def test_given_characters_are_whole_where_tokens_are_bytes(tmp_path: Path):
     model = load(save_random(tmp_path / "bytes", tokenizer=ByteTokenizer()), "cpu")
     with (
         served(Shelf({"bytes": model})) as (address, _),
-        httpx.Client(base_url=address, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
     ):
         asked = {"text": "a\U0001f600é\ufffd____{2}\u202eb", "steps": 2, "seed": 1, "stream": True}
         first, *_, last = events(client.post("/infill", json=asked))
@@ -454,7 +454,7 @@ LONG = {"max_tokens": 32, "steps": 1000, "seed": 1, "model": "small"}
 def test_the_queue_has_an_end_and_says_when_to_come_back(shelf: Shelf):
     with (
         served(shelf, queue=2) as (address, desk),
-        httpx.Client(base_url=address, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
     ):
         assert isinstance(desk, Desk)
         with (
@@ -472,7 +472,7 @@ def test_the_queue_has_an_end_and_says_when_to_come_back(shelf: Shelf):
 def test_a_queue_of_one_says_so(shelf: Shelf):
     with (
         served(shelf, queue=1) as (address, _),
-        httpx.Client(base_url=address, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
         client.stream("POST", "/v1/completions", json={**LONG, "stream": True}),
     ):
         said = sentence(client.post("/correct", json={"text": "a"}), 503)
@@ -488,7 +488,7 @@ def test_a_model_whose_words_another_corrects_asks_that_one_as_all_do(monkeypatc
     text = "He had a strang feling that sumthing was rong with teh hous, but he coud not sey wat it was."
     with (
         served(shelf) as (address, _),
-        httpx.Client(base_url=address, trust_env=False, verify=False, timeout=60) as client,
+        httpx.Client(base_url=address, **IN_THE_CLEAR, timeout=60) as client,
     ):
         answers, calls = [], []
         for name in models:
@@ -506,7 +506,7 @@ def test_a_model_whose_words_another_corrects_asks_that_one_as_all_do(monkeypatc
 def test_a_client_that_goes_away_ends_its_run(shelf: Shelf):
     with served(shelf) as (address, desk):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{address}v1/completions", json=LONG, timeout=0.3, trust_env=False, verify=False)
+            httpx.post(f"{address}v1/completions", json=LONG, timeout=0.3, **IN_THE_CLEAR)
         until(lambda: desk.counts == (0, 0), 5)
         calls = desk.gathering.calls
         assert 0 < calls < 900
@@ -514,11 +514,9 @@ def test_a_client_that_goes_away_ends_its_run(shelf: Shelf):
 
 def test_a_request_has_a_deadline(shelf: Shelf):
     with served(shelf, deadline=0.2) as (address, _):
-        reply = httpx.post(f"{address}v1/completions", json=LONG, trust_env=False, verify=False)
+        reply = httpx.post(f"{address}v1/completions", json=LONG, **IN_THE_CLEAR)
         assert "0.2 s" in sentence(reply, 504)
-        *_, last = events(
-            httpx.post(f"{address}v1/completions", json={**LONG, "stream": True}, trust_env=False, verify=False)
-        )
+        *_, last = events(httpx.post(f"{address}v1/completions", json={**LONG, "stream": True}, **IN_THE_CLEAR))
         assert last["error"]["code"] == 504
 
 
@@ -527,7 +525,7 @@ def test_requests_under_way_get_an_answer_or_a_503_when_the_server_ends(shelf: S
     replies: list[Any] = []
 
     def ask() -> None:
-        replies.append(httpx.post(f"{address}v1/completions", json=LONG, timeout=30, trust_env=False, verify=False))
+        replies.append(httpx.post(f"{address}v1/completions", json=LONG, timeout=30, **IN_THE_CLEAR))
 
     with served(shelf) as (address, desk):
         asking = threading.Thread(target=ask)
@@ -540,7 +538,7 @@ def test_requests_under_way_get_an_answer_or_a_503_when_the_server_ends(shelf: S
 def test_requests_that_come_together_are_read_together_and_each_gets_its_own_text(shelf: Shelf):
     def ask(i: int) -> None:
         body = {"max_tokens": 10 if i % 2 else 12, "prompt": "ab" if i % 2 else "", "steps": 8 + i % 3, "seed": i}
-        found[i] = httpx.post(f"{address}v1/completions", json=body, timeout=30, trust_env=False, verify=False).json()
+        found[i] = httpx.post(f"{address}v1/completions", json=body, timeout=30, **IN_THE_CLEAR).json()
 
     found: dict[int, Any] = {}
     with served(shelf) as (address, desk):
@@ -597,7 +595,7 @@ def test_completions_that_wait_together_are_one_batch_and_each_has_its_own_text_
 def test_no_more_runs_than_allowed_are_under_way(shelf: Shelf):
     with (
         served(shelf, together=1) as (address, desk),
-        httpx.Client(base_url=address, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=address, **IN_THE_CLEAR) as client,
     ):
         with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}):
             until(lambda: desk.counts == (0, 1))

@@ -11,7 +11,7 @@ import pytest
 from cedd.cli import main
 from cedd.serve.models import Shelf
 from cedd.spelling.lexicon import LEXICON_FILE
-from tests.serve.servers import Server, bound_socket, httpx, make_app, site
+from tests.serve.servers import IN_THE_CLEAR, Server, bound_socket, httpx, make_app, site
 from tests.tasks.models import save_random
 
 
@@ -24,12 +24,7 @@ def test_it_prints_its_address_answers_and_ends_on_a_signal(tmp_path: Path, numb
         said = process.stdout.readline()
         assert said.startswith("run at http://127.0.0.1:")
         address = said.split()[2]
-        assert (
-            httpx.post(
-                f"{address}correct", json={"text": "a cqt"}, trust_env=False, verify=False, timeout=20
-            ).status_code
-            == 200
-        )
+        assert httpx.post(f"{address}correct", json={"text": "a cqt"}, **IN_THE_CLEAR, timeout=20).status_code == 200
         process.send_signal(number)
         out, log = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, "ended\n")

@@ -20,7 +20,7 @@ from cedd.spelling.lexicon import LEXICON_FILE
 from cedd.spelling.rewrite import WORD_THRESHOLD, Doubt, reader_of
 from cedd.spelling.words import tokens_of
 from cedd.tasks import load
-from tests.serve.servers import httpx, served, until
+from tests.serve.servers import IN_THE_CLEAR, httpx, served, until
 
 TEXTS = (
     "I beleive that teh wether is nice, and alot of it.",
@@ -152,9 +152,7 @@ def test_corrections_of_a_server_with_readers_are_the_model_s(lexicon: Path):
     with served(shelf) as (address, _):
 
         def corrected(text: str) -> str:
-            return httpx.post(
-                f"{address}correct", json={"text": text}, timeout=60, trust_env=False, verify=False
-            ).json()["text"]
+            return httpx.post(f"{address}correct", json={"text": text}, timeout=60, **IN_THE_CLEAR).json()["text"]
 
         for text in sentences:
             assert corrected(text) == model.correct(text).text != TEXTS[0]
@@ -179,7 +177,7 @@ def test_a_long_text_full_of_mistakes_keeps_its_deadline_and_holds_up_nobody(lex
     shelf = Shelf({"english-char": model}, readers=2)
     with (
         served(shelf, deadline=8.0) as (address, desk),
-        httpx.Client(base_url=address, timeout=60, trust_env=False, verify=False) as client,
+        httpx.Client(base_url=address, timeout=60, **IN_THE_CLEAR) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         assert client.post("correct", json={"text": TEXTS[0]}).status_code == 200  # readers are there

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.servers import Guard, Headers, host_name, httpx, make_app, page_policy, served, site
+from tests.serve.servers import IN_THE_CLEAR, Guard, Headers, host_name, httpx, make_app, page_policy, served, site
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8008", "[::1]:8008", "10.1.2.3"])
@@ -99,8 +99,8 @@ def test_the_log_has_no_texts(shelf, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("cedd.serve.app.LOG.info", note)
     with served(shelf) as (address, _):
-        httpx.post(f"{address}correct?secret=1", json={"text": "my secret"}, trust_env=False, verify=False)
-        httpx.get(f"{address}secret/path", trust_env=False, verify=False)
+        httpx.post(f"{address}correct?secret=1", json={"text": "my secret"}, **IN_THE_CLEAR)
+        httpx.get(f"{address}secret/path", **IN_THE_CLEAR)
     assert len(lines) == 2
     assert lines[0].startswith("POST /correct 200 ")
     assert "secret" not in "".join(lines)

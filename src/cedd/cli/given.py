@@ -70,13 +70,13 @@ def model_and_text(words: Sequence[str], usual: str) -> tuple[str | Path, str | 
 
 
 def model_and_source(words: Sequence[str], file: Path | None, usual: str, example: str) -> tuple[str | Path, Source]:
-    """The model and the text of a command line that says [RUN] TEXT, or - or nothing for standard input, or --file."""
+    """The model and the text of a command line that says [RUN] TEXT or [RUN] FILE, or - or nothing for standard input,
+    or --file."""
     name, given = model_and_text(words, usual)
-    typed = given is not None and given != "-"
-    if typed and file is not None:
-        raise UserError("give the text or a file of it, not both")
-    if typed:
-        return name, Source("text", text=given)
+    if given is not None and given != "-":
+        if file is not None:
+            raise UserError("give the text or a file of it, not both")
+        return name, file_source(Path(given)) if is_file(given) else Source("text", text=given)
     if file is not None:
         return name, file_source(file)
     if given is None and sys.stdin.isatty():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cedd.cli.arguments import Infill
-from cedd.cli.given import WRITER, file_source, is_file, model_and_source
+from cedd.cli.given import WRITER, model_and_source
 from cedd.cli.sampling import check, show
 from cedd.tasks import load
 from cedd.tasks.infill import parse_template
@@ -15,8 +13,6 @@ def run(arguments: Infill) -> int:
     """Print the filled texts, one after the other, or as JSON."""
     check(arguments)
     name, source = model_and_source(arguments.words, arguments.file, WRITER, 'cedd infill "The ____ sat on the ____."')
-    if source.text is not None and is_file(source.text):
-        source = file_source(Path(source.text))
     model = load(name, arguments.device)
     template = parse_template(source.read(), model.tokenizer)
     end = "\n" if source.text is not None else ""  # of a file the last byte is that of the file

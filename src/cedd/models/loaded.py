@@ -21,6 +21,7 @@ from cedd.names import changed
 from cedd.network import AnyModel, knows_time
 from cedd.process import TokenProcess
 from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sample, text_seeds
+from cedd.samplers.draws import one_for_each
 from cedd.samplers.loop import Callback
 
 
@@ -60,9 +61,7 @@ class SamplingOptions:
             return text_seeds(secrets.randbits(64) if self.seed is None else self.seed, n)
         if self.seed is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
-        if len(self.seeds) != n:
-            raise ValueError(f"{n} sequences need a seed each; got {len(self.seeds)}")
-        return self.seeds
+        return one_for_each(self.seeds, n)
 
 
 class LoadedModel:

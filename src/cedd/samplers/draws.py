@@ -75,6 +75,13 @@ def text_seeds(seed: int, n: int) -> list[int]:
     return [int(word) for word in _mix(_keys([seed]) + numbers)]
 
 
+def one_for_each(seeds: Sequence[int], n: int) -> Sequence[int]:
+    """The seeds, if they are those of n texts."""
+    if len(seeds) != n:
+        raise ValueError(f"{n} sequences need a seed each; got {len(seeds)}")
+    return seeds
+
+
 class Draws:
     """The random numbers of B texts of L positions.
 

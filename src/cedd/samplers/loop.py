@@ -32,7 +32,7 @@ from cedd.parameterization import Affine, Parameterization, can_jump, shifted_ou
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.draws import Draws, Use, text_seeds
+from cedd.samplers.draws import Draws, Use, one_for_each, text_seeds
 from cedd.samplers.first_hitting import check_reveals, first_hitting
 from cedd.samplers.grids import LAST_TIME, time_grid
 from cedd.samplers.memory import remembering
@@ -516,9 +516,7 @@ def _checked_seeds(seeds: Sequence[int] | None, generator: torch.Generator | Non
         return text_seeds(int(torch.randint(2**62, (1,), generator=generator, device=place)), n)
     if generator is not None:
         raise ValueError("give the seeds of the sequences or a generator, not both")
-    if len(seeds) != n:
-        raise ValueError(f"{n} sequences need a seed each; got {len(seeds)}")
-    return seeds
+    return one_for_each(seeds, n)
 
 
 def _unconstrained(x: Tensor) -> Tensor:
