@@ -41,7 +41,7 @@ from cedd.models.locate import TRAIN_FILE
 from cedd.storage import json_sha256, write_json
 from cedd.training.config import PRESETS, DataConfig, TrainConfig, read_config
 from cedd.training.distributed import joined_ranks
-from cedd.training.in_time import InTime
+from cedd.training.in_time import InTime, as_begun
 from cedd.training.loop import Hooks, Trainer, share_the_interpreter
 
 WRAPPED = ("books",)
@@ -178,7 +178,7 @@ def train(arguments: Arguments) -> int:
     begun = config.out / TRAIN_FILE
     hooks = Hooks() if begun.is_file() else InTime(arguments.seconds)
     if begun.is_file():
-        config = replace(config, steps=read_config(begun).steps)
+        config = as_begun(config, read_config(begun))
     config.check()
     share_the_interpreter()
     with joined_ranks(config.device) as ranks:

@@ -29,12 +29,15 @@ from cedd.cli.quickstart import (
     configuration,
     first_choice,
     in_time,
+    of_steps,
     seconds_per_step,
     summary,
     vocabulary,
 )
-from cedd.training.config import read_config
+from cedd.storage import write_json
+from cedd.training.config import read_config, to_json
 from cedd.training.in_time import InTime
+from cedd.training.run_folder import TRAIN_FILE
 
 Record = dict
 ROOT = Path(__file__).resolve().parents[2]
@@ -242,6 +245,15 @@ def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     assert again.steps == config.steps == 60
     assert "was begun with 60 steps and keeps them, whatever --minutes says" in said.getvalue()
     assert not isinstance(hooks, InTime)
+
+
+def test_a_run_that_was_begun_keeps_the_fall_of_its_rate(tmp_path: Path):
+    """It was chosen with the last number of steps, by the speed that the machine had then."""
+    config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
+    begun = replace(config, steps=690, optimizer=replace(config.optimizer, decay_share=0.19))
+    write_json(config.out / TRAIN_FILE, to_json(begun))
+    again, _ = in_time(config, 240, Console(quiet=True))
+    assert again == replace(of_steps(config, 690), optimizer=begun.optimizer)
 
 
 def test_its_steps_are_timed_with_as_many_tokens_as_it_will_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -1,6 +1,8 @@
 """A run that ends at a given time."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from cedd.models.transformer import Transformer
 from cedd.training.config import OptimizerConfig, TrainConfig, read_config
 from cedd.training.in_time import InTime
 from cedd.training.loop import train
+from cedd.training.optimizer import learning_rate
 from cedd.training.run_folder import TRAIN_FILE
 from cedd.training.speed import Meter
 from tests.training.runs import ALONE, tiny_config, write_corpus
@@ -20,37 +23,84 @@ from tests.training.runs import ALONE, tiny_config, write_corpus
 FALLS_LATE = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=10)
 
 
+class Clock:
+    """A time that only the test moves, and a trainer of it: a step takes what `seconds` says, an evaluation as long as
+    `pause` steps."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, config: TrainConfig, seconds: Callable[[int], float], pause: int = 0
+    ) -> None:
+        self.now, self.chosen, self.rates = 0.0, list[int](), list[float]()
+        # Of these modules alone: a server in this process would sleep by it.
+        clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
+        monkeypatch.setattr("cedd.training.in_time.time", clock)
+        monkeypatch.setattr("cedd.training.speed.time", clock)
+        self.model = Transformer(config.model.build(absorb(5), config.length, causal=False))
+        self.seconds, self.pause, self.meter = seconds, pause, Meter(config, self.model, ALONE)
+        self.config, self.state, self.records = config, SimpleNamespace(step=0), None
+        self.validation = self
+
+    def measure(self, *_: object) -> float:
+        self.now += self.pause * self.seconds(self.state.step)
+        return 0.0
+
+    def change(self, config: TrainConfig) -> None:
+        config.check()
+        self.config = config
+        self.chosen.append(self.state.step)
+
+    def run(self, hooks: InTime) -> None:
+        trainer: Any = self
+        while self.state.step < self.config.steps:
+            hooks.before_step(trainer)
+            self.rates.append(learning_rate(self.config.optimizer, self.state.step, self.config.steps))
+            self.now += self.seconds(self.state.step)
+            self.state.step += 1
+            self.meter.tick(self.state.step)
+            if self.pause and self.state.step % max(1, self.config.steps // 5) == 0:
+                hooks.evaluate(trainer, self.model)
+                self.meter.pause()
+
+
+LONG = TrainConfig("text", Path("run"), steps=10_000, optimizer=replace(FALLS_LATE, warmup=30))
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.04, 0.08), (0.08, 0.04), (0.3, 0.05)])
-@pytest.mark.parametrize("pause", [0.0, 3.0])
-def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch, before: float, after: float, pause: float):
-    """The number follows the speed, but no longer once the rate falls; a pause for an evaluation is no slower step."""
-    now = 0.0
-    # Of these modules alone: a server in this process would sleep by it.
-    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now)
-    monkeypatch.setattr("cedd.training.in_time.time", clock)
-    monkeypatch.setattr("cedd.training.speed.time", clock)
-    config = TrainConfig("text", Path("run"), steps=10_000, optimizer=replace(FALLS_LATE, warmup=30))
-    meter = Meter(config, Transformer(config.model.build(absorb(5), config.length, causal=False)), ALONE)
-    chosen = list[int]()
-    trainer: Any = SimpleNamespace(config=config, state=SimpleNamespace(step=0), meter=meter)
+@pytest.mark.parametrize("pause", [0, 60])
+def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch, before: float, after: float, pause: int):
+    """The number follows the speed; a pause for an evaluation is no slower step. At one speed it is not chosen anew
+    while the rate falls."""
+    clock = Clock(monkeypatch, LONG, lambda step: 10.0 if step < 3 else before if step < 60 else after, pause)
+    clock.run(InTime(400.0, first=3, every=20, kept_back=5 * pause))
+    assert clock.chosen[0] == 40
+    assert clock.chosen[-1] < 0.3 * clock.config.steps
+    assert clock.config.optimizer == LONG.optimizer
+    assert 390 <= clock.now - 30.0 < 404  # but for the first steps, which were slow
 
-    def change(config: TrainConfig) -> None:
-        trainer.config = config
-        chosen.append(trainer.state.step)
 
-    trainer.change = change
-    hooks = InTime(400.0, first=3, every=20, kept_back=round(5 * pause / after))
-    while trainer.state.step < trainer.config.steps:
-        hooks.before_step(trainer)
-        now += 10.0 if trainer.state.step < 3 else before if trainer.state.step < 60 else after
-        trainer.state.step += 1
-        trainer.meter.tick(trainer.state.step)
-        if pause and trainer.state.step % max(1, trainer.config.steps // 5) == 0:
-            now += pause
-            trainer.meter.pause()
-    assert chosen[0] == 40
-    assert chosen[-1] < 0.3 * trainer.config.steps
-    assert 390 <= now - 30.0 < 404  # but for the first steps, which were slow
+@pytest.mark.parametrize("factor", [0.3, 0.8, 1.3, 2.0, 4.0])
+@pytest.mark.parametrize("when", [160, 240, 320])
+@pytest.mark.parametrize("pause", [0, 30])
+def test_a_machine_may_change_its_speed_while_the_rate_falls(
+    monkeypatch: pytest.MonkeyPatch, factor: float, when: int, pause: int
+):
+    """The run still ends in time, or earlier where the rate would have to rise; the rate never jumps."""
+    clock = Clock(monkeypatch, LONG, lambda _: 0.1 * (factor if clock.now > when else 1.0), pause)
+    clock.run(InTime(400.0, first=3, every=20, kept_back=5 * pause))
+    assert (300 if factor < 1 else 384) < clock.now < 416
+    rates = clock.rates[LONG.optimizer.warmup :]
+    falls = [before - after for before, after in pairwise(rates)]
+    assert all(0 <= fall < 0.02 * LONG.optimizer.rate for fall in falls)
+    assert rates[-1] < 0.06 * LONG.optimizer.rate
+
+
+def test_a_cosine_keeps_the_number_that_it_falls_by(monkeypatch: pytest.MonkeyPatch):
+    """The rate of every step depends on it; a constant one's of none."""
+    for schedule, steps in (("cosine", 1000), ("constant", 2000)):
+        config = replace(LONG, steps=1000, optimizer=replace(LONG.optimizer, schedule=schedule))
+        clock = Clock(monkeypatch, config, lambda _: 0.1)
+        clock.run(InTime(200.0, first=3, every=20))
+        assert abs(clock.config.steps - steps) <= 5
 
 
 def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):

@@ -26,7 +26,7 @@ from cedd.report.pages import PAGE_FILE, interval, number, write_report
 from cedd.report.records import Effort, RunReport
 from cedd.report.runs import open_run
 from cedd.training.config import PRESETS, OptimizerConfig, ProcessConfig, TrainConfig, read_config
-from cedd.training.in_time import InTime
+from cedd.training.in_time import InTime, as_begun
 from cedd.training.loop import Hooks, train
 from cedd.training.run_folder import TRAIN_FILE
 
@@ -101,11 +101,12 @@ def of_steps(config: TrainConfig, steps: int, evaluations: int = 10) -> TrainCon
 def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[TrainConfig, Hooks]:
     """The run with as many steps as fit, at the speed that this machine has now; one that was begun keeps its own.
 
-    Where the rate is constant at first, the number follows the speed for as long: another program may come or go.
+    Where the rate is constant or falls linearly, the number follows the speed: another program may come or go.
     """
     begun = config.out / TRAIN_FILE
     if begun.is_file():
-        config = of_steps(config, read_config(begun).steps)
+        config = as_begun(config, read_config(begun))
+        config = of_steps(config, config.steps)
         console.print(
             f"{config.out} was begun with {config.steps} steps and keeps them, whatever --minutes says; another --out "
             "begins anew",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig
 from cedd.training.loop import Hooks, Trainer
+
+NEAR = 0.05
+"""While the rate falls, another end is chosen only where the steps left would change by more than this share."""
 
 
 def of_steps(config: TrainConfig, steps: int) -> TrainConfig:
@@ -15,9 +20,19 @@ def of_steps(config: TrainConfig, steps: int) -> TrainConfig:
     return replace(config, steps=steps)
 
 
+def as_begun(config: TrainConfig, begun: TrainConfig) -> TrainConfig:
+    """A run that goes on: with the end that it had chosen."""
+    optimizer = replace(config.optimizer, decay_share=begun.optimizer.decay_share)
+    return replace(config, steps=begun.steps, optimizer=optimizer)
+
+
 @dataclass
 class InTime(Hooks):
-    """As many steps as fit the seconds, at the speed of the last ones; chosen before the rate falls.
+    """As many steps as fit the seconds, at the speed of the last ones.
+
+    Until the rate falls, their number follows the speed. From then on it does where the end would move by more than
+    NEAR (another program came, or went): a linear rate then falls faster or slower, from what it is. A cosine falls
+    from the beginning, for as many steps as the run had then, which it keeps.
 
     seconds: of the run, from step `first` on.
     first: the steps before it are not timed, since compilation slows them down.
@@ -25,6 +40,7 @@ class InTime(Hooks):
     kept_back: the time of so many steps is left over, for evaluations and for what comes after the run.
     most: more steps than these are never chosen.
     of_steps: the run with another number of steps.
+    evaluated: the evaluations so far took as long as so many steps.
     """
 
     seconds: float
@@ -34,6 +50,7 @@ class InTime(Hooks):
     most: int | None = None
     of_steps: Callable[[TrainConfig, int], TrainConfig] = of_steps
     end: float | None = None
+    evaluated: float = 0.0
 
     def before_step(self, trainer: Trainer) -> None:
         config, step, now = trainer.config, trainer.state.step, time.monotonic()
@@ -42,8 +59,52 @@ class InTime(Hooks):
                 self.end = now + self.seconds
                 trainer.meter.pause()
             return
-        each, falls = trainer.meter.seconds_per_step, (1 - config.optimizer.decay_share) * config.steps
-        if each is None or step % self.every or not config.optimizer.warmup <= step < falls - self.every:
+        each = trainer.meter.seconds_per_step
+        if each is None or step % self.every or not config.optimizer.warmup <= step < config.steps - self.every:
             return
-        chosen = step + max(self.every, int((self.end - now) / each) - self.kept_back)
-        trainer.change(self.of_steps(config, chosen if self.most is None else min(chosen, self.most)))
+        fitting = (self.end - now) / each - max(0.0, self.kept_back - self.evaluated)
+        chosen = step + max(self.every, int(fitting))
+        if self.most is not None:
+            chosen = min(chosen, self.most)
+        if step >= falls_from(config) - self.every:
+            if config.optimizer.schedule != "linear":
+                return
+            chosen = min(chosen, latest_end(config, step))
+            if abs(chosen - config.steps) <= NEAR * (config.steps - step):
+                return
+            config = falling_to(config, step, chosen)
+        trainer.change(self.of_steps(config, chosen))
+
+    def evaluate(self, trainer: Trainer, model: Transformer) -> float:
+        started, each = time.monotonic(), trainer.meter.seconds_per_step
+        bound = super().evaluate(trainer, model)
+        self.evaluated += 0.0 if each is None else (time.monotonic() - started) / each
+        return bound
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# A rate that falls
+
+
+def falls_from(config: TrainConfig) -> float:
+    """The step from which the rate depends on the number of all steps."""
+    optimizer = config.optimizer
+    share = {"constant": 0.0, "linear": optimizer.decay_share, "cosine": 1.0}[optimizer.schedule]
+    return (1 - share) * config.steps
+
+
+def share_left(config: TrainConfig, step: int) -> float:
+    """Of the linear fall of the rate, what is still to come at a step."""
+    return min((config.steps - step) / max(config.optimizer.decay_share * config.steps, 1.0), 1.0)
+
+
+def latest_end(config: TrainConfig, step: int) -> int:
+    """The most steps that the rate can fall for, linearly, from what it is: the fall would have begun at step 0."""
+    gone = 1 - share_left(config, step)
+    return sys.maxsize if gone == 0 else int(step / gone)
+
+
+def falling_to(config: TrainConfig, step: int, steps: int) -> TrainConfig:
+    """The run with a rate that falls, linearly, from what it is at this step, for that many steps of the whole run."""
+    share = min(1.0, (steps - step) / (share_left(config, step) * steps))
+    return replace(config, optimizer=replace(config.optimizer, decay_share=share))

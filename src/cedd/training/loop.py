@@ -180,8 +180,8 @@ class Trainer:
         return NoisingSampler(sampler, self.method, self.process, config.batch, config.steps)
 
     def change(self, config: TrainConfig) -> None:
-        """From now on the run has another number of steps, or is evaluated and saved at others; nothing else changes,
-        and the rate of the steps taken must not have depended on it."""
+        """From now on the run has another number of steps, a rate that falls to its end, or is evaluated and saved at
+        other steps; nothing else changes, and the rate must not jump."""
         self.config = self.stepper.config = config
         self.records.expect(config.steps)
         if self.ranks.is_first:
