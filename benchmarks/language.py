@@ -20,8 +20,9 @@ one is refused. Rows may come from any number of machines on any number of days;
 
 How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 s on an H200 with cedd-star on absorb,
 300 s where every position counts (roulette, uniform), and 291 s with ar. Bounds on up to 4096 blocks of each of 7
-texts, 4 draws, take 16 to 28 s (ar exactly: 4 s), samples 5 and 9 s, and 33 s of methods that give ratios. Expected:
-15% more training at 1024 tokens. Starting and compiling takes about 40 s, and overlaps with the cell before.
+texts, 4 draws, take 16 to 28 s (ar exactly: 4 s), samples 5 and 9 s, and 33 s of methods that give ratios. At 1024
+tokens training takes 338 to 356 s, and samples of ar 53 s. Starting and compiling takes about 40 s, and overlaps with
+the cell before.
 
 On a machine that is lent for minutes (one GPU, nothing installed, few megabytes a visit):
 

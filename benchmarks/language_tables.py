@@ -136,6 +136,7 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
         "generative": _generative(rows, MAIN, PAPER_GENERATIVE),
         "shares": _shares(rows),
         "long": _bounds(rows, LONG_CELLS) + "\n" + _quoted(len(rows.held_out)),
+        "long-order": _long_order(rows),
         "long-paper-bounds": _paper_bounds(rows, LONG_CELLS),
         "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE),
         "curves": _curves(rows),
@@ -217,6 +218,12 @@ def _order(rows: Rows) -> str:
 def _bayes(rows: Rows) -> str:
     """What Bayes' rule for the token that is there is worth; on absorb, where it changes nothing, what chance is."""
     return _paired(rows, [("bayes-star", "cedd-star", process) for process in ON], "below 0")
+
+
+def _long_order(rows: Rows) -> str:
+    """The same in long sequences, of which the paper has three methods; CEDD* is its best by most sets."""
+    pairs = [("cedd-star", other, f"absorb@{LONG}") for other in ("sedds", "ceddt")]
+    return _paired(rows, pairs, "the paper's order")
 
 
 def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]], question: str) -> str:

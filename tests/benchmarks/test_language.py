@@ -209,6 +209,7 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     assert "| cedd/absorb less sedds/absorb | +0.0000 ± 0.0000 |" in text
     assert "| sedds less sedd, absorb | not yet |" in text
     assert "| bayes-star less cedd-star, absorb | not yet |" in text
+    assert "| cedd-star less ceddt, absorb@1024 | not yet |" in text
     assert "| D3PM@1024 (as the paper quotes it) | 93.5 |" in text
     assert "| dfm/kappa-t2, corrector |" in text
     assert "| ar | complementary False |" in text
