@@ -71,6 +71,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "half": {"rate": 1.5e-4},
     "quarter": {"rate": 7.5e-5},
     "crlf": {"form": "crlf"},
+    "50000": {"steps": 50_000},
 }
 """Settings of a cell by the name after its +."""
 OURS = "bayes-star/roulette/0.45+long"
@@ -93,8 +94,8 @@ class Arguments(CellArguments):
     """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say. Ours are
     fast (Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1)
     and long (fast with 50,000 steps and dropout 0.1). The others are faster (fast at 2e-3), muon (an earlier one:
-    dropout 0.05, one range of times), twice, half and quarter (6e-4, 1.5e-4 and 7.5e-5), crlf (--form) and float32
-    (--float32-residual)."""
+    dropout 0.05, one range of times), twice, half and quarter (6e-4, 1.5e-4 and 7.5e-5), crlf (--form), float32
+    (--float32-residual) and 50000 (--steps)."""
     data: Path | None = None
     """Folder of the novels (default: CEDD_DATA/novels)."""
     gpt2: Path | None = None

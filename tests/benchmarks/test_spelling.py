@@ -102,6 +102,10 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     assert "| cedd-star | roulette; rate 0.00015 | 25,000 | 91.2 ± 1.0 | 89.7 |" in row(half)
     part = "| cedd-star | roulette; rate 0.00015 | 25,000 of 50,000 | 91.2 ± 1.0 | 89.7 |"
     assert part in row(half, finished=False, steps=50_000)
+    longer = {"step": 50_000, "books": saved["cells"][cell]["curve"][-1]["books"]}
+    saved["cells"][cell]["curve"].append(longer)
+    assert "| cedd-star | roulette | 50,000 | 91.2 ± 1.0 | 90.8 |" in row(f"{cell}+50000")
+    saved["cells"][cell]["curve"].remove(longer)
     falling = row(cell, finished=False, schedule="cosine", steps=50_000)  # which has not got where the paper's is
     assert "| cedd-star | roulette; schedule cosine | 25,000 of 50,000 | 91.2 ± 1.0 |  |" in falling
 
@@ -206,6 +210,8 @@ def test_a_recipe_stands_above_the_command_line(benchmark):
     assert set(same_run(fast, long)) == {"model.dropout"}
     assert (fast.steps, long.steps) == (25_000, 50_000)
     assert fast.steps < long.checkpoint_every < long.steps  # only the long one has a checkpoint on its way
+    longer = benchmark.configuration(given, "cedd/uniform+50000")  # the paper's settings, for as long as its last table
+    assert (same_run(plain, longer), longer.steps, plain.out != longer.out) == ([], 50_000, True)
     crlf = benchmark.configuration(given, "cedd/uniform+crlf")
     assert set(same_run(plain, crlf)) == {"data", "text.tokenizer", "text.validation"}
 
