@@ -10,6 +10,7 @@ Shapes: B blocks in a global batch, B/W on each of W ranks, L positions.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator
@@ -153,12 +154,7 @@ class Prefetcher(Generic[B]):
                     item = item.pin_memory()
             except Exception as error:  # noqa: BLE001 - handed to the caller, whose thread can act on it
                 item = error
-            while not self._stop.is_set():
-                try:
-                    self._ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
+            self._ready.put(item)  # waits for room, which `close` makes
             if isinstance(item, Exception):
                 return
             step += 1
@@ -179,6 +175,8 @@ class Prefetcher(Generic[B]):
 
     def close(self) -> None:
         self._stop.set()
+        with contextlib.suppress(queue.Empty):  # for the one batch that may still be put there
+            self._ready.get_nowait()
         self._thread.join()
 
     def __enter__(self) -> Self:
