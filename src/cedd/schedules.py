@@ -28,6 +28,8 @@ Time = Tensor | float
 
 def double(value: Tensor | float) -> Tensor:
     """The value as a float64 tensor (on the CPU where the device has no float64)."""
+    if isinstance(value, Tensor) and value.dtype == torch.float64:  # most are; its device has float64, then
+        return value
     # A Python float must not pass through torch's default dtype: float32 would keep 7 of its digits.
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
     return (tensor if has_float64(tensor.device) else tensor.cpu()).to(torch.float64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import math
@@ -344,10 +345,16 @@ def from_json(kind: Any, values: Any, name: str = "") -> Any:
     where = name or kind.__name__
     if not isinstance(values, Mapping):
         raise ValueError(f"{where} must be a JSON object; got {values!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     if unknown := sorted(set(values) - set(hints)):
         raise ValueError(f"{where} has no {unknown[0]!r}; made by a newer cedd?")
     return kind(**{key: _restored(hints[key], value, f"{where}.{key}") for key, value in values.items()})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, which it takes longer to find than to make one."""
+    return typing.get_type_hints(kind)
 
 
 def _restored(hint: Any, value: Any, name: str) -> Any:
