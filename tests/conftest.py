@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import settings
 
 from cedd.cli import main
@@ -62,6 +61,8 @@ def parsers_are_built_once() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def torch_begins_alike() -> None:
     """What a test draws with torch's own generator does not depend on the tests before it."""
+    import torch  # here, since the process that only hands out tests need not wait for it
+
     if torch.cuda.is_available():
         torch.manual_seed(0)
     else:  # for devices that may come later it would write down where it was called from, which takes a millisecond
