@@ -72,7 +72,7 @@ def _keys(seeds: Sequence[int]) -> Words:
 def text_seeds(seed: int, n: int) -> list[int]:
     """The seeds of texts 0..n-1 of a run with one seed: text i's is a function of (seed, i)."""
     numbers = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-    return [int(word) for word in _mix(_keys([seed]) + numbers)]
+    return _mix(_keys([seed]) + numbers).tolist()
 
 
 def one_for_each(seeds: Sequence[int], n: int) -> Sequence[int]:

@@ -161,9 +161,10 @@ class Events:
     def add(self, moves: Moves) -> None:
         """The step after those that were added before."""
         texts = moves.rows // self._length
+        numbers = self._counts[texts]
         self._waiting.append(moves)
-        self._numbers.append(self._counts[texts])
-        self._counts[np.unique(texts)] += 1
+        self._numbers.append(numbers)
+        self._counts[texts] = numbers + 1  # once for each text: its rows all have the same number
 
     def calls(self, last: bool) -> list[Moves]:
         """The calls for which each text has its event by now; all, if no step is to be added any more (`last`)."""
