@@ -6,8 +6,9 @@
     python benchmarks/language.py --table benchmarks/results/language.json --page docs/language.md
 
 A cell is METHOD/PROCESS[@LENGTH][+RECIPE] (language_cells.py); how cells are scheduled, resumed and recorded is in
-cells.py. All are trained by the package's trainer on the same tokens, for the same number of steps of the same number
-of tokens, with one recipe; what differs in a row stands in its record. The first cells are `ar`, which judges the
+cells.py. All are trained by the package's trainer on the same text, for the same number of steps of the same number
+of tokens, with one recipe; what differs in a row stands in its record. (With complementary masks a block is in its
+batch twice, so that `ar`, which has no masks, reads twice as much text.) The first cells are `ar`, which judges the
 samples of the others, and the paper's order on absorb.
 
 In the end a cell is measured once: the bounds `tight`, `j1` and `j2` on five test sets and on the held-out documents of

@@ -181,16 +181,18 @@ def test_a_row_is_of_the_process_that_its_folder_describes(benchmark, arguments,
 
 
 def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
-    """Rows are paired block by block; a row that is worse by 0.5 in every block is out of order beyond doubt."""
+    """Rows are paired block by block. One that is worse by 0.5 in every block is so beyond doubt; by 0.04 it is too,
+    but on PTB, where chance does as much."""
     content = json.loads(json.dumps(done.content))
     folder = tmp_path / "copy"
     shutil.copytree(arguments.extras("ar").parent, folder)
     here = replace(arguments, results=tmp_path / "copy.json")
     with np.load(folder / "cedd-star-absorb.npz") as arrays:
-        worse = {name: array + 0.5 if name.startswith("bounds") else array for name, array in arrays.items()}
-    for cell, arrays in (("cedd/absorb", worse), ("sedds/absorb", worse)):
+        known = dict(arrays)
+    for cell, more in (("cedd/absorb", 0.5), ("sedds/absorb", 0.54)):
         content["cells"][cell] = content["cells"]["cedd-star/absorb"]
-        np.savez(here.extras(cell), **arrays)
+        worse = {name: array + more if name.startswith("bounds") else array for name, array in known.items()}
+        np.savez(here.extras(cell), **worse)
     (tmp_path / "copy.json").write_text(json.dumps(content))
     page, plot = tmp_path / "language.md", tmp_path / "curves.png"
     shutil.copy(PAGE, page)
@@ -205,13 +207,18 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     assert "## The share of masking" in text
     assert "| cedd-star/absorb less cedd/absorb | -0.5000 ± 0.0000 |" in text
     (line,) = (line for line in text.splitlines() if line.startswith("| cedd-star/absorb less"))
-    assert line.endswith("| holds |")
-    assert "| cedd/absorb less sedds/absorb | +0.0000 ± 0.0000 |" in text
+    assert line.endswith("| 7 of 7 | 5 of 5 |")
+    (close,) = (line for line in text.splitlines() if line.startswith("| cedd/absorb less sedds/absorb | -0.0400"))
+    assert close.endswith("| 6 of 7 | 5 of 5 |")
     assert "| sedds less sedd, absorb | not yet |" in text
     assert "| bayes-star less cedd-star, absorb | not yet |" in text
     assert "| cedd-star less ceddt, absorb@1024 | not yet |" in text
     assert "| D3PM@1024 (as the paper quotes it) | 93.5 |" in text
     assert "| dfm/kappa-t2, corrector |" in text
+    made = [line.split(" | ") for line in benchmark.tables(content, here)["rows"].splitlines()]
+    passes = {row[0]: row[3] for row in made}
+    twice = 2 * float(passes["| cedd-star/absorb"])  # of which every block is in its batch twice
+    assert float(passes["| ar"]) == pytest.approx(twice, abs=0.02)
     assert "| ar | complementary False |" in text
     with pytest.raises(ValueError, match="has no place for a table"):
         benchmark.write_page(here.results, {"bounds": ""})

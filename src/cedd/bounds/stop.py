@@ -15,8 +15,8 @@ from cedd.methods import Method, get_method
 from cedd.network import AnyModel
 from cedd.process import TokenProcess
 
-STOPS = tuple(float(f"{10 ** (k / 2):.1e}") for k in range(-10, 0))
-"""1e-5 to 0.32, two to a decade."""
+STOPS = tuple(float(f"{10 ** (k / 2):.1e}") for k in range(-12, 0))
+"""1e-6 to 0.32, two to a decade."""
 
 
 def choose_stop(
