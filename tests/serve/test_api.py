@@ -374,6 +374,7 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/v1/completions", {"logprobs": 5}, 422, "logprobs is not offered"),
         ("/v1/completions", {"max_token": 5}, 422, "did you mean 'max_tokens'?"),
         ("/infill", {"text": "no gap"}, 422, "no blank to fill"),
+        ("/infill", {"text": "a ____{2.5}"}, 422, "the blank '____{2.5}' has no width; write ____{12}"),
         ("/infill", {}, 422, "text must be given"),
         ("/infill", {"text": "___{99}"}, 422, "the model reads 32"),
         ("/correct", {"text": "a", "model": "masks"}, 422, "model has no choice 'masks'"),

@@ -18,6 +18,7 @@ from cedd.models.loaded import SamplingOptions
 from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
 from cedd.tasks.generate import prompt_template
+from cedd.tasks.template import Given
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
@@ -169,9 +170,11 @@ def test_blanks():
     assert parse_template("______", tokenizer).given.tolist() == [False] * 6
     with pytest.raises(ValueError, match="no blank"):
         parse_template("a cat", tokenizer)
-    for nothing in ("____{0}", "____{-3}"):
-        with pytest.raises(ValueError, match=re.escape(f"the blank '{nothing}' has no width")):
+    for nothing in ("____{0}", "____{-3}", "____{}", "____{ 3 }", "____{2.5}", "____{name}", "____{"):
+        with pytest.raises(ValueError, match=re.escape(f"the blank '{nothing}' has no width; write ____{{12}}, or ")):
             parse_template(f"a {nothing}", tokenizer)
+    text = parse_template("a ____{4}{} b ____ {}", tokenizer)  # braces of the text
+    assert [part.text for part in text.parts if isinstance(part, Given)] == ["a ", "{} b ", " {}"]
     for many in ("____{99999999999999999999}", "____{600000} ____{600000}"):  # refused before it is made
         with pytest.raises(ValueError, match="tokens in blanks; at most 1,000,000 are filled"):
             infill(mending(length=8), f"a cat {many}")

@@ -1,6 +1,7 @@
 """Filling blanks: "The ____ sat on the ____." keeps all that is given, and the model writes the rest.
 
-A blank is three or more underscores: as many tokens as it has underscores, or as many as ____{12} says.
+A blank is three or more underscores: as many tokens as it has underscores, or as many as ____{12} says. A brace right
+after it is the one of its width, whatever is in it; ____{4}{ is a blank before a brace of the text.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from cedd.tasks.template import Template
 
 MOST_BLANK = 1_000_000
 """Tokens in the blanks of a text."""
-BLANK = re.compile(r"_{3,}(?:\{([+-]?\d+)\})?")
+BLANK = re.compile(r"(_{3,})(\{(?:([+-]?\d+)\})?)?")
+"""The underscores, and the brace after them, with its number if it has one and nothing else."""
 
 
 def parse_template(text: str, tokenizer: Tokenizer) -> Template:
@@ -22,11 +24,16 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
     parts: list[str | int] = []
     end = 0
     for blank in BLANK.finditer(text):
-        if blank[1] and len(blank[1]) > 20:  # digits, of which Python reads some thousand, and nobody so many
+        underscores, brace, number = blank.groups()
+        if number and len(number) > 20:  # digits, of which Python reads some thousand, and nobody so many
             raise ValueError(f"a blank is too wide: at most {MOST_BLANK:,} tokens are filled")
-        width = int(blank[1]) if blank[1] else len(blank[0])
+        width = int(number) if number else 0 if brace else len(underscores)
         if width < 1:
-            raise ValueError(f"the blank {blank[0]!r} has no width; write for example ____{{12}}")
+            inside, end, _ = text[blank.start(2) :][:20].partition("}")
+            raise ValueError(
+                f"the blank {f'____{inside}{end}'!r} has no width; write ____{{12}}, or ____{{4}}{{ where the brace is "
+                "part of the text"
+            )
         parts += [text[end : blank.start()], width]
         end = blank.end()
     if not parts:
