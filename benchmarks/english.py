@@ -101,7 +101,7 @@ class Passages(Documents):
     def pieces(self) -> Iterator[Piece]:
         part = "validation" if self.held_out else "train"
         for file, source in zip(self.files, self._sources, strict=True):
-            for piece in select_documents(source.pieces(), part, self.holdout):
+            for piece in select_documents(source, part, self.holdout):
                 yield Piece(LINE_END.sub(" ", piece.text), piece.ends_document) if stem(file) in WRAPPED else piece
 
 

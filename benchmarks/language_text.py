@@ -49,7 +49,7 @@ class Documents(Corpus):
 
     def pieces(self) -> Iterator[Piece]:
         for source in self._sources:
-            yield from select_documents(source.pieces(), "validation" if self.held_out else "train", self.holdout)
+            yield from select_documents(source, "validation" if self.held_out else "train", self.holdout)
 
 
 def stem(file: Path) -> str:

@@ -306,6 +306,8 @@ BAD = [
     ("completion tcsh", "use one of bash, zsh, fish"),
     ("quickstart --steps 0", "steps must be at least 1"),
     ("quickstart --minutes 0", "--minutes must be positive"),
+    ("quickstart --minutes 1 --steps 10", "give either --minutes or --steps"),
+    ("quickstart --fast --minutes 1", "give either --minutes or --fast"),
     ("quickstart --fats", "did you mean --fast"),
     ("quickstart --device gpu", "there is no device 'gpu'"),
     ("quickstart --out book.txt", "book.txt is a file"),

@@ -278,7 +278,7 @@ def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
 # The judge
 
 
-def test_a_judge_is_never_unpickled(monkeypatch):
+def test_a_judge_is_never_unpickled(monkeypatch, tmp_path):
     """A stand-in for the library, which is told to take safetensors or nothing."""
     from cedd.evaluation.generative import HubJudge
 
@@ -288,7 +288,7 @@ def test_a_judge_is_never_unpickled(monkeypatch):
         @staticmethod
         def from_pretrained(name: str, **options: object) -> object:
             asked.append(options)
-            if len(asked) == 2:
+            if len(asked) in (2, 3):
                 raise OSError("no file named model.safetensors")
             return object()
 
@@ -298,3 +298,6 @@ def test_a_judge_is_never_unpickled(monkeypatch):
     with pytest.raises(ValueError, match="could not be loaded: no file named"):
         HubJudge("owner/judge")
     assert asked[1] == {"use_safetensors": True}
+    (tmp_path / "judge.gguf").write_bytes(b"no GGUF")
+    with pytest.raises(ValueError, match=r"the judge '.*judge\.gguf' could not be loaded: no file named"):
+        HubJudge(str(tmp_path / "judge.gguf"))

@@ -207,7 +207,7 @@ def test_the_factory_knows_every_name(gpt2: GPT2Tokenizer, shared_data: Path, mo
     [
         ("chars", "did you mean 'char'"),
         ("no/such/folder", "unknown tokenizer"),
-        ("char", "give `texts`"),
+        ("char", "'char' is made from a text, and none is given: use byte, gpt2, gpt2-char or the folder"),
         ("bpe:many", "bpe:8000"),
         ("char:1", "char:96"),
     ],

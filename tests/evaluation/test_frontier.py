@@ -295,7 +295,7 @@ def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
         ("--plot x.txt", "x.txt must end in"),
         ("-n 0", "at least one sample"),
         ("--entropy nan", "--entropy must be a number of nats"),
-        ("--judge /no/judge", "pip install 'cedd[hub]'"),
+        ("--judge /no/judge", "there is no judge at /no/judge"),
         ("--text /no/text", "there is no folder /no"),
     ],
 )

@@ -15,6 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from cedd.training.config import TrainConfig
+from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer
 from tests.training.ranks import (
     assert_near,
@@ -96,6 +97,27 @@ def test_muons_steps_are_those_of_one_process(config: Make, tmp_path: Path, stra
     alone(train_together, config("one", settings), tmp_path / "one.held")
     assert together(train_together, config("two", {**settings, "strategy": strategy}), tmp_path / "two.held") == [0, 0]
     assert_near(tmp_path / "one.held", tmp_path / "two.held")
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_in_the_users_words(config: Make):
+    """Its size as it was given, not the number of blocks that complementary masks show twice."""
+    ranks = Ranks(1, 2, torch.device("cpu"))
+    config("run", {"batch.size": 8, "batch.accumulate": 4}).check_shares(2)
+    for changes, said in (
+        ({"batch.size": 7}, "batch.size 7 cannot be shared by 2 ranks: use a multiple of 2"),
+        (
+            {"batch.size": 6, "batch.complementary": True},
+            "batch.size 6 cannot be shared by 2 ranks, in pairs of complementary masks: use a multiple of 4",
+        ),
+        (
+            {"batch.size": 12, "batch.complementary": True, "batch.accumulate": 4},
+            "2 ranks, in pairs of complementary masks, in 4 micro-batches each: use a multiple of 8",
+        ),
+    ):
+        settings = config("run", changes)
+        settings.check_shares(1)
+        with pytest.raises(ValueError, match=said):
+            Trainer(settings, ranks, Console(quiet=True))
 
 
 def loaded_alone(config: TrainConfig) -> dict[str, torch.Tensor]:

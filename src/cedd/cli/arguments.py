@@ -105,10 +105,10 @@ class Quickstart(CommonArguments):
     """A tiny network and a few steps: to see that everything works."""
     out: Path | None = None
     """The run's folder: runs/quickstart, or runs/quickstart-fast with --fast."""
-    minutes: float = 4.0
-    """How long all of it may take; a GPU is done sooner, after 1500 steps."""
+    minutes: float | None = None
+    """How long all of it may take, 4 unless given; a GPU is done sooner, after 1500 steps."""
     steps: int | None = None
-    """Training steps, instead of those that fit into --minutes; 60 with --fast."""
+    """Training steps, instead of --minutes; 60 with --fast."""
     seed: int = 0
     """Of everything random."""
 

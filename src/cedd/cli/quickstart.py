@@ -42,7 +42,7 @@ def run(arguments: Quickstart) -> int:
     config, hooks = configuration(arguments), Hooks()
     config.check()
     if arguments.steps is None and not arguments.fast:
-        config, hooks = in_time(config, 60 * arguments.minutes, console)
+        config, hooks = in_time(config, 60 * (arguments.minutes or MINUTES), console)
     many = "" if isinstance(hooks, InTime) else f" for {config.steps} steps"  # of which in_time has told
     console.print(
         f"training {config.method} on {config.process.name}{many} on the text of Python's manual; "
@@ -74,8 +74,12 @@ def run(arguments: Quickstart) -> int:
 
 def configuration(arguments: Quickstart) -> TrainConfig:
     """The run that quickstart trains: what has measured best in the time that its device has (docs/lab-notes.md)."""
-    if not 0 < arguments.minutes < float("inf"):
-        raise UserError(f"--minutes must be positive; got {arguments.minutes:g}")
+    if arguments.minutes is not None:
+        if not 0 < arguments.minutes < float("inf"):
+            raise UserError(f"--minutes must be positive; got {arguments.minutes:g}")
+        if arguments.fast or arguments.steps is not None:
+            fixed = "--fast" if arguments.fast else "--steps"
+            raise UserError(f"give either --minutes or {fixed}, which says how many steps there are")
     if arguments.fast:
         base, folder = replace(PRESETS["tiny"][1], steps=60, log_every=1, compile="off"), f"{DEFAULT_OUT.name}-fast"
     else:
@@ -160,6 +164,8 @@ def vocabulary(config: TrainConfig) -> int:
     return int(size) if size else 97
 
 
+MINUTES = 4.0
+"""All of it, unless --minutes or a number of steps is given."""
 MEASURED_SECONDS = 3.0
 OTHER_SECONDS, OTHER_STEPS = 25.0, 120
 """What is not training takes so many seconds, and as long as so many steps where the network is needed: at most."""

@@ -153,8 +153,9 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
             if path.is_file():
                 return EvaluationCorpus(entry, path)
     if root is not None:
-        wanted = file_name or f"no file of its {split!r} split is known"
-        raise ValueError(f"{entry.name} ({split}) is not under {root} ({wanted}): leave the root out to use the hub")
+        if file_name is None:
+            raise ValueError(f"{entry.name} is not read from {root}: no file of its {split!r} split is known")
+        raise ValueError(f"{entry.name} ({split}) is not under {root}: there is no eval/{file_name} in it")
     return EvaluationCorpus(entry, entry.hub(split=split))
 
 

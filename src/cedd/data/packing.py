@@ -317,14 +317,20 @@ def _encode_in_order(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def select_documents(pieces: Iterator[Piece], part: Part, holdout: float) -> Iterator[Piece]:
+def select_documents(corpus: Corpus, part: Part, holdout: float) -> Iterator[Piece]:
     """Document i is held out when floor((i+1) h) > floor(i h): evenly spread, the exact share, no randomness."""
-    index = 0
-    for piece in pieces:
+    index, none = 0, True
+    for piece in corpus.pieces():
         held_out = floor((index + 1) * holdout) > floor(index * holdout)
         if part == "all" or held_out == (part == "validation"):
             yield piece
+            none = False
         index += piece.ends_document
+    if part == "validation" and index and none:
+        raise ValueError(
+            f"of {corpus.name}, which has {index} document{'s' * (index > 1)}, a share of {holdout:g} holds out none: "
+            "hold out a larger share, or give more documents"
+        )
 
 
 # --- packing --------------------------------------------------------------------------------------------------
@@ -451,7 +457,7 @@ def pack(
     folder = cache_root(cache) / "packed" / json_sha256([FORMAT, identity])[:32]
     if (found := _find(folder, identity)) is not None:
         return found
-    pieces = select_documents(corpus.pieces(), part, holdout)
+    pieces = select_documents(corpus, part, holdout)
     source = corpus.name if part == "all" else f"the {part} part of {corpus.name}"
     with suppress(FileExistsError), atomic_folder(folder) as temporary:
         written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)

@@ -696,7 +696,8 @@ def make_tokenizer(
     kind, sized, size = name.partition(":")
     if name == "char" or (kind in ("char", "bpe") and sized):
         if texts is None:
-            raise ValueError(f"the tokenizer {name!r} is made from the data: give `texts`")
+            made = "byte, gpt2, gpt2-char or the folder of a saved one"
+            raise ValueError(f"the tokenizer {name!r} is made from a text, and none is given: use {made}")
         if name == "char":
             return CharTokenizer.from_texts(texts, unknown)
         if not size.isdigit() or int(size) < 2:

@@ -45,7 +45,7 @@ def prepare_training_data(
     if not isinstance(tokenizer, Tokenizer):
         by_documents = validation is None and holdout_by == "documents"
         part: Part = "train" if by_documents and str(tokenizer) != "char" else "all"
-        texts = (piece.text for piece in select_documents(corpus.pieces(), part, holdout))
+        texts = (piece.text for piece in select_documents(corpus, part, holdout))
         tokenizer = make_tokenizer(tokenizer, texts, gpt2_files=gpt2_files)
     ends = ends_of_blocks(tokenizer, length) if wrap == "bos-eos" else None
     text_length = length if ends is None else length - 2

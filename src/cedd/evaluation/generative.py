@@ -118,13 +118,14 @@ class HubJudge:
     """A causal model of the `transformers` library: a name on the hub, a folder, or a GGUF file."""
 
     def __init__(self, name: str, device: str = "cpu", batch: int = 8, gguf_file: str | None = None) -> None:
+        path, label = expanded(name), name if gguf_file is None else f"{name}/{gguf_file}"
+        is_here = name.startswith(("/", ".", "~")) or (path.suffix == ".gguf" and path.parent.is_dir())
+        if is_here and not path.exists():
+            raise ValueError(f"there is no judge at {name}")
         try:
             import transformers  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ValueError("a judge needs the transformers library: pip install 'cedd[hub]'") from None
-        path = expanded(name)
-        if name.startswith(("/", ".", "~")) and not path.exists():
-            raise ValueError(f"there is no judge at {name}")
         transformers.utils.logging.disable_progress_bar()
         if path.suffix == ".gguf" and gguf_file is None:
             name, gguf_file = str(path.parent), path.name
@@ -134,7 +135,7 @@ class HubJudge:
             # Weights of other kinds are unpickled, and may run anything.
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
         except (OSError, ValueError, ImportError) as error:
-            raise ValueError(f"the judge {name!r} could not be loaded: {error}") from None
+            raise ValueError(f"the judge {label!r} could not be loaded: {error}") from None
         # The plain method of modules: the library's own refuses a model from a GGUF file, though it is unpacked by now,
         # and the option for it has another name in each generation of the library.
         self._model: Any = torch.nn.Module.float(model.eval()).to(device)

@@ -295,6 +295,16 @@ class TrainConfig:
                 f"multiple of {self.batch.accumulate}, or another batch.accumulate"
             )
 
+    def check_shares(self, ranks: int) -> None:
+        """Refuse a batch that so many ranks cannot share."""
+        batch = self.batch
+        needed = ranks * math.lcm(1 + batch.complementary, batch.accumulate)
+        if batch.size % needed:
+            pairs = ", in pairs of complementary masks" if batch.complementary else ""
+            parts = f", in {batch.accumulate} micro-batches each" if batch.accumulate > 1 else ""
+            whole = f"batch.size {batch.size} cannot be shared by {ranks} rank{'s' * (ranks > 1)}"
+            raise ValueError(f"{whole}{pairs}{parts}: use a multiple of {needed}")
+
 
 _LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("steps length checkpoint_every keep log_every batch.size batch.accumulate", "be at least 1", lambda x: x >= 1),

@@ -117,6 +117,7 @@ class Trainer:
         hooks: Hooks | None = None,
         data: TrainingData | None = None,
     ) -> None:
+        config.check_shares(ranks.world_size)
         self.config, self.ranks, self.console, self.hooks = config, ranks, console, hooks or Hooks()
         self.method = get_method(config.method).with_sigma_floor(config.process.sigma_floor)
         refuse_other_run(config)
