@@ -24,19 +24,26 @@ from tests.limits import files_up_to
 from tests.tasks.models import mending, save_random
 
 
-@pytest.fixture
-def shelf(tmp_path, monkeypatch):
-    """A package with its models: of the corrector random weights that, at these settings, change some letters."""
-    root = tmp_path / "pretrained"
-    monkeypatch.setattr(locate, "pretrained_root", lambda: root)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Those of a package: of the corrector random weights that, at these settings, change some letters."""
+    root = tmp_path_factory.mktemp("package") / "pretrained"
     save_random(root / "english-char", extra={"correction": {"t": 0.6}})
     save_random(root / "english", "absorb", "cedd", told="nothing")
     return root
 
 
 @pytest.fixture
-def run(tmp_path):
-    return str(save_random(tmp_path / "run", "uniform", extra={"correction": {"threshold": 0.0}}))
+def shelf(models, monkeypatch):
+    """A package with its models."""
+    monkeypatch.setattr(locate, "pretrained_root", lambda: models)
+    return models
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return str(save_random(folder / "run", "uniform", extra={"correction": {"threshold": 0.0}}))
 
 
 def feed(monkeypatch, content: bytes):

@@ -102,8 +102,10 @@ class Run:
     def chances(self, noise: Noise, earlier: Noise) -> Chances:
         """Those of the steps from noise [K] to earlier [K]."""
         assert isinstance(self.parameterization, Affine)
-        steps, last = (chances(rule, self.parameterization, noise, earlier) for rule in (self.rule, self.last_rule))
-        return steps.where(earlier.t > 0, last)
+        steps = chances(self.rule, self.parameterization, noise, earlier)
+        if self.last_rule is self.rule:
+            return steps
+        return steps.where(earlier.t > 0, chances(self.last_rule, self.parameterization, noise, earlier))
 
     def stretches(self) -> Iterator[tuple[StepRule, int, int]]:
         """The steps of one rule after the other: (rule, first step, the step after the last)."""
