@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +39,9 @@ def check_time(t: Time) -> Tensor:
     """t as float64, refused unless every entry lies in [0, 1]."""
     time = double(t)
     if time.numel():
-        # At once, since a GPU is waited for; both are nan if one of the times is.
-        low, high = cast(list[float], torch.stack(time.aminmax()).tolist())  # pyright: ignore[reportUnknownMemberType]
+        ends = time.aminmax()  # both are nan if one of the times is
+        # From a GPU at once, since it is waited for.
+        low, high = (end.item() for end in (ends if time.is_cpu else torch.stack(ends).cpu()))
         if not (low >= 0 and high <= 1):
             bad = time[~((time >= 0) & (time <= 1))].flatten()[0].item()
             raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise; got {bad!r}")
