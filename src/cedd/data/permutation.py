@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 _ROUNDS = 6
 _WORD = (1 << 64) - 1
+_FEW = 64
+"""Numbers that are mixed as fast as one."""
 
 
 def mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
@@ -43,11 +45,18 @@ def permute(indices: NDArray[np.integer], size: int, key: int) -> NDArray[np.int
     values = np.asarray(indices).astype(np.uint64)
     if values.size and int(values.max()) >= size:
         raise ValueError(f"index {int(values.max())} is outside 0..{size - 1}")
+
+    def mixed(right: NDArray[np.uint64], number: int) -> NDArray[np.uint64]:
+        return mix(right, key + number) & low
+
+    # All that a half can be is mixed once, if that is little: an image may have to be permuted again a dozen times.
+    few = int(low) < max(_FEW, values.size)
+    tables = [mixed(np.arange(int(low) + 1, dtype=np.uint64), number) for number in range(_ROUNDS)] if few else []
     walking = np.ones(values.shape, dtype=bool)
     while walking.any():
         left, right = values[walking] >> half, values[walking] & low
-        for round_number in range(_ROUNDS):
-            left, right = right, left ^ (mix(right, key + round_number) & low)
+        for number in range(_ROUNDS):
+            left, right = right, left ^ (tables[number][right] if few else mixed(right, number))
         values[walking] = (left << half) | right
         walking = values >= np.uint64(size)
     return values.astype(np.int64)
