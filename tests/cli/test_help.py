@@ -111,9 +111,9 @@ def test_examples_work_as_they_stand(
         pytest.skip("no model comes with this copy of the package")
     quick = {
         "evaluate": "--draws 1",
-        "infill": "--steps 8",
+        "infill": "--steps 2",
         "report": "--sequences 16 --draws 1 --samples 1",
-        "sample": "--length 32 --steps 8",
+        "sample": "--length 32 --steps 2",
         "spelling": "--blocks 1 --passes 1 --thresholds 0.5",
     }
     less = quick.get(name, "").split()
