@@ -71,7 +71,6 @@ def _joined(
 ) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error", FutureWarning)
-    warnings.filterwarnings("error", message=".*returned a view tensor")  # by FSDP, of a block
     cedd.training.loop.plot_log = lambda folder: None
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world_size))
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))

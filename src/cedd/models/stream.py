@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
 from cedd.models.kernels import at_least_float32
@@ -74,6 +75,15 @@ class ResidualStream:
         if modulation.where is not None:
             output = scatter_rows(output, modulation.where, self.x.shape[:2].numel()).view(self.x.shape)
         return ResidualStream(self.x, output, modulation.gate)
+
+
+# FSDP looks for the tensors of a block's inputs and outputs, to gather its weights again before the backward pass: in
+# dataclasses since torch 2.13, and in registered nodes before.
+register_pytree_node(
+    ResidualStream,
+    lambda stream: ([stream.x, stream.branch, stream.gate], None),
+    lambda parts, _: ResidualStream(*parts),
+)
 
 
 class AdaptiveNorm(nn.Module):

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cedd.device import pick_device
 from cedd.losses import NoisyBatch, batch_loss
 from cedd.methods import Method
-from cedd.models.transformer import Block, Transformer
+from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig
 
 Strategy = Literal["single", "ddp", "fsdp"]
@@ -136,10 +136,7 @@ def distribute(module: LossModule, strategy: Strategy) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     for block in module.model.backbone.blocks:
-        # Its branches, as one group: what comes out of them is new. A whole block would hand on the gate that it was
-        # given, of which FSDP has made a view, and FSDP warns of views.
-        assert isinstance(block, Block)
-        fully_shard([block.attention, block.mlp])
+        fully_shard(block)
     fully_shard(module)
     return module
 
