@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data.training_data import TrainingData
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
-from cedd.storage import locked, write_json
+from cedd.storage import check_writable, locked, write_json
 from cedd.training.config import TrainConfig, from_json, same_run, to_json
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer, TrainResult, share_the_interpreter
@@ -137,9 +137,17 @@ class Benchmark(ABC):
         """What a record says of its tests, and has to agree in to count as done."""
         return {}
 
+    def is_measured(self, record: Mapping[str, Any]) -> bool:
+        """Whether the record of a finished run has all that is measured in the end."""
+        return True
+
     @abstractmethod
     def is_point(self, point: Mapping[str, Any]) -> bool:
         """Whether this is a test of this benchmark."""
+
+    @abstractmethod
+    def is_whole(self, content: Mapping[str, Any]) -> bool:
+        """Whether tables can be made of a results file; an error says no, too."""
 
     @abstractmethod
     def scores(self, event: Mapping[str, Any]) -> str:
@@ -323,7 +331,7 @@ class Results:
     def is_done(self, cell: str, benchmark: Benchmark) -> bool:
         """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
         record, config = self.content["cells"].get(cell, {}), benchmark.configuration(cell)
-        if not record or not record["finished"]:
+        if not record or not record["finished"] or not benchmark.is_measured(record):
             return False
         if any(record.get(name) != fact for name, fact in benchmark.facts.items()):
             return False
@@ -359,10 +367,15 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock, locked(self.path.parent):
             now, cells = as_written(self.content), self.content["cells"]
-            there = read_results(self.path, self.benchmark)["cells"] if self.path.is_file() else {}
+            there = read_results(self.path, self.benchmark, tables=False)["cells"] if self.path.is_file() else {}
             cells |= {cell: record for cell, record in there.items() if now.get(cell) == self.written.get(cell)}
             write_json(self.path, self.content)
             self.written = as_written(self.content)
+
+    def save_rest(self) -> None:
+        """What could not be saved when it was told, if there is any."""
+        if as_written(self.content) != self.written:
+            self.save()
 
 
 def as_written(content: Mapping[str, Any]) -> dict[str, str]:
@@ -370,20 +383,30 @@ def as_written(content: Mapping[str, Any]) -> dict[str, str]:
     return {cell: json.dumps(record) for cell, record in content["cells"].items()}
 
 
-def read_results(path: Path, benchmark: Benchmark) -> dict[str, Any]:
-    """The content of a results file."""
+def read_results(path: Path, benchmark: Benchmark, tables: bool = True) -> dict[str, Any]:
+    """The content of a results file, from which its tables can be made; without `tables` this is not tried."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        whole = content["format"] == 1 and all(
-            point["step"] >= 0 and benchmark.is_point(point)
-            for record in content["cells"].values()
-            for point in record["curve"]
+        records = content["cells"].values()
+        whole = (
+            content["format"] == 1
+            and all(record.keys() >= {"config", "curve", "finished", "seed", "step"} for record in records)
+            and all("seconds" in record for record in records if record["finished"])
+            and all(point["step"] >= 0 and benchmark.is_point(point) for record in records for point in record["curve"])
+            and (not tables or benchmark.is_whole(content))
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         content, whole = {}, False
     if not whole:
         raise ValueError(f"{path} is no results file of this benchmark, or a damaged one")
     return content
+
+
+def make_writable(path: Path) -> None:
+    """The folder of a file that is to be written; refuse one that could not be, before anything is trained for it."""
+    with contextlib.suppress(FileExistsError, NotADirectoryError):  # of which the next line says more
+        path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path)
 
 
 def refuse_other_protocol(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -434,10 +457,14 @@ class Workers:
         return all((cell, "turn") in self.told for cell in self.running)
 
     def start(self, cell: str) -> None:
-        """A worker for one cell: this very command line, whose last word on an option counts."""
+        """A worker for one cell: this very command line, whose last word on an option counts. What it says of an error
+        goes where its training prints."""
         command = [sys.executable, str(self.benchmark.script), *sys.argv[1:], "--only", cell, "--worker"]
         command += [] if self.until is None else ["--until", f"{self.until:.1f}"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        file = console_file(self.benchmark.configuration(cell))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as console:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=console, text=True)
         thread = threading.Thread(target=self.follow, args=(cell, process))
         thread.start()
         self.running[cell] = (process, thread)
@@ -454,16 +481,20 @@ class Workers:
         return max(0.0, turn + whole - self.benchmark.arguments.start_seconds - time.time())
 
     def follow(self, cell: str, process: subprocess.Popen[str]) -> None:
-        """Enter what a worker tells until it ends."""
+        """Enter what a worker tells until it ends; what cannot be saved is, after the next event."""
         assert process.stdout is not None
-        for line in process.stdout:
-            if not line.startswith('{"event"'):
-                print(f"{cell}: {line}", end="", flush=True)
-                continue
-            event = json.loads(line)
-            say(cell, event, self.benchmark.scores(event))
-            self.told[cell, event["event"]] = time.time()
-            self.results.take(cell, event)
+        with process.stdout as lines:
+            for line in lines:
+                if not line.startswith('{"event"'):
+                    print(f"{cell}: {line}", end="", flush=True)
+                    continue
+                event = json.loads(line)
+                say(cell, event, self.benchmark.scores(event))
+                self.told[cell, event["event"]] = time.time()
+                try:
+                    self.results.take(cell, event)
+                except (OSError, ValueError) as error:  # such as a full disk, or a file that is damaged meanwhile
+                    print(f"{cell}: not saved yet: {error}", file=sys.stderr, flush=True)
 
     def ended(self) -> list[str]:
         """The cells of the workers that have ended, which are then forgotten."""
@@ -478,6 +509,21 @@ class Workers:
             process.terminate()
             process.wait()
             thread.join()
+
+
+@contextlib.contextmanager
+def as_ctrl_c(number: signal.Signals) -> Iterator[None]:
+    """Take a signal as Ctrl-C is taken, once: `timeout` sends it twice, and the second would end the saving."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def complete_early(benchmark: Benchmark, results: Results) -> None:
@@ -497,6 +543,8 @@ def run(benchmark: Benchmark) -> int:
     results = Results(arguments.results, benchmark)
     cells = dict.fromkeys(map(benchmark.named, arguments.only))
     waiting = [cell for cell in cells if not results.is_done(cell, benchmark)]
+    if waiting:
+        make_writable(arguments.results)
     benchmark.prepare(waiting)
     for cell in cells:
         if cell not in waiting:
@@ -520,10 +568,13 @@ def run(benchmark: Benchmark) -> int:
                     complete_early(benchmark, results)
                 else:
                     failed += 1
-                    print(f"{cell}: failed; see {console_file(benchmark.configuration(cell))}", flush=True)
+                    file = console_file(benchmark.configuration(cell))
+                    last = file.read_text(errors="replace").rstrip().rpartition("\n")[2]
+                    print(f"{cell}: failed; {file} ends in: {last}", flush=True)
             time.sleep(0.1)
     finally:
         workers.stop()
+    results.save_rest()
     if waiting:
         print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
     benchmark.complete(results)
@@ -549,22 +600,24 @@ def main(kind: type[Benchmark]) -> int:
     try:
         arguments.check()
         if arguments.table is not None:
-            contents = [read_results(path, benchmark) for path in arguments.table]
+            shown = [kind(replace(arguments, results=path)) for path in arguments.table]  # with what lies beside it
+            contents = [read_results(one.arguments.results, one) for one in shown]
             if len(contents) > 1:
                 print(benchmark.over_seeds(contents))
-            else:  # what lies beside a results file is read from beside this one
-                show(kind(replace(arguments, results=arguments.table[0])), contents[0])
+            else:
+                show(shown[0], contents[0])
             return 0
         if arguments.worker:
             work(benchmark)
             return 0
-        return run(benchmark)
+        with as_ctrl_c(signal.SIGTERM):
+            return run(benchmark)
     except (ValueError, OSError) as error:
         print(f"{benchmark.name}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(f"{benchmark.name}: stopped; the same command goes on", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + (stop.args or (signal.SIGINT,))[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cells import Benchmark, Results, Turn, main
+from cells import Benchmark, Results, Turn, main, make_writable
 from language_cells import Arguments, common_settings, configuration, read_cell
 from language_measure import LanguageHooks, judge_rows
 from language_tables import draw, over_seeds, tables, write_page
@@ -80,6 +80,8 @@ class Language(Benchmark):
         return self.texts.training(config.length, config.batch.size)
 
     def prepare(self, cells: Sequence[str]) -> None:
+        for cell in cells:
+            make_writable(self.arguments.extras(cell))
         for length in dict.fromkeys(self.configuration(cell).length for cell in cells):
             largest = max(config.batch.size for config in map(self.configuration, cells) if config.length == length)
             self.texts.training(length, largest)
@@ -106,8 +108,15 @@ class Language(Benchmark):
         for _ in judge_rows(self.arguments, results.content):
             results.save()
 
+    def is_measured(self, record: Mapping[str, Any]) -> bool:
+        return "final" in record
+
     def is_point(self, point: Mapping[str, Any]) -> bool:
-        return bool(point["held_out"])
+        found = point["held_out"].values()
+        return bool(found) and all("nats_per_token" in record for record in found)
+
+    def is_whole(self, content: Mapping[str, Any]) -> bool:
+        return bool(tables(content, self.arguments))
 
     def scores(self, event: Mapping[str, Any]) -> str:
         if "rows" in event:

@@ -6,9 +6,12 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -29,7 +32,7 @@ from cedd.models.folder import ModelFolder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import WEIGHTS_FILE
 from cedd.models.transformer import Transformer
-from cedd.storage import atomic_file, finite
+from cedd.storage import atomic_file, finite, reading
 from cedd.training.loop import Trainer
 
 OWN_JUDGE = "ar"
@@ -152,6 +155,22 @@ def key(kind: str, way: str, name: str) -> str:
     return "/".join(filter(None, (kind, way, name)))
 
 
+def stored(file: Path, name: str, rows: int | None) -> NDArray[Any] | None:
+    """An array of a cell's file; None, and a line, where the file is missing, damaged or that of another row."""
+    damage = (OSError, ValueError, RuntimeError, BadZipFile)
+    with suppress(*damage), reading(file), file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        if len(found := arrays[name]) == rows:
+            return found
+    what = f"{file} is damaged, or that of another row" if file.is_file() else f"there is no file {file}"
+    _say_once(f"left out: {what}")
+    return None
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def versions() -> dict[str, str]:
     """Of what a figure depends on."""
     found = {"cedd": cedd.__version__, "python": platform.python_version()}
@@ -175,19 +194,20 @@ class OwnJudge(ModelJudge):
 def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str]:
     """Let every judge read the samples that it has not read yet; the name of the cell after each reading.
 
-    A judge that is missing leaves its column empty, and says so in one line.
+    A judge that is missing, or samples that are, leave their column empty, and a line says so.
     """
     for name in (OWN_JUDGE, *arguments.judge):
         waiting = [cell for cell, record in content["cells"].items() if unjudged(record, name)]
         done = [cell for cell, record in content["cells"].items() if record["finished"]]
         for cell, judge in judges(arguments, name, waiting, done):
-            with np.load(arguments.extras(cell), allow_pickle=False) as arrays:
-                for way, row in content["cells"][cell]["final"]["rows"].items():
-                    for steps, sampled in row["samples"].items():
-                        ids = arrays[key("samples", way, steps)].astype(np.int64)
-                        if name not in sampled["judges"]:
-                            sampled["judges"][name] = judged(ids, judge, Texts(arguments).tokenizer)
-                            yield cell
+            for way, row in content["cells"][cell]["final"]["rows"].items():
+                for steps, sampled in row["samples"].items():
+                    if name in sampled["judges"]:
+                        continue
+                    ids = stored(arguments.extras(cell), key("samples", way, steps), sampled.get("samples"))
+                    if ids is not None:
+                        sampled["judges"][name] = judged(ids.astype(np.int64), judge, Texts(arguments).tokenizer)
+                        yield cell
 
 
 def unjudged(record: Mapping[str, Any], name: str) -> bool:

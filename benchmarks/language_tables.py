@@ -23,7 +23,7 @@ from language_cells import (
     own_settings,
     read_cell,
 )
-from language_measure import key
+from language_measure import key, stored
 from language_text import SETS
 from pages import write_page as write_page
 
@@ -123,8 +123,10 @@ class Rows:
         return list(self.protocol.get("corpus", {"wikipedia": None, "books": None}))
 
     def per_block(self, cell: str, way: str, text: str) -> torch.Tensor:
-        with np.load(self.arguments.extras(cell), allow_pickle=False) as arrays:
-            return torch.from_numpy(arrays[key("bounds", way, text)].astype(np.float64))
+        """The bound of every block; NaN where it was not stored."""
+        blocks = self.cells[cell]["final"]["rows"][way]["texts"][text]["tight"]["blocks"]
+        found = stored(self.arguments.extras(cell), key("bounds", way, text), blocks)
+        return torch.full((blocks,), math.nan) if found is None else torch.from_numpy(found.astype(np.float64))
 
 
 def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:

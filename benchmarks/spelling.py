@@ -57,6 +57,9 @@ class Spelling(Benchmark):
     def is_point(self, point: Mapping[str, Any]) -> bool:
         return point["books"].keys() >= TEST_BOOKS.keys()
 
+    def is_whole(self, content: Mapping[str, Any]) -> bool:
+        return bool(tables(content))
+
     def scores(self, event: Mapping[str, Any]) -> str:
         books = event.get("books", {})
         return "  ".join(f"{name} {100 * record['all']['share']:.2f}" for name, record in books.items())

@@ -1,5 +1,6 @@
 """benchmarks/language.py on a tiny corpus: its cells, its results file, its judges, its tables and its page."""
 
+import io
 import json
 import shutil
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -266,16 +268,86 @@ def test_seeds_are_compared_within_one_protocol(benchmark, arguments, done):
         replace(arguments, table=(PAGE, PAGE), page=PAGE).check()
 
 
+def test_a_file_without_a_part_is_no_results_file(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
+    """Whatever is missing of what tables are made of; before anything is trained."""
+    path = tmp_path / "language.json"
+    final = ("cells", "cedd-star/absorb", "final")
+    for part in (
+        ("protocol", "recipe"),
+        ("protocol", "recipe", "optimizer.ema"),
+        ("cells", "ar", "config"),
+        ("cells", "ar", "finished"),
+        ("cells", "ar", "seconds"),
+        (*final, "rows"),
+        (*final, "rows", "", "texts"),
+        (*final, "rows", "", "texts", "ptb"),
+        (*final, "rows", "", "texts", "ptb", "tight", "low"),
+    ):
+        content = json.loads(json.dumps(done.content))
+        within = content
+        for name in part[:-1]:
+            within = within[name]
+        del within[part[-1]]
+        path.write_text(json.dumps(content))
+        monkeypatch.setattr(sys, "argv", ["language.py", "--table", str(path)])
+        assert benchmark.main(benchmark.Language) == 2, part
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"language: {path} is no results file of this benchmark, or a damaged one"
+        with pytest.raises(ValueError, match="or a damaged one"):
+            benchmark.Results(path, benchmark.Language(replace(arguments, results=path)))
+
+
+def test_a_row_without_its_measurements_is_not_done(benchmark, arguments, done, tmp_path):
+    content = json.loads(json.dumps(done.content))
+    del content["cells"]["ar"]["final"]
+    here = benchmark.Language(replace(arguments, results=tmp_path / "language.json"))
+    here.arguments.results.write_text(json.dumps(content))
+    results = benchmark.Results(here.arguments.results, here)
+    assert [results.is_done(cell, here) for cell in CELLS] == [False, True, True]
+
+
+def test_a_damaged_file_of_arrays_leaves_out_its_row(benchmark, arguments, done, capsys, tmp_path):
+    """It is said once; the other rows are judged, compared and shown."""
+    here = replace(arguments, results=tmp_path / "copy.json")
+    shutil.copytree(arguments.extras("ar").parent, tmp_path / "copy")
+    content = json.loads(json.dumps(done.content))
+    for cell in ("cedd/absorb", "sedds/absorb", "sedd/absorb"):
+        content["cells"][cell] = content["cells"]["cedd-star/absorb"]
+        shutil.copy(here.extras("cedd-star/absorb"), here.extras(cell))
+    whole = here.extras("ar").read_bytes()
+    with np.load(here.extras("sedds/absorb")) as arrays:
+        short = {name: array[:-1] for name, array in arrays.items()}
+    here.extras("ar").write_bytes(whole[:700])
+    here.extras("cedd/absorb").unlink()
+    np.savez(here.extras("sedds/absorb"), **short)
+    lines = benchmark.tables(content, here)["order"].splitlines()
+    assert [line.count("| – |") > 0 for line in lines[2:5]] == [True, True, True]
+    assert capsys.readouterr().err.splitlines() == [
+        f"left out: there is no file {here.extras('cedd/absorb')}",
+        f"left out: {here.extras('sedds/absorb')} is damaged, or that of another row",
+    ]
+    judged = set(benchmark.judge_rows(here, content))
+    assert judged >= {"cedd-star/absorb", "dfm/kappa-t2"}
+    assert "ar" not in judged
+    assert capsys.readouterr().err == f"left out: {here.extras('ar')} is damaged, or that of another row\n"
+    generative = benchmark.tables(content, here)["generative"]
+    assert "| ar | 16 |" in generative
+    for damage in (b"", b"no zip", whole[:-40]):
+        here.extras("ar").write_bytes(damage)
+        assert benchmark.stored(here.extras("ar"), "bounds/ptb", 4) is None, damage
+
+
 def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_path):
     """Each writes the cells that have changed in it, and takes the others from the file: no row is lost."""
     path = tmp_path / "language.json"
     shutil.copy(arguments.results, path)
     whole = benchmark.Language(replace(arguments, results=path))
     first, second = benchmark.Results(path, whole), benchmark.Results(path, whole)
+    judgement = {name: {"value": 9.0, "low": None, "high": None} for name in ("mean", "corpus")}
     row = first.content["cells"]["cedd-star/absorb"]
-    first.take("cedd/absorb", {"event": "begin", "config": row["config"], "step": 0})
+    first.take("cedd/absorb", {"event": "begin", "config": row["config"], "step": 0, "machine": "here"})
     first.take("cedd/absorb", {"event": "final", **row["final"]})
-    second.content["cells"]["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]["mine"] = {}
+    second.content["cells"]["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]["mine"] = judgement
     second.save()
     first.save()
     for results in (first, second, benchmark.Results(path, whole)):
@@ -328,6 +400,83 @@ def test_an_interrupt_is_one_line(benchmark, arguments, capsys, monkeypatch):
     assert capsys.readouterr().err.splitlines() == ["language: stopped; the same command goes on"]
 
 
+def test_sigterm_lets_workers_save(benchmark, capsys, monkeypatch):
+    """As Ctrl-C does; `timeout` sends it to a process and then to its group, and the second one ends nothing."""
+    taken = []
+
+    def terminated(benchmark):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            taken.append("saved")
+
+    monkeypatch.setitem(benchmark.main.__globals__, "run", terminated)
+    monkeypatch.setattr(sys, "argv", ["language.py", "--only", "ar"])
+    before = signal.signal(signal.SIGTERM, lambda *_: taken.append("ignored"))
+    try:
+        assert benchmark.main(benchmark.Language) == 143
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert taken == ["saved", "ignored"]  # which is the handler from before
+    assert capsys.readouterr().err == "language: stopped; the same command goes on\n"
+
+
+def test_results_that_cannot_be_written_are_refused_before_training(benchmark, arguments, monkeypatch, tmp_path):
+    monkeypatch.setattr(benchmark.Workers, "start", lambda self, cell: pytest.fail("begun"))
+    (tmp_path / "language").write_text("no folder")
+    for name, folder in (("language/x.json", "language"), ("language.json", "language"), (".", ".")):
+        given = replace(arguments, only=("cedd/absorb",), results=tmp_path / name, out=tmp_path / "runs")
+        with pytest.raises(ValueError, match=rf"no folder .*{folder} to write|is a folder; name a file"):
+            benchmark.run(benchmark.Language(given))
+
+
+def test_a_disk_that_is_full_for_a_while_loses_nothing(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
+    """What could not be saved is after the next event, and in the end; where that fails, it is an error."""
+    path, cell = tmp_path / "language.json", "cedd-star/absorb"
+    language = benchmark.Language(replace(arguments, only=(cell,), results=path, out=tmp_path / "runs"))
+    record = done.content["cells"][cell]
+    begin = {"event": "begin", "config": record["config"], "step": 0, "machine": "here"}
+    events = [begin, *({"event": "point", **point} for point in record["curve"])]
+    write, fails = benchmark.write_json, []
+
+    def write_or_fail(path, content):
+        if fails and fails.pop(0):
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    def start(self, cell):
+        lines = "".join(json.dumps(event) + "\n" for event in events)
+        self.follow(cell, SimpleNamespace(stdout=io.StringIO(lines)))
+        self.told[cell, "end"] = 0.0
+        self.running[cell] = None
+
+    monkeypatch.setitem(benchmark.Results.save.__globals__, "write_json", write_or_fail)
+    monkeypatch.setattr(benchmark.Workers, "start", start)
+    monkeypatch.setattr(benchmark.Workers, "ended", lambda self: [self.running.popitem()[0]] if self.running else [])
+    for fails[:], lines in (([0, 1, 0], 1), ([0, 0, 1], 1), ([1, 1, 1], 3)):
+        path.unlink(missing_ok=True)
+        assert benchmark.run(language) == 0
+        assert json.loads(path.read_text())["cells"][cell]["curve"] == record["curve"]
+        assert capsys.readouterr().err.count("not saved yet: [Errno 28] No space left on device") == lines
+    path.unlink()
+    fails[:] = [1] * 4
+    with pytest.raises(OSError, match="No space left"):
+        benchmark.run(language)
+
+
+def test_a_cell_that_fails_says_why(benchmark, arguments, capsys, monkeypatch, tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text("raise SystemExit('first\\nthe reason')")
+    monkeypatch.setattr(benchmark.Language, "script", script)
+    given = replace(arguments, only=("cedd/absorb",), results=tmp_path / "fresh.json", out=tmp_path / "runs")
+    assert benchmark.run(benchmark.Language(given)) == 1
+    console = tmp_path / "runs" / "cedd-absorb.console.txt"
+    assert f"cedd/absorb: failed; {console} ends in: the reason\n" in capsys.readouterr().out
+    assert console.read_text() == "first\nthe reason\n"
+
+
 def test_nothing_is_begun_that_would_not_be_done_in_time(benchmark, arguments, capsys, monkeypatch, tmp_path):
     begun = []
     monkeypatch.setattr(benchmark.Workers, "start", lambda self, cell: begun.append(cell))
@@ -338,7 +487,7 @@ def test_nothing_is_begun_that_would_not_be_done_in_time(benchmark, arguments, c
         given = benchmark.Language(replace(fresh, budget=budget))
         if timed is not None:
             config = to_json(given.configuration("cedd-star/absorb"))
-            record = {"finished": True, "seconds": timed, "curve": [], "step": 4, "config": config}
+            record = {"finished": True, "seconds": timed, "curve": [], "step": 4, "config": config, "seed": 0}
             content = {"format": 1, "cells": {"cedd-star/absorb": record}, "protocol": given.protocol}
             fresh.results.write_text(json.dumps(content))
         benchmark.run(given)

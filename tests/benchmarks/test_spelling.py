@@ -133,7 +133,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
             given["seed"] = seed if other is None or cell == "cedd/roulette" else other
             config = to_json(benchmark.configuration(benchmark.Arguments(**given), cell))
             curve = [{"step": 5000, "books": books(0.5)}, {"step": 9000, "books": books(share)}]
-            cells[cell] = {"config": config, "curve": curve}
+            cells[cell] = {"config": config, "curve": curve, "seed": given["seed"], "finished": False, "step": 9000}
         cells[f"sedd/uniform+{'half' if seed else 'twice'}"] = cells["cedd/roulette"]  # which not all have
         paths[seed].write_text(json.dumps({"format": 1, "cells": cells}))
 
