@@ -46,7 +46,7 @@ from typing import Any
 
 from cells import Benchmark, Results, Turn, main, make_writable
 from language_cells import Arguments, common_settings, configuration, read_cell
-from language_measure import LanguageHooks, judge_rows
+from language_measure import LanguageHooks, judge_rows, judge_texts
 from language_tables import draw, over_seeds, tables, write_page
 from language_text import Texts
 
@@ -105,8 +105,9 @@ class Language(Benchmark):
         return super().seconds(cell, content) if timed else EXPECTED_SECONDS
 
     def complete(self, results: Results) -> None:
-        for _ in judge_rows(self.arguments, results.content):
-            results.save()
+        for judge in (judge_rows, judge_texts):
+            for _ in judge(self.arguments, results.content):
+                results.save()
 
     def is_measured(self, record: Mapping[str, Any]) -> bool:
         return "final" in record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -113,11 +113,7 @@ class LanguageHooks(CellHooks):
             for steps in (length,) if one_by_one else self.arguments.sampler_steps:
                 options = SamplingOptions(steps=steps, seed=trainer.config.seed, corrector=corrector)
                 ids = loaded.draw((count, length), options).numpy()
-                rows[way]["samples"][str(steps)] = {
-                    "samples": count,
-                    "token_entropy": float(np.mean([token_entropy(row) for row in ids.tolist()])),
-                    "judges": {},
-                }
+                rows[way]["samples"][str(steps)] = sample_record(ids)
                 arrays[key("samples", way, str(steps))] = ids.astype(np.uint16 if ids.max() < 2**16 else np.uint32)
         file = self.arguments.extras(self.cell)
         with atomic_file(file) as temporary, temporary.open("wb") as stream:
@@ -148,6 +144,12 @@ def bound_record(estimate: BoundEstimate) -> dict[str, Any]:
             "draws": estimate.draws,
         }
     )
+
+
+def sample_record(ids: NDArray[Any]) -> dict[str, Any]:
+    """What a results file has of texts [N, L], before a judge has read them."""
+    entropy = float(np.mean([token_entropy(row) for row in ids.tolist()]))
+    return {"samples": len(ids), "token_entropy": entropy, "judges": {}}
 
 
 def key(kind: str, way: str, name: str) -> str:
@@ -210,14 +212,41 @@ def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str
                         yield cell
 
 
+def judge_texts(arguments: Arguments, content: dict[str, Any]) -> Iterator[str]:
+    """Let every judge that is there read as many tokens of held-out text, beside which samples can be seen; the name of
+    the text after each reading."""
+    done = [cell for cell, record in content["cells"].items() if record["finished"]]
+    of_length = {read_cell(cell).length or arguments.length: cell for cell in done}
+    texts, known = Texts(arguments), content.get("held_out", {})
+    for name in (OWN_JUDGE, *arguments.judge):
+        read = [length for length in of_length if _has_read(name, known.get(str(length), {}).values())]
+        waiting = [cell for length, cell in of_length.items() if length not in read]
+        for cell, judge in judges(arguments, name, waiting, done, quiet=True):
+            length = read_cell(cell).length or arguments.length
+            count = max(1, arguments.sampled_tokens // length)
+            for text, data in texts.held_out(length).items():
+                ids = choose_sequences(data, count, texts.tokenizer)[0][:count].numpy()
+                records = content.setdefault("held_out", {}).setdefault(str(length), {})
+                records.setdefault(text, sample_record(ids))["judges"][name] = judged(ids, judge, texts.tokenizer)
+                yield text
+
+
+def _has_read(name: str, texts: Collection[Mapping[str, Any]]) -> bool:
+    """Whether a judge has read these, of which there are some."""
+    return bool(texts) and all(name in text["judges"] for text in texts)
+
+
 def unjudged(record: Mapping[str, Any], name: str) -> bool:
     """Whether a judge has not read all samples of a cell."""
     rows = record.get("final", {}).get("rows", {}).values()
     return any(name not in sampled["judges"] for row in rows for sampled in row["samples"].values())
 
 
-def judges(arguments: Arguments, name: str, cells: Sequence[str], done: Sequence[str]) -> Iterator[tuple[str, Judge]]:
-    """The judge of each cell: one for all, or the autoregressive cell of the same length, if it is done."""
+def judges(
+    arguments: Arguments, name: str, cells: Sequence[str], done: Sequence[str], quiet: bool = False
+) -> Iterator[tuple[str, Judge]]:
+    """The judge of each cell: one for all, or the autoregressive cell of the same length, if it is done; a line says
+    that it is not, unless `quiet`."""
     if name != OWN_JUDGE:
         if cells:
             judge = HubJudge(arguments.judge[name], str(pick_device(arguments.device)), arguments.judge_batch)
@@ -228,7 +257,8 @@ def judges(arguments: Arguments, name: str, cells: Sequence[str], done: Sequence
         folder, these = arguments.out / file_name(own), [cell for cell in cells if read_cell(cell).length == length]
         if own not in done or not (folder / WEIGHTS_FILE).is_file():
             many = f"{len(these)} cell{'s' * (len(these) > 1)}"
-            print(f"the judge {own} is missing for {many}: train it in {arguments.out}", file=sys.stderr, flush=True)
+            if not quiet:
+                _say_once(f"the judge {own} is missing for {many}: train it in {arguments.out}")
             continue
         judge = OwnJudge(folder, arguments.device, arguments.judge_batch)
         if judge.tokenizer.fingerprint != Texts(arguments).tokenizer.fingerprint:

@@ -101,6 +101,7 @@ class Rows:
     def __init__(self, content: Mapping[str, Any], arguments: Arguments) -> None:
         self.cells: Mapping[str, Any] = content["cells"]
         self.protocol: Mapping[str, Any] = content.get("protocol", {})
+        self.held_out_texts: Mapping[str, Any] = content.get("held_out", {})
         self.arguments = arguments
 
     def finished(self, cell: str) -> Mapping[str, Any] | None:
@@ -138,12 +139,12 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
         "paper-bounds": _paper_bounds(rows, MAIN),
         "order": _order(rows),
         "bayes": _bayes(rows),
-        "generative": _generative(rows, MAIN, PAPER_GENERATIVE),
+        "generative": _generative(rows, MAIN, PAPER_GENERATIVE) + _real(rows, rows.protocol.get("length")),
         "shares": _shares(rows),
         "long": _bounds(rows, LONG_CELLS) + "\n" + _quoted(len(rows.held_out)),
         "long-order": _long_order(rows),
         "long-paper-bounds": _paper_bounds(rows, LONG_CELLS),
-        "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE),
+        "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE) + _real(rows, LONG),
         "curves": _curves(rows),
         "rows": _records(rows),
     }
@@ -280,7 +281,8 @@ def _difference(rows: Rows, first: str, second: str, text: str) -> tuple[str, tu
 
 
 def _verdict(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """On how many texts the first one is ahead, or behind, by more than chance may do."""
+    """On how many texts the first one is ahead, or behind, by more than chance may do, of those with a difference."""
+    intervals = {text: ends for text, ends in intervals.items() if all(map(math.isfinite, ends))}
     chance = {text: CHANCE.get(text, CHANCE[""]) for text in intervals}
     ahead = sum(high < -chance[text] for text, (_, high) in intervals.items())
     behind = sum(low > chance[text] for text, (low, _) in intervals.items())
@@ -309,6 +311,15 @@ def _generative(rows: Rows, cells: Sequence[str], papers: Mapping[str, float]) -
             beside = paper if steps == "1024" else ""
             lines.append(f"| {title} | {steps} | {sampled['token_entropy']:.2f} | {' | '.join(found)} | {beside} |")
     return "\n".join(lines)
+
+
+def _real(rows: Rows, length: int | None) -> str:
+    """Lines of held-out text of a length, as far as judges have read it, in a table of samples."""
+    lines = ""
+    for name, text in rows.held_out_texts.get(str(length), {}).items():
+        found = [_judged(text["judges"].get(judge)) for judge in _judges(rows)]
+        lines += f"\n| held-out {name} | | {text['token_entropy']:.2f} | {' | '.join(found)} | |"
+    return lines
 
 
 def _judges(rows: Rows) -> list[str]:

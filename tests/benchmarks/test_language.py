@@ -148,8 +148,15 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
     found = sampled["judges"]["ar"]
     assert found["mean"]["low"] <= found["mean"]["value"] <= found["mean"]["high"]
     assert list(benchmark.judge_rows(arguments, content)) == []  # they have read all
+    texts = ["books", "wikipedia"]
+    assert list(benchmark.judge_texts(nowhere, content)) == []
+    assert list(benchmark.judge_texts(arguments, content)) == texts
+    assert list(benchmark.judge_texts(arguments, content)) == []
+    real = content["held_out"]["16"]["books"]
+    assert (real["samples"], 0 < real["token_entropy"] < np.log(16)) == (2, True)  # as many tokens as were sampled
     shown = benchmark.tables(content, arguments)["generative"]
     assert f"{found['mean']['value']:.1f} [" in shown
+    assert f"| held-out books | | {real['token_entropy']:.2f} | {real['judges']['ar']['mean']['value']:.1f} [" in shown
     other = replace(arguments, tokenizer="char")
     content["cells"]["ar"]["final"]["rows"][""]["samples"]["16"]["judges"] = {}
     with pytest.raises(ValueError, match="made from a text"):
