@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import tyro
 from rich.console import Console
 
 from cedd.bench.options import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
+from cedd.cli.parsing import parse_arguments
 from cedd.data.training_data import TrainingData
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
@@ -595,10 +595,11 @@ def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
 
 def main(kind: type[Benchmark]) -> int:
     """Run what the command line asks for; bad input ends in one line."""
-    arguments = tyro.cli(kind.Arguments, description=kind.Arguments.__doc__)
-    benchmark = kind(arguments)
+    program, words = kind.script.name, sys.argv[1:]
     try:
+        arguments = parse_arguments(kind.Arguments, words, prog=program, description=kind.Arguments.__doc__ or "")
         arguments.check()
+        benchmark = kind(arguments)
         if arguments.table is not None:
             shown = [kind(replace(arguments, results=path)) for path in arguments.table]  # with what lies beside it
             contents = [read_results(one.arguments.results, one) for one in shown]
@@ -613,10 +614,10 @@ def main(kind: type[Benchmark]) -> int:
         with as_ctrl_c(signal.SIGTERM):
             return run(benchmark)
     except (ValueError, OSError) as error:
-        print(f"{benchmark.name}: {error}", file=sys.stderr)
+        print(f"{kind.name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"{benchmark.name}: stopped; the same command goes on", file=sys.stderr)
+        print(f"{kind.name}: stopped; the same command goes on", file=sys.stderr)
         return 128 + (stop.args or (signal.SIGINT,))[0]
 
 

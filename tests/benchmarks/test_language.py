@@ -364,6 +364,16 @@ def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_pat
         assert "mine" in cells["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]
 
 
+def test_a_bad_command_line_is_one_line(benchmark, capsys, monkeypatch):
+    for words, said in (
+        (["--judge", "smollm2"], "--judge takes pairs of a name and a text; got 'smollm2'"),
+        (["--onyl", "ar"], "there is no option --onyl; did you mean --only?"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["language.py", *words])
+        assert benchmark.main(benchmark.Language) == 2
+        assert capsys.readouterr().err == f"language: {said} (language.py --help tells more)\n"
+
+
 def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     def prepare(**changes):
         given = benchmark.Language(replace(arguments, **{"only": ("ar", "cedd/absorb"), **changes}))

@@ -24,6 +24,7 @@ KINDS = {
     "[INT [INT ...]]": "whole numbers",
     "[FLOAT [FLOAT ...]]": "numbers",
     "[STR FLOAT [STR FLOAT ...]]": "pairs of a name and a number",
+    "[STR STR [STR STR ...]]": "pairs of a name and a text",
 }
 """What an option takes, by how its help writes that."""
 
