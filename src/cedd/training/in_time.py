@@ -39,7 +39,7 @@ class InTime(Hooks):
     every: the number of all steps is chosen anew after so many.
     kept_back: the time of so many steps is left over, for evaluations and for what comes after the run.
     most: more steps than these are never chosen.
-    of_steps: the run with another number of steps.
+    of_steps: the run with another number of steps, before its rate falls.
     evaluated: the evaluations so far took as long as so many steps.
     """
 
@@ -70,9 +70,9 @@ class InTime(Hooks):
             if config.optimizer.schedule != "linear":
                 return
             chosen = min(chosen, latest_end(config, step))
-            if abs(chosen - config.steps) <= NEAR * (config.steps - step):
-                return
-            config = falling_to(config, step, chosen)
+            if abs(chosen - config.steps) > NEAR * (config.steps - step):
+                trainer.change(falling_to(config, step, chosen))
+            return
         trainer.change(self.of_steps(config, chosen))
 
     def evaluate(self, trainer: Trainer, model: Transformer) -> float:
@@ -105,6 +105,7 @@ def latest_end(config: TrainConfig, step: int) -> int:
 
 
 def falling_to(config: TrainConfig, step: int, steps: int) -> TrainConfig:
-    """The run with a rate that falls, linearly, from what it is at this step, for that many steps of the whole run."""
+    """The run of so many steps whose rate falls, linearly, from what it is at this step. It is evaluated and saved as
+    before: at other steps it would be so again and again."""
     share = min(1.0, (steps - step) / (share_left(config, step) * steps))
-    return replace(config, optimizer=replace(config.optimizer, decay_share=share))
+    return replace(config, steps=steps, optimizer=replace(config.optimizer, decay_share=share))
