@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig
 from cedd.training.loop import Hooks, Trainer
+from cedd.training.optimizer import share_left
 
 NEAR = 0.05
 """While the rate falls, another end is chosen only where the steps left would change by more than this share."""
@@ -93,19 +94,14 @@ def falls_from(config: TrainConfig) -> float:
     return (1 - share) * config.steps
 
 
-def share_left(config: TrainConfig, step: int) -> float:
-    """Of the linear fall of the rate, what is still to come at a step."""
-    return min((config.steps - step) / max(config.optimizer.decay_share * config.steps, 1.0), 1.0)
-
-
 def latest_end(config: TrainConfig, step: int) -> int:
     """The most steps that the rate can fall for, linearly, from what it is: the fall would have begun at step 0."""
-    gone = 1 - share_left(config, step)
+    gone = 1 - share_left(config.optimizer, step, config.steps)
     return sys.maxsize if gone == 0 else int(step / gone)
 
 
 def falling_to(config: TrainConfig, step: int, steps: int) -> TrainConfig:
     """The run of so many steps whose rate falls, linearly, from what it is at this step. It is evaluated and saved as
     before: at other steps it would be so again and again."""
-    share = min(1.0, (steps - step) / (share_left(config, step) * steps))
+    share = min(1.0, (steps - step) / (share_left(config.optimizer, step, config.steps) * steps))
     return replace(config, steps=steps, optimizer=replace(config.optimizer, decay_share=share))

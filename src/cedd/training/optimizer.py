@@ -24,11 +24,16 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     if config.schedule == "constant":
         return config.rate * warm
     if config.schedule == "linear":
-        left = min(max(steps - step, 0) / max(config.decay_share * steps, 1.0), 1.0)
+        left = share_left(config, step, steps)
         return config.rate * min(warm, config.final_share + (1 - config.final_share) * left)
     progress = min(max(step - config.warmup, 0) / max(steps - config.warmup, 1), 1.0)
     share = config.final_share + (1 - config.final_share) * (1 + math.cos(math.pi * progress)) / 2
     return config.rate * warm * share
+
+
+def share_left(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Of the linear fall of the rate, what is still to come at a step."""
+    return min(max(steps - step, 0) / max(config.decay_share * steps, 1.0), 1.0)
 
 
 def excess_of(norm: Tensor, clip: float) -> Tensor:
