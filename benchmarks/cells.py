@@ -367,8 +367,11 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock, locked(self.path.parent):
             now, cells = as_written(self.content), self.content["cells"]
-            there = read_results(self.path, self.benchmark, tables=False)["cells"] if self.path.is_file() else {}
-            cells |= {cell: record for cell, record in there.items() if now.get(cell) == self.written.get(cell)}
+            there = read_results(self.path, self.benchmark, tables=False) if self.path.is_file() else {"cells": {}}
+            others = {cell for cell in there["cells"] if now.get(cell) == self.written.get(cell)}
+            cells |= {cell: there["cells"][cell] for cell in others}
+            if "held_out" in there:
+                self.content["held_out"] = merged(there["held_out"], self.content.get("held_out", {}))
             write_json(self.path, self.content)
             self.written = as_written(self.content)
 
@@ -376,6 +379,16 @@ class Results:
         """What could not be saved when it was told, if there is any."""
         if as_written(self.content) != self.written:
             self.save()
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """All entries of both, within entries too; the second's where both have one."""
+    both = {
+        name: merged(first[name], second[name])
+        for name in first.keys() & second.keys()
+        if isinstance(first[name], Mapping) and isinstance(second[name], Mapping)
+    }
+    return {**first, **second, **both}
 
 
 def as_written(content: Mapping[str, Any]) -> dict[str, str]:
@@ -395,7 +408,7 @@ def read_results(path: Path, benchmark: Benchmark, tables: bool = True) -> dict[
             and all(point["step"] >= 0 and benchmark.is_point(point) for record in records for point in record["curve"])
             and (not tables or benchmark.is_whole(content))
         )
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         content, whole = {}, False
     if not whole:
         raise ValueError(f"{path} is no results file of this benchmark, or a damaged one")

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from cells import CellArguments
 
 from cedd.dynamics import Corrector
+from cedd.evaluation.generative import refuse_missing_judge
 from cedd.methods import get_method
 from cedd.models.transformer import SIZES
 from cedd.training.config import (
@@ -148,6 +149,8 @@ class Arguments(CellArguments):
             raise ValueError("--page has the tables of one results file")
         if not self.sampler_steps or min(self.sampler_steps) < 1:
             raise ValueError("--sampler-steps must be at least 1 each")
+        for judge in self.judge.values():
+            refuse_missing_judge(judge)
         for cell in self.only:
             configuration(self, cell).check()
         super().check()

@@ -355,6 +355,9 @@ def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_pat
     first.take("cedd/absorb", {"event": "begin", "config": row["config"], "step": 0, "machine": "here"})
     first.take("cedd/absorb", {"event": "final", **row["final"]})
     second.content["cells"]["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]["mine"] = judgement
+    for results, judge in ((first, "ar"), (second, "mine")):
+        text = {"samples": 2, "token_entropy": 1.0, "judges": {judge: judgement}}
+        results.content["held_out"] = {"16": {"books": text}}
     second.save()
     first.save()
     for results in (first, second, benchmark.Results(path, whole)):
@@ -362,6 +365,7 @@ def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_pat
         assert cells.keys() == {*CELLS, "cedd/absorb"}
         assert cells["cedd/absorb"]["final"] == row["final"]
         assert "mine" in cells["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]
+    assert results.content["held_out"]["16"]["books"]["judges"].keys() == {"ar", "mine"}
 
 
 def test_a_bad_command_line_is_one_line(benchmark, capsys, monkeypatch):
@@ -395,6 +399,7 @@ def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     for share in (0.0, 1.0, float("nan")):
         refused("--holdout is a share of the documents between 0 and 1", holdout=share)
     refused("give either --minutes, .* or --budget", minutes=1.0, budget=60.0)
+    refused(r"there is no judge at .*none\.gguf", judge={"smollm2": str(tmp_path / "none.gguf")})
     one = tmp_path / "one.txt"
     one.write_text("just one document, of which nothing can be held out. " * 20)
     refused(r"of .*one\.txt, which has 1 document, a share of 0.1 holds out none", corpus=(one,))

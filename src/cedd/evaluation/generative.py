@@ -114,14 +114,20 @@ class Judge(Protocol):
         ...
 
 
+def refuse_missing_judge(name: str) -> None:
+    """Refuse the path of a judge at which there is none; what may be a name on the hub is none."""
+    path = expanded(name)
+    is_path = name.startswith(("/", ".", "~")) or (path.suffix == ".gguf" and path.parent.is_dir())
+    if is_path and not path.exists():
+        raise ValueError(f"there is no judge at {name}")
+
+
 class HubJudge:
     """A causal model of the `transformers` library: a name on the hub, a folder, or a GGUF file."""
 
     def __init__(self, name: str, device: str = "cpu", batch: int = 8, gguf_file: str | None = None) -> None:
         path, label = expanded(name), name if gguf_file is None else f"{name}/{gguf_file}"
-        is_here = name.startswith(("/", ".", "~")) or (path.suffix == ".gguf" and path.parent.is_dir())
-        if is_here and not path.exists():
-            raise ValueError(f"there is no judge at {name}")
+        refuse_missing_judge(name)
         try:
             import transformers  # pyright: ignore[reportMissingImports]
         except ImportError:

@@ -481,10 +481,11 @@ def read_config(path: Path) -> TrainConfig:
 _MAY_DIFFER = (
     *("out", "device", "steps", "evaluation", "checkpoint_every", "keep", "log_every", "resume", "strategy", "compile"),
     *("tensorboard", "on_nonfinite", "text.cache", "text.workers", "text.gpt2_files", "model.checkpoint_blocks"),
-    *("optimizer.ema_every", "optimizer.decay_share"),
+    "optimizer.ema_every",
 )
-"""Settings that a resumed run may change without becoming another run. Where the rate falls is one, as the number of
-steps is: both say how a run ends."""
+"""Settings that a resumed run may change without becoming another run."""
+MAY_CHANGE = ("optimizer.decay_share",)
+"""Settings that a run may change on its way (training/in_time.py): its checkpoints may have others."""
 
 
 def settings_of_run(config: TrainConfig) -> dict[str, Any]:

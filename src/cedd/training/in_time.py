@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig
@@ -22,18 +23,30 @@ def of_steps(config: TrainConfig, steps: int) -> TrainConfig:
 
 
 def as_begun(config: TrainConfig, begun: TrainConfig) -> TrainConfig:
-    """A run that goes on: with the end that it had chosen."""
+    """A run that goes on: with the end that it had chosen, to which its rate falls from its checkpoint on."""
     optimizer = replace(config.optimizer, decay_share=begun.optimizer.decay_share)
     return replace(config, steps=begun.steps, optimizer=optimizer)
 
 
+class Mark(NamedTuple):
+    """A moment of a run, and the seconds that evaluations had taken by then."""
+
+    step: int
+    time: float
+    evaluating: float
+
+    def seconds_per_step(self, since: Mark) -> float:
+        """The mean since another moment, without evaluations."""
+        return (self.time - since.time - (self.evaluating - since.evaluating)) / (self.step - since.step)
+
+
 @dataclass
 class InTime(Hooks):
-    """As many steps as fit the seconds, at the speed of the last ones.
+    """As many steps as fit the seconds.
 
-    Until the rate falls, their number follows the speed. From then on it does where the end would move by more than
-    NEAR (another program came, or went): a linear rate then falls faster or slower, from what it is. A cosine falls
-    from the beginning, for as many steps as the run had then, which it keeps.
+    Until the rate falls, their number follows the speed: that of the last steps or the mean, whichever is higher. From
+    then on it follows the mean since then where the end would move by more than NEAR, and a linear rate falls faster or
+    slower, from what it is. A cosine falls from the beginning, for as many steps as the run had then, which it keeps.
 
     seconds: of the run, from step `first` on.
     first: the steps before it are not timed, since compilation slows them down.
@@ -41,7 +54,6 @@ class InTime(Hooks):
     kept_back: the time of so many steps is left over, for evaluations and for what comes after the run.
     most: more steps than these are never chosen.
     of_steps: the run with another number of steps, before its rate falls.
-    evaluated: the evaluations so far took as long as so many steps.
     """
 
     seconds: float
@@ -50,36 +62,47 @@ class InTime(Hooks):
     kept_back: int = 0
     most: int | None = None
     of_steps: Callable[[TrainConfig, int], TrainConfig] = of_steps
-    end: float | None = None
-    evaluated: float = 0.0
+    began: Mark | None = field(init=False, default=None)
+    fell: Mark | None = field(init=False, default=None)
+    evaluating: float = field(init=False, default=0.0)
 
     def before_step(self, trainer: Trainer) -> None:
-        config, step, now = trainer.config, trainer.state.step, time.monotonic()
-        if self.end is None:
+        config, step = trainer.config, trainer.state.step
+        here = Mark(step, time.monotonic(), self.evaluating)
+        if self.began is None:
             if step >= self.first:
-                self.end = now + self.seconds
+                self.began = here
                 trainer.meter.pause()
             return
         each = trainer.meter.seconds_per_step
         if each is None or step % self.every or not config.optimizer.warmup <= step < config.steps - self.every:
             return
-        fitting = (self.end - now) / each - max(0.0, self.kept_back - self.evaluated)
-        chosen = step + max(self.every, int(fitting))
+        falling = step >= falls_from(config) - self.every
+        if falling and (self.fell is None or config.optimizer.schedule != "linear"):
+            self.fell = here
+            return
+        if self.fell is not None:
+            each = here.seconds_per_step(self.fell)
+        else:
+            each = min(each, here.seconds_per_step(self.began))  # trouble passes; if not, the fall will be faster
+        left = self.began.time + self.seconds - here.time - max(0.0, self.kept_back * each - self.evaluating)
+        chosen = step + max(self.every, int(left / each))
         if self.most is not None:
             chosen = min(chosen, self.most)
-        if step >= falls_from(config) - self.every:
-            if config.optimizer.schedule != "linear":
-                return
+        if falling:
             chosen = min(chosen, latest_end(config, step))
-            if abs(chosen - config.steps) > NEAR * (config.steps - step):
+            if abs(chosen - config.steps) > max(self.every, NEAR * (config.steps - step)):
                 trainer.change(falling_to(config, step, chosen))
             return
-        trainer.change(self.of_steps(config, chosen))
+        changed = self.of_steps(config, chosen)
+        if falls_from(changed) < step:  # it would have begun to fall by now
+            changed = replace(changed, optimizer=falling_to(config, step, chosen).optimizer)
+        trainer.change(changed)
 
     def evaluate(self, trainer: Trainer, model: Transformer) -> float:
-        started, each = time.monotonic(), trainer.meter.seconds_per_step
+        started = time.monotonic()
         bound = super().evaluate(trainer, model)
-        self.evaluated += 0.0 if each is None else (time.monotonic() - started) / each
+        self.evaluating += time.monotonic() - started
         return bound
 
 

@@ -24,7 +24,7 @@ from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
 from cedd.storage import expanded, write_json
 from cedd.training.checkpoints import Checkpoints, RunIdentity
-from cedd.training.config import TrainConfig, settings_of_run, to_json
+from cedd.training.config import MAY_CHANGE, TrainConfig, settings_of_run, to_json
 from cedd.training.distributed import Ranks, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.records import LOG_FILE, Records, plot_log, read_log
@@ -133,7 +133,8 @@ class Trainer:
         self.state = self.stepper.state
         self.validation = Validation(config, self.method, self.process, self.data, self.stepper.precision, ranks.device)
         self.patience = Patience(config.evaluation.patience)
-        identity = RunIdentity(settings_of_run(config) | {"data_sha256": self.data.train.header.get("tokens_sha256")})
+        settings = {name: value for name, value in settings_of_run(config).items() if name not in MAY_CHANGE}
+        identity = RunIdentity(settings | {"data_sha256": self.data.train.header.get("tokens_sha256")})
         self.checkpoints = Checkpoints(config.out / "checkpoints", config.keep, ranks, identity, self._say)
         self.meter = Meter(config, self.state.model, ranks)
         self.stop = StopRequest()
