@@ -370,8 +370,9 @@ class Results:
             there = read_results(self.path, self.benchmark, tables=False) if self.path.is_file() else {"cells": {}}
             others = {cell for cell in there["cells"] if now.get(cell) == self.written.get(cell)}
             cells |= {cell: there["cells"][cell] for cell in others}
-            if "held_out" in there:
-                self.content["held_out"] = merged(there["held_out"], self.content.get("held_out", {}))
+            for name, known in there.items():
+                if name != "cells" and isinstance(known, Mapping):
+                    self.content[name] = merged(known, self.content.get(name, {}))
             write_json(self.path, self.content)
             self.written = as_written(self.content)
 

@@ -115,7 +115,7 @@ class Judge(Protocol):
 
 
 def refuse_missing_judge(name: str) -> None:
-    """Refuse the path of a judge at which there is none; what may be a name on the hub is none."""
+    """Refuse a path at which there is no judge; a name that may be one of the hub's is left alone."""
     path = expanded(name)
     is_path = name.startswith(("/", ".", "~")) or (path.suffix == ".gguf" and path.parent.is_dir())
     if is_path and not path.exists():

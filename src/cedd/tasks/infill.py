@@ -29,11 +29,9 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
             raise ValueError(f"a blank is too wide: at most {MOST_BLANK:,} tokens are filled")
         width = int(number) if number else 0 if brace else len(underscores)
         if width < 1:
-            inside, end, _ = text[blank.start(2) :][:20].partition("}")
-            raise ValueError(
-                f"the blank {f'____{inside}{end}'!r} has no width; write ____{{12}}, or ____{{4}}{{ where the brace is "
-                "part of the text"
-            )
+            inside, closing, _ = text[blank.start(2) : blank.start(2) + 20].partition("}")
+            shown, otherwise = f"____{inside}{closing}", "____{4}{ where the brace is part of the text"
+            raise ValueError(f"the blank {shown!r} has no width; write ____{{12}}, or {otherwise}")
         parts += [text[end : blank.start()], width]
         end = blank.end()
     if not parts:

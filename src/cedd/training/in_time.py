@@ -74,30 +74,30 @@ class InTime(Hooks):
                 self.began = here
                 trainer.meter.pause()
             return
-        each = trainer.meter.seconds_per_step
-        if each is None or step % self.every or not config.optimizer.warmup <= step < config.steps - self.every:
+        recent = trainer.meter.seconds_per_step
+        if recent is None or step % self.every or not config.optimizer.warmup <= step < config.steps - self.every:
             return
-        falling = step >= falls_from(config) - self.every
-        if falling and (self.fell is None or config.optimizer.schedule != "linear"):
+        if step < falls_from(config) - self.every:
+            each = min(recent, here.seconds_per_step(self.began))  # trouble passes; if not, the fall will be faster
+            chosen = self._fitting(self.began, here, each)
+            changed = self.of_steps(config, chosen)
+            if falls_from(changed) < step:  # it would have begun to fall by now
+                changed = replace(changed, optimizer=falling_to(config, step, chosen).optimizer)
+            trainer.change(changed)
+        elif self.fell is None:
             self.fell = here
-            return
-        if self.fell is not None:
+        elif config.optimizer.schedule == "linear":
             each = here.seconds_per_step(self.fell)
-        else:
-            each = min(each, here.seconds_per_step(self.began))  # trouble passes; if not, the fall will be faster
-        left = self.began.time + self.seconds - here.time - max(0.0, self.kept_back * each - self.evaluating)
-        chosen = step + max(self.every, int(left / each))
-        if self.most is not None:
-            chosen = min(chosen, self.most)
-        if falling:
-            chosen = min(chosen, latest_end(config, step))
+            chosen = min(self._fitting(self.began, here, each), latest_end(config, step))
             if abs(chosen - config.steps) > max(self.every, NEAR * (config.steps - step)):
                 trainer.change(falling_to(config, step, chosen))
-            return
-        changed = self.of_steps(config, chosen)
-        if falls_from(changed) < step:  # it would have begun to fall by now
-            changed = replace(changed, optimizer=falling_to(config, step, chosen).optimizer)
-        trainer.change(changed)
+
+    def _fitting(self, began: Mark, here: Mark, each: float) -> int:
+        """How many steps the run can have if those to come take so long each."""
+        kept = max(0.0, self.kept_back * each - self.evaluating)
+        left = began.time + self.seconds - here.time - kept
+        steps = here.step + max(self.every, int(left / each))
+        return steps if self.most is None else min(steps, self.most)
 
     def evaluate(self, trainer: Trainer, model: Transformer) -> float:
         started = time.monotonic()
