@@ -102,6 +102,22 @@ def test_a_long_text_is_filled_and_replayed_whole(run, capsys, tmp_path):
     assert "".join(data["words"][word] for word in shown) == texts[0]
 
 
+@pytest.mark.parametrize(("lines", "status"), [(1002, 2), (1000, 0)])
+def test_a_picture_of_too_many_lines_is_refused_before_any_work(run, capsys, tmp_path, lines, status):
+    """As far as the lines that are given say it: nothing is printed then, and nothing written."""
+    text, picture = "\n" * (lines - 1) + "____{3}", tmp_path / "x.gif"
+    words = ["infill", run, text, "--steps", "2", "--temperature", "0", "--gif", str(picture), "--device", "cpu"]
+    assert main(words) == status
+    said = capsys.readouterr()
+    if status:
+        assert (said.out, picture.exists()) == ("", False)
+        assert said.err.endswith("the text has 1,002 lines; a picture shows at most 1,000\n")
+        assert said.err.count("\n") == 1
+    else:
+        assert said.out.startswith("\n" * 999)
+        assert picture.read_bytes().startswith(b"GIF89a")
+
+
 def test_given_characters_come_out_as_they_were(run, capfdbinary):
     """Unknown ones too, and bytes that are no UTF-8, which a command line brings as lone surrogates."""
     for words in (

@@ -61,6 +61,8 @@ def show(
     if seen and template.width > MOST_SEEN:
         raise UserError(f"--watch, --html and --gif show at most {MOST_SEEN:,} tokens; the text has {template.width:,}")
     trajectory = Trajectory(template.tokenizer, template.characters if seen else {})
+    if view.gif is not None:
+        trajectory.check_lines(template.ids.numpy(), template.given.numpy())
     with _watching(view, trajectory, arguments.n, loaded.length, quiet=arguments.json) as callback:
         texts = template.fill(loaded, arguments.n, sampling_options(arguments.options, arguments.seed), callback)
     if arguments.json:

@@ -22,6 +22,8 @@ from cedd.storage import atomic_file, atomic_write
 Ids = NDArray[np.int64]
 MOST_LINES, MOST_LINES_OF_ALL = 1_000, 12_000
 """Of a frame of a picture, and of all its frames together, which are in memory at once."""
+COLUMNS = 64
+"""Characters of a line of a picture."""
 
 
 @dataclass
@@ -94,7 +96,11 @@ class Trajectory:
         """Write the page."""
         atomic_write(Path(path), self.page(title).encode("utf-8", "replace"))
 
-    def save_gif(self, path: str | Path, most: int = 120, columns: int = 64) -> None:
+    def check_lines(self, ids: Ids, given: NDArray[np.bool_], columns: int = COLUMNS) -> None:
+        """Refuse a text [L] of which what is given has too many lines for a picture; the rest can only add to them."""
+        _count_lines([piece for piece, stays in zip(self.pieces(ids), given, strict=True) if stays], columns)
+
+    def save_gif(self, path: str | Path, most: int = 120, columns: int = COLUMNS) -> None:
         """Write a picture that plays the run, in a fixed-width font."""
         from matplotlib import font_manager
         from PIL import Image, ImageDraw, ImageFont
@@ -102,9 +108,7 @@ class Trajectory:
         font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), 16)
         chosen, images = self.thinned(most), list[Image.Image]()
         width, height = 10, 22
-        lines = max(len(_lay_out(chosen.pieces(frame), columns)) for frame in chosen.frames)
-        if lines > MOST_LINES:
-            raise ValueError(f"the text has {lines:,} lines; a picture shows at most {MOST_LINES:,}")
+        lines = max(_count_lines(chosen.pieces(frame), columns) for frame in chosen.frames)
         chosen = chosen.thinned(MOST_LINES_OF_ALL // lines)
         for k, frame in enumerate(chosen.frames):
             image = Image.new("RGB", (width * columns + 24, height * (lines + 1) + 24), "#14161a")
@@ -119,6 +123,14 @@ class Trajectory:
         durations = [80] * (len(images) - 1) + [2500]
         with atomic_file(Path(path)) as file:
             images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+
+
+def _count_lines(pieces: list[str], columns: int) -> int:
+    """Of a frame; refused where a picture cannot show so many."""
+    lines = len(_lay_out(pieces, columns))
+    if lines > MOST_LINES:
+        raise ValueError(f"the text has {lines:,} lines; a picture shows at most {MOST_LINES:,}")
+    return lines
 
 
 def _lay_out(pieces: list[str], columns: int) -> list[list[tuple[str, int]]]:
