@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from cedd.cli import main
 from cedd.data.tokenizers import ByteTokenizer
 from cedd.models.arrays import ArrayNetwork
 from cedd.models.loaded import SamplingOptions
@@ -23,8 +24,8 @@ from cedd.serve.fields import Fields
 from cedd.serve.limits import Limits
 from cedd.serve.models import Shelf
 from cedd.serve.requests import completion
-from cedd.serve.work import Shown, Steps
-from cedd.tasks import generate, infill, load
+from cedd.serve.work import Shown, Steps, alternatives
+from cedd.tasks import generate, infill, load, parse_template
 from cedd.tasks.template import Template
 from tests.serve.servers import IN_THE_CLEAR, events, httpx, served, until
 from tests.tasks.models import save_random
@@ -186,6 +187,70 @@ def test_infilling_is_the_model_s_and_has_alternatives(client: Any, shelf: Shelf
     assert len(steps) == 7
 
 
+PAGES = {
+    "a page": "the cat ____ on the mat. " * 5,
+    "a blank at its ends": "____" + "the cat sat on the mat. " * 3 + "____{5}",
+    "a blank wider than a window": "the cat ____{90} sat.",
+    "nothing but blanks": "____{70}",
+    "one token more than fits": "a" * 29 + "____",
+    "as many tokens as fit": "a" * 28 + "____",
+    "characters that nobody knows": "caf\u00e9 \U0001f600 ____ " * 5 + "\r\n\ud800 end",
+}
+
+
+@pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("name", ["small", "masks"])
+def test_a_text_of_any_length_is_filled_as_the_model_does_it(client: Any, shelf: Shelf, name: str, text: str):
+    """By windows where it does not fit: the same texts of the same seed, steps that lead to them, and alternatives."""
+
+    def ask(**more: Any) -> Any:  # lone surrogates, too
+        asked = {"model": name, "text": text, "n": 2, "seed": 3, "steps": 5, "alternatives": 3, **more}
+        return client.post("/infill", content=json.dumps(asked), headers={"Content-Type": "application/json"})
+
+    reply = ask().json()
+    assert reply["texts"] == infill(shelf[name], text, 2, options=SamplingOptions(seed=3, steps=5))
+    assert reply["given"] == parse_template(text, shelf[name].tokenizer).given.tolist()
+    first, *steps, last = events(ask(stream=True))
+    assert last["result"] == reply
+    times = [record["step"]["t"] for record in (first, *steps)]
+    assert times[0] == pytest.approx(1)
+    assert times == sorted(times, reverse=True)
+    assert [record["step"]["step"] for record in (first, *steps)] == list(range(len(times)))
+    shown = first["step"]["texts"]
+    for record in steps:
+        for i, place, piece in record["step"]["edits"]:
+            assert not reply["given"][place]
+            shown[i][place] = piece
+    assert shown == [record["pieces"] for record in reply["tokens"]]
+    for row, written in zip(shown, reply["texts"], strict=True):
+        assert "".join(row) == written.replace("\r\n", "\n").encode("utf-8", "replace").decode()
+    for record in reply["tokens"]:
+        assert len(record["alternatives"]) == reply["given"].count(False)
+        assert all(len(found) == 3 and found[0][1] >= found[1][1] for found in record["alternatives"])
+
+
+def test_a_long_text_is_filled_as_the_command_does_it(client: Any, shelf: Shelf, capsys: pytest.CaptureFixture[str]):
+    text, path = PAGES["a page"], str(shelf["masks"].folder.path)
+    words = ["infill", path, text, "--n", "2", "--seed", "7", "--top-p", "0.9", "--json", "--device", "cpu"]
+    assert main(words) == 0
+    asked = {"model": "masks", "text": text, "n": 2, "seed": 7, "top_p": 0.9}
+    assert client.post("/infill", json=asked).json()["texts"] == json.loads(capsys.readouterr().out)["texts"]
+
+
+def test_alternatives_in_a_long_text_are_those_of_the_text_around(client: Any, shelf: Shelf):
+    """Read amid as many tokens as the model reads, with the blank in their middle."""
+    model, part = shelf["masks"], "the cat sat on the mat and ran. "
+    text = part * 2 + "_____" + part * 2
+    asked = {"model": "masks", "text": text, "seed": 3, "steps": 5, "alternatives": 4}
+    reply = client.post("/infill", json=asked).json()
+    ids = torch.from_numpy(model.tokenizer.encode(reply["texts"][0]))
+    start = 64 - (32 - 5) // 2
+    wanted = alternatives(model, ids[start : start + 32], torch.arange(64, 69) - start, 4)
+    found = reply["tokens"][0]["alternatives"]
+    assert [[text for text, _ in one] for one in found] == [[text for text, _ in one] for one in wanted]
+    assert [p for one in found for _, p in one] == pytest.approx([p for one in wanted for _, p in one], abs=2e-5)
+
+
 def test_given_characters_come_back_as_they_were_given(client: Any):
     asked = {"model": "small", "text": "café ____", "steps": 3, "seed": 1}
     reply = client.post("/infill", json=asked).json()
@@ -299,10 +364,26 @@ def test_pieces_are_the_text_whatever_is_written(parts: list[str | int]):
     assert kinds > 5
 
 
+@pytest.mark.parametrize("parts", [["a ", 9, " ", 7, " b"], ["a", 30]])
+def test_edits_lead_from_what_was_shown_to_what_is_shown(parts: list[str | int]):
+    """Found near the changes, as by comparing the whole texts: nothing is left out, and nothing said in vain."""
+    template, rng = Template.of(parts, SpaceAndHalf()), np.random.default_rng(1)
+    shown, ids = Shown(template), template.ids.numpy()
+    blanks, stock = (~template.given).nonzero().squeeze(1).numpy(), [256, 97, 255, *"\U0001f600".encode()]
+    ids[blanks], beside = 256, 0
+    for _ in range(500):
+        before, places = ids.tolist(), rng.choice(blanks, rng.integers(1, 4))
+        ids[places] = rng.choice(stock, len(places))
+        now = ids.tolist()
+        changed = [place for place in range(len(now)) if now[place] != before[place]]
+        edits, was, pieces = shown.edits(before, now, changed), shown.pieces(before), shown.pieces(now)
+        assert edits == {i: pieces[i] for i in range(len(now)) if i in changed or was[i] != pieces[i]}
+        beside += len(edits) > len(changed)
+    assert beside > 50
+
+
 def test_alternatives_of_masks_are_the_network_s_own_probabilities(shelf: Shelf):
     """On absorb: mask one place, and read its row."""
-    from cedd.serve.work import alternatives
-
     model = shelf["masks"]
     ids = torch.arange(12) % model.process.vocab_size
     (found,) = alternatives(model, ids, torch.tensor([4]), model.process.vocab_size)
@@ -376,7 +457,10 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/infill", {"text": "no gap"}, 422, "no blank to fill"),
         ("/infill", {"text": "a ____{2.5}"}, 422, "the blank '____{2.5}' has no width; write ____{12}"),
         ("/infill", {}, 422, "text must be given"),
-        ("/infill", {"text": "___{99}"}, 422, "the model reads 32"),
+        ("/infill", {"text": "a ____{4000} b ____{97}"}, 422, "the text has 4,097 tokens in blanks; at most 4,096 are"),
+        ("/infill", {"text": f"____{{{'9' * 30}}}"}, 422, "a blank is too wide: at most 4,096 tokens are filled"),
+        ("/infill", {"text": ""}, 422, "no blank to fill"),
+        ("/infill", {"text": "____" + "a" * 16_384}, 413, "text has 16,388 characters; at most 16,384 are taken"),
         ("/correct", {"text": "a", "model": "masks"}, 422, "model has no choice 'masks'"),
         ("/correct", {"text": "a" * 20_000}, 413, "at most 16,384"),
         ("/correct", {"text": "a" * 200_000}, 413, "131,072 bytes"),
@@ -554,6 +638,52 @@ def test_requests_that_come_together_are_read_together_and_each_gets_its_own_tex
         assert ("ab" if i % 2 else "") + reply["choices"][0]["text"] == alone
     assert len(found) == 8
     assert desk.gathering.calls < desk.gathering.sequences / 2
+
+
+LONG_TEXT = "the cat ____ on the mat. " * 40
+
+
+def test_long_texts_that_come_together_share_calls_and_each_is_as_alone(shelf: Shelf):
+    """Also with one that fits and is as long as a window."""
+
+    def ask(i: int) -> None:
+        body = {"model": "masks", "text": texts[i], "steps": 4, "seed": i}
+        found[i] = httpx.post(f"{address}infill", json=body, timeout=60, **IN_THE_CLEAR).json()["texts"]
+
+    found: dict[int, Any] = {}
+    texts = ["the cat ____ on the mat. " * (3 + i) for i in range(5)] + ["a" * 28 + "____"]
+    with served(shelf) as (address, desk):
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(texts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    for i, text in enumerate(texts):
+        assert found[i] == infill(shelf["masks"], text, options=SamplingOptions(seed=i, steps=4))
+    assert desk.gathering.calls < desk.gathering.sequences / 1.5
+
+
+def test_a_long_text_is_left_when_nobody_waits_for_it_or_it_is_late(shelf: Shelf):
+    asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1}
+    with served(shelf) as (address, desk):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}infill", json=asked, timeout=0.5, **IN_THE_CLEAR)
+        until(lambda: desk.counts == (0, 0), 5)
+        assert desk.gathering.calls > 3
+    with served(shelf, deadline=0.3) as (address, _):
+        assert "0.3 s" in sentence(httpx.post(f"{address}infill", json=asked, **IN_THE_CLEAR), 504)
+        *steps, last = events(httpx.post(f"{address}infill", json={**asked, "stream": True}, **IN_THE_CLEAR))
+        assert last["error"]["code"] == 504
+        assert steps
+
+
+def test_how_much_is_filled_can_be_set(shelf: Shelf):
+    with served(shelf, most_blank=6) as (address, _):
+        reply = httpx.post(f"{address}infill", json={"text": "a ____ b ___", "steps": 2}, **IN_THE_CLEAR)
+        assert sentence(reply, 422) == "the text has 7 tokens in blanks; at most 6 are filled"
+        reply = httpx.post(f"{address}infill", json={"text": "a ___ b ___" + "c" * 50, "steps": 2}, **IN_THE_CLEAR)
+        assert reply.status_code == 200
+        assert httpx.get(f"{address}v1/models", **IN_THE_CLEAR).json()["limits"]["blank"] == 6
 
 
 def test_completions_that_wait_together_are_one_batch_and_each_has_its_own_text_and_steps(shelf: Shelf):

@@ -16,7 +16,7 @@ from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from cedd.models.folder import ModelFolder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.tasks import Trajectory, infill, load, parse_template
-from cedd.tasks.windows import windows_around
+from cedd.tasks.windows import windows_amid, windows_around
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
@@ -115,6 +115,24 @@ def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
     for cut, following in itertools.pairwise(cuts):  # what is near one another is not taken apart
         stop = next(blank.stop for blank in blanks if following.first in blank)
         assert stop - cut.first > half
+
+
+@settings(deadline=None, max_examples=200)
+@given(texts())
+@example(([range(500)], 500, 128))
+def test_of_a_filled_text_windows_have_blanks_in_their_middle(asked):
+    blanks, count, length = asked
+    cuts = windows_amid(blanks, count, length)
+    assert [(cut.first, cut.last) for cut in cuts] == [
+        (cut.first, cut.last) for cut in windows_around(blanks, count, length)
+    ]
+    for cut in cuts:
+        assert 0 <= cut.start <= cut.first < cut.last <= cut.stop <= count
+        assert cut.stop - cut.start == length
+        before, after = cut.first - cut.start, cut.stop - cut.last
+        assert abs(before - after) <= 1 or (before < after and not cut.start) or (before > after and cut.stop == count)
+    (whole,) = windows_amid(blanks, count, count)
+    assert (whole.start, whole.stop, whole.first, whole.last) == (0, count, 0, count)
 
 
 def test_windows_depend_on_the_blanks_and_not_on_the_text():

@@ -58,7 +58,12 @@ class Site:
         """`GET /v1/models`: OpenAI's form, and what each can do."""
         del request
         limits, listed = self.desk.limits, [self.listed(name) for name in self.shelf]
-        most = {"texts": limits.most_texts, "steps": limits.most_steps, "characters": limits.most_characters}
+        most = {
+            "texts": limits.most_texts,
+            "steps": limits.most_steps,
+            "blank": limits.most_blank,
+            "characters": limits.most_characters,
+        }
         defaults = {task: self.shelf.able(task)[:1] for task in TASKS}
         return answer({"object": "list", "data": listed, "limits": most, "defaults": defaults})
 

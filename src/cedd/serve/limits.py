@@ -19,6 +19,8 @@ class Limits:
     """Texts of a request."""
     most_steps: int = 1024
     """Steps of a sampler."""
+    most_blank: int = 4_096
+    """Tokens in the blanks of a text."""
     most_characters: int = 16_384
     """Characters of a text."""
     most_bytes: int = 131_072

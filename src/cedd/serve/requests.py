@@ -158,9 +158,7 @@ def infilling(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     alternatives, streams = fields.whole("alternatives", 0, MOST_ALTERNATIVES, 0), fields.flag("stream")
     options, seed = sampling_of(fields, shelf, name, limits)
     fields.end()
-    template = parse_template(text, model.tokenizer)
-    if (width := template.width) > model.length:
-        unprocessable(f"the text has {width} tokens with its blanks, and the model reads {model.length}; shorten it")
+    template = parse_template(text, model.tokenizer, limits.most_blank)
     given = template.given.tolist()
 
     def result(texts: list[str], tokens: list[Record]) -> Record:

@@ -6,11 +6,12 @@ Shapes: B texts, L tokens, P blank tokens, V vocabulary.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby, pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from cedd.network import Network, Places
 from cedd.samplers import Fixed
 from cedd.samplers.memory import Memory
 from cedd.serve.desk import Job
-from cedd.serve.gathering import AskingModel, Ended, Run
+from cedd.serve.gathering import MOST_TOKENS, AskingModel, Ended, Run
 from cedd.serve.readers import Readers, RemoteReader, found_by
 from cedd.spelling.correct import lexicon_file, reader_beside
 from cedd.spelling.rewrite import Doubt, Reader
@@ -31,6 +32,7 @@ from cedd.spelling.scores import leave_one_out, rate_of_time
 from cedd.tasks import LanguageModel
 from cedd.tasks.correct import correct, correction_record
 from cedd.tasks.template import Blank, Template
+from cedd.tasks.windows import windows_amid
 
 LOG = logging.getLogger("cedd.serve")
 Record = dict[str, Any]
@@ -88,20 +90,56 @@ class Shown:
         is still a mask the others are shown as masks. As in the text, none spans the edge of a blank."""
         shown = [self.piece(place, token) for place, token in enumerate(ids)]
         for blank in self._blanks:
-            for places in _split(shown, blank):
-                open_end = any(place in blank and shown[place] is None for place in (places.start - 1, places.stop))
-                texts, begun = whole_characters(self.tokenizer, [ids[i] for i in places]), 0
-                for end, text in enumerate(texts, 1):
-                    if text:
-                        half, spelling, begun = open_end and REPLACEMENT in text, places[begun:end], end
-                        for place in spelling:
-                            shown[place] = None if half else ""
-                        if not half:
-                            shown[spelling[-1]] = self.spaced(spelling[0], text)
+            for place, text in self._written(ids, blank).items():
+                shown[place] = text
         return shown
 
+    def _written(self, ids: Sequence[int], blank: range) -> dict[int, str | None]:
+        """The pieces of a blank of the tokens [L], by their places."""
+        shown = {place: self.piece(place, ids[place]) for place in blank}
+        for places in _split(shown, blank):
+            open_end = any(shown.get(place, "") is None for place in (places.start - 1, places.stop))
+            texts, begun = whole_characters(self.tokenizer, [ids[i] for i in places]), 0
+            for end, text in enumerate(texts, 1):
+                if text:
+                    half, spelling, begun = open_end and REPLACEMENT in text, places[begun:end], end
+                    for place in spelling:
+                        shown[place] = None if half else ""
+                    if not half:
+                        shown[spelling[-1]] = self.spaced(spelling[0], text)
+        return shown
 
-def _split(shown: Sequence[str | None], blank: range) -> list[range]:
+    def edits(self, before: Sequence[int], now: Sequence[int], changed: Sequence[int]) -> dict[int, str | None]:
+        """What the tokens [L] show now at the `changed` places, in order, and beside them, where that is shown
+        otherwise for the change. Of a long text only these are looked at."""
+        if self.tokenizer.characters is not None:
+            return {place: self.piece(place, now[place]) for place in changed}
+        found: dict[int, str | None] = {}
+        for blank, places in groupby(changed, self._blank_of):
+            inside = list(places)
+            near = self._near(now, range(inside[0], inside[-1] + 1), blank)
+            was, shown = self._written(before, near), self._written(now, near)
+            found |= {i: shown[i] for i in near if before[i] != now[i] or was[i] != shown[i]}
+        return found
+
+    def _blank_of(self, place: int) -> range:
+        return self._blanks[bisect_right(self._blanks, place, key=attrgetter("start")) - 1]
+
+    def _near(self, ids: Sequence[int], places: range, blank: range) -> range:
+        """These places of a blank, the tokens beside them that hold parts of characters, and one more on either side,
+        which says whether these parts are all."""
+        start, stop = places.start, places.stop
+        while start > blank.start and self._is_part(ids[start - 1]):
+            start -= 1
+        while stop < blank.stop and self._is_part(ids[stop]):
+            stop += 1
+        return range(max(blank.start, start - 1), min(blank.stop, stop + 1))
+
+    def _is_part(self, token: int) -> bool:
+        return REPLACEMENT in (piece(self.tokenizer, token) or "")
+
+
+def _split(shown: Mapping[int, str | None], blank: range) -> list[range]:
     """Stretches of a blank whose tokens hold parts of characters."""
     split = ((place, REPLACEMENT in (shown[place] or "")) for place in blank)
     runs = ([place for place, _ in run] for part, run in groupby(split, itemgetter(1)) if part)
@@ -137,9 +175,11 @@ class Writing:
     certainty: bool = False
 
     @property
-    def key(self) -> Hashable:
-        """Texts of one model, length and way of sampling are drawn at once."""
-        return self.name, self.template.width, self.options
+    def key(self) -> Hashable | None:
+        """Texts of one model, length and way of sampling are drawn at once; those that are filled in windows, which are
+        of one length, share the calls of their network only."""
+        width = self.template.width
+        return None if width > self.model.length else (self.name, width, self.options)
 
     @property
     def texts(self) -> int:
@@ -152,6 +192,7 @@ class Writing:
         assert len(writings) == len(jobs)
         loaded, width = run.over(self.model), self.template.width
         seeds = [seed for work in writings for seed in work.seeds]
+        options = replace(self.options, seeds=seeds)
         parts = list(pairwise(accumulate((work.texts for work in writings), initial=0)))
         steps = [
             Steps(job, work.template, loaded if work.certainty else None)
@@ -162,21 +203,32 @@ class Writing:
             for one, (start, stop) in zip(steps, parts, strict=True):
                 one.show(step, t, x[start:stop])
 
-        held = stacked([(work.template, work.texts) for work in writings])
-        drawn = loaded.draw((len(seeds), width), replace(self.options, seeds=seeds), held, callback)
+        if self.key is None:
+            drawn = self.template.draw(loaded, len(seeds), options, callback)
+        else:
+            held = stacked([(work.template, work.texts) for work in writings])
+            drawn = loaded.draw((len(seeds), width), options, held, callback)
         for job, work, (start, stop) in zip(jobs, writings, parts, strict=True):
             if not job.gone:
-                job.finish(work.answer(loaded, drawn[start:stop]))
+                job.finish(work.answer(run, loaded, drawn[start:stop]))
 
-    def answer(self, loaded: LoadedModel, ids: Tensor) -> Record:
+    def answer(self, run: Run, loaded: LoadedModel, ids: Tensor) -> Record:
         """The texts of tokens [n, L] as this work's result."""
-        texts, shown = [self.template.write(row.numpy()) for row in ids], Shown(self.template)
-        tokens: list[Record] = [{"pieces": shown.pieces(row)} for row in ids.tolist()]
+        texts, tokens, shown = list[str](), list[Record](), Shown(self.template)
+        for row in ids:
+            run.rest()
+            texts.append(self.template.write(row.numpy()))
+            tokens.append({"pieces": shown.pieces(row.tolist())})
         if self.alternatives:
             blanks = (~self.template.given).nonzero().squeeze(1)
+            cuts = windows_amid(self.template.blanks, self.template.width, loaded.length)
             for record, row in zip(tokens, ids, strict=True):
-                found = zip(blanks.tolist(), alternatives(loaded, row, blanks, self.alternatives), strict=True)
-                record["alternatives"] = [[[shown.spaced(i, text), p] for text, p in others] for i, others in found]
+                found = list[list[list[Any]]]()
+                for cut in cuts:
+                    places = blanks[(blanks >= cut.first) & (blanks < cut.last)] - cut.start
+                    found += alternatives(loaded, row[cut.start : cut.stop], places, self.alternatives)
+                pairs = zip(blanks.tolist(), found, strict=True)
+                record["alternatives"] = [[[shown.spaced(i, text), p] for text, p in others] for i, others in pairs]
         return self.result(texts, tokens)
 
 
@@ -228,19 +280,14 @@ class Steps:
 
     def edits(self, i: int, now: Tensor, before: Tensor) -> list[list[Any]]:
         """What has changed in text i [L], and what is shown otherwise because a token beside it has changed."""
-        changed = now != before
-        if bool(changed.any()) and self.template.tokenizer.characters is None:
-            was, pieces = (self._shown.pieces(row.tolist()) for row in (before, now))
-            changed |= torch.tensor([old != new for old, new in zip(was, pieces, strict=True)])
-        else:
-            pieces = None
-        places = changed.nonzero().squeeze(1)
-        found = [
-            [i, place, self._shown.piece(place, token) if pieces is None else pieces[place]]
-            for place, token in zip(places.tolist(), now[places].tolist(), strict=True)
-        ]
-        if self.asking is None or not found:
+        changed = (now != before).nonzero().squeeze(1).tolist()
+        if not changed:
+            return []
+        shown = self._shown.edits(before.tolist(), now.tolist(), changed)
+        found = [[i, place, text] for place, text in sorted(shown.items())]
+        if self.asking is None:
             return found
+        places = torch.tensor(sorted(shown))
         sure = certainties(self.asking, before, places, now[places], self._t)
         return [[*edit, p] for edit, p in zip(found, sure, strict=True)]
 
@@ -258,10 +305,6 @@ def certainties(asking: AskingModel, x_t: Tensor, places: Tensor, tokens: Tensor
     words = tokens < process.vocab_size
     p = log_posterior.gather(-1, tokens.where(words, 0)[:, None]).squeeze(-1).exp()
     return [round(value, 4) if is_word else None for value, is_word in zip(p.tolist(), words.tolist(), strict=True)]
-
-
-MOST_MASKED = 64
-"""Texts that are read at once to find alternatives where each takes a reading of its own."""
 
 
 @torch.no_grad()
@@ -284,7 +327,7 @@ def alternatives(loaded: LoadedModel, ids: Tensor, places: Tensor, count: int) -
             tokens = torch.cat([x[:, None], vocabulary.expand(len(x), -1)], -1)
             found.append(leave_one_out(log_posterior, tokens, rate_of_time(process, t))[:, 1:].exp())
     else:
-        for part in places.split(MOST_MASKED):
+        for part in places.split(max(1, MOST_TOKENS // len(ids))):
             x_t = ids.repeat(len(part), 1)
             x_t[torch.arange(len(part)), part] = process.vocab_size
             rows = torch.arange(len(part)) * len(ids) + part

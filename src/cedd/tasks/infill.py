@@ -19,14 +19,14 @@ BLANK = re.compile(r"(_{3,})(\{(?:([+-]?\d+)\})?)?")
 """The underscores, and the brace after them, with its number if it has one and nothing else."""
 
 
-def parse_template(text: str, tokenizer: Tokenizer) -> Template:
-    """The text cut at its blanks."""
+def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> Template:
+    """The text cut at its blanks, which may have `most` tokens together."""
     parts: list[str | int] = []
     end = 0
     for blank in BLANK.finditer(text):
         underscores, brace, number = blank.groups()
         if number and len(number) > 20:  # digits, of which Python reads some thousand, and nobody so many
-            raise ValueError(f"a blank is too wide: at most {MOST_BLANK:,} tokens are filled")
+            raise ValueError(f"a blank is too wide: at most {most:,} tokens are filled")
         width = int(number) if number else 0 if brace else len(underscores)
         if width < 1:
             inside, closing, _ = text[blank.start(2) : blank.start(2) + 20].partition("}")
@@ -36,8 +36,8 @@ def parse_template(text: str, tokenizer: Tokenizer) -> Template:
         end = blank.end()
     if not parts:
         raise ValueError("the text has no blank to fill; write ____, or ____{12} for one of 12 tokens")
-    if (blank := sum(part for part in parts if isinstance(part, int))) > MOST_BLANK:
-        raise ValueError(f"the text has {blank:,} tokens in blanks; at most {MOST_BLANK:,} are filled")
+    if (blank := sum(part for part in parts if isinstance(part, int))) > most:
+        raise ValueError(f"the text has {blank:,} tokens in blanks; at most {most:,} are filled")
     return Template.of([*parts, text[end:]], tokenizer)
 
 

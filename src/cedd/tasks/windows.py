@@ -58,6 +58,16 @@ def _before_blanks(stop: int, waiting: Sequence[range]) -> int:
     return stop
 
 
+def windows_amid(blanks: Iterable[range], count: int, length: int) -> list[Window]:
+    """Windows for a text that is filled: each has the blanks of one of `windows_around` as near to its middle as the
+    text's ends allow. A text that fits is one window."""
+    if count <= length:
+        return [Window(0, count, 0, count)]
+    around = windows_around(blanks, count, length)
+    starts = [min(max(0, one.first - (length - (one.last - one.first)) // 2), count - length) for one in around]
+    return [Window(start, start + length, one.first, one.last) for start, one in zip(starts, around, strict=True)]
+
+
 def draw_windows(
     loaded: LoadedModel,
     held: Fixed,
