@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from pages import write_page
 from rich.console import Console
 
 from cedd.bench.options import machine
@@ -69,6 +70,8 @@ class CellArguments:
     """Print the tables of this results file and do nothing else; of several files, the cells that all have, by seed."""
     plot: Path | None = None
     """Plot the curves to this file too (.png, .svg, .pdf)."""
+    page: Path | None = None
+    """Write the tables into this page too, between its markers."""
     worker: bool = False
     """Train the one cell of --only in this process and print what happens as JSON, a line an event."""
     until: float | None = None
@@ -86,6 +89,8 @@ class CellArguments:
             )
         if self.plot is not None and self.table is not None and len(self.table) > 1:
             raise ValueError("--plot draws the curves of one results file")
+        if self.page is not None and self.table is not None and len(self.table) > 1:
+            raise ValueError("--page has the tables of one results file")
 
 
 class Benchmark(ABC):
@@ -106,6 +111,11 @@ class Benchmark(ABC):
     @abstractmethod
     def configuration(self, cell: str) -> TrainConfig:
         """The run of a cell."""
+
+    def as_recorded(self, cell: str) -> TrainConfig:
+        """The run of a cell in the usual folder: a machine's paths are no part of a result."""
+        usual = replace(self.arguments, out=type(self.arguments).out)
+        return type(self)(usual).configuration(cell)
 
     @abstractmethod
     def prepare(self, cells: Sequence[str]) -> None:
@@ -154,8 +164,8 @@ class Benchmark(ABC):
         """The figures of a test in a few words."""
 
     @abstractmethod
-    def tables(self, content: Mapping[str, Any]) -> str:
-        """The results in Markdown."""
+    def tables(self, content: Mapping[str, Any]) -> Mapping[str, str]:
+        """The results in Markdown, each table by the name of its marker in a page."""
 
     @abstractmethod
     def over_seeds(self, contents: Sequence[Mapping[str, Any]]) -> str:
@@ -234,8 +244,7 @@ class CellHooks(Hooks, ABC):
 
     def on_start(self, trainer: Trainer) -> None:
         config, self.started = trainer.config, time.perf_counter()
-        said = to_json(replace(config, out=Path(config.out.name)))  # a machine's paths are no part of a result
-        tell("begin", step=trainer.state.step, config=said, machine=machine(config.device), time=time.time())
+        tell("begin", step=trainer.state.step, config=to_json(config), machine=machine(config.device), time=time.time())
         if self.stop_at is not None:
             seconds = max(0.0, self.stop_at - time.time())
             timer = threading.Timer(seconds, setattr, (trainer.stop, "requested", True))
@@ -330,7 +339,7 @@ class Results:
 
     def is_done(self, cell: str, benchmark: Benchmark) -> bool:
         """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
-        record, config = self.content["cells"].get(cell, {}), benchmark.configuration(cell)
+        record, config = self.content["cells"].get(cell, {}), benchmark.as_recorded(cell)
         if not record or not record["finished"] or not benchmark.is_measured(record):
             return False
         if any(record.get(name) != fact for name, fact in benchmark.facts.items()):
@@ -345,6 +354,8 @@ class Results:
         with self.lock:
             cells = self.content["cells"]
             if kind == "begin":
+                said = to_json(self.benchmark.as_recorded(cell))
+                event["config"] |= {name: said[name] for name in ("data", "out", "text")}
                 kept = [p for p in cells.get(cell, {}).get("curve", []) if 0 < p["step"] <= event["step"]]
                 begun = {"seed": event["config"]["seed"], "finished": False, "curve": kept, "parts": []}
                 begun["parts"] = cells.get(cell, {}).get("parts", []) if event["step"] else []
@@ -597,8 +608,11 @@ def run(benchmark: Benchmark) -> int:
 
 
 def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
-    """Print the tables, and plot the curves if that is asked for."""
-    print(benchmark.tables(content))
+    """Print the tables; write them into a page and plot the curves if that is asked for."""
+    made = benchmark.tables(content)
+    print("\n\n".join(made.values()))
+    if benchmark.arguments.page is not None:
+        write_page(benchmark.arguments.page, made)
     plot = benchmark.arguments.plot
     if plot is not None and with_curves(content):
         benchmark.draw(content, plot)

@@ -47,7 +47,7 @@ from typing import Any
 from cells import Benchmark, Results, Turn, main, make_writable
 from language_cells import Arguments, common_settings, configuration, read_cell
 from language_measure import LanguageHooks, judge_rows, judge_texts
-from language_tables import draw, over_seeds, tables, write_page
+from language_tables import draw, over_seeds, tables
 from language_text import Texts
 
 from cedd.data.training_data import TrainingData
@@ -127,11 +127,8 @@ class Language(Benchmark):
         nats = {name: record["nats_per_token"] for name, record in texts.items()}
         return "  ".join(f"{name} {'infinite' if value is None else f'{value:.4f}'}" for name, value in nats.items())
 
-    def tables(self, content: Mapping[str, Any]) -> str:
-        made = tables(content, self.arguments)
-        if self.arguments.page is not None:
-            write_page(self.arguments.page, made)
-        return "\n\n".join(made.values())
+    def tables(self, content: Mapping[str, Any]) -> Mapping[str, str]:
+        return tables(content, self.arguments)
 
     def over_seeds(self, contents: Sequence[Mapping[str, Any]]) -> str:
         return over_seeds(contents)

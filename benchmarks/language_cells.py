@@ -131,8 +131,6 @@ class Arguments(CellArguments):
     judge: dict[str, str] = field(default_factory=dict)
     """Judges of samples besides the cell ar, NAME FILE: a .gguf file or a folder for the transformers library."""
     judge_batch: int = 8
-    page: Path | None = None
-    """Write the tables into this page too, between its markers."""
     out: Path = Path("runs/language")
     results: Path = Path("benchmarks/results/language.json")
 
@@ -145,8 +143,6 @@ class Arguments(CellArguments):
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
         if not 0 < self.holdout < 1:
             raise ValueError(f"--holdout is a share of the documents between 0 and 1; got {self.holdout}")
-        if self.page is not None and self.table is not None and len(self.table) > 1:
-            raise ValueError("--page has the tables of one results file")
         if not self.sampler_steps or min(self.sampler_steps) < 1:
             raise ValueError("--sampler-steps must be at least 1 each")
         for judge in self.judge.values():

@@ -25,7 +25,6 @@ from language_cells import (
 )
 from language_measure import key, stored
 from language_text import SETS
-from pages import write_page as write_page
 
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, student_quantile
 from cedd.storage import atomic_write

@@ -90,6 +90,9 @@ class Arguments(CellArguments):
         *(f"{method}/{process}" for process in PROCESSES for method in reversed(METHODS)),
         "sedds/roulette+half",
         "sedd/roulette+half",
+        "cedd-star/uniform+50000",
+        "sedd/uniform+50000",
+        "cedd-star/roulette+50000",
     )
     """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say. Ours are
     fast (Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1)

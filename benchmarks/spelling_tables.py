@@ -74,23 +74,29 @@ def of_the_paper(cell: str, record: Mapping[str, Any], step: int) -> tuple[float
     return PAPER[step].get(cell.partition("+")[0]) if done and step in PAPER else None
 
 
-def tables(content: Mapping[str, Any]) -> str:
-    """The measured shares beside the paper's, and the curves, in Markdown."""
-    cells: Mapping[str, Any] = content["cells"]
-    found = tested(content)
+def tables(content: Mapping[str, Any]) -> dict[str, str]:
+    """The measured shares beside the paper's, and the curves, in Markdown, by the names of their markers."""
+    cells = {cell: content["cells"][cell] for cell in tested(content)}
+    if not cells:
+        return {"measured": "nothing was tested yet"}
+    return {"measured": _measured(cells), "curves": _curves(cells)}
+
+
+def _measured(cells: Mapping[str, Any]) -> str:
     lines = [
         "| method | process | steps | PAP, % | paper | CAP, % | paper | masked, shuffled (PAP) | seen | ms a step |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    lines += [_row(cell, cells[cell]) for cell in found]
-    if not found:
-        return "nothing was tested yet"
-    steps = sorted({point["step"] for cell in found for point in cells[cell]["curve"]})
-    lines += ["", f"| PAP / CAP / seen, % at step | {' | '.join(f'{step:,}' for step in steps)} | without averaging |"]
+    return "\n".join(lines + [_row(cell, record) for cell, record in cells.items()])
+
+
+def _curves(cells: Mapping[str, Any]) -> str:
+    steps = sorted({point["step"] for record in cells.values() for point in record["curve"]})
+    lines = [f"| PAP / CAP / seen, % at step | {' | '.join(f'{step:,}' for step in steps)} | without averaging |"]
     lines += [f"|---|{'--:|' * (len(steps) + 1)}"]
-    for cell in found:
-        points = by_step(cells[cell])
-        shown = [_scores(points.get(step)) for step in steps] + [_scores(cells[cell].get("raw", {}).get("books"))]
+    for cell, record in cells.items():
+        points = by_step(record)
+        shown = [_scores(points.get(step)) for step in steps] + [_scores(record.get("raw", {}).get("books"))]
         lines.append(f"| {cell} | {' | '.join(shown)} |")
     return "\n".join(lines)
 

@@ -73,30 +73,31 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     take("raw", step=25_000, books=books(0.5))
     take("end", step=25_000, finished=True, loss=1.0, seconds=60.0, seconds_per_step=0.009)
     assert results.is_done(cell, benchmark.Spelling(arguments))
+    assert str(tmp_path) not in arguments.results.read_text()  # so that another folder's runs count, too:
+    assert results.is_done(cell, benchmark.Spelling(replace(arguments, out=tmp_path / "elsewhere")))
     for other in ({"seed": 1}, {"blocks": 8}, {"steps": 30_000}, {"steps": 20_000}, {"schedule": "cosine"}):
         assert not results.is_done(cell, benchmark.Spelling(replace(arguments, **other))), other
     results.content["cells"][cell]["curve"].append({"step": 20_000})  # which 25,000 steps at a constant rate pass
     assert results.is_done(cell, benchmark.Spelling(replace(arguments, steps=20_000)))
     saved = benchmark.read_results(arguments.results, benchmark.Spelling(arguments))
     assert [part["step"] for part in saved["cells"][cell]["parts"]] == [7000, 25_000]
-    table = benchmark.tables(saved)
-    assert (
-        "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 91.2 | 9.0 |" in table
-    )
-    assert "| cedd-star/roulette | 80.0 / 80.0 / 80.0 | 91.2 / 91.2 / 91.2 | 50.0 / 50.0 / 50.0 |" in table
+    made = benchmark.tables(saved)
+    row = "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 91.2 | 9.0 |"
+    assert row in made["measured"]
+    assert "| cedd-star/roulette | 80.0 / 80.0 / 80.0 | 91.2 / 91.2 / 91.2 | 50.0 / 50.0 / 50.0 |" in made["curves"]
 
     other = benchmark.configuration(replace(arguments, dropout=0.2, matrices="muon"), cell)
     saved["cells"][cell]["config"] = to_json(other)
-    assert "| cedd-star | roulette; dropout 0.2; matrices muon | 25,000 |" in benchmark.tables(saved)
+    assert "| cedd-star | roulette; dropout 0.2; matrices muon | 25,000 |" in benchmark.tables(saved)["measured"]
 
     two = replace(arguments, form="crlf", vocabulary=512, seed=1)
     saved["cells"][cell]["config"] = to_json(benchmark.configuration(two, cell))
-    assert "| cedd-star | roulette; vocabulary 512; form crlf; seed 1 | 25,000 |" in benchmark.tables(saved)
+    assert "| cedd-star | roulette; vocabulary 512; form crlf; seed 1 | 25,000 |" in benchmark.tables(saved)["measured"]
 
     def row(name, finished=True, **given):
         config = to_json(benchmark.configuration(replace(arguments, **given), name))
         record = {**saved["cells"][cell], "config": config, "finished": finished}
-        return benchmark.tables({"cells": {name: record}})
+        return benchmark.tables({"cells": {name: record}})["measured"]
 
     half = f"{cell}+half"  # beside the same figures of the paper
     assert "| cedd-star | roulette; rate 0.00015 | 25,000 | 91.2 ± 1.0 | 89.7 |" in row(half)
@@ -111,7 +112,8 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
 
     ours = benchmark.configuration(arguments, benchmark.OURS)
     saved["cells"] = {benchmark.OURS: {**saved["cells"][cell], "config": to_json(ours)}}
-    assert re.search(r"^\| bayes-star \| roulette, t ≤ 0.45; .*matrices muon", benchmark.tables(saved), re.MULTILINE)
+    table = benchmark.tables(saved)["measured"]
+    assert re.search(r"^\| bayes-star \| roulette, t ≤ 0.45; .*matrices muon", table, re.MULTILINE)
 
     benchmark.show(benchmark.Spelling(replace(arguments, plot=tmp_path / "curves.png")), saved)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -172,6 +174,16 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
     assert refused() == "--table needs a results file"
     with pytest.raises(ValueError, match="--plot draws the curves of one results file"):
         benchmark.Arguments(table=tuple(paths), plot=tmp_path / "curves.png").check()
+
+
+def test_the_page_has_what_the_results_say(benchmark):
+    """docs/spelling.md is what the command writes into it from the committed results."""
+    content = json.loads((BENCHMARK.parent / "results" / "spelling.json").read_text())
+    text = (BENCHMARK.parents[1] / "docs" / "spelling.md").read_text()
+    made = benchmark.tables(content)
+    assert set(made) == {"measured", "curves"}
+    for name, table in made.items():
+        assert f"<!-- {name} -->\n\n{table}\n\n<!-- end of {name} -->" in text, name
 
 
 def test_what_is_published_need_not_be_trained_again(benchmark):
