@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -28,6 +29,7 @@ import torch
 from pages import write_page
 from rich.console import Console
 
+import cedd
 from cedd.bench.options import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.cli.parsing import parse_arguments
@@ -244,7 +246,8 @@ class CellHooks(Hooks, ABC):
 
     def on_start(self, trainer: Trainer) -> None:
         config, self.started = trainer.config, time.perf_counter()
-        tell("begin", step=trainer.state.step, config=to_json(config), machine=machine(config.device), time=time.time())
+        where = {"machine": machine(config.device), "code": code()}
+        tell("begin", step=trainer.state.step, config=to_json(config), **where, time=time.time())
         if self.stop_at is not None:
             seconds = max(0.0, self.stop_at - time.time())
             timer = threading.Timer(seconds, setattr, (trainer.stop, "requested", True))
@@ -297,6 +300,26 @@ def _seconds_per_step(config: TrainConfig) -> float | None:
     """The median over the run, which neither the compiler nor the tests are part of."""
     speeds = [r["tokens_per_second"] for r in read_log(config.out / LOG_FILE) if "tokens_per_second" in r]
     return round(config.batch.size * config.length / statistics.median(speeds), 6) if speeds else None
+
+
+def code() -> dict[str, Any]:
+    """Which code a figure is of: the package's version and, in a git checkout, its commit, and whether the package or
+    the benchmarks differ from it."""
+    package, here = Path(cedd.__file__).resolve(), Path(__file__).resolve().parent
+    found = {"version": cedd.__version__}
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no git, or no file of a checkout
+        git(package.parent, "ls-files", "--error-unmatch", package.name)
+        commit = git(package.parent, "rev-parse", "HEAD")
+        changed = git(package.parent, "status", "--porcelain", "--", ".", f":(glob){here}/*.py")
+        return {**found, "commit": commit, "changed": bool(changed)}
+    return found
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git says of the checkout that a folder is in, whatever other one the environment names."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def console_file(config: TrainConfig) -> Path:
@@ -369,7 +392,9 @@ class Results:
             elif kind in ("raw", "final"):
                 cells[cell][kind] = event
             else:
-                cells[cell]["parts"].append({name: event[name] for name in ("step", "seconds", "seconds_per_step")})
+                part = {name: event[name] for name in ("step", "seconds", "seconds_per_step")}
+                part |= {"code": cells[cell]["code"]} if "code" in cells[cell] else {}  # the next part's may be another
+                cells[cell]["parts"].append(part)
                 cells[cell].update(event)
             self.save()
 

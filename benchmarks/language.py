@@ -17,7 +17,9 @@ kept in RESULTS/CELL.npz (RESULTS without its .json), so that rows can be compar
 later and elsewhere. A judge that is missing leaves its column empty; the same command fills it when the judge is there.
 
 The results file has a protocol: corpus, tokenizer, test sets, recipe, steps, how much is measured. A file with another
-one is refused. Rows may come from any number of machines on any number of days; paths of a machine are no part of them.
+one is refused. Rows may come from any number of machines on any number of days; paths of a machine are no part of them,
+the version and the commit of the code are. A judgement by `ar` has the hash of its weights: another `ar` is another
+judge.
 
 How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 s on an H200 with cedd-star on absorb,
 300 s where every position counts (roulette, uniform), and 291 s with ar. Bounds on up to 4096 blocks of each of 7

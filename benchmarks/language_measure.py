@@ -32,7 +32,7 @@ from cedd.models.folder import ModelFolder
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.models.locate import WEIGHTS_FILE
 from cedd.models.transformer import Transformer
-from cedd.storage import atomic_file, finite, reading
+from cedd.storage import atomic_file, file_sha256, finite, reading
 from cedd.training.loop import Trainer
 
 OWN_JUDGE = "ar"
@@ -190,7 +190,7 @@ class OwnJudge(ModelJudge):
 
     def __init__(self, folder: Path, device: str, batch: int) -> None:
         super().__init__(folder, device, batch)
-        self.name = OWN_JUDGE
+        self.name, self.weights_sha256 = OWN_JUDGE, file_sha256(folder / WEIGHTS_FILE)
 
 
 def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str]:
@@ -267,8 +267,9 @@ def judges(
 
 
 def judged(ids: NDArray[np.int64], judge: Judge, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Generative perplexity both ways, with intervals."""
+    """Generative perplexity both ways, with intervals; of the judge that a benchmark trains, which one it was."""
     samples = Samples([tokenizer.decode(row) for row in ids], ids.tolist(), {})
     report = generative_perplexity(samples, judge)
     found = {"mean": report.mean_of_sample_perplexities, "corpus": report.corpus_perplexity}
-    return {name: vars(interval) for name, interval in found.items()}
+    which = {"weights_sha256": judge.weights_sha256} if isinstance(judge, OwnJudge) else {}
+    return {name: vars(interval) for name, interval in found.items()} | which

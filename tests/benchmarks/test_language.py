@@ -1,5 +1,6 @@
 """benchmarks/language.py on a tiny corpus: its cells, its results file, its judges, its tables and its page."""
 
+import hashlib
 import io
 import json
 import shutil
@@ -111,6 +112,7 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
     assert (final["tokens"], record["seed"], record["step"]) == (4 * 64, 0, 4)
     assert final["versions"].keys() >= {"cedd", "torch", "python"}
     assert "cpu" in record["machine"]
+    assert record["code"] == benchmark.code() == record["parts"][0]["code"]
     config = from_json(benchmark.TrainConfig, record["config"])
     assert str(arguments.data) not in json.dumps(record)  # rows of another machine count as done here
     fast = benchmark.PRESETS["small-fast"][1]
@@ -132,6 +134,44 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
     assert saved["cells"]["ar"]["final"]["rows"][""]["samples"].keys() == {"16"}  # a token at a time
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_record_says_of_which_code_it_is(benchmark, monkeypatch, tmp_path):
+    """The commit, where the package is of a checkout; not that of a checkout in which the package is only installed."""
+
+    def git(*words):
+        said = subprocess.run(["git", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return said.stdout.strip()
+
+    package, script = tmp_path / "src" / "cedd" / "__init__.py", tmp_path / "benchmarks" / "cells.py"
+    results = tmp_path / "benchmarks" / "results.json"
+    for file in (package, script, results):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("# one\n")
+    version = {"version": "1.2.3"}
+    here = SimpleNamespace(__file__=str(package), __version__="1.2.3")
+    monkeypatch.setitem(benchmark.code.__globals__, "cedd", here)
+    monkeypatch.setitem(benchmark.code.__globals__, "__file__", str(script))
+    assert benchmark.code() == version
+    git("init", "-q")
+    (tmp_path / "README.md").write_text("a project that uses the package")
+    git("add", "README.md")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    git(*who, "commit", "-qm", "without it")
+    assert benchmark.code() == version
+    git("add", "src", "benchmarks")
+    git(*who, "commit", "-qm", "with it")
+    commit = git("rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
+    results.write_text("{}")  # no code
+    assert benchmark.code() == {**version, "commit": commit, "changed": False}
+    for file in (script, package):
+        file.write_text("# two\n")
+        assert benchmark.code() == {**version, "commit": commit, "changed": True}
+        file.write_text("# one\n")
+    monkeypatch.setenv("PATH", "")  # no git
+    assert benchmark.code() == version
+
+
 def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, done, capsys, tmp_path):
     content = json.loads(json.dumps(done.content))
     nowhere = replace(arguments, out=tmp_path)
@@ -147,12 +187,15 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
     sampled = content["cells"]["dfm/kappa-t2"]["final"]["rows"]["corrector"]["samples"]["3"]
     found = sampled["judges"]["ar"]
     assert found["mean"]["low"] <= found["mean"]["value"] <= found["mean"]["high"]
+    weights = (arguments.out / "ar" / "model.safetensors").read_bytes()
+    assert found["weights_sha256"] == hashlib.sha256(weights).hexdigest()
     assert list(benchmark.judge_rows(arguments, content)) == []  # they have read all
     texts = ["books", "wikipedia"]
     assert list(benchmark.judge_texts(nowhere, content)) == []
     assert list(benchmark.judge_texts(arguments, content)) == texts
     assert list(benchmark.judge_texts(arguments, content)) == []
     real = content["held_out"]["16"]["books"]
+    assert real["judges"]["ar"]["weights_sha256"] == found["weights_sha256"]
     assert (real["samples"], 0 < real["token_entropy"] < np.log(16)) == (2, True)  # as many tokens as were sampled
     shown = benchmark.tables(content, arguments)["generative"]
     assert f"{found['mean']['value']:.1f} [" in shown
