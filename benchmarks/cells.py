@@ -359,6 +359,8 @@ class Results:
             refuse_other_protocol(path, self.content.setdefault("protocol", protocol), protocol)
         if benchmark.arguments.only:
             refuse_other_seed(path, self.content, benchmark.arguments.seed)
+        self.saved = json.dumps(self.content)
+        """What the file had when it was read or written last, or would have without any cell."""
 
     def is_done(self, cell: str, benchmark: Benchmark) -> bool:
         """Whether it was trained and tested as it would be now: to the last step or, at a constant rate, beyond it."""
@@ -410,12 +412,13 @@ class Results:
                 if name != "cells" and isinstance(known, Mapping):
                     self.content[name] = merged(known, self.content.get(name, {}))
             write_json(self.path, self.content)
-            self.written = as_written(self.content)
+            self.written, self.saved = as_written(self.content), json.dumps(self.content)
 
     def save_rest(self) -> None:
         """What could not be saved when it was told, if there is any."""
-        if as_written(self.content) != self.written:
-            self.save()
+        with self.lock:
+            if json.dumps(self.content) != self.saved:
+                self.save()
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -585,6 +588,24 @@ def complete_early(benchmark: Benchmark, results: Results) -> None:
         print(f"put off until the cells are done: {error}", file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def saving(workers: Workers, results: Results) -> Iterator[None]:
+    """However it ends, the workers are stopped, and what could not be saved before is. Where that fails after an
+    interruption or another error, a line says so, and it still ends in that."""
+    try:
+        yield
+    except BaseException:
+        try:
+            workers.stop()
+        finally:
+            try:
+                results.save_rest()
+            except (OSError, ValueError) as error:
+                print(f"not saved: {error}", file=sys.stderr, flush=True)
+        raise
+    results.save_rest()
+
+
 def run(benchmark: Benchmark) -> int:
     """All cells that are left, one after the other; the exit code is the number of cells that failed."""
     arguments = benchmark.arguments
@@ -609,7 +630,7 @@ def run(benchmark: Benchmark) -> int:
             return workers.expected_end(cell) <= until
         return time.time() + arguments.start_seconds + arguments.save_seconds <= until
 
-    try:
+    with saving(workers, results):
         while workers.running or (waiting and fits(waiting[0])):
             if waiting and fits(waiting[0]) and workers.have_had_their_turn:
                 workers.start(waiting.pop(0))
@@ -622,12 +643,10 @@ def run(benchmark: Benchmark) -> int:
                     last = file.read_text(errors="replace").rstrip().rpartition("\n")[2]
                     print(f"{cell}: failed; {file} ends in: {last}", flush=True)
             time.sleep(0.1)
-    finally:
-        workers.stop()
-    results.save_rest()
-    if waiting:
-        print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
-    benchmark.complete(results)
+        results.save_rest()  # before what may take minutes
+        if waiting:
+            print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
+        benchmark.complete(results)
     show(benchmark, results.content)
     return failed
 

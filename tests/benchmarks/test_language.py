@@ -526,9 +526,38 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(benchmark, arguments, don
         assert json.loads(path.read_text())["cells"][cell]["curve"] == record["curve"]
         assert capsys.readouterr().err.count("not saved yet: [Errno 28] No space left on device") == lines
     path.unlink()
-    fails[:] = [1] * 4
+    fails[:] = [1] * 5
     with pytest.raises(OSError, match="No space left"):
         benchmark.run(language)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    # Ctrl-C, too, leaves nothing unsaved, or says so, and remains what the command ends in
+    monkeypatch.setattr(benchmark.Workers, "ended", interrupted)
+    monkeypatch.setattr(benchmark.Workers, "stop", lambda self: None)
+    for fails[:], kept in (([0, 0, 1], record["curve"]), ([0, 0, 1, 1], record["curve"][:1])):
+        capsys.readouterr()
+        path.unlink(missing_ok=True)
+        with pytest.raises(KeyboardInterrupt):
+            benchmark.run(language)
+        assert json.loads(path.read_text())["cells"][cell]["curve"] == kept
+        assert ("\nnot saved: [Errno 28]" in capsys.readouterr().err) == (kept != record["curve"])
+
+
+def test_judgements_that_could_not_be_saved_are_in_the_end(benchmark, arguments, done, monkeypatch, tmp_path):
+    """Also those of held-out text, which are of no cell."""
+    path = tmp_path / "language.json"
+    shutil.copy(arguments.results, path)
+    language = benchmark.Language(replace(arguments, only=CELLS, results=path))
+    text = {"samples": 2, "token_entropy": 1.0, "judges": {}}
+
+    def judged_once(results):
+        results.content["held_out"] = {"16": {"books": text}}  # and a disk that was full
+
+    monkeypatch.setattr(language, "complete", judged_once)
+    assert benchmark.run(language) == 0
+    assert json.loads(path.read_text())["held_out"] == {"16": {"books": text}}
 
 
 def test_a_cell_that_fails_says_why(benchmark, arguments, capsys, monkeypatch, tmp_path):
