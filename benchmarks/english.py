@@ -41,8 +41,8 @@ from cedd.models.locate import TRAIN_FILE
 from cedd.storage import json_sha256, write_json
 from cedd.training.config import PRESETS, DataConfig, TrainConfig, read_config
 from cedd.training.distributed import joined_ranks
-from cedd.training.in_time import InTime, as_begun
-from cedd.training.loop import Hooks, Trainer, share_the_interpreter
+from cedd.training.in_time import GoesOn, InTime, as_begun
+from cedd.training.loop import Trainer, share_the_interpreter
 
 WRAPPED = ("books",)
 """Files whose paragraphs are broken into lines; their lines are joined, so that samples have none."""
@@ -176,7 +176,7 @@ def train(arguments: Arguments) -> int:
     """All steps, of which a run that goes on has chosen the number; 0, or the exit code of a run that was stopped."""
     config, console = recipe(arguments), Console(stderr=True)
     begun = config.out / TRAIN_FILE
-    hooks = Hooks() if begun.is_file() else InTime(arguments.seconds)
+    hooks = GoesOn() if begun.is_file() else InTime(arguments.seconds)
     if begun.is_file():
         config = as_begun(config, read_config(begun))
     config.check()

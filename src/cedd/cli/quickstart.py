@@ -26,7 +26,7 @@ from cedd.report.pages import PAGE_FILE, interval, number, write_report
 from cedd.report.records import Effort, RunReport
 from cedd.report.runs import open_run
 from cedd.training.config import PRESETS, OptimizerConfig, ProcessConfig, TrainConfig, read_config
-from cedd.training.in_time import InTime, as_begun
+from cedd.training.in_time import GoesOn, InTime, as_begun
 from cedd.training.loop import Hooks, train
 from cedd.training.run_folder import TRAIN_FILE
 
@@ -117,7 +117,7 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[Trai
             highlight=False,
             soft_wrap=True,
         )
-        return config, Hooks()
+        return config, GoesOn()
     started, device = time.monotonic(), pick_device(config.device)
     each = seconds_per_step(config, device)
     left = seconds - OTHER_SECONDS - (time.monotonic() - started)

@@ -140,6 +140,8 @@ class Trainer:
         self.stop = StopRequest()
         self.saved = -1
         """The step of the newest checkpoint."""
+        self.restored: Mapping[str, Any] = {}
+        """What the checkpoint that the run goes on from has beside tensors."""
 
     def run(self) -> TrainResult:
         """All steps that are left."""
@@ -286,6 +288,7 @@ class Trainer:
         found = self.checkpoints.load_latest(state.tensors())
         if found is not None:
             step, values = found
+            self.restored = values
             state.restore(step, values)
             self.stepper.update.refresh()
             self.patience.restore(values)
@@ -319,7 +322,10 @@ class Trainer:
         """A checkpoint, then the averaged weights as the run's model."""
         state = self.state
         if state.step != self.saved and self.hooks.wants_checkpoint(self):
-            self.checkpoints.save(state.step, state.tensors(), {**state.values(), **self.patience.values()})
+            line = self.stepper.config  # of the rate, which may be another's (training/in_time.py)
+            end = {"steps": line.steps, "decay_share": line.optimizer.decay_share}
+            values = {**state.values(), **self.patience.values(), **end}
+            self.checkpoints.save(state.step, state.tensors(), values)
             self.saved = state.step
         averages = {name: gather_full(average) for name, average in state.ema.shadow.items()}
         self.ranks.from_first(lambda: save_weights(self.config.out / WEIGHTS_FILE, averages))
