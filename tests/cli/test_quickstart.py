@@ -198,6 +198,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
         assert ("may take longer" in said.getvalue().splitlines()[-1]) == (seconds > 60 * minutes)
         assert chosen.optimizer.warmup + EVERY == LEAST_STEPS  # what a run without any time left is given
         assert isinstance(hooks, InTime)
+        assert hooks.announced == steps  # which is told in the end if it has become another
         assert 60 * minutes - OTHER_SECONDS - 5 < hooks.seconds <= 60 * minutes - OTHER_SECONDS
         falls = (1 - chosen.optimizer.decay_share) * chosen.steps
         assert chosen.steps == max(steps, first_choice(chosen.optimizer))

@@ -1,5 +1,6 @@
 """A run that ends at a given time."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +15,7 @@ from cedd import absorb
 from cedd.models.transformer import Transformer
 from cedd.training.config import OptimizerConfig, TrainConfig, read_config
 from cedd.training.in_time import GoesOn, InTime, as_begun, falling_to
-from cedd.training.loop import Hooks, Trainer, train
+from cedd.training.loop import Hooks, Trainer, TrainResult, train
 from cedd.training.optimizer import learning_rate
 from cedd.training.run_folder import TRAIN_FILE
 from cedd.training.speed import Meter
@@ -186,10 +187,18 @@ def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):
         return replace(config, steps=steps, checkpoint_every=max(1, steps // 2))
 
     hooks = InTime(0.5, first=2, every=5, of_steps=with_checkpoints)
-    result = train(config, Console(quiet=True), hooks)
+    said = io.StringIO()
+    result = train(config, Console(file=said, width=200), hooks)
     left = read_config(config.out / TRAIN_FILE)
     assert result.finished
     assert result.step == left.steps < 100_000
+    line = f"{result.step} steps, not 1000000: their number followed the machine's speed"
+    assert said.getvalue().splitlines().count(line) == 1
+    for announced, step, finished in ((None, 1000, True), (990, 990, True), (990, 700, False)):  # nothing to tell
+        hooks = InTime(0.5, announced=announced)
+        trainer: Any = SimpleNamespace(config=replace(config, steps=1000), records=None)
+        hooks.on_start(trainer)
+        hooks.on_end(trainer, TrainResult(step, None, None, finished, ""))
     assert left.checkpoint_every < 100_000
     assert len(list((config.out / "checkpoints").iterdir())) >= 1
     again = train(left, Console(quiet=True))

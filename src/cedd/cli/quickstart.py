@@ -131,7 +131,7 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[Trai
         highlight=False,
         soft_wrap=True,
     )
-    hooks = InTime(left, 0, EVERY, OTHER_STEPS, most, of_steps)
+    hooks = InTime(left, 0, EVERY, OTHER_STEPS, most, of_steps, steps)
     return of_steps(config, max(steps, first_choice(config.optimizer))), hooks
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig
-from cedd.training.loop import Hooks, Trainer
+from cedd.training.loop import Hooks, Trainer, TrainResult
 from cedd.training.optimizer import learning_rate, share_left
 
 NEAR = 0.05
@@ -55,6 +55,8 @@ class InTime(Hooks):
     kept_back: the time of so many steps is left over, for evaluations and for what comes after the run.
     most: more steps than these are never chosen.
     of_steps: the run with another number of steps, before its rate falls.
+    announced: the number of steps that was told; that which the run starts with, unless given. If it becomes another,
+        the end of the run says so.
     """
 
     seconds: float
@@ -63,9 +65,14 @@ class InTime(Hooks):
     kept_back: int = 0
     most: int | None = None
     of_steps: Callable[[TrainConfig, int], TrainConfig] = of_steps
+    announced: int | None = None
     began: Mark | None = field(init=False, default=None)
     fell: Mark | None = field(init=False, default=None)
     evaluating: float = field(init=False, default=0.0)
+
+    def on_start(self, trainer: Trainer) -> None:
+        if self.announced is None:
+            self.announced = trainer.config.steps
 
     def before_step(self, trainer: Trainer) -> None:
         config, step = trainer.config, trainer.state.step
@@ -105,6 +112,10 @@ class InTime(Hooks):
         bound = super().evaluate(trainer, model)
         self.evaluating += time.monotonic() - started
         return bound
+
+    def on_end(self, trainer: Trainer, result: TrainResult) -> None:
+        if result.finished and result.step != self.announced:
+            trainer.records.say(f"{result.step} steps, not {self.announced}: their number followed the machine's speed")
 
 
 class GoesOn(Hooks):
