@@ -173,6 +173,15 @@ def test_blanks():
     for nothing in ("____{0}", "____{-3}", "____{}", "____{ 3 }", "____{2.5}", "____{name}", "____{"):
         with pytest.raises(ValueError, match=re.escape(f"the blank '{nothing}' has no width; write ____{{12}}, or ")):
             parse_template(f"a {nothing}", tokenizer)
+    for wrong, shown in (
+        ("a ___{int main() { return 0; }}", "'___{int main() { return 0; }'"),
+        (f"a ____{{{'x' * 30}}} b", f"'____{{{'x' * 30}}}'"),
+        (f"a ____{{{'x' * 300}}} b", f"'____{{{'x' * 38}…'"),  # says that there is more
+        ("one\ntwo ____ and ____{\n  three\n}\n", "'____{' in line 2"),
+        ("one ____{}\n", "'____{}'"),  # a file of one line
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"the blank {shown} has no width; write ____{{12}}, or ")):
+            parse_template(wrong, tokenizer)
     text = parse_template("a ____{4}{} b ____ {}", tokenizer)  # braces of the text
     assert [part.text for part in text.parts if isinstance(part, Given)] == ["a ", "{} b ", " {}"]
     for many in ("____{99999999999999999999}", "____{600000} ____{600000}"):  # refused before it is made

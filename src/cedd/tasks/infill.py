@@ -15,6 +15,8 @@ from cedd.tasks.template import Template
 
 MOST_BLANK = 1_000_000
 """Tokens in the blanks of a text."""
+MOST_SHOWN = 40
+"""Characters of a wrong brace in an error message."""
 BLANK = re.compile(r"(_{3,})(\{(?:([+-]?\d+)\})?)?")
 """The underscores, and the brace after them, with its number if it has one and nothing else."""
 
@@ -29,9 +31,8 @@ def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> T
             raise ValueError(f"a blank is too wide: at most {most:,} tokens are filled")
         width = int(number) if number else 0 if brace else len(underscores)
         if width < 1:
-            inside, closing, _ = text[blank.start(2) : blank.start(2) + 20].partition("}")
-            shown, otherwise = f"____{inside}{closing}", "____{4}{ where the brace is part of the text"
-            raise ValueError(f"the blank {shown!r} has no width; write ____{{12}}, or {otherwise}")
+            otherwise = "____{4}{ where the brace is part of the text"
+            raise ValueError(f"the blank {_shown(text, blank)} has no width; write ____{{12}}, or {otherwise}")
         parts += [text[end : blank.start()], width]
         end = blank.end()
     if not parts:
@@ -39,6 +40,16 @@ def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> T
     if (blank := sum(part for part in parts if isinstance(part, int))) > most:
         raise ValueError(f"the text has {blank:,} tokens in blanks; at most {most:,} are filled")
     return Template.of([*parts, text[end:]], tokenizer)
+
+
+def _shown(text: str, blank: re.Match[str]) -> str:
+    """A blank and its brace, as far as they fit a message, and its line where there are several."""
+    rest = text[blank.start(2) :].partition("\n")[0]
+    inside, closing, _ = rest.partition("}")
+    shown = inside + closing
+    shown = shown if len(shown) <= MOST_SHOWN else shown[: MOST_SHOWN - 1] + "…"
+    line = f" in line {text.count(chr(10), 0, blank.start()) + 1}" if "\n" in text.rstrip("\n") else ""
+    return f"{blank[1][-4:] + shown!r}{line}"
 
 
 def infill(
