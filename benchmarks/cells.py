@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from command_line import command
 from pages import write_page
 from rich.console import Console
 
 import cedd
 from cedd.bench.options import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
-from cedd.cli.parsing import parse_arguments
 from cedd.data.training_data import TrainingData
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
@@ -667,9 +667,8 @@ def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
 
 def main(kind: type[Benchmark]) -> int:
     """Run what the command line asks for; bad input ends in one line."""
-    program, words = kind.script.name, sys.argv[1:]
-    try:
-        arguments = parse_arguments(kind.Arguments, words, prog=program, description=kind.Arguments.__doc__ or "")
+
+    def asked(arguments: CellArguments) -> int:
         arguments.check()
         benchmark = kind(arguments)
         if arguments.table is not None:
@@ -685,9 +684,9 @@ def main(kind: type[Benchmark]) -> int:
             return 0
         with as_ctrl_c(signal.SIGTERM):
             return run(benchmark)
-    except (ValueError, OSError) as error:
-        print(f"{kind.name}: {error}", file=sys.stderr)
-        return 2
+
+    try:
+        return command(kind.script, kind.Arguments, asked)
     except KeyboardInterrupt as stop:
         print(f"{kind.name}: stopped; the same command goes on", file=sys.stderr)
         return 128 + (stop.args or (signal.SIGINT,))[0]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
+from command_line import command
 from language_text import ENDINGS, Documents, stem
 from rich.console import Console
 
@@ -227,18 +227,13 @@ def record(one: Any) -> Mapping[str, Any]:
     return {"nats_per_token": estimate.nats_per_token, "ci95": estimate.ci95, **one.per_unit(estimate)}
 
 
-def main() -> int:
+def run(arguments: Arguments) -> int:
     """Prepare, train, export, measure."""
-    arguments = tyro.cli(Arguments, description=Arguments.__doc__)
-    try:
-        if arguments.prepare:
-            data = {"train": Text(arguments).training().train, **Text(arguments).held_out()}
-            print(json.dumps({part: packed.report() for part, packed in data.items()}))
-            return 0
-        stopped = train(arguments)
-    except (ValueError, OSError) as error:
-        print(f"english: {error}", file=sys.stderr)
-        return 2
+    if arguments.prepare:
+        data = {"train": Text(arguments).training().train, **Text(arguments).held_out()}
+        print(json.dumps({part: packed.report() for part, packed in data.items()}))
+        return 0
+    stopped = train(arguments)
     if stopped or (arguments.export is not None and (stopped := export(arguments, sys.argv[1:]))):
         return stopped
     found = bounds(arguments)
@@ -246,6 +241,11 @@ def main() -> int:
     if arguments.results is not None:
         write_json(arguments.results, found)
     return 0
+
+
+def main() -> int:
+    """What the command line asks for."""
+    return command(__file__, Arguments, run)
 
 
 if __name__ == "__main__":

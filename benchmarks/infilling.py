@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
+from command_line import command
 
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data.corpora import open_corpus
@@ -174,20 +175,15 @@ def is_right(loaded: LoadedModel, way: Way, asked: Question, arguments: Argument
     return loaded.tokenizer.decode(row.cpu().numpy()[~template.given.numpy()]) == asked.word
 
 
-def main() -> int:
+def run(arguments: Arguments) -> None:
     """Ask, count, print."""
-    arguments = tyro.cli(Arguments, description=Arguments.__doc__)
-    try:
-        if unknown := [name for name in arguments.ways if name not in WAYS] or not arguments.ways:
-            raise ValueError(f"--ways are some of {', '.join(WAYS)}; got {unknown or 'none'}")
-        if arguments.words < 2:
-            raise ValueError(f"--words must be at least 2, of which an interval can be made; got {arguments.words}")
-        loaded = load(arguments.model, arguments.device)
-        text = re.sub(r"\s+", " ", "".join(open_corpus(arguments.data).documents()))
-        asked = list(questions(text, loaded.tokenizer, loaded.length, arguments.words))
-    except (ValueError, OSError) as error:
-        print(f"infilling: {error}", file=sys.stderr)
-        return 2
+    if unknown := [name for name in arguments.ways if name not in WAYS] or not arguments.ways:
+        raise ValueError(f"--ways are some of {', '.join(WAYS)}; got {unknown or 'none'}")
+    if arguments.words < 2:
+        raise ValueError(f"--words must be at least 2, of which an interval can be made; got {arguments.words}")
+    loaded = load(arguments.model, arguments.device)
+    text = re.sub(r"\s+", " ", "".join(open_corpus(arguments.data).documents()))
+    asked = list(questions(text, loaded.tokenizer, loaded.length, arguments.words))
     right = {
         name: torch.tensor([is_right(loaded, WAYS[name], one, arguments) for one in asked], dtype=torch.float64)
         for name in arguments.ways
@@ -203,7 +199,11 @@ def main() -> int:
         record[name] = [int(value) for value in found]
     if arguments.json is not None:
         write_json(arguments.json, record)
-    return 0
+
+
+def main() -> int:
+    """What the command line asks for."""
+    return command(__file__, Arguments, run)
 
 
 if __name__ == "__main__":

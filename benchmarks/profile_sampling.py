@@ -8,12 +8,13 @@ kernels by the time they take in a call, decisions included. The network is that
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
-import tyro
+from command_line import command
 from kernel_times import recorded
-from profile_training import milliseconds, print_kernels
+from profile_training import milliseconds, print_kernels, read_shape
 
 from cedd.bench.sample import CountingNetwork, random_network
 from cedd.models.kernels.gelu import product_with_gelu
@@ -24,7 +25,10 @@ from cedd.samplers import GraphedNetwork, sample
 
 @dataclass(frozen=True)
 class Arguments:
-    """Profile one batch on a CUDA device."""
+    """example: python benchmarks/profile_sampling.py --sampler first-hitting --shape 64x128
+
+    Profile one batch on a CUDA device.
+    """
 
     sampler: str = "analytic"
     method: str = "cedd-star"
@@ -58,7 +62,7 @@ def time_products(config: TransformerConfig, rows: int) -> None:
 @torch.no_grad()
 def main(arguments: Arguments) -> None:
     """Time a batch, then profile one."""
-    batch, length = (int(part) for part in arguments.shape.split("x"))
+    batch, length = read_shape(arguments.shape)
     process = PROCESSES[arguments.process](arguments.vocab)
     model = random_network("small", process, length, torch.device("cuda"), 0)
     network = CountingNetwork(GraphedNetwork(model, batch, length))
@@ -76,4 +80,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    sys.exit(command(__file__, Arguments, main))

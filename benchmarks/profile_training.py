@@ -8,15 +8,17 @@ kernels by the time they take. It also times the attention backends alone, forwa
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import tyro
+from command_line import command
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
@@ -32,7 +34,10 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """Profile one training step on a CUDA device."""
+    """example: python benchmarks/profile_training.py --shape 512x128
+
+    Profile one training step on a CUDA device.
+    """
 
     shape: str = "512x128"
     method: str = "cedd-star"
@@ -40,6 +45,15 @@ class Arguments:
     vocab: int = 50257
     steps: int = 10
     kernels: int = 30
+
+
+def read_shape(text: str) -> tuple[int, int]:
+    """Sequences and positions, as in 512x128."""
+    with suppress(ValueError):
+        batch, length = (int(part) for part in text.split("x"))
+        if min(batch, length) > 0:
+            return batch, length
+    raise ValueError(f"--shape is SEQUENCESxPOSITIONS, such as 512x128; got {text!r}")
 
 
 def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:
@@ -55,7 +69,7 @@ def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:
 
 def profile_step(arguments: Arguments) -> None:
     """The step itself."""
-    batch, length = (int(part) for part in arguments.shape.split("x"))
+    batch, length = read_shape(arguments.shape)
     base = PRESETS["small"][1]
     process: Any = arguments.process
     config = replace(
@@ -94,7 +108,7 @@ def print_kernels(run: Callable[[], object], times: int, most: int) -> None:
 
 def time_attention(arguments: Arguments) -> None:
     """Each backend alone."""
-    batch, length = (int(part) for part in arguments.shape.split("x"))
+    batch, length = read_shape(arguments.shape)
     qkv = torch.randn(batch, length, 3, 12, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(batch, 12, length, 64, device="cuda", dtype=torch.bfloat16)
 
@@ -108,7 +122,11 @@ def time_attention(arguments: Arguments) -> None:
             print(f"attention by {name}: {milliseconds(run, 20)[0]:.3f} ms forward and backward")
 
 
+def main(arguments: Arguments) -> None:
+    """Attention alone, then all of a step."""
+    time_attention(arguments)
+    profile_step(arguments)
+
+
 if __name__ == "__main__":
-    chosen = tyro.cli(Arguments)
-    time_attention(chosen)
-    profile_step(chosen)
+    sys.exit(command(__file__, Arguments, main))

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import tyro
+from command_line import command
 from torch import nn
 
 from cedd.cli.given import WRITER
@@ -36,7 +36,10 @@ HERE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Arguments:
-    """Time `cedd sample`."""
+    """example: python benchmarks/sample_seconds.py --other ../before --turns 3 --seeds 1 2
+
+    Time `cedd sample`.
+    """
 
     model: str | None = None
     """A run's folder; by default what each version's `cedd sample` takes."""
@@ -140,4 +143,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Arguments)))
+    sys.exit(command(__file__, Arguments, main))

@@ -1,0 +1,55 @@
+"""Bad options of the benchmarks end in one line, by the parser of the package's commands."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.benchmarks.scripts import BENCHMARKS, definitions, run
+
+NAMES = ("english", "infilling", "language", "profile_sampling", "profile_training", "sample_seconds", "spelling")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bad_option_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch):
+    definitions("command_line")  # skips where there are no benchmarks
+    monkeypatch.setitem(sys.modules, "kernel_times", SimpleNamespace(recorded=None))  # which needs a GPU's compiler
+    code, said = run(BENCHMARKS / f"{name}.py", "--no-such-option")
+    assert code == 2
+    assert said == f"{name}: there is no option --no-such-option ({name}.py --help tells more)\n"
+
+
+@pytest.mark.parametrize("shape", ["512", "0x128", "512x128x3", "ax2"])
+def test_a_shape_that_is_none_is_one_line(shape: str):
+    definitions("command_line")
+    code, said = run(BENCHMARKS / "profile_training.py", "--shape", shape)
+    assert (code, said.splitlines()) == (
+        2,
+        [f"profile_training: --shape is SEQUENCESxPOSITIONS, such as 512x128; got {shape!r}"],
+    )
+
+
+@dataclass
+class Nothing:
+    """No options."""
+
+
+def test_bad_input_is_one_line_and_other_ends_are_kept(monkeypatch: pytest.MonkeyPatch, capsys):
+    command = definitions("command_line").command
+    monkeypatch.setattr(sys, "argv", ["x.py"])
+
+    def no_file(arguments: object) -> None:
+        Path("/no/such/file").read_text()
+
+    assert command("benchmarks/x.py", Nothing, lambda arguments: None) == 0
+    assert command("benchmarks/x.py", Nothing, lambda arguments: 3) == 3
+    assert command("benchmarks/x.py", Nothing, no_file) == 2
+    assert capsys.readouterr().err == "x: [Errno 2] No such file or directory: '/no/such/file'\n"
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        command("benchmarks/x.py", Nothing, lambda arguments: fail())
+
+
+def fail() -> None:
+    raise RuntimeError("a fault of ours")
