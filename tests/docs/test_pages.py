@@ -3,9 +3,12 @@ but for the figures. Training is cut short by what a page says in `<!-- tested w
 
 import contextlib
 import io
+import json
+import math
 import re
 import runpy
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,10 @@ import pytest
 
 import cedd
 from cedd.cli import main
+from cedd.cli.given import WRITER
+from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, packaged
 from cedd.process import PROCESSES
+from cedd.storage import file_sha256
 from docs.refresh import ENVIRONMENT, PAGES, ROOT, Command, commands, is_there_if_needed, prepare, tidied
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -184,3 +190,40 @@ def test_measured_figures_are_those_of_the_performance_page():
         for cell in (row["textbook"], row["cedd"]):
             figure = cell.replace("*", "").split()[0]
             assert figure == "1" or re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", page), row
+
+
+def test_figures_on_the_card_of_english_are_those_of_their_commands():
+    """Of infilled words as docs/sampling.md has them, of samples and corrected words as benchmarks/results has them."""
+    folder = packaged(WRITER)
+    results = json.loads((folder / CONFIG_FILE).read_text("utf-8"))["results"]
+    (infilled,) = (found for name, found in results.items() if "benchmarks/infilling.py" in name)
+    page = (ROOT / "docs" / "sampling.md").read_text("utf-8")
+    for book, ways in infilled.items():
+        title = book.replace("_", " ").title().replace(" And ", " and ")
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {title} |"))
+        _, _, paragraph, _, passage, _ = line.split("|")
+        for shown, way in ((paragraph, "paragraph"), (passage, "passage")):
+            share, low, high = (100 * ways[way][name] for name in ("share", "low", "high"))
+            assert figures(shown) == [pytest.approx(value, abs=0.051) for value in (share, low, high)], (book, way)
+
+    kept = ROOT / "benchmarks" / "results"
+    (corrected,) = (found for name, found in results.items() if "benchmarks/correctors.py" in name)
+    groups = json.loads((kept / "correctors-1003.json").read_text())["tools"]["cedd correct"]["groups"]
+    for name, found in (
+        ("people's mistakes fixed", groups["real"]["fixed"]),
+        ("people's mistakes altered", groups["real"]["altered"]),
+        ("clean words broken", groups["clean"]["broken"]),
+    ):
+        assert corrected[name] == {part: found[part] for part in ("share", "low", "high", "total")}, name
+
+    (written,) = (found for name, found in results.items() if name.startswith("generative_perplexity"))
+    drawn = json.loads((kept / "frontier-english" / "frontier.json").read_text())
+    assert drawn["runs"]["english"]["weights"] == file_sha256(folder / WEIGHTS_FILE)
+    for name, found in written.items():
+        chosen = name.replace("top_p ", "english.analytic.64.t1.p") if "top_p" in name else "real-text"
+        cell = drawn["cells"][chosen]
+        (judged,) = cell["judged"].values()
+        each = [math.exp(nats / many) for nats, many in zip(judged["nats"], judged["tokens"], strict=True)]
+        assert figures(found["perplexity"])[0] == pytest.approx(statistics.mean(each), abs=0.51)
+        assert found["token_entropy"] == pytest.approx(statistics.mean(cell["entropies"]), abs=0.00051)
+        assert found["texts"] == len(each)
