@@ -82,8 +82,8 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     saved = benchmark.read_results(arguments.results, benchmark.Spelling(arguments))
     assert [part["step"] for part in saved["cells"][cell]["parts"]] == [7000, 25_000]
     made = benchmark.tables(saved)
-    row = "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 91.2 | 9.0 |"
-    assert row in made["measured"]
+    line = "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 91.2 | 9.0 |"
+    assert line in made["measured"]
     assert "| cedd-star/roulette | 80.0 / 80.0 / 80.0 | 91.2 / 91.2 / 91.2 | 50.0 / 50.0 / 50.0 |" in made["curves"]
 
     other = benchmark.configuration(replace(arguments, dropout=0.2, matrices="muon"), cell)
