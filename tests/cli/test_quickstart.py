@@ -244,7 +244,7 @@ def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     said = io.StringIO()
     again, hooks = in_time(config, 6000, Console(file=said, width=200))
     assert again.steps == config.steps == 60
-    assert "was begun with 60 steps and keeps them, whatever --minutes says" in said.getvalue()
+    assert "was begun, and keeps the number of steps that it had, whatever --minutes says" in said.getvalue()
     assert not isinstance(hooks, InTime)
 
 

@@ -112,8 +112,8 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[Trai
         config = as_begun(config, read_config(begun))
         config = of_steps(config, config.steps)
         console.print(
-            f"{config.out} was begun with {config.steps} steps and keeps them, whatever --minutes says; another --out "
-            "begins anew",
+            f"{config.out} was begun, and keeps the number of steps that it had, whatever --minutes says; another "
+            "--out begins anew",
             highlight=False,
             soft_wrap=True,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig
 from cedd.training.loop import Hooks, Trainer, TrainResult
-from cedd.training.optimizer import learning_rate, share_left
+from cedd.training.optimizer import share_left
 
 NEAR = 0.05
 """While the rate falls, another end is chosen only where the steps left would change by more than this share."""
@@ -24,7 +23,7 @@ def of_steps(config: TrainConfig, steps: int) -> TrainConfig:
 
 
 def as_begun(config: TrainConfig, begun: TrainConfig) -> TrainConfig:
-    """A run that goes on (by `GoesOn`): with the end that it had chosen, and the line by which its rate fell to it."""
+    """A run that goes on: with the end that it had chosen, and the line by which its rate falls to it."""
     optimizer = replace(config.optimizer, decay_share=begun.optimizer.decay_share)
     return replace(config, steps=begun.steps, optimizer=optimizer)
 
@@ -119,29 +118,17 @@ class InTime(Hooks):
 
 
 class GoesOn(Hooks):
-    """A run in time that goes on from its checkpoint, to the end that it had chosen when it was stopped or killed.
+    """A run in time that goes on from its checkpoint, to the end that it had there.
 
-    The end may have been chosen after the checkpoint: another line of the rate led to it, from the step of that choice
-    on. Until the two meet, the rate follows that of the checkpoint, as it did the first time: if the new line is the
-    steeper one, it is higher before. Where they do not meet, since more than one choice lay between, the rate falls to
-    the end from what it was.
+    One that was chosen later is lost with the steps since: the line of the rate to it begins at the step of that
+    choice, and may be higher before.
     """
 
-    meet: int = 0
-    """The step from which the rate follows the line to the end."""
-
     def on_start(self, trainer: Trainer) -> None:
-        config, step, saved = trainer.config, trainer.state.step, trainer.restored
-        if config.optimizer.schedule != "linear" or not saved.keys() >= {"steps", "decay_share"}:
-            return  # a checkpoint of an earlier version, or none
-        optimizer = replace(config.optimizer, decay_share=saved["decay_share"])
-        trainer.stepper.config, self.meet = path_between(
-            replace(config, steps=saved["steps"], optimizer=optimizer), config, step
-        )
-
-    def before_step(self, trainer: Trainer) -> None:
-        if trainer.state.step >= self.meet:
-            trainer.stepper.config = trainer.config
+        config, saved = trainer.config, trainer.restored
+        if saved.keys() >= {"steps", "decay_share"}:  # unless there is no checkpoint, or one of an earlier version
+            optimizer = replace(config.optimizer, decay_share=saved["decay_share"])
+            trainer.change(replace(config, steps=saved["steps"], optimizer=optimizer))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -166,22 +153,3 @@ def falling_to(config: TrainConfig, step: int, steps: int) -> TrainConfig:
     before: at other steps it would be so again and again."""
     share = min(1.0, (steps - step) / (share_left(config.optimizer, step, config.steps) * steps))
     return replace(config, steps=steps, optimizer=replace(config.optimizer, decay_share=share))
-
-
-def path_between(first: TrainConfig, last: TrainConfig, step: int) -> tuple[TrainConfig, int]:
-    """A run whose rate is that of the first one from this step on and leads to the last one's, and the step at which
-    it has got there."""
-    above = [_sign(first, last, at) for at in range(step, last.steps)]
-    apart = next((i for i, sign in enumerate(above) if sign), None)
-    if apart is None:
-        return last, step
-    meet = next((i for i, sign in enumerate(above) if i > apart and sign != above[apart]), None)
-    if meet is not None:
-        return first, step + meet
-    return falling_to(first, step + max(apart - 1, 0), last.steps), last.steps
-
-
-def _sign(first: TrainConfig, last: TrainConfig, step: int) -> int:
-    """1 where the last one's rate is higher, -1 where it is lower, 0 where it is the same but for rounding."""
-    before, after = (learning_rate(run.optimizer, step, run.steps) for run in (first, last))
-    return 0 if math.isclose(before, after, rel_tol=1e-9) else 1 if after > before else -1

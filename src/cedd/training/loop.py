@@ -322,8 +322,7 @@ class Trainer:
         """A checkpoint, then the averaged weights as the run's model."""
         state = self.state
         if state.step != self.saved and self.hooks.wants_checkpoint(self):
-            line = self.stepper.config  # of the rate, which may be another's (training/in_time.py)
-            end = {"steps": line.steps, "decay_share": line.optimizer.decay_share}
+            end = {"steps": self.config.steps, "decay_share": self.config.optimizer.decay_share}
             values = {**state.values(), **self.patience.values(), **end}
             self.checkpoints.save(state.step, state.tensors(), values)
             self.saved = state.step
