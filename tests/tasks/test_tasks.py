@@ -18,7 +18,7 @@ from cedd.models.loaded import SamplingOptions
 from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
 from cedd.tasks.generate import prompt_template
-from cedd.tasks.template import Given
+from cedd.tasks.template import Given, Template
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
@@ -45,7 +45,23 @@ def test_lines_that_end_in_two_characters_come_back_and_are_shown_as_one():
     assert template.width == 9
     assert template.characters == {0: "a", 1: "\n", 2: "b", 7: "\n", 8: "c"}
     assert template.write(tokenizer.encode("a\nbcats\nc")) == "a\r\nbcats\r\nc"
+    assert template.write(tokenizer.encode("a\nbc\n\ns\nc")) == "a\r\nbc\r\n\r\ns\r\nc"
     assert parse_template("é____", ByteTokenizer()).characters == {}  # a byte is no character
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPETokenizer.train(["a cat\nsat\n\non a mat\n"] * 50, 270)])
+def test_lines_end_as_those_given_do_and_are_read_as_others(tokenizer):
+    """Where tokens are bytes or words, too; where some lines end so and some so, a new one is plain."""
+    written = tokenizer.encode("x\n\ny")
+    for end, ends in (("\r\n", "\r\n"), ("\n", "\n"), ("", "\n"), ("\r\n\n", "\n"), ("\r", "\n")):
+        template = Template.of([f"a cat{end}", len(written), f"{end}sat"], tokenizer)
+        read = end.replace("\r\n", "\n")
+        before, after = tokenizer.encode(f"a cat{read}"), tokenizer.encode(f"{read}sat")
+        assert template.ids.tolist() == [*before, *[0] * len(written), *after]
+        ids = np.concatenate([before, written, after])
+        assert template.write(ids) == f"a cat{end}x{ends}{ends}y{end}sat"
+    split = Template.of(["a\r", len(written), "\nb"], tokenizer)
+    assert split.write(np.concatenate([tokenizer.encode("a\r"), written, tokenizer.encode("\nb")])) == "a\rx\n\ny\nb"
 
 
 @pytest.mark.parametrize("kind", [("roulette", "bayes"), ("absorb", "cedd"), ("uniform", "sedd"), ("absorb", "ar")])

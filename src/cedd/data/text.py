@@ -64,9 +64,8 @@ def without_surrogates(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]
 
 
 def without_returns(tokenizer: Tokenizer, text: str) -> str:
-    """A text whose lines end in \\n alone, where tokens are characters and \\r is none."""
-    table = tokenizer.characters
-    return text if table is None or "\r" in table else text.replace("\r\n", "\n")
+    """A text whose lines end in \\n alone, as those that models are trained on, unless \\r is a character of theirs."""
+    return text if "\r" in (tokenizer.characters or {}) else text.replace("\r\n", "\n")
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> EncodedText:

@@ -2,14 +2,16 @@
 
 Shapes: L tokens, of what is given and of the blanks.
 
-The model reads any text (`encode_given`), unknown characters as those most like them; what is written is the
-user's own text, not what the model was shown of it. Where a space belongs to the word after it, the space before a
-blank is left to the blank, in which the model writes the word with its space; the user's is the one that stands.
+The model reads any text (`encode_given`), unknown characters as those most like them and lines that end in \\r\\n as
+others; what is written is the user's own text, not what the model was shown of it. Where a space belongs to the word
+after it, the space before a blank is left to the blank, in which the model writes the word with its space; the user's
+is the one that stands.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,8 @@ from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers import Fixed
 from cedd.samplers.loop import Callback
 from cedd.tasks.windows import draw_windows, windows_around
+
+_LINE_END = re.compile(r"(?<!\r)\n")
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Template:
                 made.append(Blank(part, isinstance(before, Given) and before.hides_space))
             else:
                 hides = tokenizer.words_begin_with_spaces and isinstance(following, int) and part.endswith(" ")
-                made.append(Given(part, encode_given(tokenizer, part[:-1] if hides else part), hides))
+                shown = without_returns(tokenizer, part[:-1] if hides else part)
+                made.append(Given(part, encode_given(tokenizer, shown), hides))
         return cls(made, tokenizer)
 
     @property
@@ -117,9 +122,12 @@ class Template:
         return shown
 
     def write(self, ids: Ids) -> str:
-        """What is given as it was given, and in the blanks what the tokens [L] say there."""
+        """What is given as it was given, and in the blanks what the tokens [L] say there; lines end there as all that
+        are given do."""
+        given = "_".join(part.text for part in self.parts if isinstance(part, Given))
+        ends = "\r\n" if 0 < given.count("\n") == given.count("\r\n") else "\n"
         return "".join(
-            part.text if isinstance(part, Given) else part.write(self.tokenizer.decode(ids[place]))
+            part.text if isinstance(part, Given) else _LINE_END.sub(ends, part.write(self.tokenizer.decode(ids[place])))
             for part, place in self.placed
         )
 
