@@ -10,6 +10,7 @@ import pytest
 from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 
 NAMES = ("english", "infilling", "language", "profile_sampling", "profile_training", "sample_seconds", "spelling")
+NAMES += ("window_batches",)
 
 
 @pytest.mark.parametrize("name", NAMES)
