@@ -677,6 +677,24 @@ def test_a_long_text_is_left_when_nobody_waits_for_it_or_it_is_late(shelf: Shelf
         assert steps
 
 
+def test_others_are_answered_while_a_long_text_is_filled(shelf: Shelf):
+    """And read with it: a text that fits a window whole joins the calls of the windows."""
+    asked = {"model": "small", "text": LONG_TEXT, "steps": 200, "seed": 1, "stream": True}
+    with (
+        served(shelf) as (address, desk),
+        httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client,
+        client.stream("POST", "/infill", json=asked) as filling,
+    ):
+        until(lambda: desk.gathering.calls > 3)
+        calls, sequences = desk.gathering.calls, desk.gathering.sequences
+        reply = client.post("/v1/completions", json={"model": "small", "max_tokens": 32, "steps": 50, "seed": 2})
+        assert desk.gathering.sequences - sequences > desk.gathering.calls - calls
+        until(lambda: desk.counts == (0, 1))  # the long text, still under way
+        assert filling.status_code == 200
+    options = SamplingOptions(seed=2, steps=50)
+    assert [reply.json()["choices"][0]["text"]] == generate(shelf["small"], options=options)
+
+
 def test_how_much_is_filled_can_be_set(shelf: Shelf):
     with served(shelf, most_blank=6) as (address, _):
         reply = httpx.post(f"{address}infill", json={"text": "a ____ b ___", "steps": 2}, **IN_THE_CLEAR)
