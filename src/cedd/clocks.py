@@ -124,8 +124,8 @@ class Proportional(Clocks):
     valid: ClassVar[bool] = True
 
     def _elapsed(self, t: Time) -> Tensor:
-        time = check_time(t)
-        return torch.where(time > 0, self.schedule.sigma(time), torch.zeros_like(time))
+        time = double(t)  # which the schedule checks
+        return torch.where(time > 0, self.schedule.sigma(time), 0.0)
 
     def alpha(self, t: Time) -> Tensor:
         return self.mask_scale * self._elapsed(t)

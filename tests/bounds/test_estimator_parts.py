@@ -22,6 +22,7 @@ from cedd.network import Network
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy
 from cedd.parameterization import Affine, Bayes, Denoiser, Parameterization, Score
+from cedd.quadrature import bisect
 from tests.known_terms import known_terms, mean_known_terms
 from tests.networks import every_process, random_data, random_network
 
@@ -78,6 +79,38 @@ def test_small_levels_keep_their_digits() -> None:
     times = PathTimes(PROCESSES["uniform"], 1024, shares=CLEAN_COSTS)
     t = times.time(torch.tensor([1e-8, 1e-6], dtype=torch.float64))
     assert times.v(t).tolist() == pytest.approx([1e-8, 1e-6], rel=1e-4)
+
+
+def jumping(t: torch.Tensor) -> torch.Tensor:
+    return torch.where(t < 0.37, 0.2, 0.9).double()
+
+
+@pytest.mark.parametrize(
+    "process",
+    [*PROCESSES.values(), cedd.hybrid(V, rise=0.2, fall=0.9), cedd.eroulette(V, mask_share=jumping)],
+    ids=[*PROCESSES, "hybrid, steep", "eroulette, with a jump"],
+)
+@pytest.mark.parametrize("shares", [CLEAN_IS_FREE, CLEAN_COSTS])
+def test_secants_find_the_times_that_bisection_finds(process: cedd.TokenProcess, shares: Shares) -> None:
+    """To the bit; a path that stops early has no times that floats have exactly, and a step of 2^-48 between them."""
+    v = torch.cat([torch.rand(500, generator=generator(1), dtype=torch.float64), torch.tensor([0.0, 1e-9, 1e-5, 1.0])])
+    for low, apart in ((0.0, 0.0), (0.01, 2.0**-48 + 1e-16)):
+        times = PathTimes(process, 64, low, shares)
+        found = bisect(times.v, v.clamp_min(1e-9), low, 1.0, halvings=48)
+        assert float((times.time(v) - found).abs().max()) <= apart
+
+
+def test_few_calls_find_the_times_of_a_smooth_clock() -> None:
+    asked = []
+
+    class Counted(PathTimes):
+        def v(self, t: torch.Tensor) -> torch.Tensor:
+            asked.append(t.numel())
+            return super().v(t)
+
+    Counted(PROCESSES["absorb"], 64).time(torch.rand(1000, generator=generator(1), dtype=torch.float64))
+    assert len(asked) <= 8
+    assert sum(asked) < 20 * 1000  # bisection asks 48 times about all of them
 
 
 @given(st.integers(1, 20), st.integers(1, 9))

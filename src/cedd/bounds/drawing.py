@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ class Evaluation:
         """The earliest time of all targets, from which on times are drawn."""
         return min(target.low for target in self.targets)
 
-    @property
+    @cached_property
     def clean_tokens_cost(self) -> bool:
         """Whether the network is asked about tokens that noise has not touched."""
         x0 = self.data[:1]
@@ -96,16 +97,20 @@ class Evaluation:
             return CLEAN_COSTS
         return CLEAN_IS_FREE if self.path.vanishes_in_noise else NOISE_COSTS
 
+    @cached_property
+    def times(self) -> PathTimes:
+        """The times of all draws."""
+        return PathTimes(self.process, self.data.shape[1], self.low, self.time_shares)
+
     def _tilt(self, drawn: DrawnTimes) -> Tensor:
         """The second function of time of the control variates."""
-        if self.time_shares is NOISE_COSTS:
+        if self.times.shares is NOISE_COSTS:
             return 1 / drawn.noise.keep.clamp_min(1e-300)
         return 2 * drawn.v - 1
 
     def half(self, draws: int, which: Tensor, generator: torch.Generator) -> HalfDraws:
         """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
-        times = PathTimes(self.process, self.data.shape[1], self.low, self.time_shares)
-        drawn = times.at(stratified_levels(len(which), draws, generator).reshape(-1))
+        drawn = self.times.at(stratified_levels(len(which), draws, generator).reshape(-1))
         magnitude = self.path.magnitude(drawn.noise)
         share = magnitude.normalised()
         parts = [

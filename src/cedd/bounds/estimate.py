@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -157,6 +158,7 @@ def _untransformed(value: float, a: float) -> float:
     return 3 / a * (math.cbrt(1 + a * (value - a / 6)) - 1)
 
 
+@cache
 def student_quantile(freedom: int) -> float:
     """The t with P(|T| <= t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
     if freedom < 1:
