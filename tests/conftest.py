@@ -58,6 +58,16 @@ def parsers_are_built_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def texts_are_compressed_once() -> Iterator[None]:
+    """Reports compress the training text of their run, which is the same for many, as well as xz can."""
+    from cedd.evaluation import baselines
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(baselines.COMPRESSORS, "xz", functools.cache(baselines.COMPRESSORS["xz"]))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def torch_begins_alike() -> None:
     """What a test draws with torch's own generator does not depend on the tests before it."""

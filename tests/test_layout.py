@@ -49,10 +49,6 @@ LOADERS = {"torch.load", "torch.serialization.load"}
 EVALUATORS = {"eval", "exec"}
 
 
-parsed = cache(ast.parse)
-"""The tree of a source, which no test changes."""
-
-
 def source_files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
@@ -62,9 +58,18 @@ def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
-    """Dotted names of all that is imported anywhere in the tree; `package` resolves relative imports."""
-    for node in ast.walk(tree):
+@cache
+def nodes(source: str) -> dict[type[ast.AST], list[ast.AST]]:
+    """All nodes of the tree of a source, which no test changes, by their kinds."""
+    found: dict[type[ast.AST], list[ast.AST]] = {}
+    for node in ast.walk(ast.parse(source)):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[str]:
+    """Dotted names of all that is imported anywhere in the source; `package` resolves relative imports."""
+    for node in (*nodes(source).get(ast.Import, ()), *nodes(source).get(ast.ImportFrom, ())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,7 +82,7 @@ def wrong_imports(source: str, part: str, package: tuple[str, ...] = ("cedd",)) 
     """Imports of cedd's own parts that point up ORDER instead of down."""
     allowed = ORDER[: ORDER.index(part) + 1]
     wrong: list[str] = []
-    for name in imported_modules(parsed(source), package):
+    for name in imported_modules(source, package):
         names = name.split(".")
         if names[0] != "cedd":
             continue
@@ -94,7 +99,7 @@ def imports_of_modules(sources: dict[tuple[str, ...], Path]) -> dict[str, set[st
     modules = {".".join(names).removesuffix(".__init__") for names in sources}
     graph: dict[str, set[str]] = {}
     for names, path in sources.items():
-        imported = set(imported_modules(parsed(path.read_text("utf-8")), names[:-1]))
+        imported = set(imported_modules(path.read_text("utf-8"), names[:-1]))
         imported |= {name.rpartition(".")[0] for name in imported - modules}  # a name inside a module
         graph[".".join(names).removesuffix(".__init__")] = imported & modules
     return graph
@@ -102,18 +107,18 @@ def imports_of_modules(sources: dict[tuple[str, ...], Path]) -> dict[str, set[st
 
 def dangerous_uses(source: str) -> list[str]:
     """Anything that could run code from a file: unpickling, torch.load, eval and exec of strings."""
-    tree = parsed(source)
     found = [
-        name for name in imported_modules(tree, ("cedd",)) if name == "torch.load" or name.split(".")[0] in UNPICKLERS
+        name for name in imported_modules(source, ("cedd",)) if name == "torch.load" or name.split(".")[0] in UNPICKLERS
     ]
-    for node in ast.walk(tree):
-        text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.keyword | ast.Call) else ""
-        if isinstance(node, ast.Attribute) and text in LOADERS:
-            found.append(text)
-        elif isinstance(node, ast.Call) and text.split("(")[0] in EVALUATORS:
-            found.append(text)
-        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and text != "allow_pickle=False":
-            found.append(text)
+    for kind in (ast.Attribute, ast.Call, ast.keyword):
+        for node in nodes(source).get(kind, ()):
+            match node:
+                case ast.Attribute(attr="load") if ast.unparse(node) in LOADERS:
+                    found.append(ast.unparse(node))
+                case ast.Call(func=ast.Name(id=name)) if name in EVALUATORS:
+                    found.append(ast.unparse(node))
+                case ast.keyword(arg="allow_pickle") if ast.unparse(node) != "allow_pickle=False":
+                    found.append(ast.unparse(node))
     return found
 
 

@@ -51,6 +51,7 @@ def refusal(words: Words, capsys: pytest.CaptureFixture[str], code: int = 2) -> 
     return lines[0]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
     words += ["--log-every", "1", "--json"]
     assert main(words) == 0
