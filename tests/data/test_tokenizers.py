@@ -25,7 +25,8 @@ SAMPLE = "The quick brown fox jumps over the lazy dog, then naps.\n" * 20 + "Ün
 BPE = BPETokenizer.train([SAMPLE], 300)
 ALPHABET = "abc xyz\n.é🙂"
 
-any_text = st.text(max_size=60)  # all of Unicode but lone surrogates
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+"""All of Unicode but lone surrogates; by UTF-8, which is the same, hypothesis has first to find out."""
 
 
 def assert_round_trip(tokenizer: Tokenizer, text: str) -> None:
@@ -60,11 +61,15 @@ def test_gpt2_comes_back(gpt2: GPT2Tokenizer, text: str) -> None:
     assert_round_trip(gpt2, text)
 
 
+@pytest.fixture(scope="module")
+def characters_as_gpt2(gpt2: GPT2Tokenizer) -> CharAsGPT2:
+    return CharAsGPT2.from_gpt2(gpt2)
+
+
 @given(text=st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=60))
-def test_characters_as_gpt2_come_back(gpt2: GPT2Tokenizer, text: str) -> None:
-    tokenizer = CharAsGPT2.from_gpt2(gpt2)
-    assert_round_trip(tokenizer, text)
-    assert len(tokenizer.encode(text)) == len(text)
+def test_characters_as_gpt2_come_back(characters_as_gpt2: CharAsGPT2, text: str) -> None:
+    assert_round_trip(characters_as_gpt2, text)
+    assert len(characters_as_gpt2.encode(text)) == len(text)
 
 
 def test_gpt2_knows_its_own_ids(gpt2: GPT2Tokenizer) -> None:
@@ -76,8 +81,8 @@ def test_gpt2_knows_its_own_ids(gpt2: GPT2Tokenizer) -> None:
     assert 50256 not in gpt2.encode("a <|endoftext|> b")
 
 
-def test_each_character_as_gpt2_is_what_gpt2_writes_for_it(gpt2: GPT2Tokenizer) -> None:
-    tokenizer = CharAsGPT2.from_gpt2(gpt2)
+def test_each_character_as_gpt2_is_what_gpt2_writes_for_it(gpt2: GPT2Tokenizer, characters_as_gpt2: CharAsGPT2) -> None:
+    tokenizer = characters_as_gpt2
     assert tokenizer.vocab_size == 50257
     assert set(map(chr, range(32, 127))) | {"\n", "é"} <= set(tokenizer.characters)
     for character, token in tokenizer.characters.items():
