@@ -244,7 +244,7 @@ def test_what_the_model_cannot_predict_it_leaves_alone(model, text):
 
 
 def test_the_limit_takes_nothing_back_in_english(model):
-    wrong = corrupt_letters("".join(PROSE.splitlines(keepends=True)[:3]), 0.1, seed=2).text
+    wrong = corrupt_letters("".join(PROSE.splitlines(keepends=True)[:2]), 0.1, seed=2).text
     limited, free = corrected(model, wrong, {}, {"max_surprise": 100.0})
     assert limited == free != wrong
 

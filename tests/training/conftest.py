@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cedd.training.config import TrainConfig
+from tests.training.pictures import no_pictures, pictures  # noqa: F401
 from tests.training.runs import tiny_config, write_corpus
 
 
@@ -38,12 +39,6 @@ def config(corpus: Path, cache: Path, tmp_path: Path) -> Callable[..., TrainConf
         return tiny_config(corpus, cache, tmp_path / name, changes)
 
     return make
-
-
-@pytest.fixture
-def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No picture of the loss, which takes longer than a small run's steps."""
-    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from cedd.training.state import EVALUATION, derived_seed
 from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
 
 Make = Callable[..., TrainConfig]
-pytestmark = pytest.mark.usefixtures("no_plot")
 SMALL: dict[str, Any] = {"evaluation.every": 6, "evaluation.sequences": 16, "evaluation.draws": 4}
 SMALL |= {"evaluation.samples": 2, "evaluation.sample_steps": 4, "log_every": 4}
 

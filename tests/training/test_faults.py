@@ -26,7 +26,7 @@ from tests.training.processes import PATIENCE, POINTS, start_training, wait
 from tests.training.runs import assert_same_run, checkpoint_steps, run, tiny_config
 
 Make = Callable[..., TrainConfig]
-pytestmark = pytest.mark.usefixtures("server", "no_plot")
+pytestmark = pytest.mark.usefixtures("server")
 SETTINGS = {"checkpoint_every": 3, "keep": 2}  # saves at 3, 6, 9 and 12; from the third on, an old one goes
 
 

@@ -40,7 +40,6 @@ def fixed_loss(trainer: Trainer, batch: StepBatch | None = None) -> float:
     return loss
 
 
-@pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(("method", "process"), PAIRS, ids=[f"{m}-{'-'.join(map(str, p.values()))}" for m, p in PAIRS])
 def test_fifteen_steps_lower_the_loss(
     method: str, process: dict[str, Any], config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch

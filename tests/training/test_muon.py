@@ -181,7 +181,7 @@ def test_both_ways_to_update_agree_on_the_device():
                 torch.testing.assert_close(a, theirs[name], rtol=2**-6 if low else 1e-3, atol=room)
 
 
-def test_a_run_learns_by_it(config, no_plot):
+def test_a_run_learns_by_it(config):
     """Fifty steps on words in random order, at a rate at which AdamW learns too."""
     done = run(config("run", {"optimizer.matrices": "muon", "steps": 50, "model.dropout": 0.0, "optimizer.rate": 5e-3}))
     assert done.finished

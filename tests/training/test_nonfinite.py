@@ -60,7 +60,6 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
 
         monkeypatch.setattr(LossModule, "forward", forward)
 
-    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
     return install
 
 

@@ -33,7 +33,7 @@ from tests.training.ranks import (
 from tests.training.runs import ALONE, checkpoint_steps, tiny_config
 
 Make = Callable[..., TrainConfig]
-pytestmark = pytest.mark.usefixtures("server", "no_plot")
+pytestmark = pytest.mark.usefixtures("server")
 # No dropout, whose random numbers are each rank's own. Odd sizes make unequal shards.
 SETTINGS: dict[str, Any] = {"model.dropout": 0.0, "model.width": 20, "model.depth": 2}
 SETTINGS |= {"steps": 6, "checkpoint_every": 3}

@@ -38,16 +38,8 @@ Make = Callable[..., TrainConfig]
 def whole(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run that nothing stopped, with which those of the same settings are compared."""
     settings = tiny_config(corpus, cache, tmp_path_factory.mktemp("whole") / "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cedd.training.loop.plot_log", lambda folder: None)
-        run(settings)
+    run(settings)
     return settings.out
-
-
-@pytest.fixture(autouse=True)
-def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer than the steps; test_a_run_leaves_no_pickle has one."""
-    monkeypatch.setattr("cedd.training.loop.plot_log", lambda folder: None)
 
 
 @pytest.mark.parametrize(
@@ -361,8 +353,8 @@ def test_settings_that_could_only_fail_later_are_refused(config: Make, changes: 
 # What a run leaves behind
 
 
-def test_a_run_leaves_no_pickle(config: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.undo()
+@pytest.mark.usefixtures("pictures")
+def test_a_run_leaves_no_pickle(config: Make):
     run(config())
     kinds = {".json", ".jsonl", ".safetensors", ".png"}
     files = [path for path in config().out.rglob("*") if path.is_file()]

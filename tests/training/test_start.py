@@ -26,7 +26,6 @@ from tests.training.runs import ALONE, changed, run, tiny_config
 from tests.training.test_methods_train import fixed_loss
 
 Make = Callable[..., TrainConfig]
-pytestmark = pytest.mark.usefixtures("no_plot")
 
 
 def trainer(config: TrainConfig) -> Trainer:
