@@ -38,6 +38,14 @@ def over_time(f, low: float = 0.0, high: float = 1.0) -> float:
     return float(values @ torch.from_numpy((half * weights).ravel()))
 
 
+@given(st.one_of(SCHEDULE, st.just(Geometric(0.05, 6.0))), SCALE, SCALE, st.floats(0.0, 1.0))
+def test_all_that_a_process_asks_for_at_once_is_what_each_clock_says(
+    schedule: Schedule, masking: float, shuffling: float, t: float
+) -> None:
+    clocks = Proportional(schedule, masking, shuffling)
+    assert clocks.both(t) == (clocks.alpha(t), clocks.beta(t), clocks.alpha_rate(t), clocks.beta_rate(t))
+
+
 @settings(max_examples=15, deadline=None)
 @given(SCHEDULE, SHARE, st.floats(0.05, 1.0))
 def test_a_running_share_is_the_integral_of_its_rates(schedule: Schedule, share: PowerShare, t: float) -> None:

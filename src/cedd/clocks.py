@@ -60,6 +60,10 @@ class Clocks(ABC):
     def beta_rate(self, t: Time) -> Tensor:
         """beta'(t)."""
 
+    def both(self, t: Time) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """alpha, beta, alpha' and beta', which may have parts in common."""
+        return self.alpha(t), self.beta(t), self.alpha_rate(t), self.beta_rate(t)
+
     def total(self, t: Time) -> Tensor:
         """alpha + beta."""
         return self.alpha(t) + self.beta(t)
@@ -132,6 +136,11 @@ class Proportional(Clocks):
 
     def beta(self, t: Time) -> Tensor:
         return self.shuffle_scale * self._elapsed(t)
+
+    def both(self, t: Time) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        elapsed, rate = self._elapsed(t), self.schedule.rate(t)
+        masking, shuffling = self.mask_scale, self.shuffle_scale
+        return masking * elapsed, shuffling * elapsed, masking * rate, shuffling * rate
 
     def total(self, t: Time) -> Tensor:
         elapsed = self._elapsed(t)

@@ -371,14 +371,15 @@ class TokenProcess:
     def noise(self, t: Time) -> Noise:
         """The kernel from clean data to t, with the clocks' rates there."""
         time = check_time(t)
+        alpha, beta, alpha_rate, beta_rate = self.clocks.both(time)
         return Noise(
             vocab_size=self.vocab_size,
             has_mask=self.has_mask,
-            alpha=self.alpha(time),
-            beta=self.beta(time),
+            alpha=alpha,
+            beta=beta,
             t=time,
-            alpha_rate=self.alpha_rate(time),
-            beta_rate=self.beta_rate(time),
+            alpha_rate=alpha_rate,
+            beta_rate=beta_rate,
         )
 
     def transition_matrix(self, t: Time, s: Time = 0.0) -> Tensor:
