@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 from command_line import command
-from pages import write_page
+from pages import with_tables, write_page
 from rich.console import Console
 
 import cedd
@@ -85,6 +85,8 @@ class CellArguments:
             raise ValueError(f"--plot makes a .png, .svg or .pdf; got {self.plot}")
         if self.table == ():
             raise ValueError("--table needs a results file")
+        if min(self.minutes or 1, self.budget or 1) < 0:
+            raise ValueError("--minutes and --budget must not be negative")
         if self.minutes is not None and self.budget is not None:
             raise ValueError(
                 "give either --minutes, after which a cell is stopped, or --budget, within which it is done"
@@ -484,6 +486,7 @@ def refuse_other_seed(path: Path, content: Mapping[str, Any], seed: int) -> None
 def say(cell: str, event: Mapping[str, Any], scores: str) -> None:
     """What an event means, in one line."""
     step = f"step {event['step']}"
+    speed = event.get("seconds_per_step")
     text = {
         "begin": f"from {step} on {event.get('machine')}",
         "turn": f"its turn at {step}",
@@ -491,7 +494,7 @@ def say(cell: str, event: Mapping[str, Any], scores: str) -> None:
         "raw": f"{step}, weights without averaging: {scores}",
         "final": f"{step}, in the end: {scores}  ({event.get('seconds')} s)",
         "end": f"{step}, {'done' if event.get('finished') else 'stopped'} after {event.get('seconds')} s, "
-        f"{1000 * (event.get('seconds_per_step') or 0):.2f} ms a step, loss {event.get('loss')}",
+        f"{'' if speed is None else f'{1000 * speed:.2f} ms a step, '}loss {event.get('loss')}",
     }
     print(f"{cell}: {text[event['event']]}", flush=True)
 
@@ -606,6 +609,16 @@ def saving(workers: Workers, results: Results) -> Iterator[None]:
     results.save_rest()
 
 
+def check_outputs(benchmark: Benchmark, results: Results, waiting: Sequence[str]) -> None:
+    """Refuse what could not be written in the end, before anything is trained."""
+    arguments = benchmark.arguments
+    for file in (arguments.results if waiting else None, arguments.plot):
+        if file is not None:
+            make_writable(file)
+    if arguments.page is not None:
+        with_tables(arguments.page, benchmark.tables(results.content))
+
+
 def run(benchmark: Benchmark) -> int:
     """All cells that are left, one after the other; the exit code is the number of cells that failed."""
     arguments = benchmark.arguments
@@ -614,8 +627,7 @@ def run(benchmark: Benchmark) -> int:
     results = Results(arguments.results, benchmark)
     cells = dict.fromkeys(map(benchmark.named, arguments.only))
     waiting = [cell for cell in cells if not results.is_done(cell, benchmark)]
-    if waiting:
-        make_writable(arguments.results)
+    check_outputs(benchmark, results, waiting)
     benchmark.prepare(waiting)
     for cell in cells:
         if cell not in waiting:

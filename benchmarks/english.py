@@ -175,10 +175,10 @@ def recipe(arguments: Arguments) -> TrainConfig:
 def train(arguments: Arguments) -> int:
     """All steps, of which a run that goes on has chosen the number; 0, or the exit code of a run that was stopped."""
     config, console = recipe(arguments), Console(stderr=True)
-    begun = config.out / TRAIN_FILE
-    hooks = GoesOn() if begun.is_file() else InTime(arguments.seconds)
-    if begun.is_file():
-        config = as_begun(config, read_config(begun))
+    file = config.out / TRAIN_FILE
+    begun, hooks = read_config(file) if file.is_file() else None, InTime(arguments.seconds)
+    if begun is not None and begun.steps != config.steps:  # else it was stopped before it chose
+        config, hooks = as_begun(config, begun), GoesOn()
     config.check()
     share_the_interpreter()
     with joined_ranks(config.device) as ranks:

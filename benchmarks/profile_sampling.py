@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from command_line import command
-from kernel_times import recorded
-from profile_training import milliseconds, print_kernels, read_shape
+from profile_training import milliseconds, print_kernels, read_shape, refuse_no_cuda
 
 from cedd.bench.sample import CountingNetwork, random_network
 from cedd.models.kernels.gelu import product_with_gelu
@@ -41,6 +40,8 @@ class Arguments:
 
 def time_products(config: TransformerConfig, rows: int) -> None:
     """The products of all blocks but the last MLP's, which runs at few rows, each alone, on random numbers."""
+    from kernel_times import recorded  # which needs the GPU's compiler
+
     width, inner, depth = config.width, config.mlp_ratio * config.width, config.depth
     products = {
         "q, k and v": (width, 3 * width, depth),
@@ -63,6 +64,7 @@ def time_products(config: TransformerConfig, rows: int) -> None:
 def main(arguments: Arguments) -> None:
     """Time a batch, then profile one."""
     batch, length = read_shape(arguments.shape)
+    refuse_no_cuda()
     process = PROCESSES[arguments.process](arguments.vocab)
     model = random_network("small", process, length, torch.device("cuda"), 0)
     network = CountingNetwork(GraphedNetwork(model, batch, length))

@@ -56,6 +56,12 @@ def read_shape(text: str) -> tuple[int, int]:
     raise ValueError(f"--shape is SEQUENCESxPOSITIONS, such as 512x128; got {text!r}")
 
 
+def refuse_no_cuda() -> None:
+    """Only a GPU's kernels are looked at."""
+    if not torch.cuda.is_available():
+        raise ValueError("this profiles a CUDA device, and there is none")
+
+
 def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:
     """(all done, enqueued) a step."""
     torch.cuda.synchronize()
@@ -124,6 +130,8 @@ def time_attention(arguments: Arguments) -> None:
 
 def main(arguments: Arguments) -> None:
     """Attention alone, then all of a step."""
+    read_shape(arguments.shape)
+    refuse_no_cuda()
     time_attention(arguments)
     profile_step(arguments)
 

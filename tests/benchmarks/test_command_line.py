@@ -3,7 +3,6 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +13,8 @@ NAMES += ("window_batches",)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bad_option_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_bad_option_is_one_line(name: str):
     definitions("command_line")  # skips where there are no benchmarks
-    monkeypatch.setitem(sys.modules, "kernel_times", SimpleNamespace(recorded=None))  # which needs a GPU's compiler
     code, said = run(BENCHMARKS / f"{name}.py", "--no-such-option")
     assert code == 2
     assert said == f"{name}: there is no option --no-such-option ({name}.py --help tells more)\n"
@@ -30,6 +28,14 @@ def test_a_shape_that_is_none_is_one_line(shape: str):
         2,
         [f"profile_training: --shape is SEQUENCESxPOSITIONS, such as 512x128; got {shape!r}"],
     )
+
+
+@pytest.mark.parametrize("name", ["profile_sampling", "profile_training"])
+def test_a_missing_device_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch):
+    definitions("command_line")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said = f"{name}: this profiles a CUDA device, and there is none\n"
+    assert run(BENCHMARKS / f"{name}.py") == (2, said)
 
 
 @dataclass

@@ -172,6 +172,13 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
     paths[0].write_text('{"format": 1, "cells": {}}')
     assert refused(*paths) == "these results files share no cell that was tested at the same step"
     assert refused() == "--table needs a results file"
+    # before anything is trained, or read
+    for page, why in ((tmp_path / "none.md", "No such file"), (paths[1], "has no place for a table")):
+        monkeypatch.setattr(sys, "argv", ["spelling.py", "--results", str(tmp_path / "new.json"), "--page", str(page)])
+        assert benchmark.main(benchmark.Spelling) == 2
+        assert why in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--minutes and --budget must not be negative"):
+        benchmark.Arguments(minutes=-1.0).check()
     with pytest.raises(ValueError, match="--plot draws the curves of one results file"):
         benchmark.Arguments(table=tuple(paths), plot=tmp_path / "curves.png").check()
 

@@ -244,8 +244,21 @@ def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     said = io.StringIO()
     again, hooks = in_time(config, 6000, Console(file=said, width=200))
     assert again.steps == config.steps == 60
-    assert "was begun, and keeps the number of steps that it had, whatever --minutes says" in said.getvalue()
+    assert "was begun with 60 steps and keeps them, whatever --minutes says" in said.getvalue()
     assert not isinstance(hooks, InTime)
+
+
+def test_a_run_that_was_stopped_before_it_chose_its_steps_is_timed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
+    monkeypatch.setattr("cedd.cli.quickstart.seconds_per_step", lambda *_: 1000.0)
+    for begun in (False, True):
+        first, hooks = in_time(config, 60, Console(quiet=True))
+        assert first.steps == first_choice(config.optimizer) > LEAST_STEPS
+        assert isinstance(hooks, InTime), begun
+        assert hooks.announced == LEAST_STEPS
+        write_json(config.out / TRAIN_FILE, to_json(first))
 
 
 def test_a_run_that_was_begun_keeps_the_fall_of_its_rate(tmp_path: Path):

@@ -155,8 +155,8 @@ def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):
     assert (again.finished, again.step) == (True, result.step)
 
 
-def test_a_killed_run_follows_the_line_of_its_checkpoint(tmp_path: Path):
-    """The line to an end that was chosen later is above it; killed again, it is the same."""
+def test_a_killed_run_falls_to_its_end_from_the_rate_of_its_checkpoint(tmp_path: Path):
+    """The line to an end that was chosen later is above that; killed again, it is the same."""
     config = tiny_config(write_corpus(tmp_path / "text.txt"), tmp_path / "cache", tmp_path / "run")
     optimizer = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=2)
     config = replace(config, steps=40, optimizer=optimizer, checkpoint_every=10, log_every=1)
@@ -189,9 +189,20 @@ def test_a_killed_run_follows_the_line_of_its_checkpoint(tmp_path: Path):
     again = Again(13)
     with pytest.raises(Killed):
         train(begun, Console(quiet=True), again)
-    assert again.rates == pytest.approx({step: rate_of(config, step) for step in range(10, 13)}, rel=1e-9)
     begun = as_begun(config, read_config(config.out / TRAIN_FILE))
-    again = Again(40)
-    assert train(begun, Console(quiet=True), again).finished
-    assert again.rates == pytest.approx({step: rate_of(config, step) for step in range(10, 40)}, rel=1e-9)
-    assert read_config(config.out / TRAIN_FILE).steps == 40
+    last = Again(24)
+    assert train(begun, Console(quiet=True), last).finished
+    falling = replace(config, steps=24, optimizer=replace(optimizer, decay_share=0.5))  # from step 12 on
+    assert last.rates == pytest.approx({step: rate_of(falling, step) for step in range(10, 24)}, rel=1e-9)
+    assert again.rates == {step: last.rates[step] for step in range(10, 13)}
+    assert all(rate <= rate_of(config, step) for step, rate in last.rates.items())
+    assert read_config(config.out / TRAIN_FILE).steps == 24
+
+
+def test_an_end_before_any_fall_of_the_checkpoints_line_is_kept():
+    """As the run chose it: a checkpoint of the first steps is of a line that nobody wanted."""
+    line = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=2)
+    config = replace(LONG, steps=40, optimizer=replace(line, decay_share=0.25))
+    for saved in ({"steps": 167, "decay_share": 0.7}, {"steps": 60, "decay_share": 0.25}, {}):
+        trainer: Any = SimpleNamespace(config=config, state=SimpleNamespace(step=16), restored=saved)
+        GoesOn().on_start(trainer)  # which would change it

@@ -107,13 +107,14 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[Trai
 
     Where the rate is constant or falls linearly, the number follows the speed: another program may come or go.
     """
-    begun = config.out / TRAIN_FILE
-    if begun.is_file():
-        config = as_begun(config, read_config(begun))
+    file = config.out / TRAIN_FILE
+    begun = read_config(file) if file.is_file() else None
+    if begun is not None and begun.steps != first_choice(config.optimizer):  # else it was stopped before it chose
+        config = as_begun(config, begun)
         config = of_steps(config, config.steps)
         console.print(
-            f"{config.out} was begun, and keeps the number of steps that it had, whatever --minutes says; another "
-            "--out begins anew",
+            f"{config.out} was begun with {config.steps} steps and keeps them, whatever --minutes says; another --out "
+            "begins anew",
             highlight=False,
             soft_wrap=True,
         )

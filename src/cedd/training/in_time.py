@@ -118,17 +118,21 @@ class InTime(Hooks):
 
 
 class GoesOn(Hooks):
-    """A run in time that goes on from its checkpoint, to the end that it had there.
+    """A run in time that goes on from its checkpoint, to the end that it had chosen last.
 
-    One that was chosen later is lost with the steps since: the line of the rate to it begins at the step of that
-    choice, and may be higher before.
+    If that was after the checkpoint, while the rate fell, the line to it begins at the step of that choice, and may be
+    higher before: the rate falls to it from what the checkpoint's line has, instead.
     """
 
     def on_start(self, trainer: Trainer) -> None:
         config, saved = trainer.config, trainer.restored
-        if saved.keys() >= {"steps", "decay_share"}:  # unless there is no checkpoint, or one of an earlier version
-            optimizer = replace(config.optimizer, decay_share=saved["decay_share"])
-            trainer.change(replace(config, steps=saved["steps"], optimizer=optimizer))
+        share = saved.get("decay_share", config.optimizer.decay_share)  # an earlier version's checkpoint has none
+        if share == config.optimizer.decay_share:
+            return
+        line = replace(config, steps=saved["steps"], optimizer=replace(config.optimizer, decay_share=share))
+        step = max(trainer.state.step, int(falls_from(line)))
+        if step < config.steps:
+            trainer.change(falling_to(line, step, config.steps))
 
 
 # ----------------------------------------------------------------------------------------------------------------
