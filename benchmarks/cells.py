@@ -355,13 +355,12 @@ class Results:
     def __init__(self, path: Path, benchmark: Benchmark) -> None:
         self.path, self.benchmark, self.facts, self.lock = path, benchmark, benchmark.facts, threading.RLock()
         self.content = read_results(path, benchmark) if path.is_file() else {"format": 1, "cells": {}}
-        self.written = as_written(self.content)
         protocol = benchmark.protocol
         if protocol is not None:
             refuse_other_protocol(path, self.content.setdefault("protocol", protocol), protocol)
         if benchmark.arguments.only:
             refuse_other_seed(path, self.content, benchmark.arguments.seed)
-        self.saved = json.dumps(self.content)
+        self.written = as_written(self.content)
         """What the file had when it was read or written last, or would have without any cell."""
 
     def is_done(self, cell: str, benchmark: Benchmark) -> bool:
@@ -414,12 +413,12 @@ class Results:
                 if name != "cells" and isinstance(known, Mapping):
                     self.content[name] = merged(known, self.content.get(name, {}))
             write_json(self.path, self.content)
-            self.written, self.saved = as_written(self.content), json.dumps(self.content)
+            self.written = as_written(self.content)
 
     def save_rest(self) -> None:
         """What could not be saved when it was told, if there is any."""
         with self.lock:
-            if json.dumps(self.content) != self.saved:
+            if as_written(self.content) != self.written:
                 self.save()
 
 
@@ -434,8 +433,9 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 
 def as_written(content: Mapping[str, Any]) -> dict[str, str]:
-    """Every cell's record as a text, to be compared later."""
-    return {cell: json.dumps(record) for cell, record in content["cells"].items()}
+    """Every cell's record as a text, to be compared later, and by the name of no cell all that is beside them."""
+    beside = {name: value for name, value in content.items() if name != "cells"}
+    return {"": json.dumps(beside)} | {cell: json.dumps(record) for cell, record in content["cells"].items()}
 
 
 def read_results(path: Path, benchmark: Benchmark, tables: bool = True) -> dict[str, Any]:

@@ -37,11 +37,10 @@ from cedd.data.tokenizers import HEADER_FILE, BPETokenizer, Tokenizer, load_toke
 from cedd.data.training_data import TrainingData
 from cedd.evaluation.perplexity import compare, measure
 from cedd.models.folder import load_folder
-from cedd.models.locate import TRAIN_FILE
 from cedd.storage import json_sha256, write_json
-from cedd.training.config import PRESETS, DataConfig, TrainConfig, read_config
+from cedd.training.config import PRESETS, DataConfig, TrainConfig
 from cedd.training.distributed import joined_ranks
-from cedd.training.in_time import GoesOn, InTime, as_begun
+from cedd.training.in_time import GoesOn, InTime, begun
 from cedd.training.loop import Trainer, share_the_interpreter
 
 WRAPPED = ("books",)
@@ -174,11 +173,9 @@ def recipe(arguments: Arguments) -> TrainConfig:
 
 def train(arguments: Arguments) -> int:
     """All steps, of which a run that goes on has chosen the number; 0, or the exit code of a run that was stopped."""
-    config, console = recipe(arguments), Console(stderr=True)
-    file = config.out / TRAIN_FILE
-    begun, hooks = read_config(file) if file.is_file() else None, InTime(arguments.seconds)
-    if begun is not None and begun.steps != config.steps:  # else it was stopped before it chose
-        config, hooks = as_begun(config, begun), GoesOn()
+    config, hooks, console = recipe(arguments), InTime(arguments.seconds), Console(stderr=True)
+    if (again := begun(config, unchosen=config.steps)) is not None:
+        config, hooks = again, GoesOn()
     config.check()
     share_the_interpreter()
     with joined_ranks(config.device) as ranks:

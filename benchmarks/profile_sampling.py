@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from command_line import command
-from profile_training import milliseconds, print_kernels, read_shape, refuse_no_cuda
+from profile_training import milliseconds, print_kernels, refuse_no_cuda
 
+from cedd.bench.options import read_shape
 from cedd.bench.sample import CountingNetwork, random_network
 from cedd.models.kernels.gelu import product_with_gelu
 from cedd.models.transformer import TransformerConfig

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from command_line import command
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from cedd.bench.options import read_shape
 from cedd.bench.train import synthetic_trainer
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig
 
@@ -47,15 +47,6 @@ class Arguments:
     kernels: int = 30
 
 
-def read_shape(text: str) -> tuple[int, int]:
-    """Sequences and positions, as in 512x128."""
-    with suppress(ValueError):
-        batch, length = (int(part) for part in text.split("x"))
-        if min(batch, length) > 0:
-            return batch, length
-    raise ValueError(f"--shape is SEQUENCESxPOSITIONS, such as 512x128; got {text!r}")
-
-
 def refuse_no_cuda() -> None:
     """Only a GPU's kernels are looked at."""
     if not torch.cuda.is_available():
@@ -73,9 +64,8 @@ def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:
     return 1000 * (time.perf_counter() - start) / steps, 1000 * (enqueued - start) / steps
 
 
-def profile_step(arguments: Arguments) -> None:
+def profile_step(arguments: Arguments, batch: int, length: int) -> None:
     """The step itself."""
-    batch, length = read_shape(arguments.shape)
     base = PRESETS["small"][1]
     process: Any = arguments.process
     config = replace(
@@ -112,9 +102,8 @@ def print_kernels(run: Callable[[], object], times: int, most: int) -> None:
         print(f"{event.self_device_time_total / 1000 / times:9.3f} ms {event.count / times:6.1f} x  {event.key[:100]}")
 
 
-def time_attention(arguments: Arguments) -> None:
+def time_attention(batch: int, length: int) -> None:
     """Each backend alone."""
-    batch, length = read_shape(arguments.shape)
     qkv = torch.randn(batch, length, 3, 12, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(batch, 12, length, 64, device="cuda", dtype=torch.bfloat16)
 
@@ -130,10 +119,10 @@ def time_attention(arguments: Arguments) -> None:
 
 def main(arguments: Arguments) -> None:
     """Attention alone, then all of a step."""
-    read_shape(arguments.shape)
+    shape = read_shape(arguments.shape)
     refuse_no_cuda()
-    time_attention(arguments)
-    profile_step(arguments)
+    time_attention(*shape)
+    profile_step(arguments, *shape)
 
 
 if __name__ == "__main__":

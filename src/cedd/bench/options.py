@@ -46,3 +46,14 @@ def machine(device: str) -> str:
 def peak_gibibytes(device: torch.device) -> float | None:
     """The most memory that was allocated since the last reset, on CUDA."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+
+
+def read_shape(text: str) -> tuple[int, int]:
+    """Sequences and positions, as in 32x128."""
+    try:
+        batch, length = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise ValueError(f"a shape is SEQUENCESxPOSITIONS, such as 32x128; got {text!r}") from None
+    if batch < 1 or length < 1:
+        raise ValueError(f"a shape needs at least one sequence and one position; got {text!r}")
+    return batch, length

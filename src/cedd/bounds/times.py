@@ -111,7 +111,7 @@ class PathTimes:
         by_time = (t - self.low) / (1 - self.low)
         share = self.shares
         v = share.keep * touched + share.sigma * since / (end - start) + share.time * by_time
-        if share.log == 0:  # bisection asks dozens of times
+        if share.log == 0:  # a logarithm less in every call
             return v
         return v + share.log * (torch.log1p(since / _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW))
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from cedd.bench.options import BenchOptions, machine
+from cedd.bench.options import BenchOptions, machine, read_shape
 from cedd.bench.sample import bench_sample
 from cedd.bench.train import bench_train
 from cedd.cli import UserError
@@ -41,21 +41,11 @@ def options_of(arguments: Bench) -> BenchOptions:
         _check_pair(pair)
     shared = {field.name for field in fields(BenchOptions)} - {"shapes", "methods", "steps"}
     return BenchOptions(
-        shapes=[_shape(text) for text in arguments.shapes or shapes],
+        shapes=[read_shape(text) for text in arguments.shapes or shapes],
         methods=methods,
         steps=arguments.steps or steps,
         **{name: getattr(arguments, name) for name in shared},
     )
-
-
-def _shape(text: str) -> tuple[int, int]:
-    try:
-        batch, length = (int(part) for part in text.lower().split("x"))
-    except ValueError as error:
-        raise UserError(f"a shape is SEQUENCESxPOSITIONS, such as 32x128; got {text!r}") from error
-    if batch < 1 or length < 1:
-        raise UserError(f"a shape needs at least one sequence and one position; got {text!r}")
-    return batch, length
 
 
 def _check_pair(text: str) -> None:

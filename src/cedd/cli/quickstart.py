@@ -25,10 +25,9 @@ from cedd.report.measure import describe_run
 from cedd.report.pages import PAGE_FILE, interval, number, write_report
 from cedd.report.records import Effort, RunReport
 from cedd.report.runs import open_run
-from cedd.training.config import PRESETS, OptimizerConfig, ProcessConfig, TrainConfig, read_config
-from cedd.training.in_time import GoesOn, InTime, as_begun
+from cedd.training.config import PRESETS, OptimizerConfig, ProcessConfig, TrainConfig
+from cedd.training.in_time import GoesOn, InTime, begun
 from cedd.training.loop import Hooks, train
-from cedd.training.run_folder import TRAIN_FILE
 
 DEFAULT_OUT = Path("runs/quickstart")
 BOXED_CORRECTION = 'cedd correct "teh cat sat on teh mat"  # by english, which is part of the package'
@@ -107,11 +106,8 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[Trai
 
     Where the rate is constant or falls linearly, the number follows the speed: another program may come or go.
     """
-    file = config.out / TRAIN_FILE
-    begun = read_config(file) if file.is_file() else None
-    if begun is not None and begun.steps != first_choice(config.optimizer):  # else it was stopped before it chose
-        config = as_begun(config, begun)
-        config = of_steps(config, config.steps)
+    if (again := begun(config, unchosen=first_choice(config.optimizer))) is not None:
+        config = of_steps(again, again.steps)
         console.print(
             f"{config.out} was begun with {config.steps} steps and keeps them, whatever --minutes says; another --out "
             "begins anew",

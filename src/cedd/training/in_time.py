@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cedd.models.transformer import Transformer
-from cedd.training.config import TrainConfig
+from cedd.training.config import TrainConfig, read_config
 from cedd.training.loop import Hooks, Trainer, TrainResult
 from cedd.training.optimizer import share_left
+from cedd.training.run_folder import TRAIN_FILE
 
 NEAR = 0.05
 """While the rate falls, another end is chosen only where the steps left would change by more than this share."""
@@ -26,6 +27,14 @@ def as_begun(config: TrainConfig, begun: TrainConfig) -> TrainConfig:
     """A run that goes on: with the end that it had chosen, and the line by which its rate falls to it."""
     optimizer = replace(config.optimizer, decay_share=begun.optimizer.decay_share)
     return replace(config, steps=begun.steps, optimizer=optimizer)
+
+
+def begun(config: TrainConfig, unchosen: int) -> TrainConfig | None:
+    """The run as its folder has it, to go on; None where there is none, or one that was stopped before it chose another
+    number of steps than the `unchosen`, which it begins with."""
+    file = config.out / TRAIN_FILE
+    found = read_config(file) if file.is_file() else None
+    return None if found is None or found.steps == unchosen else as_begun(config, found)
 
 
 class Mark(NamedTuple):
