@@ -15,7 +15,8 @@ from cedd.models.loaded import SamplingOptions
 from cedd.serve.desk import Desk, Job, Jobs
 from cedd.serve.gathering import Ended, GatheredNetwork, Gathering, Question, Run
 from cedd.serve.limits import Limits, Refused
-from cedd.tasks import generate
+from cedd.serve.work import Writing
+from cedd.tasks import generate, parse_template
 
 
 class Doubler:
@@ -328,6 +329,23 @@ def test_a_run_that_computes_for_long_leaves_others_their_turns_and_ends_when_no
         await asyncio.to_thread(desk.close, 1)
 
     asyncio.run(ask())
+
+
+def test_an_answer_of_many_texts_leaves_others_a_turn_before_each(shelf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cedd.serve.gathering.TURN", -1.0)  # every turn has been long
+    model, woken, answers, turns = shelf["small"], threading.Event(), list[dict[str, Any]](), 0
+    texts, template = ["a long b", "a text b", "a here b"], parse_template("a ____ b", model.tokenizer)
+    writing = Writing("small", model, template, [1, 2, 3], SamplingOptions(), lambda texts, tokens: {"texts": texts})
+    ids = torch.stack([torch.from_numpy(model.tokenizer.encode(text)) for text in texts])
+    gathering = Gathering(wake=woken.set)
+    ended = begun(gathering, lambda run: answers.append(writing.answer(run, run.over(model), ids)))
+    while not ended:
+        assert begun(gathering, lambda run: None) == [None]  # another, which asks for nothing
+        assert woken.wait(10)
+        woken.clear()
+        gathering.turn()
+        turns += 1
+    assert (ended, answers, turns) == ([None], [{"texts": texts}], 3)
 
 
 def test_an_error_of_the_desk_itself_is_told_to_all_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch):
