@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from command_line import command
-from profile_training import milliseconds, print_kernels, refuse_no_cuda
+from profile_training import milliseconds, print_kernels
 
 from cedd.bench.options import read_shape
 from cedd.bench.sample import CountingNetwork, random_network
+from cedd.device import pick_device
 from cedd.models.kernels.gelu import product_with_gelu
 from cedd.models.transformer import TransformerConfig
 from cedd.process import PROCESSES
@@ -64,10 +65,9 @@ def time_products(config: TransformerConfig, rows: int) -> None:
 @torch.no_grad()
 def main(arguments: Arguments) -> None:
     """Time a batch, then profile one."""
-    batch, length = read_shape(arguments.shape)
-    refuse_no_cuda()
+    (batch, length), device = read_shape(arguments.shape), pick_device("cuda")
     process = PROCESSES[arguments.process](arguments.vocab)
-    model = random_network("small", process, length, torch.device("cuda"), 0)
+    model = random_network("small", process, length, device, 0)
     network = CountingNetwork(GraphedNetwork(model, batch, length))
 
     def draw() -> None:

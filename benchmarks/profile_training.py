@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cedd.bench.options import read_shape
 from cedd.bench.train import synthetic_trainer
+from cedd.device import pick_device
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig
 
 BACKENDS = {
@@ -45,12 +46,6 @@ class Arguments:
     vocab: int = 50257
     steps: int = 10
     kernels: int = 30
-
-
-def refuse_no_cuda() -> None:
-    """Only a GPU's kernels are looked at."""
-    if not torch.cuda.is_available():
-        raise ValueError("this profiles a CUDA device, and there is none")
 
 
 def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:
@@ -120,7 +115,7 @@ def time_attention(batch: int, length: int) -> None:
 def main(arguments: Arguments) -> None:
     """Attention alone, then all of a step."""
     shape = read_shape(arguments.shape)
-    refuse_no_cuda()
+    pick_device("cuda")  # or refuse: only a GPU's kernels are looked at
     time_attention(*shape)
     profile_step(arguments, *shape)
 

@@ -1,4 +1,5 @@
-"""What is recorded on a CUDA device is recorded undisturbed; a device without float64 does what the others do."""
+"""A device that is not here is refused; what is recorded on a CUDA device is recorded undisturbed; a device without
+float64 does what the others do."""
 
 import dataclasses
 import gc
@@ -9,9 +10,34 @@ import torch
 from torch import nn
 
 import cedd
-from cedd.device import recorded_graph
+from cedd.device import pick_device, recorded_graph
 from cedd.models.transformer import Transformer, TransformerConfig
 from tests.elsewhere import There, a_device_without_float64
+
+
+@pytest.mark.parametrize(
+    ("name", "cuda", "mps", "said"),
+    [
+        ("cuda", 0, False, "there is no CUDA device here, only cpu"),
+        ("cuda", 0, True, "there is no CUDA device here, only cpu and mps"),
+        ("mps", 2, False, "there is no MPS device here, only cpu and cuda"),
+        ("cuda:2", 2, False, "there is no device cuda:2; the last one is cuda:1"),
+        ("mps:1", 0, True, "there is no device mps:1; the last one is mps:0"),
+        ("cpu:1", 2, False, "there is no device cpu:1; the last one is cpu:0"),
+        ("cpu", 0, False, None),
+        ("cuda:1", 2, False, None),
+        ("mps", 0, True, None),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused_with_those_that_are(name, cuda, mps, said, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: cuda)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
+    if said is None:
+        assert pick_device(name) == torch.device(name)
+    else:
+        with pytest.raises(ValueError, match=f"^{said}$"):
+            pick_device(name)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+KINDS = ("cpu", "cuda", "mps")
 _TRITON = find_spec("triton") is not None
 
 
@@ -24,16 +25,22 @@ def pick_device(device: str | torch.device, local_rank: int = 0) -> torch.device
         found = torch.device(name)
     except RuntimeError:
         found = None
-    if found is None or found.type not in ("cpu", "cuda", "mps"):  # torch knows many more, of which we have run none
+    if found is None or found.type not in KINDS:  # torch knows many more, of which we have run none
         raise ValueError(f"there is no device {name!r}; use auto, cpu, cuda or mps")
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("there is no CUDA device here; use --device cpu")
-    if found.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("there is no MPS device here; use --device cpu")
-    number = found.index or 0
-    if number >= (torch.cuda.device_count() if found.type == "cuda" else 1):
-        raise ValueError(f"there is no device {name}; the last one is {found.type}:{torch.cuda.device_count() - 1}")
+    count = _count(found.type)
+    if not count:
+        there = " and ".join(kind for kind in KINDS if _count(kind))
+        raise ValueError(f"there is no {found.type.upper()} device here, only {there}")
+    if (found.index or 0) >= count:
+        raise ValueError(f"there is no device {name}; the last one is {found.type}:{count - 1}")
     return torch.device(name, local_rank) if name == "cuda" else found
+
+
+def _count(kind: str) -> int:
+    """How many devices of a kind are here."""
+    if kind == "cuda":
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return int(kind == "cpu" or torch.backends.mps.is_available())
 
 
 def model_device(model: object, otherwise: torch.device | str = "cpu") -> torch.device:

@@ -34,7 +34,8 @@ def test_a_shape_that_is_none_is_one_line(shape: str):
 def test_a_missing_device_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch):
     definitions("command_line")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    said = f"{name}: this profiles a CUDA device, and there is none\n"
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    said = f"{name}: there is no CUDA device here, only cpu\n"
     assert run(BENCHMARKS / f"{name}.py") == (2, said)
 
 

@@ -337,7 +337,7 @@ def test_a_run_that_is_being_trained_is_refused(config: Make):
         ({"method": "dfm", "process.name": "uniform"}, "absorb"),
         ({"model.width": 15}, "multiple of 4"),
         ({"data": "/nowhere/at/all.txt"}, "there is no folder"),
-        ({"device": "cuda:77"}, "use --device cpu"),
+        ({"device": "cuda:77"}, "there is no CUDA device here, only cpu"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
