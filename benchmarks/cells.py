@@ -681,27 +681,32 @@ def main(kind: type[Benchmark]) -> int:
     """Run what the command line asks for; bad input ends in one line."""
 
     def asked(arguments: CellArguments) -> int:
-        arguments.check()
-        benchmark = kind(arguments)
-        if arguments.table is not None:
-            shown = [kind(replace(arguments, results=path)) for path in arguments.table]  # with what lies beside it
-            contents = [read_results(one.arguments.results, one) for one in shown]
-            if len(contents) > 1:
-                print(benchmark.over_seeds(contents))
-            else:
-                show(shown[0], contents[0])
-            return 0
-        if arguments.worker:
-            work(benchmark)
-            return 0
-        with as_ctrl_c(signal.SIGTERM):
-            return run(benchmark)
+        try:
+            return answer(kind, arguments)
+        except KeyboardInterrupt as stop:
+            print(f"{kind.name}: stopped; the same command goes on", file=sys.stderr)
+            return 128 + (stop.args or (signal.SIGINT,))[0]
 
-    try:
-        return command(kind.script, kind.Arguments, asked)
-    except KeyboardInterrupt as stop:
-        print(f"{kind.name}: stopped; the same command goes on", file=sys.stderr)
-        return 128 + (stop.args or (signal.SIGINT,))[0]
+    return command(kind.script, kind.Arguments, asked)
+
+
+def answer(kind: type[Benchmark], arguments: CellArguments) -> int:
+    """Show tables, do a worker's part, or run what is not there yet."""
+    arguments.check()
+    benchmark = kind(arguments)
+    if arguments.table is not None:
+        shown = [kind(replace(arguments, results=path)) for path in arguments.table]  # with what lies beside it
+        contents = [read_results(one.arguments.results, one) for one in shown]
+        if len(contents) > 1:
+            print(benchmark.over_seeds(contents))
+        else:
+            show(shown[0], contents[0])
+        return 0
+    if arguments.worker:
+        work(benchmark)
+        return 0
+    with as_ctrl_c(signal.SIGTERM):
+        return run(benchmark)
 
 
 # ----------------------------------------------------------------------------------------------------------------

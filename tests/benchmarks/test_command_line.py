@@ -54,9 +54,12 @@ def test_bad_input_is_one_line_and_other_ends_are_kept(monkeypatch: pytest.Monke
     assert command("benchmarks/x.py", Nothing, lambda arguments: None) == 0
     assert command("benchmarks/x.py", Nothing, lambda arguments: 3) == 3
     assert command("benchmarks/x.py", Nothing, no_file) == 2
-    assert capsys.readouterr().err == "x: [Errno 2] No such file or directory: '/no/such/file'\n"
+    assert capsys.readouterr().err == "x: there is no file or folder /no/such/file\n"
     with pytest.raises(RuntimeError, match="a fault of ours"):
         command("benchmarks/x.py", Nothing, lambda arguments: fail())
+    monkeypatch.setenv("CEDD_TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError):
+        command("benchmarks/x.py", Nothing, no_file)
 
 
 def fail() -> None:

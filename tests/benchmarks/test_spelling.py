@@ -173,7 +173,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
     assert refused(*paths) == "these results files share no cell that was tested at the same step"
     assert refused() == "--table needs a results file"
     # before anything is trained, or read
-    for page, why in ((tmp_path / "none.md", "No such file"), (paths[1], "has no place for a table")):
+    for page, why in ((tmp_path / "none.md", "there is no file"), (paths[1], "has no place for a table")):
         monkeypatch.setattr(sys, "argv", ["spelling.py", "--results", str(tmp_path / "new.json"), "--page", str(page)])
         assert benchmark.main(benchmark.Spelling) == 2
         assert why in capsys.readouterr().err

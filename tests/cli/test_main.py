@@ -153,6 +153,13 @@ def test_a_mistake_of_ours_shows_its_traceback(run: str, monkeypatch):
         main(["sample", run])
 
 
+def test_the_environment_can_ask_for_the_traceback_of_any_error(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    assert last_line(["sample", "nowhere"], capsys).startswith("cedd sample: no run or model at nowhere")
+    monkeypatch.setenv("CEDD_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="no run or model at nowhere"):
+        main(["sample", "nowhere"])
+
+
 def test_an_unwritable_file_is_found_before_anything_is_computed(run: str, tmp_path: Path, capsys, monkeypatch):
     (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 40)
     monkeypatch.setattr(

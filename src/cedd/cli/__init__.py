@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NoReturn
@@ -60,20 +60,33 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command: 0, or 2 for bad input and 1 for what the machine could not do, with one line on stderr that says
-    what; 130 after an interrupt, 141 if nobody reads the output any more. A mistake of ours shows its traceback."""
+    """Run one command; its exit code, as `run_command` has them."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    code = 0
     try:
-        code = _run(words, alone=arguments is None)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        return run_command(" ".join(["cedd", *words[:1]]), lambda: _run(words, alone=arguments is None))
     finally:
         if arguments is None:  # the process ends
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return code
+
+
+def run_command(name: str, run: Callable[[], int | None]) -> int:
+    """What a command, or a script that ends as they do, has returned: 0, or 2 for bad input and 1 for what the machine
+    could not do, with one line on stderr that says what; 130 after an interrupt, 141 if nobody reads the output any
+    more. A mistake of ours shows its traceback; with CEDD_TRACEBACK in the environment, any error does."""
+    try:
+        code = int(run() or 0)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return _said(f"{name}: interrupted", 130)
+    except Exception as error:
+        if os.environ.get("CEDD_TRACEBACK") or (found := _explained(error)) is None:
+            raise
+        line, code = found
+        return _said(f"{name}: {line}", code)
 
 
 def _run(words: list[str], *, alone: bool) -> int:
@@ -90,23 +103,13 @@ def _run(words: list[str], *, alone: bool) -> int:
     if name not in COMMANDS:
         return _said(f"cedd: no command {name!r}{suggestion(name, COMMANDS)}", 2)
     _prepare()
-    try:
-        with _ending_at_once(name), _uncollected() if alone else nullcontext():
-            arguments = importlib.import_module("cedd.cli.arguments").parse(name, _renamed(name, rest))
-            seed = getattr(arguments, "seed", None)
-            if seed is not None and not 0 <= seed < 2**63:  # every generator of random numbers takes these
-                raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
-            module = importlib.import_module(f"cedd.cli.{name}")
-        return int(module.run(arguments) or 0)
-    except BrokenPipeError:
-        raise
-    except KeyboardInterrupt:
-        return _said(f"cedd {name}: interrupted", 130)
-    except Exception as error:
-        if os.environ.get("CEDD_TRACEBACK") or (found := _explained(error)) is None:
-            raise
-        line, code = found
-        return _said(f"cedd {name}: {line}", code)
+    with _ending_at_once(name), _uncollected() if alone else nullcontext():
+        arguments = importlib.import_module("cedd.cli.arguments").parse(name, _renamed(name, rest))
+        seed = getattr(arguments, "seed", None)
+        if seed is not None and not 0 <= seed < 2**63:  # every generator of random numbers takes these
+            raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
+        module = importlib.import_module(f"cedd.cli.{name}")
+    return int(module.run(arguments) or 0)
 
 
 def _prepare() -> None:
