@@ -18,7 +18,8 @@ trial, so that it can be changed meanwhile; a trial that fails is noted, and the
      "overhead": 8, "final_start": 1e12}
 
 `first` in a base, an entry or a final trains the same weights by other settings before, for a share of the seconds: by
-`"first": {"share": 0.3, "settings": {"method": "ar", "model.time_conditioning": false}}` as a causal network.
+`"first": {"share": 0.3, "settings": {"method": "ar", "model.time_conditioning": false}}` as a causal network, by
+`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant"}, "data": ["more.bin"]}` on other text.
 
 Files of tokens are as in a packed set: 16 bits, little-endian. FOLDER receives `trials.jsonl`, a line a trial, and a
 folder a trial with its log and the bound of each block.
@@ -177,11 +178,13 @@ class Trial:
 
     @torch.no_grad()
     def start_from(self, other: Trial) -> None:
-        """Begin with the weights that another trial ended with; modulations begin as its norms, and with open gates."""
+        """Begin with the weights that another trial ended with. Modulations that it did not have begin as its norms,
+        and with open gates."""
         theirs = dict(other.trainer.state.model.named_parameters())
         for name in theirs.keys() & self.first.keys():
             self.first[name].copy_(theirs[name])
-        if (conditioning := self.trainer.state.model.backbone.conditioning) is not None:
+        had = other.trainer.state.model.backbone.conditioning
+        if (conditioning := self.trainer.state.model.backbone.conditioning) is not None and had is None:
             bias = self.first["backbone.conditioning.modulation.bias"].view(conditioning.count, -1)
             scales = [weight - 1 for name, weight in theirs.items() if name.endswith("norm.weight")]
             bias[1::3] = torch.stack(scales)
