@@ -229,6 +229,24 @@ def test_a_reader_that_has_seen_enough_is_no_failure(command: str, tmp_path: Pat
     assert (tmp_path / "errors").read_text().strip() == ""
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_no_failure(closed: str, tmp_path: Path):
+    """No file that is opened takes its place, and what is said to it is not written there."""
+    program = "import sys; from cedd.cli import main; code = main(['correct', 'Teh cat']); file = open('kept', 'wb'); "
+    program += "ended = f'{code} {file.fileno() > 2}'; file.write(ended.encode()); sys.exit(code)"
+    script = f'"$1" -c "$2" {closed}'
+    done = subprocess.run(["bash", "-c", script, "-", sys.executable, program], capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"The cat\n")
+    assert (tmp_path / "kept").read_text() == "0 True"
+
+
+def test_without_standard_input_there_is_no_text(tmp_path: Path):
+    script = f"{sys.executable} -m cedd correct <&-"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Terminals
 

@@ -73,6 +73,7 @@ def run_command(name: str, run: Callable[[], int | None]) -> int:
     """What a command, or a script that ends as they do, has returned: 0, or 2 for bad input and 1 for what the machine
     could not do, with one line on stderr that says what; 130 after an interrupt, 141 if nobody reads the output any
     more. A mistake of ours shows its traceback; with CEDD_TRACEBACK in the environment, any error does."""
+    _open_closed_streams()
     try:
         code = int(run() or 0)
         sys.stdout.flush()
@@ -87,6 +88,15 @@ def run_command(name: str, run: Callable[[], int | None]) -> int:
             raise
         line, code = found
         return _said(f"{name}: {line}", code)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that are closed (>&-) lead nowhere: else a file that we open would take the place of one, and be
+    written what libraries say there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 def _run(words: list[str], *, alone: bool) -> int:
