@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cedd.data import packing as packing_module
 from cedd.data.corpora import TextCorpus, open_corpus
 from cedd.data.packing import HEADER_FILE, TOKENS_FILE, PackedDataset, PackingPolicy, open_packed, pack
-from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, Tokenizer
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, Tokenizer, load_tokenizer
 from cedd.data.training_data import prepare_training_data
 from cedd.storage import read_sealed, sealed
 
@@ -367,6 +367,31 @@ def test_a_tokenizer_learns_nothing_from_documents_that_are_held_out(tmp_path: P
     assert len(pieces.encode(" horse")) == 1
     assert len(pieces.encode(" zebra")) > 4
     assert {*"zebra"} <= {*(of("char").characters or ())}
+
+
+@pytest.mark.parametrize("alphabet", ["char", "char:6"])
+@pytest.mark.parametrize("holdout_by", ["tail", "documents"])
+def test_an_alphabet_has_what_stands_between_documents(alphabet: str, holdout_by: Any, tmp_path: Path) -> None:
+    """Documents of a line each have no line end of their own."""
+    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": "a b" * 3}) for _ in range(40)))
+    data = prepare_training_data(
+        tmp_path / "c.jsonl", length=11, tokenizer=alphabet, holdout=0.1, holdout_by=holdout_by
+    )
+    assert data.tokenizer.decode(data.train[0]) == "a ba ba b\n\n"
+    (tmp_path / "one.jsonl").write_text(json.dumps({"text": "a b" * 30}))
+    alone = prepare_training_data(tmp_path / "one.jsonl", length=11, tokenizer="char").tokenizer
+    assert alone.characters == {" ": 0, "a": 1, "b": 2}
+
+
+def test_halves_of_characters_are_no_characters(tmp_path: Path) -> None:
+    """As programs write them that cut a text within a character. JSON takes two halves side by side for one character,
+    so that an alphabet of halves could not be read again."""
+    (tmp_path / "c.jsonl").write_text('{"text": "cut\\ud83d\\n"}\n{"text": "\\ude00, and \\ud83d\\ude00"}\n')
+    for name in ("char", "byte", "bpe:300"):
+        tokenizer = prepare_training_data(tmp_path / "c.jsonl", length=2, tokenizer=name).tokenizer
+        tokenizer.save(tmp_path / name)
+        assert load_tokenizer(tmp_path / name).vocab_size == tokenizer.vocab_size
+    assert list(open_corpus(tmp_path / "c.jsonl").documents()) == ["cut\ufffd\n", "\ufffd, and \U0001f600"]
 
 
 def test_the_manual_packs(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A corpus is a stream of pieces. A piece is about 65,000 characters at most, cut where no tokenizer of this
 package ever joins two characters, so that pieces can be encoded one by one (or in parallel) and give the tokens
-of the whole. Text is UTF-8; a byte-order mark is dropped and CRLF becomes LF.
+of the whole. Text is UTF-8; a byte-order mark is dropped and CRLF becomes LF. Half of a surrogate pair, which JSON can
+write but UTF-8 cannot, becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _HEAD_BYTES = 1 << 16
 _COMPRESSIONS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """What is raised by files that are damaged, or that the system cannot read."""
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _FOLDER_ENDINGS = tuple(ending + packed for ending in (".txt", ".jsonl") for packed in ("", *_COMPRESSIONS))
 
 
@@ -176,7 +178,7 @@ def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
             fields = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
             raise ValueError(f"{path}, line {number} has no text field {field!r} (it has {fields})")
         if text:
-            yield from cut_document(text)
+            yield from cut_document(_HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 class FileCorpus(Corpus):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cedd.data.corpora import Corpus, open_corpus
-from cedd.data.packing import PackedDataset, Part, ends_of_blocks, pack, select_documents
+from cedd.data.corpora import Corpus, Piece, open_corpus
+from cedd.data.packing import PackedDataset, PackingPolicy, Part, ends_of_blocks, pack, select_documents
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
 
 
@@ -45,7 +46,9 @@ def prepare_training_data(
     if not isinstance(tokenizer, Tokenizer):
         by_documents = validation is None and holdout_by == "documents"
         part: Part = "train" if by_documents and str(tokenizer) != "char" else "all"
-        texts = (piece.text for piece in select_documents(corpus, part, holdout))
+        pieces = select_documents(corpus, part, holdout)
+        alphabet = str(tokenizer).split(":")[0] == "char"
+        texts = _joined(pieces) if alphabet else (piece.text for piece in pieces)
         tokenizer = make_tokenizer(tokenizer, texts, gpt2_files=gpt2_files)
     ends = ends_of_blocks(tokenizer, length) if wrap == "bos-eos" else None
     text_length = length if ends is None else length - 2
@@ -60,3 +63,11 @@ def prepare_training_data(
         return TrainingData(tokenizer, *packed(corpus).split_tail(holdout))
     train, held_out = (packed(corpus, part=part, holdout=holdout) for part in ("train", "validation"))
     return TrainingData(tokenizer, train, held_out)
+
+
+def _joined(pieces: Iterator[Piece]) -> Iterator[str]:
+    """The text as it is packed in characters: with what stands between two documents, which an alphabet must have."""
+    between = False
+    for piece in pieces:
+        yield PackingPolicy().text + piece.text if between else piece.text
+        between = piece.ends_document
