@@ -15,9 +15,11 @@ from rich.console import Console
 
 from cedd.models.folder import load_folder
 from cedd.training.config import TrainConfig, read_config, same_run
+from cedd.training.loop import Trainer
 from cedd.training.run_folder import folder_lock
 from cedd.training.validation import Validation
 from tests.training.runs import (
+    ALONE,
     Crash,
     assert_same_run,
     changed,
@@ -252,6 +254,22 @@ def test_another_runs_folder_is_refused_by_the_settings_name(config: Make):
     for setting, value in {"optimizer.rate": 0.5, "seed": 9, "length": 24, "process.p_m": 0.5}.items():
         with pytest.raises(ValueError, match=rf"holds another run \({setting} differs\)"):
             run(config("run", {setting: value}))
+
+
+def test_a_run_that_began_and_ended_meanwhile_is_left_as_it_is(config: Make, tmp_path: Path):
+    """While another prepared its data for the same folder, which was empty when it looked."""
+    corpus = write_corpus(tmp_path / "words.txt", words=200)
+    late = Trainer(config("run", {"data": str(corpus), "seed": 1}), ALONE, Console(quiet=True))
+    write_corpus(corpus, words=200, seed=1)
+    later = Trainer(config("run", {"data": str(corpus), "steps": 4}), ALONE, Console(quiet=True))
+    write_corpus(corpus, words=200, seed=2)
+    run(config("run", {"data": str(corpus), "steps": 4}))
+    files = {path: path.read_bytes() for path in config().out.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds another run \(seed differs\)"):
+        late.run()
+    with pytest.raises(ValueError, match=r"the data .* has changed"):
+        later.run()
+    assert {path: path.read_bytes() for path in config().out.rglob("*") if path.is_file()} == files
 
 
 def test_some_settings_may_change_on_the_way(config: Make, tmp_path: Path):

@@ -263,13 +263,15 @@ class Trainer:
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:
-        """Hold the lock of the run's folder, on the first rank."""
+        """Hold the lock of the run's folder, on the first rank; another run may have been there since we looked."""
         out = self.config.out
         with ExitStack() as stack:
 
             def claim() -> None:
                 out.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder_lock(out))
+                refuse_other_run(self.config)
+                refuse_other_data(self.config, self.data)
 
             self.ranks.from_first(claim)
             yield
