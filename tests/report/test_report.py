@@ -251,6 +251,18 @@ def test_bad_input_is_one_line(runs: list[Path], tmp_path: Path, capsys: pytest.
     assert line == f"cedd report: no run or model at {runs[0].with_name('roulete')}; did you mean {runs[0]}?"
 
 
+def test_a_run_whose_data_have_changed_has_no_held_out_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """What is the end of the text now, training may have seen."""
+    run, text = train(tmp_path, "run"), tmp_path / "words.txt"
+    text.write_text(text.read_text() * 2)
+    capsys.readouterr()
+    assert main(["report", str(run), "--device", "cpu"]) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith(f"cedd report: the data ({text}) has changed since {run} was trained on it")
+    assert line.endswith(f"cedd report {run} --data FILE")
+    assert not report(capsys, str(run), "--data", str(text))["held_out"]
+
+
 def test_noise_is_drawn_as_what_happened():
     tokenizer, ids = CharTokenizer("abc "), np.array([0, 1, 2, 3] * 8)
     masks = draw_noise(absorb(4), "absorb", tokenizer, ids, (0.1, 0.5, 1.0), 0)

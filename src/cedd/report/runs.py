@@ -20,6 +20,7 @@ from cedd.tasks.card import constant_shares
 from cedd.training.config import TrainConfig, read_config
 from cedd.training.loop import data_of_run
 from cedd.training.records import LOG_FILE, read_log
+from cedd.training.run_folder import has_other_data
 
 _PRACTICE, _COUNTED = 48, 128  # blocks
 
@@ -178,8 +179,8 @@ class OpenedRun(Opened):
 
 def open_run(path: Path, device: str) -> OpenedRun:
     """The run in a folder, with its data as it was split."""
-    model = load(path, device)
-    file = locate(path) / TRAIN_FILE
+    model, folder = load(path, device), locate(path)
+    file = folder / TRAIN_FILE
     if not file.is_file():
         raise ValueError(
             f"{path} has no {TRAIN_FILE}, which says what text a run held out; name a text to measure it on: "
@@ -191,7 +192,13 @@ def open_run(path: Path, device: str) -> OpenedRun:
         raise ValueError(
             f"{path} was trained on {config.data}, which is not here: go to the folder it was trained from"
         )
-    return OpenedRun(path, model, config, data_of_run(config, model.tokenizer))
+    data = data_of_run(config, model.tokenizer)
+    if has_other_data(folder, data):
+        raise ValueError(
+            f"the data ({config.data}) has changed since {path} was trained on it, which may have seen what would be "
+            f"held out now; restore it, or name a text to measure it on: cedd report {path} --data FILE"
+        )
+    return OpenedRun(path, model, config, data)
 
 
 # ----------------------------------------------------------------------------------------------------------------

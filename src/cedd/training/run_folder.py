@@ -9,7 +9,7 @@ from pathlib import Path
 from cedd.data.training_data import TrainingData
 from cedd.models.folder import read_description
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE
-from cedd.storage import is_temporary, locked
+from cedd.storage import is_temporary, locked, reading
 from cedd.training.config import TrainConfig, read_config, same_run
 
 
@@ -47,9 +47,16 @@ def refuse_other_data(config: TrainConfig, data: TrainingData) -> None:
     """A run continues with the blocks and the tokenizer that it began with, or not at all."""
     if not all((config.out / name).is_file() for name in (TRAIN_FILE, CONFIG_FILE)):  # which are written in this order
         return
-    before, now = read_description(config.out)["data"]["train"], data.train.report()
-    if any(before[name] != now[name] for name in ("tokens_sha256", "tokenizer_fingerprint", "blocks")):
+    if has_other_data(config.out, data):
         raise ValueError(
             f"the data ({config.data}) has changed since the run in {config.out} began; "
             "restore it, or choose another --out"
         )
+
+
+def has_other_data(run: Path, data: TrainingData) -> bool:
+    """Whether these are other blocks to learn from than those of the run, or of another tokenizer."""
+    description, now = read_description(run), data.train.report()
+    with reading(run / CONFIG_FILE):
+        before = description["data"]["train"]
+        return any(before[name] != now[name] for name in ("tokens_sha256", "tokenizer_fingerprint", "blocks"))
