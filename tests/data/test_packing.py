@@ -394,6 +394,20 @@ def test_halves_of_characters_are_no_characters(tmp_path: Path) -> None:
     assert list(open_corpus(tmp_path / "c.jsonl").documents()) == ["cut\ufffd\n", "\ufffd, and \U0001f600"]
 
 
+def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of what it held before, it would be found when it holds that again."""
+    file, cache = tmp_path / "a.txt", tmp_path / "cache"
+    file.write_text("before " * 20)
+    corpus = open_corpus(file)
+    pieces = corpus.pieces
+    monkeypatch.setattr(corpus, "pieces", lambda: (file.write_text("after " * 20), pieces())[1])
+    with pytest.raises(ValueError, match=r"a\.txt was changed by another program while it was read"):
+        pack(corpus, BYTES, 7, cache=cache)
+    assert cached_folders(cache) == []
+    file.write_text("before " * 20)
+    assert BYTES.decode(pack(open_corpus(file), BYTES, 7, cache=cache)[0]) == "before "
+
+
 def test_the_manual_packs(tmp_path: Path) -> None:
     data = prepare_training_data("python-manual", length=128)
     assert data.tokenizer.vocab_size <= 96

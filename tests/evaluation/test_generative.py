@@ -90,6 +90,8 @@ def test_samples_are_saved_and_read_again(tmp_path):
     assert load_samples(tmp_path / "s.jsonl") == samples
     (tmp_path / "plain.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')
     assert load_samples(tmp_path / "plain.jsonl").texts == ["a", "b"]
+    (tmp_path / "theirs.jsonl").write_bytes('\ufeff{"text": "a\u2028b\x85"}\r\n{"text": "c"}\r\n'.encode())
+    assert load_samples(tmp_path / "theirs.jsonl").texts == ["a\u2028b\x85", "c"]
     for content, message in [("nonsense", "line 1 .* not JSON"), ("[1]", "not a sample"), ("", "holds no samples")]:
         (tmp_path / "bad.jsonl").write_text(content)
         with pytest.raises(ValueError, match=message):

@@ -15,6 +15,7 @@ from torch import Tensor
 import cedd
 from cedd.cli import main
 from cedd.data.folders import data_root
+from cedd.data.tokenizers import load_tokenizer
 from cedd.losses import Draws, batch_loss, noisy_batch
 from tests.models import ddit
 
@@ -314,6 +315,11 @@ def test_frequencies_may_be_rounded_and_a_length_has_its_limit(tmp_path: Path) -
     ddit.write(folder, {**MDLM, "model_length": 10**12}, weights, "backbone.")
     with pytest.raises(ValueError, match="model_length must be from 1 to 65536; got 1000000000000"):
         cedd.import_model(folder)
+
+
+def test_a_word_may_be_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes("[UNK]\n[SEP]\n\u2028\n\x85\nb\n".encode())
+    assert load_tokenizer(tmp_path).encode("b").tolist() == [4]
 
 
 def test_a_tokenizer_must_fit(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ class Corpus(ABC):
     def content_sha256(self) -> str:
         """Changes whenever the text does; it does not depend on where the text lies."""
 
+    def is_still(self, content_sha256: str) -> bool:
+        """Whether the text is the one of this hash, now that it was read."""
+        return self.content_sha256() == content_sha256
+
     @abstractmethod
     def pieces(self) -> Iterator[Piece]:
         """The text in order; each document ends with a piece that says so."""
@@ -265,6 +269,10 @@ class HubCorpus(Corpus):
         except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
             raise ValueError(f"{self.name} could not be found on the hub ({type(error).__name__}): {error}") from None
         return json_sha256({"hub": [self.dataset, self.config, self.split, self.field, commit]})
+
+    def is_still(self, content_sha256: str) -> bool:
+        """What was read is not asked for again: hours later the hub may not answer."""
+        return True
 
     def rows(self) -> Iterator[str]:
         try:

@@ -461,6 +461,10 @@ def pack(
     source = corpus.name if part == "all" else f"the {part} part of {corpus.name}"
     with suppress(FileExistsError), atomic_folder(folder) as temporary:
         written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)
+        if not corpus.is_still(identity["content_sha256"]):  # or others would be found by the name of what was there
+            raise ValueError(
+                f"{source} was changed by another program while it was read; try again when it is complete"
+            )
         blocks, remainder = divmod(tokens := written["tokens"], length)
         if blocks == 0:
             raise ValueError(

@@ -496,7 +496,8 @@ class BERTTokenizer(Tokenizer):
     @classmethod
     def from_folder(cls, folder: str | Path) -> BERTTokenizer:
         """From `vocab.txt`, a token a line."""
-        return cls((Path(folder) / "vocab.txt").read_text(encoding="utf-8").splitlines())
+        lines = (Path(folder) / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return cls(lines)  # a token may be what else ends a line in Unicode
 
     @property
     def bos_id(self) -> int | None:

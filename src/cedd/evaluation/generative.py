@@ -62,7 +62,7 @@ def load_samples(path: str | Path) -> Samples:
     made_by: Mapping[str, Any] = {}
     texts: list[str] = []
     ids: list[list[int]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig").split("\n"), 1):
         try:
             entry: Any = json.loads(line) if line.strip() else {"made_by": made_by}
         except (ValueError, RecursionError):
