@@ -394,6 +394,37 @@ def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
     assert len(trajectory.thinned(3).frames) == 3
 
 
+def test_a_picture_is_what_the_font_would_draw_and_asks_it_once_for_each_text(tmp_path, monkeypatch):
+    from matplotlib import font_manager
+    from PIL import Image, ImageDraw, ImageFont
+
+    tokenizer = CharTokenizer("Tehcats. éΉ漢")  # the Ή begins left of its cell; the font has no 漢
+    last = np.array(tokenizer.encode("The Ή cat sat é .. 漢"))
+    when = (np.arange(len(last)) + 1) % 4
+    frames = [np.where(when < k, last, tokenizer.vocab_size) for k in range(5)]
+    trajectory = Trajectory(tokenizer, {}, frames, [1.0, 0.75, 0.5, 0.25, 0.0])
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), 16)
+    slow = list[np.ndarray]()
+    for k, frame in enumerate(frames):
+        image = Image.new("RGB", (8 * 10 + 24, 4 * 22 + 24), "#14161a")
+        pen = ImageDraw.Draw(image)
+        for place, character in enumerate(trajectory.pieces(frame)):
+            colour = "#4b5563" if when[place] >= k else "#fbbf24" if when[place] == k - 1 else "#e5e7eb"
+            pen.text((12 + 10 * (place % 8), 12 + 22 * (place // 8)), character, colour, font)
+        pen.text((12, 12 + 22 * 3), f"t = {trajectory.times[k]:.3f}", "#6b7280", font)
+        slow.append(np.asarray(image).astype(int))
+
+    asked, text = list[str](), ImageDraw.ImageDraw.text
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda pen, at, *a: asked.append(a[0]) or text(pen, at, *a))
+    trajectory.save_gif(tmp_path / "run.gif", columns=8)
+    with Image.open(tmp_path / "run.gif") as picture:
+        for k, expected in enumerate(slow):
+            picture.seek(k)
+            found = np.asarray(picture.convert("RGB")).astype(int)
+            assert np.abs(found - expected).max() <= 3  # of 255: half of one of 63 steps, rounded
+    assert len(asked) < 5 + 1 + 2 * 13  # the times, the mask, and each character in two inks
+
+
 def test_first_hitting_needs_no_more_calls_than_masks(monkeypatch):
     loaded = mending("absorb")
     calls, original = [], loaded.folder.model.features

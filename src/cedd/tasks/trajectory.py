@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -24,6 +25,13 @@ MOST_LINES, MOST_LINES_OF_ALL = 1_000, 12_000
 """Of a frame of a picture, and of all its frames together, which are in memory at once."""
 COLUMNS = 64
 """Characters of a line of a picture."""
+WIDTH, HEIGHT, MARGIN = 10, 22, 12
+"""Of a character's cell and around a picture, in pixels."""
+PAPER, INKS = "#14161a", {"mask": "#4b5563", "time": "#6b7280", "text": "#e5e7eb", "changed": "#fbbf24"}
+SHADES = 256 // len(INKS)
+"""Of each ink."""
+Picture = NDArray[np.uint8]
+"""Numbers of colours, [height, width]."""
 
 
 @dataclass
@@ -102,27 +110,58 @@ class Trajectory:
 
     def save_gif(self, path: str | Path, most: int = 120, columns: int = COLUMNS) -> None:
         """Write a picture that plays the run, in a fixed-width font."""
-        from matplotlib import font_manager
-        from PIL import Image, ImageDraw, ImageFont
+        from PIL import Image
 
-        font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), 16)
-        chosen, images = self.thinned(most), list[Image.Image]()
-        width, height = 10, 22
+        chosen, images, write = self.thinned(most), list[Image.Image](), _writer()
         lines = max(_count_lines(chosen.pieces(frame), columns) for frame in chosen.frames)
         chosen = chosen.thinned(MOST_LINES_OF_ALL // lines)
         for k, frame in enumerate(chosen.frames):
-            image = Image.new("RGB", (width * columns + 24, height * (lines + 1) + 24), "#14161a")
-            pen = ImageDraw.Draw(image)
+            picture = np.zeros((HEIGHT * (lines + 1) + 2 * MARGIN, WIDTH * columns + 2 * MARGIN), dtype=np.uint8)
             changed = chosen.changed(k)
             for row, line in enumerate(_lay_out(chosen.pieces(frame), columns)):
                 for column, (character, token) in enumerate(line):
-                    colour = "#4b5563" if character == MASK_CHARACTER else "#fbbf24" if changed[token] else "#e5e7eb"
-                    pen.text((12 + width * column, 12 + height * row), character, colour, font)
-            pen.text((12, 12 + height * lines), f"t = {chosen.times[k]:.3f}", "#6b7280", font)
-            images.append(image)
+                    ink = "mask" if character == MASK_CHARACTER else "changed" if changed[token] else "text"
+                    write(picture, row, column, character, ink)
+            write(picture, lines, 0, f"t = {chosen.times[k]:.3f}", "time")
+            images.append(Image.fromarray(picture))
+            images[-1].putpalette(_palette())
         durations = [80] * (len(images) - 1) + [2500]
         with atomic_file(Path(path)) as file:
             images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+
+
+def _palette() -> bytes:
+    """One for all pictures, as choosing takes long: of every shade, from the paper's on, the colour of each ink."""
+    from PIL import ImageColor
+
+    paper, *inks = (np.array(ImageColor.getrgb(colour)) for colour in (PAPER, *INKS.values()))
+    shades = [paper + (np.array(inks) - paper) * share for share in np.linspace(0, 1, SHADES)]
+    return np.concatenate(shades).round().astype(np.uint8).tobytes()
+
+
+def _writer() -> Callable[[Picture, int, int, str, str], None]:
+    """Writes a text into a picture at a row and a column, in an ink. The font is slow and draws each text once. What
+    it draws beside the text's cells is kept, as far as a margin reaches; where two texts meet, the stronger is seen.
+    """
+    from matplotlib import font_manager
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans Mono"), 16)
+    place = {ink: number for number, ink in enumerate(INKS)}
+
+    @cache
+    def drawn(text: str, ink: str) -> Picture:
+        image = Image.new("L", (WIDTH * len(text) + 2 * MARGIN, HEIGHT + 2 * MARGIN))
+        ImageDraw.Draw(image).text((MARGIN, MARGIN), text, 255, font)
+        shade = (np.asarray(image) / 255 * (SHADES - 1)).round().astype(np.uint8)
+        return np.where(shade > 0, shade * len(INKS) + place[ink], 0).astype(np.uint8)
+
+    def write(picture: Picture, row: int, column: int, text: str, ink: str) -> None:
+        new = drawn(text, ink)
+        there = picture[HEIGHT * row :, WIDTH * column :][: new.shape[0], : new.shape[1]]
+        np.maximum(there, new[:, : there.shape[1]], out=there)
+
+    return write
 
 
 def _count_lines(pieces: list[str], columns: int) -> int:
