@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cedd
-from cedd.bounds.estimate import BoundEstimate
+from cedd.bounds.estimate import BoundEstimate, mean_interval
 from cedd.cli import main
 from cedd.data.tokenizers import CharTokenizer
 from cedd.evaluation.perplexity import (
@@ -22,6 +22,7 @@ from cedd.evaluation.perplexity import (
 )
 from cedd.models.folder import load_folder
 from cedd.models.locate import pretrained_names
+from cedd.samplers import order_nats
 from tests.tasks.models import ALPHABET, save_random
 
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40
@@ -110,6 +111,22 @@ def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path)
     generator = torch.Generator().manual_seed(3)
     direct = cedd.estimate_bound(folder.model, folder.process, data, method="cedd", draws=4, generator=generator)
     assert torch.equal(found.per_sequence, direct.per_sequence)
+
+
+@pytest.mark.parametrize("steps", [(), ("--steps", "5")])
+def test_the_likelihood_of_an_order_stands_beside_the_bound(steps, runs: dict[str, Path], text: Path, capsys) -> None:
+    words = (runs["absorb"], "--data", text, "--draws", "2", "--max-sequences", "5")
+    (run,) = evaluate(capsys, *words, "--order", "margin", *steps, "--batch", "2")["runs"]
+    assert run["bounds"]["tight"] == evaluate(capsys, *words, "--batch", "2")["runs"][0]["bounds"]["tight"]
+    folder, found = load_folder(runs["absorb"]), run["bounds"]["margin-order"]
+    data, _ = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 5, folder.tokenizer)
+    taken = int(steps[1]) if steps else folder.length
+    nats = order_nats(folder.model, folder.process, data, method="cedd", order="margin", steps=taken) / folder.length
+    assert found["nats_per_token"] == pytest.approx(float(nats.mean()), rel=1e-12)
+    assert found["ci95"] == pytest.approx(mean_interval(nats))
+    assert (found["monte_carlo_stderr"], found["evaluations"]) == (0.0, 5 * taken)
+    assert main(["evaluate", *map(str, words), "--order", "margin", *steps, "--device", "cpu"]) == 0
+    assert "margin-order is the exact likelihood of a sampler" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("name", "freedom"), [("flow", True), ("causal", False)])
@@ -279,6 +296,10 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--tolerance", "small"], "a share such as 0.5%"),
         (["ABSORB", "--data", "TEXT", "--tolerance", "0"], "between 0 and 100%"),
         (["ABSORB", "--data", "TEXT", "--draws", "0"], "at least one draw"),
+        (["ABSORB", "--data", "TEXT", "--steps", "8"], "add --order"),
+        (["ABSORB", "--data", "TEXT", "--order", "entropy", "--steps", "0"], "at least 1"),
+        (["CAUSAL", "--data", "EMPTY", "--order", "entropy"], "its bound is its exact likelihood"),
+        (["ROULETTE", "--data", "EMPTY", "--order", "entropy"], "never change once revealed"),
         (["ABSORB", "--data", "TEXT", "--batch", "0"], "at least one sequence"),
         (["ABSORB", "--data", "TEXT", "--max-sequences", "0"], "at least one sequence"),
         (["ABSORB", "--data", "TEXT", "--corrector", "1"], "belongs to flow matching"),
@@ -307,6 +328,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
         "TEXT": text,
         "ABSORB": runs["absorb"],
         "CAUSAL": runs["causal"],
+        "ROULETTE": runs["roulette"],
         "FLOW": runs["flow"],
         "WEIGHTLESS": weightless,
         "MISMATCHED": mismatched,

@@ -106,6 +106,13 @@ class BoundEstimate:
         return running_mean(self.per_sequence)
 
 
+def exact_estimate(bound: str, values: Tensor, draws: int, length: int, fixed_set: bool) -> BoundEstimate:
+    """Of values [N] in nats per token that are known without drawing; the network saw so many versions of each."""
+    mean, error = mean_and_stderr(values)
+    count, alone = len(values), fixed_set or len(values) < 2
+    return BoundEstimate(bound, mean, values, error, 0.0, count, alone, 0.0, draws * count, draws, length)
+
+
 def running_mean(values: Tensor) -> tuple[Tensor, Tensor]:
     """Means of the first 2, 3, ... N values and the half-widths of their 95% intervals."""
     count = torch.arange(1, len(values) + 1, dtype=torch.float64)

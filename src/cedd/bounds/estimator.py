@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from cedd.bounds.drawing import Evaluation, IndependentDraws, SequenceValues, StratifiedDraws, parts_of
-from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
+from cedd.bounds.estimate import BoundEstimate, exact_estimate, mean_and_stderr
 from cedd.device import model_device
 from cedd.dynamics import Bound, Corrector, Dynamics
 from cedd.dynamics.path import Target
@@ -279,16 +279,15 @@ class _Job:
 def _estimate(
     bound: str,
     settled: SequenceValues,
-    target: Target | None,
+    target: Target,
     evaluations: int,
     draws: int,
     data: Tensor,
     fixed_set: bool,
     tolerance: float | None,
 ) -> BoundEstimate:
-    """An estimate of settled values; without a target they are exact."""
-    terminal = 0.0 if target is None else target.terminal
-    values = settled.per_sequence + terminal
+    """An estimate of settled values."""
+    values = settled.per_sequence + target.terminal
     mean, error = mean_and_stderr(values)
     scatter = max(error**2 - settled.curve, settled.variance - settled.shared) if settled.curve > 0 else error**2
     estimate = BoundEstimate(
@@ -299,8 +298,8 @@ def _estimate(
         monte_carlo_stderr=math.sqrt(settled.variance),
         monte_carlo_freedom=settled.freedom,
         fixed_set=fixed_set or len(values) < 2,
-        terminal=terminal,
-        earliest_time=0.0 if target is None else target.low,
+        terminal=target.terminal,
+        earliest_time=target.low,
         evaluations=evaluations,
         draws=draws,
         length=data.shape[1],
@@ -341,8 +340,7 @@ def _exact(
         x0 = data[rows].to(network.device)
         parts.append(dynamics.token_nats(network.of_sequences(rows), process, x0).mean(1).cpu())
         counter.add(len(rows))
-    settled = SequenceValues(torch.cat(parts), 0.0, len(data))
-    return _estimate("tight", settled, None, len(data), 1, data, fixed_set, None)
+    return exact_estimate("tight", torch.cat(parts), 1, data.shape[1], fixed_set)
 
 
 def _check(

@@ -137,6 +137,10 @@ class Evaluate(CommonArguments):
     """A text file, folder or .jsonl; wikitext2, wikitext103, ptb, lambada, lm1b; hf:NAME; or python-manual."""
     bound: Literal["tight", "j1", "j2", "all"] = "tight"
     """tight is a true bound; j1 and j2 are the paper's, cut at t = 1e-4; all is the three."""
+    order: Literal["probability", "margin", "entropy"] | None = None
+    """Beside the bound, the exact likelihood of the sampler that reveals the surest masks first (absorb only)."""
+    steps: int | None = None
+    """In which the sampler of --order reveals a text (default: one a token)."""
     draws: int = 16
     """Noisy versions of each sequence (of each round, with --tolerance)."""
     tolerance: str | None = None

@@ -32,8 +32,10 @@ from cedd.evaluation.perplexity import (
     read_blocks,
     save_per_sequence,
     save_plot,
+    with_order,
 )
 from cedd.models.folder import ModelFolder, load_folder
+from cedd.samplers.orders import check_order
 from cedd.storage import check_writable, json_sha256
 
 
@@ -44,12 +46,16 @@ def run(arguments: Evaluate) -> int:
     check_writable(arguments.per_sequence, VALUE_SUFFIXES)
     if arguments.batch < 1:
         raise ValueError(f"a batch has at least one sequence; got {arguments.batch}")
+    if arguments.steps is not None and arguments.order is None:
+        raise ValueError("--steps are those of a sampler's likelihood: add --order entropy, or another")
     if not arguments.models:
         raise ValueError("name at least one run: cedd evaluate RUN [RUN ...]")
     device = pick_device(arguments.device)
     folders = [load_folder(path, device) for path in arguments.models]
     for folder in folders:
         asked_bounds(folder, arguments.bound)
+        if arguments.order is not None:
+            check_order(arguments.order, folder.method, folder.process, arguments.steps)
     started = time.perf_counter()
     readings = [Reading(folder, _loaded(arguments, folder)) for folder in folders]
     units = units_of(readings, arguments.max_sequences)
@@ -62,7 +68,7 @@ def run(arguments: Evaluate) -> int:
 
     def measured(folder: ModelFolder, data: Tensor, protocol: dict[str, Any]) -> Measurement:
         with progress_bar(folder.path.name, not arguments.json) as progress:
-            return measure(
+            found = measure(
                 folder,
                 data,
                 protocol,
@@ -77,6 +83,10 @@ def run(arguments: Evaluate) -> int:
                 seed=arguments.seed,
                 progress=progress,
             )
+            if arguments.order is None:
+                return found
+            how = (arguments.order, arguments.steps, arguments.batch, arguments.fixed_set)
+            return with_order(found, data, *how, progress)
 
     results = [measured(folder, *given) for folder, given in zip(folders, chosen, strict=True)]
     table = [scored(units, place, result) for place, result in enumerate(results)]
@@ -255,6 +265,11 @@ def _notes(result: Measurement, tolerance: float | None) -> list[str]:
         )
     elif estimate.earliest_time > 0:
         notes.append(f"The path ends at t = {estimate.earliest_time:g}; the last step's cost is part of the bound.")
+    notes.extend(
+        f"{bound} is the exact likelihood of a sampler, not of the process: the bound may be above or below it."
+        for bound in result.bounds
+        if bound.endswith("-order")
+    )
     if lost := lost_text(result.folder.tokenizer):
         notes.append(lost)
     return notes

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cedd.bounds.estimate import BoundEstimate, Interval, exp_or_inf, mean_and_stderr, mean_interval
-from cedd.bounds.estimator import Sampling, estimate_bounds
+from cedd.bounds.estimate import BoundEstimate, Interval, exact_estimate, exp_or_inf, mean_and_stderr, mean_interval
+from cedd.bounds.estimator import Progress, Sampling, estimate_bounds
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
 from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
 from cedd.data.packing import ends_of_blocks, evenly_spaced, pack
@@ -31,6 +31,7 @@ from cedd.data.text import MOST_UNKNOWN, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.dynamics import BOUNDS, Bound
 from cedd.models.folder import ModelFolder
+from cedd.samplers import order_nats
 from cedd.storage import atomic_file, atomic_write, expanded, finite, json_sha256
 
 Asked = Literal["tight", "j1", "j2", "all"]
@@ -119,7 +120,7 @@ def read_blocks(
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run's bounds on the data are: an estimate for each bound that was asked for."""
+    """What a run's bounds on the data are: an estimate for each that was asked for, and for a sampler's likelihood."""
 
     folder: ModelFolder
     bounds: Mapping[str, BoundEstimate]
@@ -185,6 +186,19 @@ def measure(
         **options,
     )
     return Measurement(folder, {**found}, protocol)
+
+
+def with_order(
+    found: Measurement, data: Tensor, order: str, steps: int | None, batch: int, fixed_set: bool, progress: Progress
+) -> Measurement:
+    """Beside the bounds on data [N, L], the exact likelihood of the sampler that reveals masks in this order."""
+    folder, length, parts = found.folder, data.shape[1], list[Tensor]()
+    for rows in data.split(batch):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        nats = order_nats(folder.model, folder.process, rows, method=folder.method, order=order, steps=steps)
+        parts.append(nats.cpu() / length)
+        progress(len(parts) * batch, len(data))
+    estimate = exact_estimate(f"{order}-order", torch.cat(parts), min(steps or length, length), length, fixed_set)
+    return replace(found, bounds={**found.bounds, estimate.bound: estimate})
 
 
 # ----------------------------------------------------------------------------------------------------------------

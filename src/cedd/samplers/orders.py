@@ -141,6 +141,20 @@ def reveal_in_order(
     return x
 
 
+def check_order(order: str | Order, method: Method, process: TokenProcess, steps: int | None) -> Order:
+    """The order meant; refused where a sampler by it has no likelihood to be asked for."""
+    method.check(process)
+    if not method.dynamics.noisy:
+        raise ValueError(f"{method.name} has the order of its text; its bound is its exact likelihood")
+    if not isinstance(order, Order) and order not in ORDERS:
+        raise ValueError(f"unknown order {order!r}; use one of {', '.join(ORDERS)}, or an Order")
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be at least 1; got {steps}")
+    how = order if isinstance(order, Order) else ORDERS[order]
+    check_reveals(how.name, method, process, None)
+    return how
+
+
 def order_nats(
     model: AnyModel,
     process: TokenProcess,
@@ -168,19 +182,10 @@ def order_nats(
         deterministic: the sampler's. Of masks that are equally sure, rounding says which is first: so a sequence's
             likelihood is that of the sampler, and does not depend on the others, only if both read it alone.
     """
-    chosen = get_method(method)
-    chosen.check(process)
-    if not chosen.dynamics.noisy:
-        raise ValueError(f"{chosen.name} has the order of its text; estimate_bound gives its exact likelihood")
-    if not isinstance(order, Order) and order not in ORDERS:
-        raise ValueError(f"unknown order {order!r}; use one of {', '.join(ORDERS)}, or an Order")
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps must be at least 1; got {steps}")
+    how = check_order(order, get_method(method), process, steps)
     if data.dim() != 2:
         raise ValueError(f"data must be sequences [B, L]; got {list(data.shape)}")
     process.check_tokens(data)
-    how = order if isinstance(order, Order) else ORDERS[order]
-    check_reveals(how.name, chosen, process, None)
     network = Network.of(model, process.vocab_size, None, None, len(data)).reading(deterministic)
     x0 = data.to(network.device)
     x, nats = torch.full_like(x0, process.vocab_size), torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
