@@ -137,6 +137,16 @@ def test_pages_have_no_machine_of_their_own():
         assert not re.search(r"(?<![\w.])/(work|home|root|tmp)/", path.read_text("utf-8")), Path(path).name
 
 
+def test_lines_of_prose_can_be_read_in_a_terminal():
+    """What cannot be broken may be longer: tables, code, comments, pictures, lists of links."""
+    to_be_wrapped = {"language.md", "spelling.md"}
+    for path in (ROOT / "CHANGELOG.md", *(page for page in PAGES if page.name not in to_be_wrapped)):
+        prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for line in prose.splitlines():
+            unbroken = line.startswith(("    ", "|", "<!--", "![")) or " · [" in line
+            assert len(line) <= 140 or unbroken, f"{path.name}: {line}"
+
+
 def test_links_between_files_lead_somewhere():
     """Those of the site's own pages are checked when it is built."""
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
