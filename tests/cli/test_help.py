@@ -1,7 +1,11 @@
 """Help that begins with an example which works, completion that knows what the help says, errors of one line."""
 
+import ast
 import contextlib
+import dataclasses
+import inspect
 import io
+import itertools
 import os
 import pty
 import re
@@ -10,14 +14,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast, get_type_hints
 
 import pytest
 
 from cedd.cli import COMMANDS, main
-from cedd.cli.arguments import parse
+from cedd.cli.arguments import ARGUMENTS, parse
 from cedd.cli.completion import fish_script, help_text, read_options, read_usage, zsh_script
 from cedd.methods import METHODS
 from cedd.models.locate import pretrained_names
@@ -78,6 +84,39 @@ def test_every_preset_has_a_help_with_an_example(name: str):
 def test_a_help_names_the_rows_of_a_table(words: str, table: Iterable[str]):
     shown = help_text(*words.split())
     assert [name for name in table if not re.search(rf"[ (]{name}[ ,:.]", shown)] == []
+
+
+def undescribed(kind: type) -> list[str]:
+    """The fields of a dataclass, and of those within it, that no string below them describes."""
+    described, found = set[str](), list[str]()
+    for source in (inspect.getsource(one) for one in kind.__mro__ if dataclasses.is_dataclass(one)):
+        (definition,) = ast.parse(textwrap.dedent(source)).body
+        for node, after in itertools.pairwise(cast(ast.ClassDef, definition).body):
+            if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
+                described.add(ast.unparse(node.target))
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            found += undescribed(cast(type, hint))
+        elif name not in described:
+            found.append(f"{kind.__name__}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS.values())
+def test_every_option_says_what_it_is(kind: type):
+    assert undescribed(kind) == []
+
+
+def test_an_option_without_a_word_is_noticed():
+    @dataclasses.dataclass
+    class Options:
+        """Of a command."""
+
+        speed: float = 1.0
+        places: int = 2
+        """Digits."""
+
+    assert undescribed(Options) == ["Options.speed"]
 
 
 def test_helps_and_mistakes_wait_for_no_torch():

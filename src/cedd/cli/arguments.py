@@ -49,12 +49,16 @@ class SamplerOptions:
     """analytic, euler, tau-leaping, remask-capped, remask-rescaled, remask-confidence, gibbs, stratified,
     first-hitting, the surest first by probability, margin or entropy, or one that you added to RULES."""
     steps: int | None = None
-    """Steps from noise to data; by default one for four tokens, from 64 to 256 (first-hitting: one a token)."""
+    """Steps from noise to data. None: the model's own, or one for four tokens, from 64 to 256. First-hitting takes one
+    a token, whatever stands here."""
     grid: str = "uniform"
     """Where the steps lie: uniform, evenly in time, or jumps, evenly in jumps."""
     temperature: float | None = None
+    """Below 1 likely tokens are drawn more often than the network says; 0: always the likeliest. None: the model's own,
+    or 1."""
     top_p: float | None = None
-    """By default the model's own, or 1, which leaves what the network says as it is; so are its steps."""
+    """Draw only the likeliest tokens, which together have this probability. None: the model's own, or 1, which is all
+    of them."""
     corrector: float | None = None
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     batch: int | None = None
@@ -140,7 +144,7 @@ class Evaluate(CommonArguments):
     order: Literal["probability", "margin", "entropy"] | None = None
     """Beside the bound, the exact likelihood of the sampler that reveals the surest masks first (absorb only)."""
     steps: int | None = None
-    """In which the sampler of --order reveals a text (default: one a token)."""
+    """Of the sampler of --order, in which it reveals a text. None: one a token."""
     draws: int = 16
     """Noisy versions of each sequence (of each round, with --tolerance)."""
     tolerance: str | None = None
@@ -203,6 +207,7 @@ class Infill(SamplingArguments):
     """
 
     words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT|FILE")] = ()
+    """What has the blanks. A RUN before it is a run's folder, or a model by its name."""
     file: Path | None = None
     """Read the text from a file."""
 
@@ -219,6 +224,7 @@ class Correct(CommonArguments):
     """
 
     words: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RUN] TEXT|FILE...")] = ()
+    """What is corrected. A RUN before it is a run's folder, or a model by its name."""
     file: Path | None = None
     """Read the text from a file."""
     diff: bool = False
@@ -296,6 +302,7 @@ class FrontierOptions:
     samplers: tuple[str, ...] = ("analytic",)
     """Names of --sampler; a run that a sampler makes no sense for is left out there."""
     step_counts: tuple[int, ...] = (8, 16, 32, 64, 128, 1024)
+    """Numbers of steps, each a curve."""
     temperatures: tuple[float, ...] = (1.0, 0.9, 0.8)
     """The points of a curve."""
     top_ps: tuple[float, ...] = (1.0,)
@@ -382,6 +389,7 @@ class Export(CommonArguments):
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run's folder, or a model by its name."""
     out: Path
     """The folder to write, a new or an empty one; it may be the RUN itself if that was exported before."""
     force: bool = False
@@ -454,6 +462,8 @@ class Serve(CommonArguments):
     """Open the page in a browser."""
     allow_host: tuple[str, ...] = ()
     """Further names by which the server may be called (behind a proxy, or on a network)."""
+    json: bool = False
+    """Say where it listens, and with which models, as one JSON object."""
     log_texts: bool = False
     """Write also the texts of requests to the log."""
     readers: int | None = None
@@ -477,7 +487,7 @@ class Bench(CommonArguments):
     vocab_size: Annotated[int, tyro.conf.arg(name="vocab")] = 50257
     """Tokens V."""
     methods: tuple[str, ...] = ()
-    """METHOD/PROCESS, each a row for every shape."""
+    """METHOD/PROCESS, each a row for every shape (cedd-star/absorb; sample: also bayes/roulette and bayes/uniform)."""
     samplers: tuple[Literal["analytic", "first-hitting"], ...] = ("analytic", "first-hitting")
     """Those that are timed (sample), each a row where it can be used."""
     textbook: bool = True
@@ -524,6 +534,7 @@ class Completion:
     """
 
     shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """The shell that you use."""
 
 
 # ----------------------------------------------------------------------------------------------------------------

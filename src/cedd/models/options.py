@@ -25,15 +25,21 @@ class NetworkOptions:
     """Size and options of the network, whatever data it is trained on."""
 
     width: int
+    """Numbers that the network keeps of each token."""
     depth: int
+    """Blocks, of attention and an MLP each."""
     heads: int
+    """Of the attention; the width is divided among them."""
     conditioning_width: int = 128
+    """Width of the embedding of the noise level."""
     dropout: float = 0.1
     """Applied to each residual branch, before its gate; rounded to a multiple of 1/256."""
     time_conditioning: bool = True
+    """Whether the network is told the noise level."""
     checkpoint_blocks: bool = False
     """Recompute each block in the backward pass: about a third more arithmetic for far fewer activations."""
     float32_residual: bool = False
+    """Keep the sum of all branches in float32, not in the precision of matrix products."""
     mlp_bias: bool = False
     """Biases in the MLPs, which published networks have."""
     told: str = "sigma"

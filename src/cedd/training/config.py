@@ -36,7 +36,9 @@ class ScheduleConfig:
     power: float = 2.0
     """The power of polynomial: kappa = t^power for dfm."""
     sigma_min: float = 1e-4
+    """Geometric: sigma where noise begins."""
     sigma_max: float = 20.0
+    """Geometric: sigma at t = 1."""
     settings: dict[str, float] = field(default_factory=dict)
     """Numbers by name, for a schedule that you added to SCHEDULES."""
 
@@ -58,7 +60,9 @@ class ProcessConfig:
     p_u: float = 0.1
     """Hybrid: the share of shuffled tokens at t = 1/2."""
     share_start: float = 0.0
+    """Eroulette: the share of masking at t = 0."""
     share_stop: float = 1.0
+    """Eroulette: the share of masking at t = 1."""
     share_power: float = 1.0
     """Eroulette: the instantaneous share of masking, start + (stop - start) t^power."""
     sigma_floor: float = 0.0015
@@ -116,14 +120,18 @@ class DataConfig:
     validation: str | None = None
     """A corpus of its own; without one, `holdout` of the data is held out."""
     holdout: float = 0.05
+    """The share of the data that is not trained on, and measured on."""
     holdout_by: Literal["tail", "documents"] = "tail"
+    """Which part that is: the last blocks (tail), or documents that are evenly spread."""
     field: str = "text"
     """The field of a jsonl or of a hub data set."""
     wrap: Literal["none", "bos-eos"] = "none"
     """bos-eos: each sequence stands between the tokens that begin and end a document, as MDLM's and DUO's do. A run
     that starts --from such a network keeps it."""
     workers: int = 1
+    """Processes that tokenize; they do not change a token."""
     cache: Path | None = None
+    """Folder in which the tokens are kept. None: CEDD_CACHE, or ~/.cache/cedd."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +146,23 @@ class OptimizerConfig:
     matrix_rate: float | None = None
     """Muon's highest rate, by default `rate`; it warms up and falls as `rate` does."""
     rate: float = 3e-4
+    """AdamW's highest rate."""
     embedding_rate: float | None = None
+    """AdamW's highest rate for the embedding of the tokens, by default `rate`."""
     head_rate: float | None = None
-    """AdamW's highest rates for the embedding of the tokens and for the vocabulary head, by default `rate`."""
+    """AdamW's highest rate for the vocabulary head, by default `rate`."""
     beta1: float = 0.9
+    """AdamW's decay of the mean of the gradients."""
     beta2: float = 0.999
+    """AdamW's decay of the mean of their squares."""
     eps: float = 1e-8
+    """AdamW's, added to the root of that mean."""
     weight_decay: float = 0.0
+    """Of all parameters, times the rate."""
     warmup: int = 2500
+    """Steps in which the rate rises to its highest."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """What the rate does after that: stay, or fall like half a cosine or a line."""
     final_share: float = 0.0
     """Cosine and linear: the rate of the last step, as a share of `rate`."""
     decay_share: float = 1.0
@@ -157,6 +173,7 @@ class OptimizerConfig:
     """The loss that clip and eps refer to: the mean over a sequence's positions, or their sum. The code that the paper
     builds on has the sum; nearly all of its gradients have a norm above 1, and so are clipped."""
     ema: float = 0.9999
+    """The decay of the average of the weights, which is what is measured and saved."""
     ema_warmup: bool = False
     """A smaller decay in the beginning: min(ema, (1+step)/(10+step))."""
     ema_every: int | None = None
@@ -185,12 +202,15 @@ class BatchConfig:
     accumulate: int = 1
     """Micro-batches that a rank's share is cut into."""
     times: Literal["stratified", "independent"] = "stratified"
+    """How the times of a batch are drawn: each from a part of its own of their range, or each from all of it."""
     complementary: bool = False
     """Put every sequence into the batch twice, at times t and lowest + highest - t: what is masked in one is not in the
     other (exactly so where the two times add up to 1 and the schedule is log-linear)."""
     lowest_time: float = 1e-3
+    """Where the range of the times begins."""
     highest_time: float = 1.0
-    """Below 1 the strongest noise is never seen: a corrector needs none, a model that generates must extrapolate."""
+    """Where it ends. Below 1 the strongest noise is never seen: a corrector needs none, a model that generates must
+    extrapolate."""
     last_highest_time: float | None = None
     """The highest time of the last step, approached linearly: training starts with strong noise, from which a network
     learns faster, and ends with the weak noise of the task."""
@@ -206,10 +226,13 @@ class EvaluationConfig:
     every: int = 1000
     """Steps between estimates of the bound on the validation blocks, by the averaged weights."""
     sequences: int = 256
+    """Validation blocks of an estimate."""
     draws: int = 4
+    """Noisy versions of each."""
     samples: int = 2
     """Texts sampled at each evaluation."""
     sample_steps: int = 64
+    """Steps in which they are sampled."""
     patience: int = 0
     """Stop when the bound has not improved for this many evaluations."""
 
@@ -227,13 +250,17 @@ class TrainConfig:
     process: ProcessConfig = ProcessConfig()
     model: ModelConfig = field(default_factory=lambda: model_of_size("char"))
     length: int = 128
+    """Tokens of a sequence."""
     text: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     steps: int = 10_000
+    """Training steps."""
     seed: int = 0
+    """Of everything random."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
     precision: Wanted = "auto"
     """The precision of matrix products: bf16 by autocast, on a CPU only if it has units for it (AMX). auto: bf16 on
     CUDA and on such a CPU, float32 elsewhere."""
@@ -241,9 +268,11 @@ class TrainConfig:
     """torch.compile (on), with the step as a CUDA graph (graphs), or that graph alone, which needs no compiler and
     starts at once (record). auto: graphs on CUDA, off elsewhere."""
     checkpoint_every: int = 1000
+    """Steps between checkpoints."""
     keep: int = 3
     """Checkpoints that are kept."""
     log_every: int = 10
+    """Steps between lines of the log."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: go on if the folder holds a run of the same configuration, else start."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -251,6 +280,7 @@ class TrainConfig:
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """With several ranks: replicate the network (ddp) or shard it (fsdp)."""
     tensorboard: bool = False
+    """Write the log for TensorBoard, too."""
     start: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN")] = None
     """Start from the weights of this run or model, with a new optimizer. Its network, tokenizer, length, method and
     process are then the defaults, and the preset's are not."""
