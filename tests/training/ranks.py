@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import cedd.training.in_time
 import cedd.training.loop
 from cedd.data.batches import BatchSampler
 from cedd.losses import NoisyBatch
@@ -35,6 +38,7 @@ from cedd.training.distributed import (
     joined_ranks,
     without_sync,
 )
+from cedd.training.in_time import InTime
 from cedd.training.loop import Hooks, NonFiniteLoss, Trainer
 from cedd.training.noising import NoisingSampler
 from tests.training.processes import POINTS, start, wait
@@ -155,6 +159,15 @@ def train_with_bounds(ranks: Ranks, config: TrainConfig, output: Path) -> None:
 
     result = Trainer(config, ranks, Console(quiet=True), Scripted()).run()
     (output / f"rank{ranks.rank}").write_text(f"{result.reason} {result.step} {result.bound}")
+
+
+def train_in_time(ranks: Ranks, config: TrainConfig, output: Path) -> None:
+    """As many steps as fit a minute, at most 40, by clocks of which the second runs away; each rank writes how many it
+    took."""
+    speed = 1e6**ranks.rank
+    cedd.training.in_time.time = SimpleNamespace(monotonic=lambda: speed * time.monotonic())  # type: ignore[attr-defined]
+    result = Trainer(config, ranks, Console(quiet=True), InTime(60.0, first=2, every=5, most=40)).run()
+    (output / f"rank{ranks.rank}").write_text(str(result.step))
 
 
 def train_where_the_first_rank_fails(ranks: Ranks, config: TrainConfig, place: str, output: Path) -> None:

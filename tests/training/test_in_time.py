@@ -42,7 +42,7 @@ class Clock:
         monkeypatch.setattr("cedd.training.speed.time", clock)
         self.model = Transformer(config.model.build(absorb(5), config.length, causal=False))
         self.seconds, self.pause, self.meter = seconds, pause, Meter(config, self.model, ALONE)
-        self.config, self.state, self.records = config, SimpleNamespace(step=0), None
+        self.config, self.state, self.records, self.ranks = config, SimpleNamespace(step=0), None, ALONE
         self.validation, self.evaluations = self, 0
 
     def measure(self, *_: object) -> float:

@@ -24,6 +24,7 @@ from tests.training.ranks import (
     gradients,
     together,
     train_and_die,
+    train_in_time,
     train_together,
     train_until_signal,
     train_where_the_first_rank_fails,
@@ -173,6 +174,12 @@ def test_all_ranks_stop_early_by_the_first_ones_bound(config: Make, tmp_path: Pa
     for rank in (0, 1):
         ending = (tmp_path / f"rank{rank}").read_text()
         assert ending == "stopped early: the bound no longer improves 8 2.5"
+
+
+def test_all_ranks_take_the_steps_that_fit_the_first_ones_time(config: Make, tmp_path: Path):
+    """Else one would wait for another that has ended."""
+    assert together(train_in_time, config("run", {**SETTINGS, "steps": 30}), tmp_path) == [0, 0]
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["40", "40"]
 
 
 @pytest.mark.parametrize(

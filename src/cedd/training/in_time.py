@@ -95,7 +95,7 @@ class InTime(Hooks):
             return
         if step < falls_from(config) - self.every:
             each = min(recent, here.seconds_per_step(self.began))  # trouble passes; if not, the fall will be faster
-            chosen = self._fitting(self.began, here, each)
+            chosen = self._fitting(trainer, self.began, here, each)
             changed = self.of_steps(config, chosen)
             if falls_from(changed) < step:  # it would have begun to fall by now
                 changed = replace(changed, optimizer=falling_to(config, step, chosen).optimizer)
@@ -104,16 +104,17 @@ class InTime(Hooks):
             self.fell = here
         elif config.optimizer.schedule == "linear":
             each = here.seconds_per_step(self.fell)
-            chosen = min(self._fitting(self.began, here, each), latest_end(config, step))
+            chosen = min(self._fitting(trainer, self.began, here, each), latest_end(config, step))
             if abs(chosen - config.steps) > max(self.every, NEAR * (config.steps - step)):
                 trainer.change(falling_to(config, step, chosen))
 
-    def _fitting(self, began: Mark, here: Mark, each: float) -> int:
-        """How many steps the run can have if those to come take so long each."""
+    def _fitting(self, trainer: Trainer, began: Mark, here: Mark, each: float) -> int:
+        """How many steps the run can have if those to come take so long each, by the clock of the first rank: the
+        others' differ, and so would their numbers of steps."""
         kept = max(0.0, self.kept_back * each - self.evaluating)
         left = began.time + self.seconds - here.time - kept
         steps = here.step + max(self.every, int(left / each))
-        return steps if self.most is None else min(steps, self.most)
+        return int(trainer.ranks.from_first(lambda: steps if self.most is None else min(steps, self.most)))
 
     def evaluate(self, trainer: Trainer, model: Transformer) -> float:
         started = time.monotonic()
