@@ -145,6 +145,11 @@ def test_processes_are_shared_one_text_at_a_time(lexicon: Path):
     assert Readers(2, []).processes == []  # without a lexicon there is nothing to look up
 
 
+def test_there_are_none_where_pipes_cannot_be_waited_for(lexicon: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr("select.poll")
+    assert Readers(2, [lexicon]).processes == []
+
+
 def test_corrections_of_a_server_with_readers_are_the_model_s(lexicon: Path):
     model = load(lexicon.parent, "cpu")
     shelf = Shelf({"english-char": model}, readers=1)

@@ -184,12 +184,14 @@ class Readers:
     """So many processes, each asked one text at a time.
 
     Args:
-        count: how many; none: texts are read by who corrects them.
+        count: how many; none: texts are read by who corrects them. So they are where pipes cannot be waited for
+            (Windows).
         files: of lexicons.
     """
 
     def __init__(self, count: int, files: Collection[Path]) -> None:
-        self.processes = [ReaderProcess(files) for _ in range(count if files else 0)]
+        able = bool(files) and hasattr(select, "poll")
+        self.processes = [ReaderProcess(files) for _ in range(count if able else 0)]
         self._free: queue.SimpleQueue[ReaderProcess] = queue.SimpleQueue()
         for process in self.processes:
             self._free.put(process)
