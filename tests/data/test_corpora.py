@@ -3,6 +3,7 @@ import io
 import json
 import lzma
 import sys
+import time
 import types
 from itertools import pairwise
 from pathlib import Path
@@ -103,6 +104,15 @@ def test_the_content_hash_follows_the_content_alone(tmp_path: Path) -> None:
     hashes = [open_corpus(tmp_path / f"{name}.txt").content_sha256() for name in "abc"]
     assert hashes[0] == hashes[1] != hashes[2]
     assert open_corpus(tmp_path / "a.txt", document_break="|").content_sha256() != hashes[0]
+
+
+def test_a_long_run_of_white_space_is_read_in_no_time(tmp_path: Path) -> None:
+    """A table that is filled up with blanks, or lines that were emptied."""
+    text = "before" + " " * 300_000 + "\n" * 300_000 + "after"
+    (tmp_path / "a.txt").write_text(text)
+    began = time.process_time()
+    assert list(open_corpus(tmp_path / "a.txt").documents()) == [text]
+    assert time.process_time() - began < 3  # it took 15
 
 
 BAD_FILES = {

@@ -88,9 +88,10 @@ def _cut_before(text: str, end: int) -> int:
         end = max(text.rfind(" ", 0, end + 1), text.rfind("\n", 0, end + 1))
         if end <= 0:
             return 0
-        if not text[end - 1].isspace():
-            return end
-        end -= 1
+        start = len(text[:end].rstrip())  # of the run of white space, at once: it may be as long as the text
+        if start and text[start] in " \n":
+            return start
+        end = start - 1
 
 
 def cut_document(text: str, size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
