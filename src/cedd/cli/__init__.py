@@ -95,8 +95,8 @@ def _open_closed_streams() -> None:
     written what libraries say there."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
+            nowhere = os.open(os.devnull, os.O_RDWR)  # has the lowest number that is free, the closed stream's
+            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def _run(words: list[str], *, alone: bool) -> int:
