@@ -53,6 +53,18 @@ def failing_write(path: Path, named: bool) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([str(path)] if named else []))
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o460])
+def test_what_replaces_a_private_file_is_private_while_it_is_written(tmp_path: Path, mode: int) -> None:
+    """And can be written also where that file's owner, who is somebody else, may not."""
+    path = tmp_path / "letter"
+    path.touch()
+    path.chmod(mode)
+    with atomic_file(path, like=path) as new:
+        assert new.stat().st_mode & 0o777 == mode | 0o600
+        new.write_text("Dear")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("Dear", mode)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, named: bool) -> None:
     """However deep the temporary folder it happened in; a write that says no name is that of the innermost file."""

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import sys
 import types
 import typing
@@ -237,21 +238,23 @@ def remove_folder(path: Path) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, like: Path | None = None) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` when the block ends well, and vanishes when it does not.
 
     A reader, or a crash, sees the old file or the new one. The mode is that of any new file, even where a library
-    writes private ones. A link stays one: the file that it leads to is replaced.
+    writes private ones, or that of the file `like`: nobody else can read what is written, at any time. A link stays
+    one: the file that it leads to is replaced.
     """
     path = _followed(expanded(path))
     with _temporary(path, path.parent) as folder:
         temporary = folder / path.name
         temporary.touch()
-        mode = temporary.stat().st_mode
+        mode = (like or temporary).stat().st_mode
+        temporary.chmod(mode | stat.S_IRUSR | stat.S_IWUSR)
         yield temporary
-        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        temporary.chmod(mode)
         temporary.replace(path)
     flush_folder(path.parent)
 

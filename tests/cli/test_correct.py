@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from rich.style import Style
@@ -190,7 +191,7 @@ def test_an_option_is_taken_by_its_earlier_name(words, shelf, capsys):
 
 def test_an_empty_text_is_a_text_even_in_a_models_folder(shelf, run, capsys, monkeypatch):
     monkeypatch.chdir(run)
-    monkeypatch.setattr(sys, "stdin", None)  # is not asked
+    monkeypatch.setattr(sys, "stdin", object())  # is not asked
     assert main(["correct", "", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == "\n"
 
@@ -334,13 +335,21 @@ def changed_letter(letter, capfdbinary):
     return capfdbinary.readouterr().out
 
 
-def test_a_file_is_corrected_in_place_with_a_backup(letter, capfdbinary):
+def test_a_file_is_corrected_in_place_with_a_backup(letter, capfdbinary, monkeypatch):
     before, after = letter.read_bytes(), changed_letter(letter, capfdbinary)
     letter.chmod(0o640)
+    modes, replace_file = list[int](), Path.replace
+
+    def noted(new: Path, target: Path) -> Path:
+        modes.append(new.stat().st_mode & 0o777)
+        return replace_file(new, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
     assert before != after
     assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 0
     assert (letter.read_bytes(), letter.with_name("letter.txt.bak").read_bytes()) == (after, before)
     assert letter.stat().st_mode & 0o777 == 0o640
+    assert modes == [0o640, 0o640]  # at no time could others read the text, or its backup
     assert capfdbinary.readouterr().out == b""
 
 

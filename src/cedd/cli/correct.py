@@ -248,19 +248,17 @@ def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
     if state(path) != before:
         raise UserError(f"{source.name} was changed by another program while it was read; nothing was written")
     check_writable(path)
-    mode = path.stat().st_mode
     try:
         if backup.is_symlink():
             raise OSError(errno.EEXIST, "it is a link", str(backup))
-        with atomic_file(path) as new:
+        with atomic_file(path, like=path) as new:
             write_durably(new, corrected.text.encode("utf-8", "surrogateescape"))
-            with atomic_file(backup) as copy:
+            with atomic_file(backup, like=path) as copy:
                 shutil.copyfile(path, copy)
             shutil.copystat(path, backup)
     except OSError as error:
         said = f"{error.filename or path} cannot be written ({error.strerror})"
         raise UserError(f"{said}, so {source.name} was left as it is") from error
-    path.chmod(mode)
     return True
 
 
