@@ -33,7 +33,7 @@ class BoundEstimate:
     """An estimate of a bound in nats per token.
 
     Args:
-        bound: which of tight, j1 and j2 it is.
+        bound: which of tight, j1 and j2 it is, or the order of the sampler whose likelihood it is.
         nats_per_token: the mean of `per_sequence`.
         per_sequence: one value a sequence, [N] float64.
         sequence_stderr: its standard error for the population of sequences.
@@ -109,8 +109,19 @@ class BoundEstimate:
 def exact_estimate(bound: str, values: Tensor, draws: int, length: int, fixed_set: bool) -> BoundEstimate:
     """Of values [N] in nats per token that are known without drawing; the network saw so many versions of each."""
     mean, error = mean_and_stderr(values)
-    count, alone = len(values), fixed_set or len(values) < 2
-    return BoundEstimate(bound, mean, values, error, 0.0, count, alone, 0.0, draws * count, draws, length)
+    return BoundEstimate(
+        bound=bound,
+        nats_per_token=mean,
+        per_sequence=values,
+        sequence_stderr=error,
+        monte_carlo_stderr=0.0,
+        monte_carlo_freedom=len(values),
+        fixed_set=fixed_set or len(values) < 2,
+        terminal=0.0,
+        evaluations=draws * len(values),
+        draws=draws,
+        length=length,
+    )
 
 
 def running_mean(values: Tensor) -> tuple[Tensor, Tensor]:
