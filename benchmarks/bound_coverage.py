@@ -19,7 +19,6 @@ about 0.2 s of a slow core with N = 64.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helps import parser_of
 from pages import write_page
 from torch import Tensor
 
@@ -226,15 +226,23 @@ def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
 
 def main() -> None:
     """Measure the cells that are missing, or write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=list(PROCESSES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--bounds", nargs="+", choices=("tight", "j1"), default=["tight", "j1"])
-    parser.add_argument("--sequences", type=int, default=64, help="N")
-    parser.add_argument("--repetitions", type=int, default=1000)
+    parser = parser_of(__doc__)
+    parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=list(PROCESSES), help="of the cells")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="of the cells")
+    parser.add_argument(
+        "--bounds",
+        nargs="+",
+        choices=("tight", "j1"),
+        default=["tight", "j1"],
+        help="of the cells; j2 has the intervals of j1",
+    )
+    parser.add_argument("--sequences", type=int, default=64, help="N, of a repetition")
+    parser.add_argument("--repetitions", type=int, default=1000, help="R, of a cell")
     parser.add_argument("--workers", type=int, default=1, help="processes, a core each")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where they are kept")
+    parser.add_argument(
+        "--table", action="store_true", help="write the tables of docs/evaluation.md, and do nothing else"
+    )
     options = parser.parse_args()
     if options.table:
         write_page(PAGE, tables(results(options.results)))

@@ -17,6 +17,7 @@ import math
 import time
 
 import torch
+from helps import parser_of
 from torch import Tensor
 
 import cedd
@@ -95,18 +96,18 @@ def errors(
 
 def main() -> None:
     """Train, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--depth", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--sequences", type=int, default=64)
-    parser.add_argument("--draws", type=int, default=16)
-    parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--methods", nargs="+", default=["cedd-star"])
-    parser.add_argument("--seed", type=int, default=0)
+    parser = parser_of(__doc__)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
+    parser.add_argument("--steps", type=int, default=500, help="of training")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a sequence")
+    parser.add_argument("--width", type=int, default=96, help="of the network")
+    parser.add_argument("--depth", type=int, default=2, help="its blocks")
+    parser.add_argument("--batch", type=int, default=64, help="sequences of a training step")
+    parser.add_argument("--sequences", type=int, default=64, help="held-out ones that the bound is estimated on")
+    parser.add_argument("--draws", type=int, default=16, help="noisy versions of each")
+    parser.add_argument("--repetitions", type=int, default=2, help="estimates of each kind")
+    parser.add_argument("--methods", nargs="+", default=["cedd-star"], help="each a row for every process")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
     options = parser.parse_args()
     stream, data = character_data(options.length, options.sequences)

@@ -59,7 +59,9 @@ class CellArguments:
     results: Path
     """The results file."""
     seed: int = 0
+    """Of everything random."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
     minutes: float | None = None
     """Stop before so many minutes have passed, so that the same command can resume."""
     budget: float | None = None

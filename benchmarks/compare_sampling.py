@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from helps import parser_of
+
 ROWS = (
     "cedd-star/absorb:analytic",
     "cedd-star/absorb:first-hitting",
@@ -132,17 +134,17 @@ class Version:
 def main(arguments: list[str] | None = None) -> list[Compared]:
     """Compare, print a line a row, and write JSON after every round."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("source", nargs=2, type=Path, help="folders that hold the package `cedd`")
     parser.add_argument("--rows", nargs="+", default=ROWS, help="METHOD/PROCESS:SAMPLER")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--preset", default="small")
-    parser.add_argument("--vocab", type=int, default=50257)
-    parser.add_argument("--shape", default="64x128")
-    parser.add_argument("--steps", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", default="cuda", help="cuda, cpu or cuda:1")
+    parser.add_argument("--preset", default="small", help="the size of the network")
+    parser.add_argument("--vocab", type=int, default=50257, help="tokens of the vocabulary")
+    parser.add_argument("--shape", default="64x128", help="sequences x positions")
+    parser.add_argument("--steps", type=int, default=1024, help="of the samplers")
+    parser.add_argument("--rounds", type=int, default=10, help="that count")
     parser.add_argument("--drop", type=int, default=1, help="rounds before them, which record graphs")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:

@@ -12,7 +12,6 @@ time of programs that are started counts.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from english_words import corpus_texts, held_out_sentences
+from helps import parser_of
 
 import cedd
 from cedd.data.folders import data_folder
@@ -260,15 +260,17 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> int:
     """Test all that are installed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
-    parser.add_argument("--part", choices=("dev", "test"), default="test")
+    parser.add_argument("--part", choices=("dev", "test"), default="test", help="of the lists")
     parser.add_argument("--count", type=int, default=300, help="mistakes of each list")
     parser.add_argument("--clean", type=int, default=500, help="sentences without mistakes")
     parser.add_argument("--spaces", type=int, default=100, help="joined words, and as many split ones")
     parser.add_argument("--speed", type=int, default=400, help="sentences of the text that speed is measured on")
-    parser.add_argument("--only", nargs="*", choices=list(CORRECTORS), default=list(CORRECTORS))
+    parser.add_argument(
+        "--only", nargs="*", choices=list(CORRECTORS), default=list(CORRECTORS), help="these correctors"
+    )
     parser.add_argument("--out", type=Path, help="write all figures to this .json")
     arguments = parser.parse_args()
     try:

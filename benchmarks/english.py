@@ -67,6 +67,7 @@ class Arguments:
     seconds: float = 470.0
     """Of training, after the first steps."""
     out: Path = Path("runs/english")
+    """The run's folder."""
     export: Path | None = None
     """Folder to write the model to, as it is shipped."""
     results: Path | None = None
@@ -76,18 +77,29 @@ class Arguments:
     thinning: int = 8
     """The tokenizer is trained on one in so many pieces of text."""
     holdout: float = 0.005
+    """The share of each file that is held out."""
     blocks: int = 1024
     """Held-out ones of each file, on which the bound is estimated."""
     length: int = 128
+    """Tokens of a sequence."""
     width: int = 512
+    """Of the network."""
     depth: int = 7
+    """Its blocks."""
     heads: int = 8
+    """Of its attention."""
     batch: int = 512
+    """Sequences of a step."""
     warmup: int = 300
+    """Steps in which the rate rises."""
     workers: int = 1
+    """Processes that tokenize."""
     cache: Path | None = None
+    """Folder for the tokens. None: CEDD_CACHE, or ~/.cache/cedd."""
     seed: int = 0
+    """Of everything random."""
     device: str = "auto"
+    """auto, cpu, cuda or cuda:1."""
 
 
 @dataclass(eq=False)

@@ -22,7 +22,6 @@ on the middle of the text, and the figures go on the card by the names of their 
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import lzma
@@ -30,6 +29,8 @@ import shlex
 import sys
 from pathlib import Path
 from typing import IO
+
+from helps import parser_of
 
 from cedd.cli import main as cedd
 from cedd.data.folders import data_folder
@@ -76,10 +77,10 @@ def cut(corpus: Path, folder: Path, megabytes: int) -> None:
 
 def main() -> int:
     """Cut the corpus, then train on it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--megabytes", type=int, default=90, help="of each file")
-    parser.add_argument("--out", type=Path, default=Path("runs/english-char"))
+    parser.add_argument("--out", type=Path, default=Path("runs/english-char"), help="the run's folder")
     parser.add_argument("--export", type=Path, help="folder to write the model to, as it is shipped")
     parser.add_argument("--text", type=Path, help="folder for the training text (default: OUT-text)")
     arguments, settings = parser.parse_known_args()

@@ -16,7 +16,6 @@ fitted anew they are no better (docs/correction.md).
 
 from __future__ import annotations
 
-import argparse
 import lzma
 import re
 import sys
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from helps import parser_of
 from numpy.typing import NDArray
 
 from cedd import load
@@ -282,7 +282,7 @@ def fitted(lexicon: Lexicon, given: Sequence[Misspelt], model: Path, asked: int)
 
 def main() -> int:
     """Count, learn, fit, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
     parser.add_argument("--out", type=Path, required=True, help="the model's folder")

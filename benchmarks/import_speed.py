@@ -9,7 +9,6 @@ new folder), the peak of the memory of either process, and that over the size of
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helps import parser_of
 from safetensors.torch import save_file
 
 GPT2 = 50257
@@ -90,10 +90,10 @@ print(json.dumps(dict(seconds=time.perf_counter() - started, peak={PEAK})))
 
 def main() -> None:
     """Write, import, and print one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=sorted(CONFIGS), default="sedd")
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--depth", type=int, default=12)
+    parser = parser_of(__doc__)
+    parser.add_argument("--family", choices=sorted(CONFIGS), default="sedd", help="whose network it is")
+    parser.add_argument("--width", type=int, default=768, help="of the network")
+    parser.add_argument("--depth", type=int, default=12, help="its blocks")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_folder(Path(temporary) / "theirs", options.family, options.width, options.depth)

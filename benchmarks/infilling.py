@@ -59,15 +59,20 @@ class Arguments:
     """
 
     model: tyro.conf.Positional[str]
+    """A run's folder, or a model by its name."""
     data: Path
     """A text that the model has not seen."""
     words: int = 200
+    """That are filled in, each once in every way."""
     ways: tuple[str, ...] = ("paragraph", "passage", "alone")
-    """Which of them, the first to compare the others with."""
+    """What is given: the block around the word (paragraph), eight more on either side (page), its sentence as cedd
+    infill puts it (passage), or that and nothing else (alone; share: from a later time). The first is compared with."""
     steps: int = 8
     """Of the sampler."""
     seed: int = 0
+    """Of the choice of words and of sampling."""
     device: str = "cpu"
+    """auto, cpu, cuda or cuda:1."""
     json: Path | None = None
     """Write the figures here too."""
 

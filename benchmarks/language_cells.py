@@ -104,6 +104,7 @@ class Arguments(CellArguments):
     corpus: tuple[Path, ...] = ()
     """Text files to train on, .txt, .txt.xz or .jsonl (default: those of corpus/ in --data)."""
     tokenizer: str = "gpt2"
+    """As in cedd train."""
     cache: Path | None = None
     """Folder for the tokens (default: CEDD_CACHE or ~/.cache/cedd)."""
     workers: int = 1
@@ -111,6 +112,7 @@ class Arguments(CellArguments):
     holdout: float = 0.01
     """The share of documents of each file that is held out."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
+    """Of the network, as the presets of cedd train have it."""
     length: int = SHORT
     """Tokens of a sequence, in cells without @."""
     tokens: int = 256 * SHORT
@@ -128,9 +130,11 @@ class Arguments(CellArguments):
     sampled_tokens: int = 8192
     """Tokens sampled for each number of steps."""
     sampler_steps: tuple[int, ...] = (32, 128, 1024)
+    """Numbers of steps, each for samples of its own."""
     judge: dict[str, str] = field(default_factory=dict)
     """Judges of samples besides the cell ar, NAME FILE: a .gguf file or a folder for the transformers library."""
     judge_batch: int = 8
+    """Samples judged at once."""
     out: Path = Path("runs/language")
     results: Path = Path("benchmarks/results/language.json")
 

@@ -9,13 +9,13 @@ needed. One JSON object: seconds, the kind of likelihood, and the mean Monte Car
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import time
 
 import torch
+from helps import parser_of
 
 from cedd.evaluation.likelihood import DRAWS, TextLikelihoods
 from cedd.models.folder import load_folder
@@ -35,11 +35,11 @@ def question(number: int, most: int) -> tuple[str, list[str]]:
 
 def main() -> None:
     """Score the questions and print one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="english-char")
-    parser.add_argument("--questions", type=int, default=100)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser = parser_of(__doc__)
+    parser.add_argument("model", nargs="?", default="english-char", help="a run's folder, or a model by its name")
+    parser.add_argument("--questions", type=int, default=100, help="with four answers each")
+    parser.add_argument("--length", type=int, default=128, help="the most tokens of a question with an answer")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of each likelihood")
     options = parser.parse_args()
     loaded = LoadedModel(load_folder(options.model))
     likelihoods = TextLikelihoods(loaded, options.draws)

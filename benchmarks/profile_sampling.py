@@ -32,12 +32,19 @@ class Arguments:
     """
 
     sampler: str = "analytic"
+    """As in cedd sample."""
     method: str = "cedd-star"
+    """What the network has learned; its weights are random."""
     process: str = "absorb"
+    """The noise."""
     shape: str = "64x128"
+    """Sequences x positions."""
     steps: int = 1024
+    """Of the sampler."""
     vocab: int = 50257
+    """Tokens of the vocabulary."""
     kernels: int = 30
+    """So many are listed, those that take most of the time."""
 
 
 def time_products(config: TransformerConfig, rows: int) -> None:

@@ -41,11 +41,17 @@ class Arguments:
     """
 
     shape: str = "512x128"
+    """Sequences x positions."""
     method: str = "cedd-star"
+    """What the network has learned; its weights are random."""
     process: str = "absorb"
+    """The noise."""
     vocab: int = 50257
+    """Tokens of the vocabulary."""
     steps: int = 10
+    """That are timed."""
     kernels: int = 30
+    """So many are listed, those that take most of the time."""
 
 
 def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:

@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from helps import parser_of
 from rich.console import Console
 from torch import Tensor
 
@@ -497,12 +498,15 @@ def summary(line: dict[str, Any]) -> str:
 
 def main() -> None:
     """A series, or one of its trials."""
-    if sys.argv[1] == "--trial":
+    if sys.argv[1:2] == ["--trial"]:
         run_trial(Path(sys.argv[2]))
         return
-    out = Path(sys.argv[2])
-    out.mkdir(parents=True, exist_ok=True)
-    Series(Path(sys.argv[1]), out).run()
+    parser = parser_of(__doc__)
+    parser.add_argument("plan", type=Path, metavar="plan.json", help="base, entries and finals, as above")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="what receives the trials")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    Series(arguments.plan, arguments.folder).run()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ class Arguments:
     other: Path | None = None
     """The checkout of another version, which takes turns with this one."""
     turns: int = 2
+    """Of each version."""
     seeds: tuple[int, ...] = (1,)
+    """Each a call in every turn."""
 
 
 @dataclass(frozen=True)

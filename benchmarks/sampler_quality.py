@@ -18,7 +18,6 @@ How many steps the model in the box needs (a GPU; half a minute):
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from helps import parser_of
 from numpy.typing import NDArray
 
 import cedd
@@ -139,14 +139,20 @@ def line(row: Row, first: Row | None) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="a run's folder")
+    parser = parser_of(__doc__)
+    parser.add_argument("run", help="a run's folder, or a model by its name")
     parser.add_argument("--data", default="python-manual", help="the corpus it was trained on")
-    parser.add_argument("--samplers", nargs="+", default=RUNS, metavar="SAMPLER:STEPS")
+    parser.add_argument(
+        "--samplers",
+        nargs="+",
+        default=RUNS,
+        metavar="SAMPLER:STEPS",
+        help="the first is compared with; first-hitting is for absorb only",
+    )
     parser.add_argument("-n", type=int, default=256, help="samples of each")
     parser.add_argument("--order", type=int, default=3, help="the judge's n")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
     parser.add_argument("--json", help="also write the rows to this file")
     options = parser.parse_args()
     judge = f"bits per token ({options.order}-gram judge)"

@@ -15,7 +15,6 @@ tenth of what a library for HTTP takes with 200 of them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -35,6 +34,7 @@ from typing import Any
 
 import httpx
 import torch
+from helps import parser_of
 from pages import write_page
 from torch import nn
 
@@ -356,13 +356,13 @@ async def memory(address: str, process: int, requests: int, clients: int = 16) -
 
 def main() -> None:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=200)
+    parser = parser_of(__doc__)
+    parser.add_argument("--clients", type=int, default=200, help="that ask at once")
     parser.add_argument("--each", type=int, default=5, help="requests of each client")
     parser.add_argument("--one-by-one", type=int, default=240, help="requests of a kind asked one at a time, at most")
     parser.add_argument("--checked", type=int, default=24, help="answers that are compared with the library's")
     parser.add_argument("--memory", type=int, default=5000, help="small requests over which memory is read")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, help="of requests")
     parser.add_argument("--out", type=Path, help="where the figures are written, as JSON")
     parser.add_argument("--page", type=Path, help="the page that has a table of them")
     arguments = parser.parse_args()

@@ -79,7 +79,7 @@ OURS = "bayes-star/roulette/0.45+long"
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(CellArguments):
-    """example: python benchmarks/spelling.py --only cedd-star/uniform --size tiny --steps 20 --every 10 --warmup 5
+    """example: python benchmarks/spelling.py --only cedd/uniform --vocabulary 512 --size tiny --steps 20 --blocks 9
 
     Train and test the cells METHOD/PROCESS[/TIME][+RECIPE] of the paper's spelling tables, and of ours.
     """
@@ -109,8 +109,11 @@ class Arguments(CellArguments):
     vocabulary: int | None = None
     """Write the characters as the first tokens of so many, not as GPT-2's: for two cores, with --size tiny."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
+    """Of the network, as the presets of cedd train have it."""
     length: int = 128
+    """Tokens of a sequence."""
     batch: int = 32
+    """Sequences of a step."""
     steps: int = 25_000
     """Of a cell whose recipe has no number of its own."""
     every: int = 5000
@@ -120,17 +123,23 @@ class Arguments(CellArguments):
     matrices: Literal["adamw", "muon"] = "adamw"
     """What steps the matrices of the blocks."""
     rate: float = 3e-4
+    """The highest."""
     warmup: int = 2500
+    """Steps in which the rate rises."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """What the rate does after that."""
     clip: float = 1.0
     """The largest norm of the gradient of a *sequence's* loss, the sum over its positions, as in the code that the
     paper builds on: nearly every gradient is longer, and so is scaled to this length."""
     ema: float = 0.9999
+    """The decay of the average of the weights, which is what is tested."""
     ema_warmup: bool = True
     """The average's decay is at most (1+step)/(10+step), as in the code that the paper builds on; a plain one of 0.9999
     still holds 8% of the initial weights after 25,000 steps."""
     dropout: float = 0.1
+    """Of each branch of the network."""
     weight_decay: float = 0.0
+    """Of all parameters, times the rate."""
     cut: Literal["once", "anew"] = "once"
     """Where the book is cut into sequences: at the same places in every epoch, or at others."""
     times: Literal["stratified", "independent"] = "stratified"
@@ -140,7 +149,9 @@ class Arguments(CellArguments):
     float32_residual: bool = False
     """Keep the sum of all branches in float32, as the code that the paper builds on."""
     p_m: float = 0.95
+    """Roulette: the share of masking among all events."""
     sigma_floor: float = 0.003
+    """Uniform: the smallest sigma in a denoiser's ratios (the paper's)."""
     out: Path = Path("runs/spelling")
     results: Path = Path("runs/spelling.json")
 

@@ -42,6 +42,7 @@ class Arguments:
     """
 
     model: tyro.conf.Positional[str]
+    """A run's folder, or a model by its name."""
     data: Path
     """A text."""
     blanks: int = 8
@@ -49,10 +50,13 @@ class Arguments:
     width: int = 4
     """Tokens of a blank."""
     rounds: int = 4
+    """In each of which both ways are timed."""
     steps: int | None = None
     """Of the sampler; by default the model's."""
     seed: int = 0
+    """Of sampling."""
     device: str = "cpu"
+    """auto, cpu, cuda or cuda:1."""
 
 
 def page(text: str, tokenizer: Tokenizer, length: int, blanks: int, width: int) -> Template:

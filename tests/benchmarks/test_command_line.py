@@ -1,5 +1,6 @@
 """Bad options of the benchmarks end in one line, by the parser of the package's commands."""
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS, definitions, run
+from tests.options import undescribed
 
 NAMES = ("english", "infilling", "language", "profile_sampling", "profile_training", "sample_seconds", "spelling")
 NAMES += ("window_batches",)
@@ -18,6 +20,44 @@ def test_a_bad_option_is_one_line(name: str):
     code, said = run(BENCHMARKS / f"{name}.py", "--no-such-option")
     assert code == 2
     assert said == f"{name}: there is no option --no-such-option ({name}.py --help tells more)\n"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_says_what_it_is(name: str):
+    assert undescribed(definitions(name).Arguments) == []
+
+
+OF_ARGPARSE = ("bound_coverage", "bound_variance", "compare_sampling", "correctors", "english_char", "english_words")
+OF_ARGPARSE += ("import_speed", "lm_eval_speed", "recipe_trials", "sampler_quality", "serving")
+
+
+@pytest.mark.parametrize("name", OF_ARGPARSE)
+def test_a_help_has_the_docstring_and_a_word_on_every_option(name: str, monkeypatch, capsys):
+    script = definitions(name)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit, match="0"):
+        script.main()
+    said = capsys.readouterr().out
+    assert str(script.__doc__).strip() in said
+    heads = re.findall(r"^  (\S.*)\n(?! {20})", said.partition("options:\n")[2], re.MULTILINE)
+    assert [head for head in heads if not re.search(r"\S {2,}\S", head)] == []
+
+
+def test_a_help_names_defaults(capsys: pytest.CaptureFixture[str]):
+    parser = definitions("helps").parser_of("A script.")
+    parser.add_argument("--seed", type=int, default=0, help="of all")
+    parser.add_argument("--rows", nargs="+", default=["a b", "c"], help="of it")
+    parser.add_argument("--out", help="a file")
+    parser.add_argument("--table", action="store_true", help="print it")
+    parser.print_help()
+    said = capsys.readouterr().out
+    assert re.findall(r"(?<=  )(?:of|a|print) .*", said) == [
+        "of all (default: 0)",
+        "of it (default: a b, c)",
+        "a file",
+        "print it",
+    ]
 
 
 @pytest.mark.parametrize("shape", ["512", "0x128", "512x128x3", "ax2"])

@@ -1,11 +1,8 @@
 """Help that begins with an example which works, completion that knows what the help says, errors of one line."""
 
-import ast
 import contextlib
 import dataclasses
-import inspect
 import io
-import itertools
 import os
 import pty
 import re
@@ -14,11 +11,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast, get_type_hints
 
 import pytest
 
@@ -31,6 +26,7 @@ from cedd.process import PROCESSES
 from cedd.samplers import GRIDS, SAMPLERS
 from cedd.schedules import SCHEDULES
 from cedd.training.config import PRESETS
+from tests.options import undescribed
 
 BASH, FISH, ZSH = map(shutil.which, ("bash", "fish", "zsh"))
 NEED_A_MODEL = {"sample", "infill", "correct", "spelling"}  # that comes with the package
@@ -84,22 +80,6 @@ def test_every_preset_has_a_help_with_an_example(name: str):
 def test_a_help_names_the_rows_of_a_table(words: str, table: Iterable[str]):
     shown = help_text(*words.split())
     assert [name for name in table if not re.search(rf"[ (]{name}[ ,:.]", shown)] == []
-
-
-def undescribed(kind: type) -> list[str]:
-    """The fields of a dataclass, and of those within it, that no string below them describes."""
-    described, found = set[str](), list[str]()
-    for source in (inspect.getsource(one) for one in kind.__mro__ if dataclasses.is_dataclass(one)):
-        (definition,) = ast.parse(textwrap.dedent(source)).body
-        for node, after in itertools.pairwise(cast(ast.ClassDef, definition).body):
-            if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
-                described.add(ast.unparse(node.target))
-    for name, hint in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            found += undescribed(cast(type, hint))
-        elif name not in described:
-            found.append(f"{kind.__name__}.{name}")
-    return found
 
 
 @pytest.mark.parametrize("kind", ARGUMENTS.values())
