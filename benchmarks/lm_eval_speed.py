@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 
 import torch
 from helps import parser_of
 
+from cedd.cli import run_command
 from cedd.evaluation.likelihood import DRAWS, TextLikelihoods
 from cedd.models.folder import load_folder
 from cedd.models.loaded import LoadedModel
@@ -66,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("lm_eval_speed", main))

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -34,11 +35,13 @@ from numpy.typing import NDArray
 
 import cedd
 from cedd.bench.sample import CountingNetwork
+from cedd.cli import run_command
 from cedd.data.corpora import open_corpus
 from cedd.evaluation.baselines import NGram
 from cedd.evaluation.generative import token_entropy
 from cedd.models.folder import load_folder
 from cedd.samplers import GraphedNetwork
+from cedd.samplers.loop import check_sampler
 
 RUNS = ("first-hitting", "analytic:1024", "analytic:256", "analytic:64", "analytic:16", "analytic:4")
 HELD_OUT, STRETCHES = 0.05, 50
@@ -97,6 +100,8 @@ def split(text: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]
 def compare(path: str, data: str, runs: Sequence[str], n: int, order: int, seed: int, device: str) -> list[Row]:
     """A row for the held-out text and one for each SAMPLER:STEPS."""
     folder = load_folder(path, device)
+    for run in runs:
+        check_sampler(run.partition(":")[0], folder.method, folder.process)
     encode, decode = folder.tokenizer.encode, folder.tokenizer.decode
     text = np.concatenate([encode(document) for document in open_corpus(data).documents()])
     learnt, held_out = split(text)
@@ -164,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("sampler_quality", main))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 from tests.options import undescribed
+from tests.tasks.models import save_random
 
 NAMES = ("english", "infilling", "language", "profile_sampling", "profile_training", "sample_seconds", "spelling")
 NAMES += ("window_batches",)
@@ -58,6 +59,22 @@ def test_a_help_names_defaults(capsys: pytest.CaptureFixture[str]):
         "a file",
         "print it",
     ]
+
+
+@pytest.mark.parametrize("name", ["lm_eval_speed", "sampler_quality"])
+def test_a_run_that_is_not_there_is_one_line(name: str):
+    definitions("command_line")
+    code, said = run(BENCHMARKS / f"{name}.py", "no/such/run")
+    assert (code, said.splitlines()) == (2, [f"{name}: no run or model at no/such/run"])
+
+
+def test_a_sampler_that_makes_no_sense_is_refused_before_a_judge_is_made(tmp_path: Path):
+    definitions("command_line")
+    path = save_random(tmp_path / "run", "roulette", "bayes")
+    code, said = run(BENCHMARKS / "sampler_quality.py", str(path), "--data", "no-such-text")
+    assert code == 2
+    assert said.startswith("sampler_quality: first-hitting needs tokens that never change once revealed (absorb)")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("shape", ["512", "0x128", "512x128x3", "ax2"])
