@@ -1,3 +1,4 @@
+import errno
 import json
 import multiprocessing
 import os
@@ -111,6 +112,19 @@ def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: p
 def test_an_error_in_a_worker_is_the_same_clear_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'z'.*position 2"):
         pack(TextCorpus(["abz"]), CharTokenizer("ab"), 2, cache=tmp_path, workers=2)
+    assert cached_folders(tmp_path) == []
+
+
+def _kill_worker(dtype: str, texts: list[str]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_a_matter_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system does where memory runs out."""
+    monkeypatch.setattr(packing_module, "_encode_in_worker", _kill_worker)
+    with pytest.raises(OSError, match="one of 2 processes that encode text was ended") as caught:
+        pack(TextCorpus(["ab" * 10]), BYTES, 2, cache=tmp_path, workers=2)
+    assert caught.value.errno == errno.ENOMEM
     assert cached_folders(tmp_path) == []
 
 

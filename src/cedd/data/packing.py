@@ -11,6 +11,7 @@ the same time: a complete set is never moved, and the first to finish makes it f
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -313,6 +315,11 @@ def _encode_in_order(
                     yield ends, job.result()
             for ends, job in waiting:
                 yield ends, job.result()
+        except BrokenProcessPool:
+            why = (
+                f"one of {workers} processes that encode text was ended, perhaps for want of memory; take fewer workers"
+            )
+            raise OSError(errno.ENOMEM, why) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
