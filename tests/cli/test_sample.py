@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -174,6 +175,13 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
     assert json.loads(capsys.readouterr().out) == report
     assert main(["genppl", "--samples", str(out), "--judge", "j", "--device", "cpu"]) == 0
     assert "the paper's" in capsys.readouterr().out
+    monkeypatch.setattr(Judge, "judge", lambda self, texts: [Judged(math.inf, len(text)) for text in texts])
+    assert main(["genppl", "--samples", str(out), *words]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out, parse_constant=pytest.fail)["corpus_perplexity"] == dict.fromkeys(
+        ("value", "low", "high")
+    )
+    assert said.err == ""
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def run(arguments: Genppl) -> int:
     assert samples is not None
     report = generative_perplexity(samples, judge, seed=arguments.seed)
     if arguments.json:
-        print(json.dumps(asdict(report) | {"made_by": dict(samples.made_by)}))
+        print(json.dumps(finite(asdict(report) | {"made_by": dict(samples.made_by)})))
     else:
         PlainConsole().print(table(report))
     return 0

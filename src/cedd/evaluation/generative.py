@@ -338,7 +338,8 @@ def _interval(
     generator = np.random.default_rng(seed)
     picks = (generator.integers(len(nats), size=len(nats)) for _ in range(resamples))
     values = [statistic(nats[pick], tokens[pick]) for pick in picks]
-    low, high = np.quantile(values, (0.025, 0.975))
+    with np.errstate(invalid="ignore"):  # a judge may find a text impossible
+        low, high = np.quantile(values, (0.025, 0.975))
     return BootstrapInterval(statistic(nats, tokens), float(low), float(high))
 
 
