@@ -5,6 +5,7 @@ import lzma
 import sys
 import time
 import types
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -208,6 +209,14 @@ def fake_datasets(rows: list[dict[str, str]], calls: list[tuple]) -> types.Modul
     return module
 
 
+class Torn(list[dict[str, str]]):
+    """Rows, and then the network fails."""
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        yield from super().__iter__()
+        raise RuntimeError("timed out")
+
+
 def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple] = []
     rows = [{"text": "one"}, {"text": ""}, {"text": "two"}]
@@ -222,6 +231,9 @@ def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     with pytest.raises(ValueError, match=r"no text field 'body' \(it has 'text'"):
         list(open_corpus("hf:owner/name", field="body").documents())
+    monkeypatch.setitem(sys.modules, "datasets", fake_datasets(Torn(rows), calls))
+    with pytest.raises(ValueError, match=r"hf:owner/name::train could not be read further \(RuntimeError\): timed out"):
+        list(open_corpus("hf:owner/name").documents())
     for bad in ("hf:", "hf:a:b:c:d"):
         with pytest.raises(ValueError, match="is not a hub dataset"):
             open_corpus(bad)

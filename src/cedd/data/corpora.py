@@ -282,10 +282,17 @@ class HubCorpus(Corpus):
             )
         except Exception as error:  # noqa: BLE001 - as above
             raise ValueError(f"{self.name} could not be opened ({type(error).__name__}): {error}") from None
-        for row in stream:
+        for row in self._received(stream):
             if not isinstance(row.get(self.field), str):
                 raise ValueError(f"{self.name} has no text field {self.field!r} (it has {', '.join(map(repr, row))})")
             yield row[self.field]
+
+    def _received(self, stream: Iterable[Any]) -> Iterator[Any]:
+        """What comes from the hub, until the network fails."""
+        try:
+            yield from stream
+        except Exception as error:  # noqa: BLE001 - as above
+            raise ValueError(f"{self.name} could not be read further ({type(error).__name__}): {error}") from None
 
     def pieces(self) -> Iterator[Piece]:
         for text in self.rows():
