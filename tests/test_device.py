@@ -40,6 +40,15 @@ def test_a_device_that_is_not_here_is_refused_with_those_that_are(name, cuda, mp
             pick_device(name)
 
 
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_each_rank_has_a_device_of_its_own_or_is_refused(name, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [pick_device(name, rank) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(ValueError, match=r"^there is no device cuda:2; the last one is cuda:1$"):
+        pick_device(name, 2)
+
+
 @contextmanager
 def no_recording(graph, **options):
     yield

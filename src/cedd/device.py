@@ -31,9 +31,10 @@ def pick_device(device: str | torch.device, local_rank: int = 0) -> torch.device
     if not count:
         there = " and ".join(kind for kind in KINDS if _count(kind))
         raise ValueError(f"there is no {found.type.upper()} device here, only {there}")
-    if (found.index or 0) >= count:
-        raise ValueError(f"there is no device {name}; the last one is {found.type}:{count - 1}")
-    return torch.device(name, local_rank) if name == "cuda" else found
+    chosen = torch.device(name, local_rank) if name == "cuda" else found
+    if (chosen.index or 0) >= count:
+        raise ValueError(f"there is no device {chosen}; the last one is {found.type}:{count - 1}")
+    return chosen
 
 
 def _count(kind: str) -> int:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from cedd.training.config import TrainConfig
 from cedd.training.distributed import Ranks
-from cedd.training.loop import Trainer
+from cedd.training.loop import Trainer, train
 from tests.training.ranks import (
     assert_near,
     double_precision,
@@ -98,6 +98,13 @@ def test_muons_steps_are_those_of_one_process(config: Make, tmp_path: Path, stra
     alone(train_together, config("one", settings), tmp_path / "one.held")
     assert together(train_together, config("two", {**settings, "strategy": strategy}), tmp_path / "two.held") == [0, 0]
     assert_near(tmp_path / "one.held", tmp_path / "two.held")
+
+
+def test_ranks_without_a_place_on_their_machine_are_refused(config: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2, but LOCAL_RANK is not set: start the ranks by torchrun"):
+        train(config("run"))
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_in_the_users_words(config: Make):

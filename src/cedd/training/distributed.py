@@ -95,6 +95,8 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     if world_size == 1:
         yield Ranks(0, 1, pick_device(device))
         return
+    if "LOCAL_RANK" not in os.environ:
+        raise ValueError(f"WORLD_SIZE is {world_size}, but LOCAL_RANK is not set: start the ranks by torchrun")
     chosen = pick_device(device, int(os.environ["LOCAL_RANK"]))
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
