@@ -68,7 +68,7 @@ def test_a_model_is_given_defaults_of_sampling(run, tmp_path, capsys):
     assert main([*words, "steps=48", "top_p=0.95"]) == 0
     assert load(out, device="cpu").folder.config["sampling"] == {"steps": 48, "top_p": 0.95}
     assert "| sampling's defaults | steps 48, top_p 0.95 |" in (out / "README.md").read_text()
-    for wrong in ("steps=many", "top_p=2", "top_k=40", "temperature"):
+    for wrong in ("steps=many", "steps=0", "top_p=2", "top_k=40", "temperature"):
         assert main([*words, wrong]) == 2
         assert f"and top_p=NUMBER (up to 1); got {wrong!r}" in capsys.readouterr().err
 
@@ -119,11 +119,14 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
         (["--calibrate", "BOOK", "--broken", "-1"], "must lie in [0, 1]; got -1"),
         (["--calibrate", "BOOK", "--broken", "1.5"], "must lie in [0, 1]; got 1.5"),
         (["--calibrate", "BOOK", "--broken", "nan"], "must lie in [0, 1]; got nan"),
+        (["--calibrate", "LATIN"], "latin.txt: 'utf-8' codec can't decode"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(run, tmp_path, capsys, more, message):
     (tmp_path / "book.txt").write_text("the cat sat on the mat, and so did the dog. " * 8)
-    given = [str(tmp_path / "book.txt") if word == "BOOK" else word for word in more]
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    named = {"BOOK": str(tmp_path / "book.txt"), "LATIN": str(tmp_path / "latin.txt")}
+    given = [named.get(word, str(word)) for word in more]
     assert main(["export", str(run), "--out", str(tmp_path / "x"), "--device", "cpu", *given]) == 2
     error = capsys.readouterr().err
     assert message in error

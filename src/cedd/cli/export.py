@@ -87,12 +87,18 @@ def sampling_defaults(words: tuple[str, ...]) -> dict[str, float]:
     for word in words:
         name, _, value = word.partition("=")
         try:
-            found[name] = {"steps": int, "temperature": float, "top_p": float}[name](value)
+            found[name] = {"steps": _steps, "temperature": float, "top_p": float}[name](value)
             Sharpening(found.get("temperature", 1.0), found.get("top_p", 1.0))
         except (KeyError, ValueError):
-            message = "--sampling takes steps=NUMBER, temperature=NUMBER (0 or more) and top_p=NUMBER (up to 1)"
-            raise UserError(f"{message}; got {word!r}") from None
+            takes = "steps=NUMBER (1 or more), temperature=NUMBER (0 or more) and top_p=NUMBER (up to 1)"
+            raise UserError(f"--sampling takes {takes}; got {word!r}") from None
     return found
+
+
+def _steps(value: str) -> int:
+    if (steps := int(value)) < 1:
+        raise ValueError(f"there must be steps; got {steps}")
+    return steps
 
 
 def _said(record: dict[str, Any]) -> str:
@@ -153,7 +159,8 @@ def digest(record: Any) -> Any:
 
 def calibrated(loaded: LoadedModel, file: Path, broken: float) -> tuple[dict[str, Any], str]:
     """Options of correction found on the beginning of a text, and that in words."""
-    text = file.read_text(encoding="utf-8")[:CALIBRATION_CHARACTERS]
+    with reading(file):
+        text = file.read_text(encoding="utf-8-sig")[:CALIBRATION_CHARACTERS]
     found = calibrate(loaded, text, broken=broken)
     words = (
         f"On the first {len(text):,} characters of {file.name}, 5% of whose letters were replaced: the most fixed with "
