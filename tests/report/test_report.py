@@ -1,8 +1,10 @@
 """`cedd report`: of one run, of several, and the pieces of the page."""
 
+import errno
 import html
 import json
 import math
+import os
 import re
 import shlex
 from pathlib import Path
@@ -261,6 +263,18 @@ def test_a_run_whose_data_have_changed_has_no_held_out_text(tmp_path: Path, caps
     assert line.startswith(f"cedd report: the data ({text}) has changed since {run} was trained on it")
     assert line.endswith(f"cedd report {run} --data FILE")
     assert not report(capsys, str(run), "--data", str(text))["held_out"]
+
+
+def test_a_run_that_may_only_be_read_has_a_page_elsewhere(runs, tmp_path, capsys, monkeypatch):
+    """Without the command that measures its held-out text again, which it cannot be given."""
+
+    def refused(path: Path, content: bytes) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("cedd.report.commands.atomic_write", refused)
+    record = report(capsys, str(runs[0]), "--out", str(tmp_path / "x.html"))
+    assert (tmp_path / "x.html").is_file()
+    assert "evaluate" not in record["commands"]
 
 
 def test_noise_is_drawn_as_what_happened():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from collections.abc import Sequence
@@ -62,7 +63,17 @@ def command(*words: str, **options: Any) -> str:
 
 
 def save_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
-    """The held-out text, and the file that reads back as the same blocks; None where no file does."""
+    """The held-out text, and the file that reads back as the same blocks; None where no file does, or where the run may
+    only be read."""
+    try:
+        return _saved_held_out(opened, blocks)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return None
+
+
+def _saved_held_out(opened: OpenedRun, blocks: np.ndarray) -> Path | None:
     blocks = blocks if opened.data.validation.ends is None else blocks[:, 1:-1]
     tokenizer, documents = opened.model.tokenizer, opened.documents(blocks)
     path = opened.path / HELD_OUT_TEXT
