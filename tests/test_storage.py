@@ -53,6 +53,20 @@ def failing_write(path: Path, named: bool) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([str(path)] if named else []))
 
 
+@pytest.mark.parametrize("name", ["\u3042" * 80, "two\nlines"], ids=["long", "lines"])
+def test_a_file_may_have_any_name_that_the_system_takes(tmp_path: Path, name: str) -> None:
+    """What a killed process left of it is found, too."""
+    path = tmp_path / name
+    with atomic_file(path) as new:
+        new.write_text("whole")
+        left = new.parent.name[:-36] + "0" * 32 + ".tmp"
+    (tmp_path / left).mkdir()
+    assert is_temporary(tmp_path / left)
+    atomic_write(path, b"again")
+    assert names(tmp_path) == [name]
+    assert path.read_text() == "again"
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o460])
 def test_what_replaces_a_private_file_is_private_while_it_is_written(tmp_path: Path, mode: int) -> None:
     """And can be written also where that file's owner, who is somebody else, may not."""

@@ -1,8 +1,9 @@
 """Files and folders that are either complete or absent: written in a temporary folder, flushed to disk, then renamed.
 
-The temporary folder stands beside what is written and is called .NAME.(32 hex digits).tmp. Its process holds its lock,
-which the system releases when the process ends, however it ends. Who writes NAME next removes the temporary folders of
-NAME that nobody holds: a killed process leaves nothing for long, and a living one loses nothing.
+The temporary folder stands beside what is written and is called .NAME.(32 hex digits).tmp, with a hash for a NAME
+that is too long. Its process holds its lock, which the system releases when the process ends, however it ends.
+Who writes NAME next removes the temporary folders of NAME that nobody holds: a killed process leaves nothing for long,
+and a living one loses nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp")
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
+_LONGEST = 200
+"""Bytes of a name that is part of a temporary folder's."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -170,7 +173,13 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
 
 
 def _temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    return path.with_name(f".{_named(path.name)}.{uuid.uuid4().hex}.tmp")
+
+
+def _named(name: str) -> str:
+    """What stands for a name in that of its temporary folder, which may have 255 bytes as any other."""
+    content = os.fsencode(name)
+    return name if len(content) <= _LONGEST else hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
@@ -219,7 +228,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove from the folder what killed processes left of `name` (by default, of everything)."""
     for entry in list(folder.iterdir()):
         match = _TEMPORARY.fullmatch(entry.name)
-        if match is None or name not in (None, match["name"]):
+        if match is None or (name is not None and match["name"] != _named(name)):
             continue
         with suppress(OSError), locked(entry, wait=False) as held:
             if held:
