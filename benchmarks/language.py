@@ -18,14 +18,14 @@ later and elsewhere. A judge that is missing leaves its column empty; the same c
 
 The results file has a protocol: corpus, tokenizer, test sets, recipe, steps, how much is measured. A file with another
 one is refused. Rows may come from any number of machines on any number of days; paths of a machine are no part of them,
-the version and the commit of the code are. A judgement by `ar` has the hash of its weights: another `ar` is another
-judge.
+the version and the commit of the code are (of older rows the version only). A judgement by `ar` has the hash of its
+weights: another `ar` is another judge.
 
 How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 s on an H200 with cedd-star on absorb,
-300 s where every position counts (roulette, uniform), and 291 s with ar. Bounds on up to 4096 blocks of each of 7
-texts, 4 draws, take 16 to 28 s (ar exactly: 4 s), samples 5 and 9 s, and 33 s of methods that give ratios. At 1024
-tokens training takes 338 to 356 s, and samples of ar 53 s. Starting and compiling takes about 40 s, and overlaps with
-the cell before.
+300 s where every position counts (roulette, uniform), and 291 s with ar. At 1024 tokens training takes 338 to 356 s.
+Bounds on up to 4096 blocks of each of 7 texts, 4 draws, took 14 to 28 s in the latest eight rows (ar exactly: 4 and
+5 s), and samples 5 to 33 s (ar at 1024 tokens: 53 s); in the rows before, of earlier kernels or beside another's
+training, up to 276 and 132 s. Starting and compiling takes about 40 s, and overlaps with the cell before.
 
 On a machine that is lent for minutes (one GPU, nothing installed, few megabytes a visit):
 
