@@ -5,7 +5,8 @@ rest is here. Cells take turns: while one is trained and measured, the next one 
 beside the next one's training nothing was gained: two processes on a GPU lose what each leaves idle in its turn.) A
 worker prints what happens as JSON, a line an event; the one process that started it keeps the results file, rewritten
 after every test, in which another such process may have cells of its own. The same command resumes: cells that are
-done are skipped, and one that --minutes has stopped continues from its checkpoint.
+done are skipped, one that --minutes has stopped continues from its checkpoint, and one that was trained, but not yet
+measured, is measured.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data.training_data import TrainingData
 from cedd.models.ema import EMA
 from cedd.models.transformer import Transformer
-from cedd.storage import check_writable, locked, write_json
+from cedd.storage import check_writable, locked, remove_folder, write_json
 from cedd.training.config import TrainConfig, from_json, same_run, to_json
 from cedd.training.distributed import joined_ranks
 from cedd.training.loop import Hooks, Trainer, TrainResult, share_the_interpreter
@@ -259,14 +260,20 @@ class CellHooks(Hooks, ABC):
             timer.start()
 
     def before_step(self, trainer: Trainer) -> None:
-        if not self.turn.is_mine and self.warmed_up >= WARM_UP:
-            if trainer.ranks.device.type == "cuda":
-                torch.cuda.synchronize()
-            self.turn.take(lambda: trainer.stop.requested)
-            self.started = time.perf_counter()
-            if self.turn.is_mine:
-                tell("turn", step=trainer.state.step)
+        if self.warmed_up >= WARM_UP:
+            self.take_turn(trainer)
         self.warmed_up += 1
+
+    def take_turn(self, trainer: Trainer) -> None:
+        """Wait for it, unless it is there already."""
+        if self.turn.is_mine:
+            return
+        if trainer.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.turn.take(lambda: trainer.stop.requested)
+        self.started = time.perf_counter()
+        if self.turn.is_mine:
+            tell("turn", step=trainer.state.step)
 
     def evaluate(self, trainer: Trainer, model: Transformer) -> float:
         """A point of the curve, by the averaged weights."""
@@ -277,11 +284,12 @@ class CellHooks(Hooks, ABC):
         return self.cost(figures)
 
     def wants_checkpoint(self, trainer: Trainer) -> bool:
-        """A finished run needs its weights only, not the gigabytes of a checkpoint; nor do the steps before a turn."""
-        return trainer.state.step < trainer.config.steps and self.turn.is_mine
+        """The steps before a turn need none; that of the last step is there until the run is measured."""
+        return self.turn.is_mine
 
     def on_end(self, trainer: Trainer, result: TrainResult) -> None:
         if result.finished:
+            self.take_turn(trainer)
             if self.tested != result.step:
                 trainer.evaluate()
             raw = replace(trainer.state, ema=EMA(trainer.state.model, 0.0)).averaged_model()
@@ -293,16 +301,24 @@ class CellHooks(Hooks, ABC):
             "end",
             step=result.step,
             finished=result.finished,
-            loss=result.loss,
+            loss=next(reversed(_logged(trainer.config, "loss")), None) if result.loss is None else result.loss,
             seconds=round(time.perf_counter() - self.started, 2),
             seconds_per_step=_seconds_per_step(trainer.config),
         )
+        if result.finished:  # which needs its weights only, not the gigabytes of a checkpoint
+            for step in trainer.checkpoints.steps():
+                remove_folder(trainer.checkpoints.path(step))
         self.turn.give_back()
+
+
+def _logged(config: TrainConfig, name: str) -> list[float]:
+    """A figure of training, as a run's log has it."""
+    return [r[name] for r in read_log(config.out / LOG_FILE) if r["kind"] == "train" and name in r]
 
 
 def _seconds_per_step(config: TrainConfig) -> float | None:
     """The median over the run, which neither the compiler nor the tests are part of."""
-    speeds = [r["tokens_per_second"] for r in read_log(config.out / LOG_FILE) if "tokens_per_second" in r]
+    speeds = _logged(config, "tokens_per_second")
     return round(config.batch.size * config.length / statistics.median(speeds), 6) if speeds else None
 
 
@@ -392,7 +408,8 @@ class Results:
             elif kind == "turn":
                 return
             elif kind == "point":
-                cells[cell]["curve"].append(event)
+                others = [point for point in cells[cell]["curve"] if point["step"] != event["step"]]
+                cells[cell]["curve"] = [*others, event]
                 cells[cell]["step"] = event["step"]
             elif kind in ("raw", "final"):
                 cells[cell][kind] = event
@@ -554,9 +571,10 @@ class Workers:
                 except (OSError, ValueError) as error:  # such as a full disk, or a file that is damaged meanwhile
                     print(f"{cell}: not saved yet: {error}", file=sys.stderr, flush=True)
 
-    def ended(self) -> list[str]:
-        """The cells of the workers that have ended, which are then forgotten."""
-        ended = [cell for cell, (process, _) in self.running.items() if process.poll() is not None]
+    def ended(self) -> dict[str, int]:
+        """The cells of the workers that have ended, which are then forgotten, with their exit codes."""
+        codes = {cell: process.poll() for cell, (process, _) in self.running.items()}
+        ended = {cell: code for cell, code in codes.items() if code is not None}
         for cell in ended:
             self.running.pop(cell)[1].join()
         return ended
@@ -622,7 +640,7 @@ def check_outputs(benchmark: Benchmark, results: Results, waiting: Sequence[str]
 
 
 def run(benchmark: Benchmark) -> int:
-    """All cells that are left, one after the other; the exit code is the number of cells that failed."""
+    """All cells that are left, one after the other; the exit code is 1 where any of them failed."""
     arguments = benchmark.arguments
     seconds = arguments.budget if arguments.minutes is None else 60 * arguments.minutes
     until = None if seconds is None else time.time() + seconds
@@ -634,7 +652,7 @@ def run(benchmark: Benchmark) -> int:
     for cell in cells:
         if cell not in waiting:
             print(f"{cell}: done before", flush=True)
-    workers, failed = Workers(benchmark, results, until), 0
+    workers, failed = Workers(benchmark, results, until), False
 
     def fits(cell: str) -> bool:
         """Whether there is time to begin it or, within a budget, to do all of it."""
@@ -648,21 +666,22 @@ def run(benchmark: Benchmark) -> int:
         while workers.running or (waiting and fits(waiting[0])):
             if waiting and fits(waiting[0]) and workers.have_had_their_turn:
                 workers.start(waiting.pop(0))
-            for cell in workers.ended():
+            for cell, code in workers.ended().items():
                 if (cell, "end") in workers.told:
                     complete_early(benchmark, results)
                 else:
-                    failed += 1
+                    failed = True
                     file = console_file(benchmark.configuration(cell))
                     last = file.read_text(errors="replace").rstrip().rpartition("\n")[2]
-                    print(f"{cell}: failed; {file} ends in: {last}", flush=True)
+                    how = f"ended by {signal.Signals(-code).name}" if code < 0 else "failed"
+                    print(f"{cell}: {how}; {file} ends in: {last}", flush=True)
             time.sleep(0.1)
         results.save_rest()  # before what may take minutes
         if waiting:
             print(f"no time for {', '.join(waiting)}: the same command goes on", flush=True)
         benchmark.complete(results)
     show(benchmark, results.content)
-    return failed
+    return int(failed)
 
 
 def show(benchmark: Benchmark, content: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from cedd.bounds.stop import STOPS
 from cedd.models.folder import load_folder
 from cedd.training.config import from_json, to_json
+from cedd.training.step import Stepper
 from tests.benchmarks.scripts import BENCHMARKS, definitions
 
 BENCHMARK = BENCHMARKS / "language.py"
@@ -519,7 +520,9 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(benchmark, arguments, don
 
     monkeypatch.setitem(benchmark.Results.save.__globals__, "write_json", write_or_fail)
     monkeypatch.setattr(benchmark.Workers, "start", start)
-    monkeypatch.setattr(benchmark.Workers, "ended", lambda self: [self.running.popitem()[0]] if self.running else [])
+    monkeypatch.setattr(
+        benchmark.Workers, "ended", lambda self: dict([(self.running.popitem()[0], 0)] if self.running else [])
+    )
     for fails[:], lines in (([0, 1, 0], 1), ([0, 0, 1], 1), ([1, 1, 1], 3)):
         path.unlink(missing_ok=True)
         assert benchmark.run(language) == 0
@@ -569,6 +572,59 @@ def test_a_cell_that_fails_says_why(benchmark, arguments, capsys, monkeypatch, t
     console = tmp_path / "runs" / "cedd-absorb.console.txt"
     assert f"cedd/absorb: failed; {console} ends in: the reason\n" in capsys.readouterr().out
     assert console.read_text() == "first\nthe reason\n"
+
+
+def test_a_cell_that_is_killed_says_by_which_signal(benchmark, arguments, capsys, monkeypatch, tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        f"import os\nprint('step 1', file=open(2, 'w'), flush=True)\nos.kill(os.getpid(), {signal.SIGKILL})"
+    )
+    monkeypatch.setattr(benchmark.Language, "script", script)
+    monkeypatch.setattr(benchmark.Workers, "have_had_their_turn", True)
+    cells = ("cedd/absorb", "sedd/absorb")
+    given = replace(arguments, only=cells, results=tmp_path / "fresh.json", out=tmp_path / "runs")
+    assert benchmark.run(benchmark.Language(given)) == 1  # and not their number: 2 is bad input
+    said = capsys.readouterr().out
+    for cell in cells:
+        console = tmp_path / "runs" / f"{benchmark.file_name(cell)}.console.txt"
+        assert f"{cell}: ended by SIGKILL; {console} ends in: step 1\n" in said
+
+
+def test_what_was_trained_and_not_measured_is_measured(benchmark, arguments, monkeypatch, tmp_path):
+    """A kill while a row is measured costs the measuring, not the training."""
+    cell, finish = "cedd/absorb", benchmark.LanguageHooks.finish
+    given = replace(arguments, only=(cell,), results=tmp_path / "fresh.json", out=tmp_path / "runs")
+    language = benchmark.Language(given)
+    results, folder = benchmark.Results(given.results, language), language.configuration(cell).out
+
+    def killed(self, trainer, model):
+        self.turn.give_back()  # as the end of a process does
+        raise KeyboardInterrupt
+
+    def trained(self, batch, stop=False):
+        pytest.fail("trained again")
+
+    def take(event, **values):
+        results.take(cell, json.loads(json.dumps({"event": event, **values}, allow_nan=False)))
+
+    monkeypatch.setitem(benchmark.CellHooks.on_end.__globals__, "tell", take)
+    monkeypatch.setitem(benchmark.CellHooks.before_step.__globals__, "WARM_UP", 1)
+    monkeypatch.setattr(benchmark.LanguageHooks, "finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.work(language)
+    before, raw = benchmark.file_sha256(folder / "model.safetensors"), results.content["cells"][cell]["raw"]
+    assert not results.is_done(cell, language)
+    monkeypatch.setattr(benchmark.LanguageHooks, "finish", finish)
+    monkeypatch.setattr(Stepper, "step", trained)
+    benchmark.work(language)
+    record = results.content["cells"][cell]
+    assert results.is_done(cell, language)
+    assert benchmark.file_sha256(folder / "model.safetensors") == before
+    assert [point["step"] for point in record["curve"]] == [2, 4]
+    assert record["raw"] == raw
+    assert record["loss"] > 0
+    assert record["seconds_per_step"] > 0
+    assert not any((folder / "checkpoints").iterdir())  # gigabytes that nobody needs any more
 
 
 def test_nothing_is_begun_that_would_not_be_done_in_time(benchmark, arguments, capsys, monkeypatch, tmp_path):
@@ -628,7 +684,7 @@ def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, ca
         self.told[cell, "turn"] = self.told[cell, "end"] = 0.0
 
     def ended(self):
-        return [self.running.popitem()[0]] if self.running else []
+        return dict([(self.running.popitem()[0], 0)] if self.running else [])
 
     def complete(results):
         calls.append(results)
