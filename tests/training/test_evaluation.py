@@ -137,3 +137,21 @@ def test_a_text_that_is_smaller_than_a_batch_is_called_so(config: Make, tmp_path
     said = StringIO()
     run(config("enough", {"steps": 1}), console=Console(file=said, width=200))
     assert "repeats" not in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("method", "lowest", "highest", "warned"),
+    [("sedd", 0.2, 0.8, True), ("sedds", 1e-3, 0.8, True), ("sedd", 1e-3, 1.0, False), ("cedd", 0.2, 0.8, False)],
+)
+def test_score_entropy_at_few_times_is_called_so(
+    config: Make, method: str, lowest: float, highest: float, warned: bool
+):
+    """A preset may have such times, which were found for cross entropy."""
+    said = StringIO()
+    changes = {"method": method, "batch.lowest_time": lowest, "batch.highest_time": highest, "steps": 1}
+    run(config("run", changes), console=Console(file=said, width=200))
+    line = (
+        f"{method} has score entropy, which needs all times, and is trained at [{lowest}, {highest}] only: add "
+        "--batch.lowest-time 0.001 --batch.highest-time 1.0\n"
+    )
+    assert (line in said.getvalue()) == ("score entropy" in said.getvalue()) == warned

@@ -22,9 +22,10 @@ from cedd.models.folder import ModelFolder, load_folder, save_description
 from cedd.models.locate import TRAIN_FILE, WEIGHTS_FILE
 from cedd.models.transformer import Transformer
 from cedd.models.weights import save_weights
+from cedd.objectives.score_entropy import ScoreEntropy
 from cedd.storage import expanded, write_json
 from cedd.training.checkpoints import Checkpoints, RunIdentity
-from cedd.training.config import MAY_CHANGE, TrainConfig, settings_of_run, to_json
+from cedd.training.config import MAY_CHANGE, BatchConfig, TrainConfig, settings_of_run, to_json
 from cedd.training.distributed import Ranks, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.records import LOG_FILE, Records, plot_log, read_log
@@ -148,9 +149,8 @@ class Trainer:
         config, kept = self.config, self.config.out if self.ranks.is_first else None
         with self._only_writer():
             self._resume()
-            blocks, size = len(self.data.train), self._blocks_of_a_batch
-            if blocks < size:
-                self._say(f"the text has {blocks} blocks of {config.length} tokens: a batch of {size} repeats them")
+            for warning in self._warnings():
+                self._say(warning)
             with (
                 self.stop.on_signals(),
                 Records(kept, config.steps, self.state.step, self.console, config.tensorboard) as self.records,
@@ -163,6 +163,19 @@ class Trainer:
                 plot_log(config.out)
         self._say(f"step {result.step}: {result.reason}; model in {config.out}")
         return result
+
+    def _warnings(self) -> Iterator[str]:
+        """What is allowed, and perhaps not meant."""
+        batch, usual = self.config.batch, BatchConfig()
+        blocks, size = len(self.data.train), self._blocks_of_a_batch
+        if blocks < size:
+            yield f"the text has {blocks} blocks of {self.config.length} tokens: a batch of {size} repeats them"
+        few = batch.lowest_time > usual.lowest_time or batch.highest_time < usual.highest_time
+        if few and isinstance(self.method.objective, ScoreEntropy):
+            times = f"[{batch.lowest_time}, {batch.highest_time}]"
+            add = f"--batch.lowest-time {usual.lowest_time} --batch.highest-time {usual.highest_time}"
+            name = self.method.name
+            yield f"{name} has score entropy, which needs all times, and is trained at {times} only: add {add}"
 
     @property
     def _blocks_of_a_batch(self) -> int:
