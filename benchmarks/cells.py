@@ -629,14 +629,13 @@ def saving(workers: Workers, results: Results) -> Iterator[None]:
     results.save_rest()
 
 
-def check_outputs(benchmark: Benchmark, results: Results, waiting: Sequence[str]) -> None:
-    """Refuse what could not be written in the end, before anything is trained."""
+def check_outputs(benchmark: Benchmark, content: Mapping[str, Any]) -> None:
+    """Refuse a plot or a page that could not be written in the end, before anything is trained or printed."""
     arguments = benchmark.arguments
-    for file in (arguments.results if waiting else None, arguments.plot):
-        if file is not None:
-            make_writable(file)
+    check_writable(arguments.plot)
+    check_writable(arguments.page)
     if arguments.page is not None:
-        with_tables(arguments.page, benchmark.tables(results.content))
+        with_tables(arguments.page, benchmark.tables(content))
 
 
 def run(benchmark: Benchmark) -> int:
@@ -647,7 +646,9 @@ def run(benchmark: Benchmark) -> int:
     results = Results(arguments.results, benchmark)
     cells = dict.fromkeys(map(benchmark.named, arguments.only))
     waiting = [cell for cell in cells if not results.is_done(cell, benchmark)]
-    check_outputs(benchmark, results, waiting)
+    if waiting:
+        make_writable(arguments.results)
+    check_outputs(benchmark, results.content)
     benchmark.prepare(waiting)
     for cell in cells:
         if cell not in waiting:
@@ -721,6 +722,7 @@ def answer(kind: type[Benchmark], arguments: CellArguments) -> int:
         if len(contents) > 1:
             print(benchmark.over_seeds(contents))
         else:
+            check_outputs(shown[0], contents[0])
             show(shown[0], contents[0])
         return 0
     if arguments.worker:

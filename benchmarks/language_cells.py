@@ -149,9 +149,16 @@ class Arguments(CellArguments):
             raise ValueError(f"--holdout is a share of the documents between 0 and 1; got {self.holdout}")
         if not self.sampler_steps or min(self.sampler_steps) < 1:
             raise ValueError("--sampler-steps must be at least 1 each")
+        if "ar" in self.judge:
+            raise ValueError("--judge ar: the judge ar is the cell of that name; give yours another")
         for judge in self.judge.values():
             refuse_missing_judge(judge)
         for cell in self.only:
+            length = read_cell(cell).length or self.length
+            if self.tokens % length or self.tokens < 2 * length:
+                raise ValueError(
+                    f"--tokens must be two or more sequences of {length} tokens ({cell}), whole ones; got {self.tokens}"
+                )
             configuration(self, cell).check()
         super().check()
 
@@ -216,7 +223,7 @@ def recipe(arguments: Arguments, length: int) -> TrainConfig:
         length=length,
         steps=steps,
         optimizer=replace(RECIPE.optimizer, warmup=max(1, round(WARM_UP * steps)), ema=average),
-        batch=replace(RECIPE.batch, size=max(2, arguments.tokens // length)),
+        batch=replace(RECIPE.batch, size=arguments.tokens // length),
     )
 
 

@@ -177,9 +177,15 @@ def _perplexity(record: Mapping[str, Any]) -> str:
     nats, low, high = (record[name] for name in ("nats_per_token", "low", "high"))
     if nats is None:
         return "∞"
-    if low is None or high is None or low == high:
-        return _plain(exp_or_inf(nats))
-    return f"{_plain(exp_or_inf(nats))} ± {_plain((exp_or_inf(high) - exp_or_inf(low)) / 2)}"
+    if low is None or high is None or low == high or math.isinf(exp_or_inf(high)):
+        return _exp(nats)
+    return f"{_exp(nats)} ± {_plain((exp_or_inf(high) - exp_or_inf(low)) / 2)}"
+
+
+def _exp(nats: float) -> str:
+    """A perplexity, by its exponent where it is too large for a number."""
+    value = exp_or_inf(nats)
+    return _plain(value) if math.isfinite(value) else f"e^{nats:,.0f}"
 
 
 def _plain(value: float | None) -> str:
@@ -207,7 +213,7 @@ def _both(bounds: Mapping[str, Any]) -> str:
     """j1 / j2, or the one bound that a method has."""
     nats = [bounds[name]["nats_per_token"] for name in ("j1", "j2") if name in bounds]
     nats = nats or [bounds["tight"]["nats_per_token"]]
-    return " / ".join("∞" if value is None else _plain(exp_or_inf(value)) for value in nats)
+    return " / ".join("∞" if value is None else _exp(value) for value in nats)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -281,6 +281,21 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     assert line in capsys.readouterr().out
 
 
+def test_what_cannot_be_written_is_said_before_tables_are_printed(benchmark, done, capsys, monkeypatch, tmp_path):
+    table = ["language.py", "--table", str(done.path)]
+    for words, said in (
+        (["--page", str(tmp_path)], f"{tmp_path} is a folder; name a file in it"),
+        (["--page", str(tmp_path / "none.md")], "none.md"),
+        (["--plot", str(tmp_path / "none" / "x.png")], f"there is no folder {tmp_path / 'none'} to write x.png to"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*table, *words])
+        assert benchmark.main(benchmark.Language) == 2
+        printed = capsys.readouterr()
+        assert said in printed.err
+        assert not printed.out
+    assert not (tmp_path / "none").exists()
+
+
 def test_the_page_has_what_the_results_say(benchmark):
     """docs/language.md is what the command writes into it from the committed results."""
     results = BENCHMARK.parent / "results" / "language.json"
@@ -316,7 +331,7 @@ def test_seeds_are_compared_within_one_protocol(benchmark, arguments, done):
     with pytest.raises(ValueError, match=r"different protocols \(steps, draws differ\)"):
         benchmark.over_seeds([first, second])
     with pytest.raises(ValueError, match="--page has the tables of one results file"):
-        replace(arguments, table=(PAGE, PAGE), page=PAGE).check()
+        replace(arguments, only=CELLS, table=(PAGE, PAGE), page=PAGE).check()
 
 
 def test_a_file_without_a_part_is_no_results_file(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
@@ -435,6 +450,9 @@ def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     for cell in ("cedd", "cedd/kappa-t", "dfm/absorb", "ar/absorb", "cedd/absorb@x", "cedd/absorb@0", "cedd/absorb+"):
         refused("a cell is METHOD/PROCESS of", only=(cell,))
     refused("fewer than a batch of", tokens=16 * 4096)
+    refused(r"two or more sequences of 16 tokens \(ar\), whole ones; got 100", tokens=100)
+    refused(r"two or more sequences of 64 tokens \(ar@64\), whole ones; got 64", only=("ar@64",))
+    refused("the judge ar is the cell of that name", judge={"ar": "a-judge.gguf"})
     refused("there is no file .* to train on", corpus=(tmp_path / "none.txt",))
     refused("unknown tokenizer", tokenizer="gpt3")
     refused("made from a text, and none is given: use byte, gpt2, gpt2-char or the folder", tokenizer="char")
@@ -699,11 +717,13 @@ def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, ca
     assert capsys.readouterr().err.count("put off until the cells are done: no memory") == 2
 
 
-def test_a_bound_beyond_what_a_float_can_hold_is_infinity_in_the_tables(benchmark):
-    """Score entropy of a network that has hardly learnt is thousands of nats a token."""
+def test_a_perplexity_beyond_what_a_float_can_hold_is_shown_by_its_exponent(benchmark):
+    """Score entropy of a network that has hardly learnt is thousands of nats a token, which is not infinity."""
     estimate = {"nats_per_token": 2500.0, "low": 2400.0, "high": 2600.0}
-    assert benchmark._perplexity(estimate) == "∞ ± ∞"
-    assert benchmark._both({"j1": estimate, "j2": {**estimate, "nats_per_token": 0.0}}) == "∞ / 1.00"
+    assert benchmark._perplexity(estimate) == "e^2,500"
+    assert benchmark._perplexity({**estimate, "low": 1.0, "nats_per_token": 1.0}) == "2.72"
+    assert benchmark._perplexity({**estimate, "nats_per_token": None}) == "∞"
+    assert benchmark._both({"j1": estimate, "j2": {**estimate, "nats_per_token": 0.0}}) == "e^2,500 / 1.00"
 
 
 def test_every_cell_of_the_tables_can_be_configured(benchmark):
