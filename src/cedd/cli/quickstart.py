@@ -74,8 +74,8 @@ def run(arguments: Quickstart) -> int:
 def configuration(arguments: Quickstart) -> TrainConfig:
     """The run that quickstart trains: what has measured best in the time that its device has (docs/lab-notes.md)."""
     if arguments.minutes is not None:
-        if not 0 < arguments.minutes < float("inf"):
-            raise UserError(f"--minutes must be positive; got {arguments.minutes:g}")
+        if not 0 < arguments.minutes <= MOST_MINUTES:
+            raise UserError(f"--minutes must be above 0 and at most {MOST_MINUTES}, a day; got {arguments.minutes:g}")
         if arguments.fast or arguments.steps is not None:
             fixed = "--fast" if arguments.fast else "--steps"
             raise UserError(f"give either --minutes or {fixed}, which says how many steps there are")
@@ -163,6 +163,8 @@ def vocabulary(config: TrainConfig) -> int:
 
 MINUTES = 4.0
 """All of it, unless --minutes or a number of steps is given."""
+MOST_MINUTES = 24 * 60
+"""What takes longer is no start: `cedd train` is for that."""
 MEASURED_SECONDS = 3.0
 OTHER_SECONDS, OTHER_STEPS = 25.0, 120
 """What is not training takes so many seconds, and as long as so many steps where the network is needed: at most."""
