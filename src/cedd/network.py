@@ -263,6 +263,22 @@ def _sum_of_largest(outputs: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Only:
+    """Positions, [L] or [B, L] bool, at which only some tokens, [V] bool, are possible."""
+
+    where: Tensor
+    tokens: Tensor
+
+    def of(self, which: Any) -> Only:
+        """Those of an index."""
+        return replace(self, where=self.where[which])
+
+    def barred(self, rows: Tensor) -> Tensor:
+        """Which tokens are not possible at the flat positions [R], [R, V]."""
+        return self.where.to(rows.device).flatten()[rows, None] & ~self.tokens.to(rows.device)
+
+
+@dataclass(frozen=True)
 class Network:
     """A model as the mathematics runs it; make one with `Network.of`.
 
@@ -277,6 +293,8 @@ class Network:
     double: bool = False
     """Whether outputs are turned into float64."""
     extras: Mapping[str, Tensor] | None = None
+    only: Only | None = None
+    """What is possible in some positions [B, L]; other tokens have no probability in `rows`."""
     one_by_one: bool = False
     """Whether `rows` runs the model on one sequence at a time, so that no bit of its outputs depends on the others."""
     check: OutputCheck = field(default_factory=OutputCheck, compare=False)
@@ -304,13 +322,14 @@ class Network:
 
     def of_sequences(self, which: Tensor | slice) -> Network:
         """The same network for some of the sequences that the extras are of."""
-        if self.extras is None:
+        if self.extras is None and self.only is None:
             return self
 
         def chosen(value: Tensor) -> Tensor:
             return value[which.to(value.device) if isinstance(which, Tensor) else which]
 
-        return replace(self, extras={name: chosen(value) for name, value in self.extras.items()})
+        extras = None if self.extras is None else {name: chosen(value) for name, value in self.extras.items()}
+        return replace(self, extras=extras, only=self.only and replace(self.only, where=chosen(self.only.where)))
 
     def reading(self, deterministic: bool | None) -> Network:
         """The same network, one sequence at a time or not; by default so for modules on a CPU, where it costs little.
@@ -336,6 +355,10 @@ class Network:
         self.check.look_at(checked_outputs(outputs, expected))
         return outputs
 
+    def possible(self, outputs: Tensor, rows: Tensor) -> Tensor:
+        """Outputs [R, V] of the flat positions [R], without those of tokens that are not possible there."""
+        return outputs if self.only is None else outputs.masked_fill(self.only.barred(rows), -math.inf)
+
     def check_outputs(self) -> None:
         """Refuse outputs that were no numbers, if there were any since the last call."""
         self.check.settle()
@@ -350,7 +373,7 @@ class Network:
             return RowsOneByOne(self._each(x_t, sigma, places.rows, full_precision))
         if not has_head(model):
             outputs = self.outputs(x_t, sigma).flatten(0, 1)
-            return OutputRows(self, outputs.index_select(0, places.rows), None)
+            return OutputRows(self, outputs.index_select(0, places.rows), None, places.rows)
         network = self
         if places.sequences is not None:
             x_t = x_t.index_select(0, places.sequences)
@@ -363,7 +386,7 @@ class Network:
             )
         hidden = hidden.flatten(0, 1).index_select(0, places.index)
         head = FullPrecisionHead(model.head) if full_precision else model.head
-        return OutputRows(self, hidden, self._on_host(head))
+        return OutputRows(self, hidden, self._on_host(head), places.rows)
 
     def _each(self, x_t: Tensor, sigma: Tensor, rows: Tensor, full_precision: bool) -> Iterator[OutputRows]:
         """The outputs at ascending rows [R], of one sequence after the other."""
@@ -429,8 +452,8 @@ def _parts(rows: int, size: int, together: Sequence[int] | None) -> Iterator[sli
 class OutputRows:
     """Outputs of some positions, made a chunk at a time."""
 
-    def __init__(self, network: Network, hidden: Tensor, head: Callable[[Tensor], Tensor] | None) -> None:
-        self._network, self._hidden, self._head = network, hidden, head
+    def __init__(self, network: Network, hidden: Tensor, head: Callable[[Tensor], Tensor] | None, at: Tensor) -> None:
+        self._network, self._hidden, self._head, self._at = network, hidden, head, at
 
     def chunks(self, together: Sequence[int] | None = None) -> Iterator[tuple[Tensor, slice]]:
         """Outputs [r, V], and which rows they are of.
@@ -441,7 +464,8 @@ class OutputRows:
         size = max(1, entries_at_once(self._hidden.device) // vocab_size)
         for part in _parts(len(self._hidden), size, together):
             rows = self._hidden[part]
-            yield rows if self._head is None else self._network.checked(self._head(rows), (len(rows), vocab_size)), part
+            made = rows if self._head is None else self._network.checked(self._head(rows), (len(rows), vocab_size))
+            yield self._network.possible(made, self._at[part]), part
 
     def map(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """function(outputs, which rows) of all chunks, put together; there must be a row."""
@@ -459,7 +483,7 @@ class OutputRows:
 
     def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor]) -> Tensor | None:
         model = self._network.model
-        if self._head is None or not records(model) or not function.of_tensors:
+        if self._head is None or self._network.only is not None or not records(model) or not function.of_tensors:
             return None
         step = _HeadAnd(function, self._head, self._network.vocab_size)
         recorded = model.recorded(step, (self._hidden, *of_rows))

@@ -11,6 +11,7 @@ from scipy import stats
 
 import cedd
 from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import Only
 from cedd.samplers import Corrector, Fixed, Sharpening, default_steps, inverse_cdf, prompt, sample, time_grid
 from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value
 
@@ -86,6 +87,71 @@ def test_what_is_left_shares_the_probability_of_what_is_excluded():
         outputs = model.outputs(torch.tensor([[5]]), process.sigma(t)[None])[0, 0]
         weights += torch.softmax(outputs.index_fill(0, torch.tensor([2]), -torch.inf), 0) / 1000
     assert stats.chisquare(seen[[0, 1, 3, 4]], 4000 * weights[[0, 1, 3, 4]].numpy()).pvalue > ERROR_RATE
+
+
+def only_at(where, tokens, V):
+    return Only(torch.tensor(where), torch.isin(torch.arange(V), torch.tensor(tokens)))
+
+
+STEPPED = [("uniform", "bayes", "gibbs"), ("uniform", "cedd", "stratified")]
+REVEALED = [
+    ("absorb", "cedd", name) for name in ("probability", "margin", "gibbs", "remask-confidence", "remask-capped")
+]
+
+
+@pytest.mark.parametrize("network", [Table, HalvedTable])
+@pytest.mark.parametrize("combination", COMBINATIONS + STEPPED + REVEALED, ids="-".join)
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_some_tokens_alone_are_drawn_where_no_others_may_be(combination, temperature, network):
+    """By every sampler; and texts of the batch in which nothing is barred are what they are without."""
+    process, method, sampler = combination
+    made, given = PROCESSES[process](4), torch.tensor([[True, False, False]]).expand(200, -1)
+    where = torch.tensor([[False, True, False]]).expand(200, -1) & (torch.arange(200) % 2 == 0)[:, None]
+    limited, free = (
+        sample(
+            network(made, 3, seed=7), made, (200, 3), method=method, sampler=sampler, steps=4, exclude=[0],
+            constraint=Fixed(given.long(), given, only), temperature=temperature, generator=seeded(),
+        )
+        for only in (Only(where, torch.tensor([True, False, True, True])), None)
+    )  # fmt: skip
+    assert set(limited[::2, 1].unique().tolist()) <= {2, 3}
+    assert (limited[:, 0] == 1).all()
+    assert torch.equal(limited[1::2], free[1::2])
+    assert temperature == 0 or 1 in free[::2, 1]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_law_where_some_tokens_alone_may_be_drawn(deterministic):
+    """Of two masks, by enumeration: either is revealed first, and where tokens are barred the others share their
+    probability, given what is known by then."""
+    process, n = cedd.absorb(4), 800 if deterministic else 8000  # one by one it takes its time
+    model, mask, possible = HalvedTable(process, 2, seed=3), 4, torch.tensor([False, True, False, True])
+    model.sway.zero_()  # the same at all times
+
+    def belief(x, place):
+        outputs = model.outputs(torch.tensor([x]), torch.ones(1))[0, place]
+        return torch.softmax(outputs.where(possible, -torch.inf) if place == 0 else outputs, 0).numpy()
+
+    law = np.zeros((4, 4))
+    for first, second in itertools.product(range(4), repeat=2):
+        law[first, second] += 0.5 * belief([mask, mask], 0)[first] * belief([first, mask], 1)[second]
+        law[first, second] += 0.5 * belief([mask, mask], 1)[second] * belief([mask, second], 0)[first]
+    held = Fixed(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool), only_at([True, False], [1, 3], 4))
+    drawn = sample(
+        model, process, (n, 2), method="cedd", sampler="first-hitting", constraint=held, generator=seeded(),
+        x_start=torch.full((n, 2), mask), deterministic=deterministic,
+    )  # fmt: skip
+    seen = np.bincount((4 * drawn[:, 0] + drawn[:, 1]).numpy(), minlength=16).reshape(4, 4)
+    assert seen[[0, 2]].sum() == 0
+    assert stats.chisquare(seen[[1, 3]].ravel(), n * law[[1, 3]].ravel()).pvalue > ERROR_RATE
+
+
+@pytest.mark.parametrize("where", [[True], [True, False]])
+def test_what_alone_may_be_drawn_leaves_something_to_draw(where):
+    process, held = cedd.absorb(4), (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))
+    only = only_at(where, [] if len(where) == 2 else [1], 4)
+    with pytest.raises(ValueError, match="must leave one of the 4 tokens, and be of this shape"):
+        sample(Table(process, 2), process, (1, 2), method="cedd", constraint=Fixed(*held, only))
 
 
 @pytest.mark.parametrize("grid", ["uniform", "jumps"])

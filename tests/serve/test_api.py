@@ -5,6 +5,8 @@ import contextlib
 import json
 import random
 import threading
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from cedd.cli import main
-from cedd.data.tokenizers import ByteTokenizer
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer
 from cedd.models.arrays import ArrayNetwork
 from cedd.models.loaded import SamplingOptions
 from cedd.models.locate import pretrained_root
@@ -24,8 +26,8 @@ from cedd.serve.fields import Fields
 from cedd.serve.limits import Limits
 from cedd.serve.models import Shelf
 from cedd.serve.requests import completion
-from cedd.serve.work import Shown, Steps, alternatives
-from cedd.tasks import generate, infill, load, parse_template
+from cedd.serve.work import Shown, Steps, alternatives, stacked
+from cedd.tasks import LanguageModel, generate, infill, load, parse_template
 from cedd.tasks.template import Template
 from tests.serve.servers import IN_THE_CLEAR, events, httpx, served, until
 from tests.tasks.models import save_random
@@ -395,6 +397,62 @@ def test_alternatives_of_masks_are_the_network_s_own_probabilities(shelf: Shelf)
     wanted = sorted(((p, model.tokenizer.decode([i])) for i, p in enumerate(law.tolist())), reverse=True)
     assert [text for text, _ in found] == [text for _, text in wanted]
     assert [p for _, p in found] == pytest.approx([p for p, _ in wanted], abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, LanguageModel]]:
+    """A client of a server of a model of word pieces, and this model."""
+    tokenizer = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 50, 300)
+    made = load(save_random(tmp_path_factory.mktemp("words") / "words", "absorb", "cedd", tokenizer=tokenizer), "cpu")
+    with served(Shelf({"words": made})) as (url, _), httpx.Client(base_url=url, timeout=30, **IN_THE_CLEAR) as client:
+        yield client, made
+
+
+def test_a_word_after_a_given_space_is_one_that_begins_with_it(words: tuple[Any, LanguageModel]):
+    """As the model fills it; and so do the others that it might have been, which share all probability."""
+    client, model = words
+    text = "____{2} O ____{2} sat"
+    spaced = sorted(model.tokenizer.decode([token]) for token in model.tokenizer.spaced.nonzero()[0].tolist())
+    asked = {"text": text, "n": 8, "seed": 3, "steps": 5, "alternatives": len(spaced) + 1}
+    reply = client.post("/infill", json=asked).json()
+    assert reply["texts"] == infill(model, text, 8, options=SamplingOptions(seed=3, steps=5))
+    for written, record in zip(reply["texts"], reply["tokens"], strict=True):
+        assert "".join(record["pieces"]) == written
+        first, free, second, _ = record["alternatives"]
+        assert sorted(text for text, _ in second) == spaced
+        assert sorted(text for text, _ in first) == sorted(text.removeprefix(" ") for text in spaced)
+        assert len(free) == len(spaced) + 1
+        for found in (first, second):
+            assert sum(p for _, p in found) == pytest.approx(1, abs=1e-3)
+        assert sum(p for _, p in free) < 0.99
+
+
+def test_texts_drawn_at_once_keep_their_own_spaces(words: tuple[Any, LanguageModel]):
+    tokenizer = words[1].tokenizer
+    spaced, plain = (Template.of(parts, tokenizer) for parts in (["a ", 2, "b"], ["a", 2, "b"]))
+    held = stacked([(plain, 1), (spaced, 2)])
+    assert held is not None
+    assert held.only is not None
+    assert held.only.where.tolist() == [[False] * 4, *[[False, True, False, False]] * 2]
+    both = stacked([(plain, 2)])
+    assert both is not None
+    assert both.only is None
+
+
+def test_a_word_after_a_given_space_is_as_certain_as_among_those_that_begin_with_it(words: tuple[Any, LanguageModel]):
+    client, model = words
+    asked = {"prompt": "The ", "max_tokens": 1, "steps": 1, "seed": 1, "stream": True, "certainty": True}
+    *steps, _ = events(client.post("/v1/completions", json=asked))
+    before, now = next(pair for pair in pairwise(steps) if pair[1]["step"]["edits"])
+    ((_, place, piece, p),) = now["step"]["edits"]
+    tokenizer, process = model.tokenizer, model.process
+    x_t = torch.tensor([[*tokenizer.encode("The").tolist(), process.vocab_size]])
+    with torch.no_grad():
+        outputs = model.model(x_t, process.noise(before["step"]["t"]).sigma.float()[None])[0, place].double()
+    law = outputs.where(torch.from_numpy(tokenizer.spaced), -torch.inf).softmax(-1)
+    assert p == pytest.approx(
+        float(law[[tokenizer.decode([token]) for token in range(len(law))].index(piece)]), abs=1e-3
+    )
 
 
 def test_a_correction_is_what_cedd_correct_prints(client: Any, shelf: Shelf):

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cedd
-from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer
+from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, PaddedTokenizer
 from cedd.models.loaded import SamplingOptions
 from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
 from cedd.tasks.generate import prompt_template
-from cedd.tasks.template import Given, Template
+from cedd.tasks.template import Blank, Given, Template
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
@@ -226,6 +226,85 @@ def test_a_space_before_a_blank_is_that_of_the_word_in_it(parts):
     assert template.write(ids) == "The cat sat"
     assert prompt_template(loaded, "The ", 8).given.tolist() == [True] + [False] * 7
     assert generate(loaded, prompt=parts[0], options=FAST)[0].startswith(parts[0])
+
+
+PADDED = PaddedTokenizer(WORDS)
+
+
+@pytest.fixture(scope="module")
+def writers(tmp_path_factory):
+    """Models of word pieces, which believe in any of them after a space."""
+    folder, kinds = tmp_path_factory.mktemp("writers"), [("absorb", "cedd"), ("absorb", "sedd"), ("absorb", "ar")]
+    kinds += [("uniform", "cedd"), ("uniform", "sedd"), ("roulette", "bayes")]
+    made = {"-".join(kind): save_random(folder / "-".join(kind), *kind, tokenizer=WORDS) for kind in kinds}
+    made["padded"] = save_random(folder / "padded", "absorb", "cedd", tokenizer=PADDED)
+    return {name: load(path, device="cpu") for name, path in made.items()}
+
+
+FILLED = [
+    ("absorb-cedd", {}), ("absorb-cedd", {"sampler": "probability"}), ("absorb-cedd", {"top_p": 0.3}), ("padded", {}),
+    ("absorb-sedd", {}), ("uniform-cedd", {"sampler": "euler"}), ("uniform-sedd", {}), ("roulette-bayes", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "how"), FILLED)
+@pytest.mark.parametrize("far", [False, True])
+def test_a_blank_after_a_space_begins_with_one(writers, name, how, far):
+    """In windows of a long text, too; other tokens are drawn where no space is given."""
+    writer, before = writers[name], "the cat sat on the mat. " * (4 * far)
+    template = parse_template(f"{before}Mr. O ____{{2}} went, a____{{3}} T", writer.tokenizer)
+    assert (template.width > writer.length) is far
+    first, second = (blank.start for blank in template.blanks)
+    ids = template.draw(writer, 16, SamplingOptions.of(steps=4, seed=0, **how)).numpy()
+    spaced = writer.tokenizer.spaced
+    assert spaced[ids[:, first]].all()
+    assert not spaced[ids[:, second]].all()
+    for row in ids:
+        filled = template.write(row)
+        assert filled.startswith(f"{before}Mr. O ")
+        assert " went, a" in filled
+        assert filled.endswith(" T")
+
+
+def test_a_text_after_a_prompt_that_ends_with_a_space_begins_with_it(writers):
+    """By a model that writes from left to right; and by one that has its whole text before it."""
+    for name in ("absorb-ar", "absorb-cedd"):
+        template = prompt_template(writers[name], "The cat ", 12)
+        ids = template.draw(writers[name], 12, FAST).numpy()
+        assert WORDS.spaced[ids[:, template.blanks[0].start]].all()
+        assert not WORDS.spaced[ids[:, template.blanks[0].start + 1]].all()
+    full = prompt_template(writers["absorb-ar"], "The cat ", len(WORDS.encode("The cat")))
+    assert full.only is None  # nothing is left to be written
+    assert full.fill(writers["absorb-ar"], 1) == ["The cat "]
+
+
+def test_a_text_that_begins_with_a_blank_begins_with_a_word(writers):
+    """Whose space is not written; what has nothing but a blank is written as any text is."""
+    writer = writers["absorb-cedd"]
+    template = parse_template("____{3} was ____{1}", WORDS)
+    ids = template.draw(writer, 16, FAST).numpy()
+    assert WORDS.spaced[ids[:, 0]].all()
+    assert not WORDS.spaced[ids[:, 1]].all()
+    for row in ids:
+        assert " " + template.write(row) == WORDS.decode(row)
+    blank = parse_template("____{9}", WORDS)
+    assert blank.constraint is None
+    assert blank.fill(writer, 3, FAST) == generate(writer, 3, length=9, options=FAST)
+    (one, two) = (part for part in parse_template("a____ ____", WORDS).parts if isinstance(part, Blank))
+    assert (one.begins_word, two.begins_word) == (False, True)
+    assert parse_template("____ cat", CharTokenizer(ALPHABET)).only is None
+
+
+def test_tokens_that_begin_with_a_space():
+    for tokenizer in (WORDS, PADDED):
+        spaced = {tokenizer.decode([token]) for token in np.flatnonzero(tokenizer.spaced).tolist()}
+        assert {" ", " cat", " the"} <= spaced
+        assert all(text.startswith(" ") for text in spaced)
+        assert len(tokenizer.spaced) == tokenizer.vocab_size
+        assert not tokenizer.spaced[list(tokenizer.silent)].any()
+    assert np.flatnonzero(ByteTokenizer().spaced).tolist() == [32]
+    letters = CharTokenizer(ALPHABET)  # whose blanks may begin with anything: the space is a token, and is given
+    assert parse_template("Mr. O ____ went", letters).only is None
 
 
 def test_a_model_has_its_own_defaults_of_sampling(tmp_path):

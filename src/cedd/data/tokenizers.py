@@ -64,6 +64,11 @@ class Tokenizer(ABC):
         lengths[[token for token in (self.eos_id, *self.silent) if token is not None]] = 0
         return lengths.clip(1)
 
+    @cached_property
+    def spaced(self) -> NDArray[np.bool_]:
+        """Which tokens begin with a space, [V]."""
+        return np.array([self.decode([token]).startswith(" ") for token in range(self.vocab_size)])
+
     @property
     def characters(self) -> Mapping[str, int] | None:
         """The token of each character, where one position of text is one token; None for other kinds of tokenizer."""
@@ -371,6 +376,10 @@ class _ByteLevelBPE(Tokenizer):
         if self.eos_id is not None:
             lengths[self.eos_id] = 1
         return lengths.clip(1)
+
+    @cached_property
+    def spaced(self) -> NDArray[np.bool_]:
+        return np.array([content.startswith(b" ") for content in self.token_bytes])
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return self.encode_batch([text])[0]

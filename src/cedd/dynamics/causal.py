@@ -126,7 +126,8 @@ def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor
             nonlocal seen
             hidden = model.features(inputs[:, seen : i + 1], cache=cache, **network.given())[:, -1]
             seen = i + 1
-            return network.checked(head(hidden), (batch, network.vocab_size))
+            outputs = network.checked(head(hidden), (batch, network.vocab_size))
+            return network.possible(outputs, torch.arange(batch, device=device) * length + i)
 
         return continued
 

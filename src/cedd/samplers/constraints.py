@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cedd.network import Only
+
 Constraint = Callable[[Tensor], Tensor]
 
 
@@ -23,6 +25,8 @@ class Fixed:
 
     tokens: Tensor
     where: Tensor
+    only: Only | None = None
+    """Where some tokens alone may be drawn, of the same shape; the others share the probability of the rest."""
 
     def __post_init__(self) -> None:
         if self.tokens.shape != self.where.shape or self.tokens.dim() not in (1, 2):
@@ -43,12 +47,17 @@ class Fixed:
         held = self.tokens[self.where]
         if held.numel() and (int(held.min()) < 0 or int(held.max()) >= vocab_size):
             raise ValueError(f"fixed tokens must lie in 0..{vocab_size - 1}; got {int(held.min())}..{int(held.max())}")
+        if (only := self.only) is not None and not (
+            only.where.shape == self.where.shape and only.tokens.shape == (vocab_size,) and only.tokens.any()
+        ):
+            raise ValueError(f"what alone may be drawn must leave one of the {vocab_size} tokens, and be of this shape")
 
     def part(self, start: int, stop: int) -> Fixed:
         """The constraint of sequences start..stop-1."""
         if self.where.dim() == 1:
             return self
-        return Fixed(self.tokens[start:stop], self.where[start:stop])
+        part = slice(start, stop)
+        return Fixed(self.tokens[part], self.where[part], self.only and self.only.of(part))
 
 
 def prompt(tokens: Tensor, length: int) -> Fixed:

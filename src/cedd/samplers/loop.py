@@ -27,7 +27,7 @@ from cedd.dynamics import Corrector, StepRule
 from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
-from cedd.network import AnyModel, Network, Places, evaluating, flat_places, put_at
+from cedd.network import AnyModel, Network, Only, Places, evaluating, flat_places, put_at
 from cedd.parameterization import Affine, Parameterization, can_jump, shifted_outputs
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of, may_move
@@ -147,7 +147,7 @@ def denoise(run: Run, x: Tensor) -> Tensor:
     for rule, first, last in run.stretches():
         for candidates in plan.calls(first, last, x.device):
             x = _jump_step(run, rule, x, candidates, levels, sigma)
-    return x
+    return _possible(run, x)
 
 
 def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
@@ -172,11 +172,35 @@ def _in_step(run: Run, x: Tensor, plan: Plan | None, held: Tensor, levels: Tenso
                 x = _jump_step(run, run.rule_of(k), x, candidates, levels, sigma)
             if run.constraint is not None:
                 x = run.constraint(x)
+            if k + 2 == len(run.times):
+                x = _possible(run, x)
             if plan is not None and run.has_opaque_constraint:
                 plan.observe(x == run.process.vocab_size)
             if run.callback is not None:
                 run.callback(k + 1, float(run.times[k + 1]), x)
     return x
+
+
+def _possible(run: Run, x: Tensor) -> Tensor:
+    """Data x [B, L] without noise that is not possible where it is.
+
+    A network's belief excludes it, but ratios that are tamed near t = 0 may leave some: that is drawn from the belief.
+    """
+    only, parameterization = run.network.only, run.parameterization
+    if only is None or not run.process.can_shuffle or float(run.times[-1]) > 0:
+        return x
+    rows = flat_places(only.where & ~only.tokens[x])
+    if not len(rows) or not isinstance(parameterization, Affine):  # other networks' noise is never such
+        return x
+    noise, here = run.process.noise(run.times[-2]), x.flatten()[rows]
+    v = run.draws.uniform(Use.REDRAW, -1).to(x.device).flatten()[rows]
+
+    def drawn(outputs: Tensor, part: slice) -> Tensor:
+        now = noise.like(here[part])
+        return run.sharpening.draw(parameterization.posterior_logits(outputs.double(), here[part], now), v[part])
+
+    outputs = run.network.rows(x, noise.sigma.to(x.device, torch.float32), Places(rows), full_precision=True)
+    return put_at(x, rows, outputs.map(drawn))
 
 
 def _mask_stays(run: Run, levels: Tensor) -> Tensor:
@@ -392,6 +416,9 @@ def sample(
     _check(chosen, process, shape, sampler, corrector, constraint, x_start)
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
     network = Network.of(model, process.vocab_size, device, extras, shape[0]).reading(deterministic)
+    if isinstance(constraint, Fixed) and (only := constraint.only) is not None:
+        where = (only.where & ~constraint.where).expand(shape)
+        network = replace(network, only=Only(where.to(network.device), only.tokens.to(network.device)))
     own_seeds = _checked_seeds(seeds, generator, shape[0])
     order = sampler if isinstance(sampler, Order) else ORDERS.get(sampler) if isinstance(sampler, str) else None
     stepper = _stepper_of(sampler)
@@ -502,11 +529,15 @@ def _checked_exclusion(exclude: Sequence[int], vocab_size: int) -> tuple[int, ..
 
 
 def _prior(run: Run, device: torch.device) -> Tensor:
-    """Noise at t = 1: uniform among the tokens that are not excluded, run through the masking of the whole time."""
+    """Noise at t = 1: uniform among the tokens that may be drawn, run through the masking of the whole time."""
     allowed = torch.arange(run.process.vocab_size)
     if run.sharpening.excluded:
         allowed = allowed[~torch.isin(allowed, torch.tensor(run.sharpening.excluded))]
-    tokens = allowed[(run.draws.uniform(Use.TOKEN) * len(allowed)).long()]
+    u, only = run.draws.uniform(Use.TOKEN), run.network.only
+    tokens = allowed[(u * len(allowed)).long()]
+    if only is not None:
+        possible = allowed[only.tokens.cpu()[allowed]]
+        tokens = torch.where(only.where.cpu(), possible[(u * len(possible)).long()], tokens)
     masked = run.draws.uniform(Use.MASK) < run.process.kernel(1.0).a
     return tokens.masked_fill_(masked, run.process.vocab_size).to(device)
 

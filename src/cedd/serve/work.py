@@ -20,7 +20,7 @@ from torch import Tensor
 from cedd.data.text import REPLACEMENT
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.network import Network, Places
+from cedd.network import Network, Only, Places
 from cedd.samplers import Fixed
 from cedd.samplers.memory import Memory
 from cedd.serve.desk import Job
@@ -67,12 +67,14 @@ class Shown:
     def __init__(self, template: Template) -> None:
         self.tokenizer, self._given = template.tokenizer, template.characters
         self._blanks: list[range] = []
+        self._begins = False
         self._after_space: set[int] = set()
         """Where blanks begin whose space is not among the tokens (`Blank.after_space`)."""
         for part, place in template.placed:
             if isinstance(part, Blank):
                 self._blanks.append(range(place.start, place.stop))
                 self._after_space |= {place.start} if part.after_space else set()
+                self._begins = part.begins_text or self._begins
             elif self.tokenizer.characters is None:
                 self._given |= enumerate(whole_characters(self.tokenizer, part.ids.tolist()), place.start)
 
@@ -83,6 +85,8 @@ class Shown:
 
     def spaced(self, place: int, text: str) -> str:
         """What is written at this place, with the given space before it."""
+        if place == 0 and self._begins:
+            return text.removeprefix(" ")
         return f" {text}" if place in self._after_space and not text.startswith(" ") else text
 
     def pieces(self, ids: Sequence[int]) -> list[str | None]:
@@ -220,13 +224,14 @@ class Writing:
             texts.append(self.template.write(row.numpy()))
             tokens.append({"pieces": shown.pieces(row.tolist())})
         if self.alternatives:
-            blanks = (~self.template.given).nonzero().squeeze(1)
+            blanks, only = (~self.template.given).nonzero().squeeze(1), self.template.only
             cuts = windows_amid(self.template.blanks, self.template.width, loaded.length)
             for record, row in zip(tokens, ids, strict=True):
                 found = list[list[list[Any]]]()
                 for cut in cuts:
                     places = blanks[(blanks >= cut.first) & (blanks < cut.last)] - cut.start
-                    found += alternatives(loaded, row[cut.start : cut.stop], places, self.alternatives)
+                    here = slice(cut.start, cut.stop)
+                    found += alternatives(loaded, row[here], places, self.alternatives, only and only.of(here))
                 pairs = zip(blanks.tolist(), found, strict=True)
                 record["alternatives"] = [[[shown.spaced(i, text), p] for text, p in others] for i, others in pairs]
         return self.result(texts, tokens)
@@ -236,12 +241,12 @@ def stacked(templates: Sequence[tuple[Template, int]]) -> Fixed | None:
     """What holds the given tokens of texts of one width, so many of each template; None where nothing is given."""
     if all(template.constraint is None for template, _ in templates):
         return None
-    rows = [
-        (held.tokens.expand(n, -1), held.where.expand(n, -1))
-        for template, n in templates
-        for held in [template.constraint or Fixed(torch.zeros(template.width, dtype=torch.int64), template.given)]
-    ]
-    return Fixed(*(torch.cat(part) for part in zip(*rows, strict=True)))
+    held = [one for template, n in templates for one in [template.held] * n]
+    only = next((one.only for one in held if one.only is not None), None)
+    if only is not None:
+        nowhere = torch.zeros_like(held[0].where)
+        only = replace(only, where=torch.stack([nowhere if one.only is None else one.only.where for one in held]))
+    return Fixed(torch.stack([one.tokens for one in held]), torch.stack([one.where for one in held]), only)
 
 
 @dataclass
@@ -288,18 +293,22 @@ class Steps:
         if self.asking is None:
             return found
         places = torch.tensor(sorted(shown))
-        sure = certainties(self.asking, before, places, now[places], self._t)
+        sure = certainties(self.asking, before, places, now[places], self._t, self.template.only)
         return [[*edit, p] for edit, p in zip(found, sure, strict=True)]
 
 
 @torch.no_grad()
-def certainties(asking: AskingModel, x_t: Tensor, places: Tensor, tokens: Tensor, t: float) -> list[float | None]:
-    """p(x_0 = token | x_t) of tokens [P] at these places of x_t [L], which the network has read last at time t; None of
-    a mask, and of all where it has read something else."""
+def certainties(
+    asking: AskingModel, x_t: Tensor, places: Tensor, tokens: Tensor, t: float, only: Only | None = None
+) -> list[float | None]:
+    """p(x_0 = token | x_t) of tokens [P] at these places of x_t [L], which the network has read last at time t, among
+    those that are possible there; None of a mask, and of all where it has read something else."""
     process, read = asking.process, asking.last_read
     outputs = None if read is None else read.outputs(x_t, places)
     if outputs is None:
         return [None] * len(tokens)
+    if only is not None:
+        outputs = outputs.masked_fill(only.barred(places), -torch.inf)
     x = x_t[places]
     log_posterior = asking.method.parameterization.log_posterior(outputs.double(), x, process.noise(t).like(x))
     words = tokens < process.vocab_size
@@ -308,8 +317,11 @@ def certainties(asking: AskingModel, x_t: Tensor, places: Tensor, tokens: Tensor
 
 
 @torch.no_grad()
-def alternatives(loaded: LoadedModel, ids: Tensor, places: Tensor, count: int) -> list[list[list[Any]]]:
-    """Of the tokens at these places [P] of a text [L], the likeliest given all others: [[text, p], ...] each.
+def alternatives(
+    loaded: LoadedModel, ids: Tensor, places: Tensor, count: int, only: Only | None = None
+) -> list[list[list[Any]]]:
+    """Of the tokens at these places [P] of a text [L], the likeliest given all others, of those that are possible
+    there: [[text, p], ...] each.
 
     A process that shuffles gives them for all places in one reading (`leave_one_out`); of another, each place is masked
     in its turn.
@@ -340,9 +352,13 @@ def alternatives(loaded: LoadedModel, ids: Tensor, places: Tensor, count: int) -
                     ).exp()
                 )
             )
-    values, tokens = torch.cat(found).topk(min(count, process.vocab_size), -1)
+    probs = torch.cat(found)
+    if only is not None:
+        possible = probs.masked_fill(only.barred(places), 0.0)
+        probs = torch.where(only.where[places, None], possible / possible.sum(-1, keepdim=True), probs)
+    values, tokens = probs.topk(min(count, process.vocab_size), -1)
     return [
-        [[piece(tokenizer, token), round(p, 5)] for p, token in zip(row, which, strict=True)]
+        [[piece(tokenizer, token), round(p, 5)] for p, token in zip(row, which, strict=True) if p > 0]
         for row, which in zip(values.tolist(), tokens.tolist(), strict=True)
     ]
 

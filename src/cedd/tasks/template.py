@@ -4,8 +4,8 @@ Shapes: L tokens, of what is given and of the blanks.
 
 The model reads any text (`encode_given`), unknown characters as those most like them and lines that end in \\r\\n as
 others; what is written is the user's own text, not what the model was shown of it. Where a space belongs to the word
-after it, the space before a blank is left to the blank, in which the model writes the word with its space; the user's
-is the one that stands.
+after it, the space before a blank is left to the blank, which begins with it: the model writes the word with its space;
+the user's is the one that stands. So does a blank that begins a text, without the space: no word is cut there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from cedd.data.text import Ids, encode_given, without_returns
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.network import Only
 from cedd.samplers import Fixed
 from cedd.samplers.loop import Callback
 from cedd.tasks.windows import draw_windows, windows_around
@@ -49,10 +50,17 @@ class Blank:
     width: int
     after_space: bool = False
     """Whether the part before ends with a space that the model was not shown."""
+    begins_text: bool = False
+    """Whether the text begins with it, as with a word whose space is not written."""
+
+    @property
+    def begins_word(self) -> bool:
+        """Whether its first token is one with a space."""
+        return self.after_space or self.begins_text
 
     def write(self, text: str) -> str:
         """What the model wrote, less the space that is there already."""
-        return text.removeprefix(" ") if self.after_space else text
+        return text.removeprefix(" ") if self.begins_word else text
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,16 @@ class Template:
     def of(cls, parts: Sequence[str | int], tokenizer: Tokenizer) -> Template:
         """Of texts that are given and widths of blanks."""
         made: list[Given | Blank] = []
+        begins = tokenizer.words_begin_with_spaces and any(isinstance(part, str) and part for part in parts)
         for part, following in itertools.zip_longest(parts, parts[1:]):
             if isinstance(part, int):
                 before = made[-1] if made else None
-                made.append(Blank(part, isinstance(before, Given) and before.hides_space))
+                made.append(Blank(part, isinstance(before, Given) and before.hides_space, begins))
             else:
                 hides = tokenizer.words_begin_with_spaces and isinstance(following, int) and part.endswith(" ")
                 shown = without_returns(tokenizer, part[:-1] if hides else part)
                 made.append(Given(part, encode_given(tokenizer, shown), hides))
+            begins = begins and not part
         return cls(made, tokenizer)
 
     @property
@@ -93,10 +103,27 @@ class Template:
         return torch.from_numpy(np.concatenate(ids))
 
     @property
+    def only(self) -> Only | None:
+        """That blanks which begin with a word begin with its space; None where none do."""
+        starts = [
+            place.start for part, place in self.placed if isinstance(part, Blank) and part.width and part.begins_word
+        ]
+        if not starts or not self.tokenizer.spaced.any():
+            return None
+        where = torch.zeros(self.width, dtype=torch.bool)
+        where[starts] = True
+        return Only(where, torch.from_numpy(self.tokenizer.spaced))
+
+    @property
+    def held(self) -> Fixed:
+        """What is given, and how blanks begin."""
+        return Fixed(self.ids, self.given, self.only)
+
+    @property
     def constraint(self) -> Fixed | None:
-        """Holds what is given; None where nothing is."""
-        where = self.given
-        return Fixed(self.ids, where) if where.any() else None
+        """The same; None where it says nothing."""
+        held = self.held
+        return held if held.where.any() or held.only is not None else None
 
     @property
     def placed(self) -> Iterator[tuple[Given | Blank, slice]]:
@@ -141,7 +168,7 @@ class Template:
         if self.width <= loaded.length:
             return loaded.draw((n, self.width), options, self.constraint, callback)
         windows = windows_around(self.blanks, self.width, loaded.length)
-        return draw_windows(loaded, Fixed(self.ids, self.given), windows, n, options, callback)
+        return draw_windows(loaded, self.held, windows, n, options, callback)
 
     def fill(
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None

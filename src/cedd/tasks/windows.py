@@ -116,10 +116,11 @@ def _draw_part(
         place = slice(window.start, window.stop)
         known = held.where[place].clone()
         known[: window.first - window.start] = True
+        only = held.only and replace(held.only, where=held.only.where[place].expand(len(x), -1))
         drawn = loaded.draw(
             (len(x), len(known)),
             replace(options, seed=None, seeds=[one[number] for one in own]),
-            Fixed(x[:, place].masked_fill(~known, 0), known.expand(len(x), -1)),
+            Fixed(x[:, place].masked_fill(~known, 0), known.expand(len(x), -1), only),
             None if callback is None else seen(number, window, callback),
         )
         x[:, window.first : window.last] = _decided(window, drawn)
