@@ -231,15 +231,21 @@ def test_the_three_bounds_differ_by_what_no_model_influences(name: str) -> None:
 
 
 def test_the_papers_constants() -> None:
-    """J1 - J2 of the paper, at its own vocabulary and schedules: 0.0079 (absorb), 0.0118 (roulette), -0.0030."""
-    size = 50257
-    for process, constant in (
-        (cedd.absorb(size), 0.0079),
-        (cedd.roulette(size, 0.95), 0.0118),
-        (cedd.uniform(size), -0.0030),
+    """J1 - J2 of the paper, at its own vocabulary and schedules: 0.0079 (absorb), 0.0118 (roulette), -0.0030; and what
+    is left of it where both are cut at t = 1e-4."""
+    size, method = 50257, cedd.METHODS["cedd"]
+    for process, constant, cut in (
+        (cedd.absorb(size), 0.0079, 0.0069),
+        (cedd.roulette(size, 0.95), 0.0118, 0.0107),
+        (cedd.uniform(size), -0.0030, -0.0046),
     ):
         end = process.terminal()
         assert end.conditional_entropy - end.paper_prior_entropy == pytest.approx(constant, abs=5e-5)
+        j1, j2 = (
+            method.dynamics.target(method.parameterization, process, bound, with_entropy=True, low=1e-4).terminal
+            for bound in ("j1", "j2")
+        )
+        assert j1 - j2 == pytest.approx(cut, abs=5e-5)
 
 
 @pytest.mark.parametrize(("bound", "method"), itertools.product(BOUNDS, ("sedds", "bayes")))
@@ -273,6 +279,41 @@ def test_down_to_zero_scaled_scores_have_no_finite_bound() -> None:
     default = estimate_bound(model, process, data, method="sedds", generator=generator(4))
     assert default.earliest_time == cedd.METHODS["sedds"].dynamics.stop
     assert math.isfinite(default.nats_per_token)
+
+
+def test_a_denoiser_as_it_is_stops_short_and_its_bound_is_true() -> None:
+    """Without the paper's rescaling its ratios at clean tokens grow like 1/t, as those of scaled scores do."""
+    raw = cedd.Method("raw", cedd.Denoiser(rescale=False), cedd.METHODS["cedd"].objective)
+    for name in ("uniform", "roulette"):
+        process = PROCESSES[name]
+        model, p0 = random_network(process, L, seed=1, size=0.5), random_data(V, L, seed=2)
+        assert cedd.exact_bound(model, process, p0, method=raw, time_floor=0.0) == math.inf
+        exact = cedd.exact_bound(model, process, p0, method=raw)
+        assert cedd.exact_cross_entropy(model, process, p0, method=raw) < exact < math.inf
+        data = sequences(p0, 400, generator(3))
+        found = estimate_bound(model, process, data, method=raw, fixed_set=True, generator=generator(4))
+        exact = cedd.exact_bound(model, process, empirical(data, V), method=raw)
+        assert found.earliest_time == raw.dynamics.stop
+        assert abs(found.nats_per_token - exact) < 4 * found.stderr
+    floorless = cedd.METHODS["cedd"].with_sigma_floor(0.0)
+    assert [floorless.stops_short(PROCESSES[name]) for name in ("absorb", "uniform", "roulette")] == [
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("p_m", "method"), itertools.product((0.05, 0.1), ("sedd", "sedds", "bayes")))
+def test_where_nothing_is_kept_long_before_the_end(p_m: float, method: str) -> None:
+    """What ratios of the network's own cost there is no multiple of keep, which is e^-138 at the end."""
+    process = cedd.roulette(V, p_m)
+    model, p0 = random_network(process, L, seed=1), random_data(V, L, seed=2)
+    exact = cedd.exact_bound(model, process, p0, method=method)
+    for seed in range(4):
+        data = sequences(p0, 300, generator(seed))
+        found = estimate_bound(model, process, data, method=method, draws=8, generator=generator(seed + 10))
+        assert abs(found.nats_per_token - exact) < 5 * found.stderr
+        assert found.stderr < 0.5 * exact
 
 
 def test_the_best_stop_is_found() -> None:
@@ -562,6 +603,7 @@ def test_progress_counts_every_evaluation() -> None:
         ("cedd", {"draws": 0}, "at least one draw"),
         ("cedd", {"tolerance": 0.0}, "positive share"),
         ("cedd", {"time_floor": 1.0}, "earliest time"),
+        ("cedd", {"sampling": "importance"}, "stratified or independent"),
         ("cedd", {"corrector": Corrector()}, "belongs to flow matching"),
         ("nonsense", {}, "unknown method"),
     ],
@@ -570,6 +612,12 @@ def test_bad_wishes_are_refused(method: str, options: dict, message: str) -> Non
     process = PROCESSES["absorb"]
     with pytest.raises(ValueError, match=message):
         estimate_bound(random_network(process, L, 1), process, torch.zeros(3, L).long(), method=method, **options)
+
+
+def test_an_exact_bound_needs_a_path() -> None:
+    process = PROCESSES["uniform"]
+    with pytest.raises(ValueError, match="earliest time must lie in"):
+        cedd.exact_bound(random_network(process, L, 1), process, random_data(V, L, 2), method="cedd", time_floor=1.0)
 
 
 @pytest.mark.parametrize(

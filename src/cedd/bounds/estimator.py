@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -153,6 +153,8 @@ def estimate_bounds(
     chosen = get_method(method)
     for bound in bounds:
         _check(chosen, process, data, bound, draws, tolerance, time_floor)
+    if sampling not in (None, *get_args(Sampling)):
+        raise ValueError(f"draws are {' or '.join(get_args(Sampling))}; got {sampling!r}")
     if tolerance is not None and sampling == "independent":
         raise ValueError("independent draws have no interval that a tolerance could be held against; use stratified")
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
@@ -354,9 +356,9 @@ def _check(
 ) -> None:
     method.check(process)
     method.check_bound(bound)
+    process.check_tokens(data)
     if data.dim() != 2 or 0 in data.shape:
         raise ValueError(f"data must be sequences [N, L], at least one of at least one token; got {list(data.shape)}")
-    process.check_tokens(data)
     if draws < 1:
         raise ValueError(f"a bound needs at least one draw per sequence; got {draws}")
     if tolerance is not None and not tolerance > 0:

@@ -66,6 +66,7 @@ from cedd.process import Noise, TokenProcess
 from cedd.row_sums import log_sum_exp, score_sums, softplus_sum
 
 JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
+_LEAST_KEPT = 1e-7  # of tokens, for the guess that draws go by
 
 
 @dataclass(frozen=True)
@@ -147,11 +148,13 @@ class ScorePath(PathCost):
     def magnitude(self, noise: Noise) -> Cases:
         """Masks are set at rate alpha' alive and cost -log f each. Moved tokens are as many, at beta' keep; and a token
         that has not moved pays for the suspicion that it has, which a bad network has of many: rare draws that meet it
-        would be a tail, so it is given a third of what masks are.
+        would be a tail, so it is given a third of what masks are. Ratios that come from the network itself cost
+        something where nothing is kept, too: by a guess that vanishes there, control variates would be of no size.
 
         Where only masks cost something, but a bad network may make that as much in noise as anywhere, the tail is the
         few draws with a token left among masks: late, one is kept in two of five draws."""
-        shuffling, masking = noise.beta_rate * noise.keep, noise.alpha_rate * noise.alive
+        shuffling = noise.beta_rate * noise.keep.clamp_min(_LEAST_KEPT)
+        masking = noise.alpha_rate * noise.alive
         context = torch.zeros_like(masking) if self.vanishes_in_noise else masking * noise.a * (2 / 3)
         same = torch.where(noise.beta_rate > 0, shuffling + masking / 3, context)
         return Cases(same=same, moved=shuffling, masked=masking)
