@@ -258,6 +258,21 @@ def test_everything_is_finite_at_a_real_vocabulary(name: str, kind: str, dtype: 
         torch.testing.assert_close(posterior.double().exp().sum(-1), torch.ones(4).double(), rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("margin", [5.0, 15.0, 27.0, 40.0])
+@pytest.mark.parametrize("V", [27, 50257])
+def test_a_sure_denoiser_keeps_its_digits_in_float32(V: int, margin: float) -> None:
+    """1 - f_x, of which float32 has no digit near f_x = 1, by hand in float64: of its size are the ratios."""
+    outputs, t = torch.zeros(1, 1, V), 0.01
+    outputs[0, 0, 5], outputs[0, 0, 7] = margin, -margin
+    others = (V - 2 + math.exp(-margin)) * math.exp(-margin)  # of which 1 is f_x
+    e = math.expm1(float(cedd.uniform(V).beta(t)))
+    base = (others + e / (e + V)) / (1 + others)
+    right = [math.log(base + V / e * math.exp(o - margin) / (1 + others)) for o in (0.0, -margin)]
+    for dtype, error in ((torch.float32, 2e-6), (torch.float64, 1e-9)):
+        found = cedd.log_scores("cedd", cedd.uniform(V), outputs.to(dtype), torch.tensor([[5]]), t)[0, 0]
+        assert found[[0, 7]].tolist() == pytest.approx(right, abs=error * max(1.0, abs(right[1])))
+
+
 @pytest.mark.parametrize("kind", PARAMETERIZATIONS)
 def test_at_time_zero_nothing_is_nan(kind: str) -> None:
     for make in PROCESSES.values():

@@ -25,9 +25,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from cedd.process import Kernel, Noise, TokenProcess
-from cedd.row_sums import at_token, full_precision, log_sum_exp, put_at_token
+from cedd.row_sums import at_token, full_precision, log_probabilities, log_sum_exp, put_at_token
 from cedd.schedules import double
 
 TINY = torch.finfo(torch.float64).tiny  # what a denominator is at least
@@ -385,10 +386,13 @@ class Affine(Parameterization):
         return certain_where_fixed(torch.log_softmax(self.posterior_logits(outputs, x_t, noise), -1), x_t, noise)
 
     def score(self, log_probs: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
-        return self.coefficients(double(at_token(log_probs, x_t)).to(noise.alpha.device), x_t, noise)
+        """base and gain, from log-probabilities [*S, V]. log f_x is formed by what is left for the others, of which
+        1 - f_x would have no digits where f_x is near 1 in float32."""
+        log_prob_x = -softplus(log_sum_exp(log_probs, x_t) - double(at_token(log_probs, x_t)))
+        return self.coefficients(log_prob_x.to(noise.alpha.device), x_t, noise)
 
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        log_probs = torch.log_softmax(full_precision(outputs), -1)
+        log_probs = log_probabilities(outputs)
         score = self.score(log_probs, x_t, noise)
         return torch.logaddexp(
             score.log_base.to(log_probs)[..., None], log_probs + score.log_gain.to(log_probs)[..., None]
@@ -396,7 +400,7 @@ class Affine(Parameterization):
 
     def reverse_step(self, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
         """The same law as the ratios give, but with its coefficients formed in float64."""
-        log_probs = torch.log_softmax(full_precision(outputs), -1)
+        log_probs = log_probabilities(outputs)
         return self.score(log_probs, x_t, noise).reverse(earlier).law(torch.exp(log_probs), x_t, noise)
 
 
@@ -428,6 +432,10 @@ class Denoiser(Affine):
         if not has_mask:
             return sigma.clamp_min(self.sigma_floor)
         return torch.where(sigma < _LIFTED_BELOW, torch.log(_LIFT * sigma + _LIFT), sigma)
+
+    def stops_short(self, process: TokenProcess) -> bool:
+        tamed = self.rescale and (process.has_mask or self.sigma_floor > 0)
+        return process.can_shuffle and not process.jumps_at_zero and not tamed
 
     def kinks(self, process: TokenProcess) -> tuple[float, ...]:
         if not (self.rescale and process.can_shuffle):

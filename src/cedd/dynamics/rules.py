@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from cedd.parameterization import Affine, AffineScore, Leap, Parameterization
 from cedd.process import Noise, TokenProcess
+from cedd.row_sums import log_probabilities
 
 AffineLaw = Callable[[AffineScore, Noise], Leap]
 DenseLaw = Callable[[Parameterization, Tensor, Tensor, Noise, Noise], Tensor]
@@ -91,7 +91,7 @@ class StepRule:
         def law(
             parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise
         ) -> Tensor:
-            log_probs = torch.log_softmax(outputs, -1)
+            log_probs = log_probabilities(outputs)
             score = believing(name, parameterization).score(log_probs, x_t, noise)
             return leap(score, earlier).law(log_probs.exp(), x_t, noise)
 

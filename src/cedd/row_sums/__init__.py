@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cedd.device import runs_alone, takes_kernels
+from cedd.device import has_float64, runs_alone, takes_kernels
 
 
 def at_token(values: Tensor, x_t: Tensor) -> Tensor:
@@ -57,7 +57,16 @@ def log_sum_exp(outputs: Tensor, skip: Tensor | None = None) -> Tensor:
         outputs = put_at_token(outputs, skip, -torch.inf, skip >= outputs.shape[-1])
     largest = outputs.amax(-1, keepdim=True).detach()
     largest = torch.where(largest.isfinite(), largest, 0.0)
-    return largest.squeeze(-1).double() + torch.exp(outputs - largest).sum(-1).log().double()
+    terms = torch.exp(outputs - largest)
+    # In float32, what is small would be lost beside the largest term, which is 1.
+    total = terms.sum(-1, dtype=torch.float64) if has_float64(terms.device) else terms.sum(-1).cpu().double()
+    return largest.squeeze(-1).to(total) + total.log()
+
+
+def log_probabilities(outputs: Tensor) -> Tensor:
+    """log softmax(o), [*S, V], with the float64 sum of `log_sum_exp`; half-precision outputs in float32."""
+    outputs = full_precision(outputs)
+    return outputs - log_sum_exp(outputs).to(outputs)[..., None]
 
 
 def softplus_sum(outputs: Tensor, offset: Tensor, skip: Tensor) -> Tensor:

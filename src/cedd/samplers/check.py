@@ -14,6 +14,7 @@ from cedd.dynamics.rules import StepRule
 from cedd.methods import Method, get_method
 from cedd.parameterization import Affine, Leap, Parameterization, can_jump
 from cedd.process import TokenProcess
+from cedd.row_sums import log_probabilities
 
 _PROBABILITIES = 201
 _TOLERANCE = 1e-9
@@ -67,7 +68,7 @@ class _Step:
         if bool((law < -_TOLERANCE).any()) or not _same(law.sum(-1), torch.ones(len(x), dtype=law.dtype)):
             raise ValueError(f"{self._where}: its law is not one: probabilities are negative or do not sum to 1")
         if isinstance(parameterization, Affine):
-            log_probs = torch.log_softmax(outputs, -1)
+            log_probs = log_probabilities(outputs)
             leap = self._rule.leap(parameterization.score(log_probs, x, now), next_)
             if not _same(leap.law(log_probs.exp(), x, now), law):
                 raise ValueError(f"{self._where}: its leap has another law than its law")
