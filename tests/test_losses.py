@@ -340,6 +340,10 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
         (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS + V), "token ids must lie in 0..3"),
         (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS, t=1.5), "time t must lie in"),
         (
+            lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS, t=torch.ones(2, 1)),
+            r"one time per sequence: x0 is \[2, 3\], t is \[2, 1\]",
+        ),
+        (
             lambda: cedd.loss(
                 Method("wrong", Score(), CrossEntropy()), cedd.uniform(V), lambda x, s: torch.zeros(2, 3, V), TOKENS
             ),
@@ -354,6 +358,15 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
 def test_refusals(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_tokens_are_a_tensor() -> None:
+    for wrong in (TOKENS.numpy(), TOKENS.tolist()):
+        said = f"token ids are a tensor of integers; got {type(wrong).__name__}"
+        with pytest.raises(TypeError, match=said):
+            cedd.loss("cedd", cedd.absorb(V), MODEL, wrong)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(TypeError, match=said):
+            cedd.estimate_bound(MODEL, cedd.absorb(V), wrong, method="cedd")  # pyright: ignore[reportArgumentType]
 
 
 def test_log_scores_by_name() -> None:

@@ -91,7 +91,9 @@ def test_a_power_must_be_positive(power: float) -> None:
         Polynomial(power)
 
 
-@pytest.mark.parametrize("ends", [(0.0, 1.0), (-1.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.1, math.inf), (math.nan, 1.0)])
+@pytest.mark.parametrize(
+    "ends", [(0.0, 1.0), (-1.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.1, math.inf), (0.1, 701.0), (math.nan, 1.0)]
+)
 def test_geometric_ends(ends: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="0 < sigma_min < sigma_max"):
         Geometric(*ends)

@@ -205,7 +205,10 @@ def loss(
         cpu_generator = generator if generator is None or generator.device.type == "cpu" else None
         time = draw_times(len(x0), cpu_generator)
     else:
-        time = check_time(t).expand(len(x0))
+        time = check_time(t)
+        if time.dim() > 0 and time.shape != x0.shape[:1]:
+            raise ValueError(f"t needs one time per sequence: x0 is {list(x0.shape)}, t is {list(time.shape)}")
+        time = time.expand(len(x0))
     home = x0.device if has_float64(x0.device) else torch.device("cpu")
     draws = Draws.make(tuple(x0.shape), process.vocab_size, home, generator)
     batch = noisy_batch(chosen, process, x0.to(home), time.to(home), draws)

@@ -482,6 +482,8 @@ class TokenProcess:
 
 
 def _check_ids(x: Tensor, count: int, what: str, hint: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{what} are a tensor of integers; got {type(x).__name__}")
     if x.dtype.is_floating_point or x.dtype == torch.bool:
         raise ValueError(f"{what} are integers; got {x.dtype}")
     if x.numel() and (int(x.min()) < 0 or int(x.max()) >= count):

@@ -24,6 +24,8 @@ from cedd.device import has_float64
 from cedd.names import suggestion
 
 Time = Tensor | float
+_LARGEST_SIGMA = 700.0
+"""Of a given noise: exp(-sigma) is 0 in float64 from 745 on, and what is divided by it no number."""
 
 
 def double(value: Tensor | float) -> Tensor:
@@ -163,9 +165,10 @@ class Geometric(Schedule):
     sigma_max: float
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.sigma_min < self.sigma_max and math.isfinite(self.sigma_max)):
+        if not 0.0 < self.sigma_min < self.sigma_max <= _LARGEST_SIGMA:
             raise ValueError(
-                f"a geometric schedule needs 0 < sigma_min < sigma_max; got {self.sigma_min!r}, {self.sigma_max!r}"
+                f"a geometric schedule needs 0 < sigma_min < sigma_max <= {_LARGEST_SIGMA:g}; "
+                f"got {self.sigma_min!r}, {self.sigma_max!r}"
             )
 
     @property

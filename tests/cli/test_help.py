@@ -55,6 +55,12 @@ def test_the_example_of_a_help_parses(helps: dict[str, str], name: str):
     assert parse(name, words)
 
 
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+def test_every_command_takes_a_seed_a_device_and_json(helps: dict[str, str], name: str):
+    for option in ("--seed", "--device", "--json"):
+        assert option in helps[name]
+
+
 def test_the_overview_begins_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 0
     command, *words = example_of(capsys.readouterr().out)

@@ -34,6 +34,14 @@ def transformer(process: cedd.TokenProcess, causal: bool = False) -> Transformer
 # ---- the numbers ----------------------------------------------------------------------------------------------------
 
 
+def test_seeds_are_integers_of_any_kind():
+    assert text_seeds(np.int64(7), 5) == SEEDS  # pyright: ignore[reportArgumentType]
+    assert torch.equal(Draws(np.array([3, 4]), 2).uniform(Use.JUMP, 0), Draws([3, 4], 2).uniform(Use.JUMP, 0))  # pyright: ignore[reportArgumentType]
+    assert text_seeds(-1, 2) == text_seeds(2**64 - 1, 2)
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        text_seeds(1.0, 2)  # pyright: ignore[reportArgumentType]
+
+
 def test_numbers_are_uniform_and_independent():
     """Bits, pairs of neighbours in every direction, and texts of neighbouring seeds: chi-square, 2^14 numbers each."""
     draws = Draws(text_seeds(3, 128), 128)

@@ -44,14 +44,14 @@ IN_THE_CLEAR: dict[str, Any] = {"trust_env": False, "verify": False}
 machine otherwise, which takes longer than most requests."""
 
 
-def site(shelf: Shelf, **limits: Any) -> Site:
-    return Site(shelf, Desk(Limits(**limits)), "test")
+def site(shelf: Shelf, seed: int | None = None, **limits: Any) -> Site:
+    return Site(shelf, Desk(Limits(**limits)), "test", seed=seed)
 
 
 @contextlib.contextmanager
-def served(shelf: Shelf, **limits: Any) -> Iterator[tuple[str, Desk]]:
+def served(shelf: Shelf, seed: int | None = None, **limits: Any) -> Iterator[tuple[str, Desk]]:
     """The address of a server, and its desk; ended as a signal ends it."""
-    made, begun = site(shelf, **limits), threading.Event()
+    made, begun = site(shelf, seed, **limits), threading.Event()
     with bound_socket("127.0.0.1", 0) as bound:
         server = Server(make_app(made), made.desk, begun.set)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)

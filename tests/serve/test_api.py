@@ -107,6 +107,15 @@ def test_what_is_not_asked_for_is_the_models_own(client: Any, shelf: Shelf, monk
     assert generate(shelf["small"], length=16, prompt="the ", options=SamplingOptions(seed=5)) != wanted
 
 
+def test_a_server_may_have_the_seed_of_requests_without_one(shelf: Shelf):
+    asked = {"model": "small", "prompt": "the ", "max_tokens": 12, "steps": 6}
+    with served(shelf, seed=5) as (address, _), httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as client:
+        replies = [client.post("/v1/completions", json=asked | seed).json() for seed in ({}, {}, {"seed": 6})]
+        assert client.post("/correct", json={"text": "a cqt"}).status_code == 200  # which takes none
+    assert [reply["seed"] for reply in replies] == [5, 5, 6]
+    assert replies[0]["choices"] == replies[1]["choices"] != replies[2]["choices"]
+
+
 def test_a_completion_without_a_seed_says_which_it_had(client: Any):
     asked = {"max_tokens": 8, "steps": 4}
     first = client.post("/v1/completions", json=asked).json()

@@ -354,7 +354,7 @@ class Genppl(CommonArguments):
 
 
 @dataclass(frozen=True)
-class Import:
+class Import(CommonArguments):
     """example: cedd import kuleshov-group/mdlm-owt --out mdlm-owt
 
     Take over a network that others have published: SEDD, MDLM (also those of bd3lms and SDTT), DUO, UDLM or GIDD, by
@@ -373,8 +373,10 @@ class Import:
     """The hub's branch, tag or commit (SDTT's students are branches)."""
     weights: Literal["float32", "bf16", "int8", "deflated"] = "float32"
     """How weights are stored; only float32 is exact."""
-    json: bool = False
-    """Print one JSON object."""
+    device: str = field(default="cpu", kw_only=True)
+    """Where the weights are while they are read: auto, cpu, cuda or cuda:1."""
+    seed: int = 0
+    """Taken as by every command; nothing is drawn here."""
 
 
 @dataclass(frozen=True)
@@ -408,6 +410,8 @@ class Export(CommonArguments):
     """A text that it was not trained on, on which the defaults of correction are found."""
     broken: float = 0.0025
     """The share of right letters that calibration may break."""
+    seed: int = 0
+    """Seed of the letters that calibration replaces."""
     correction: tuple[str, ...] = ()
     """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2): options of cedd correct. They stand before what
     calibration finds, and that before what the RUN has. Figures of other defaults leave the card."""
@@ -468,6 +472,8 @@ class Serve(CommonArguments):
     """Write also the texts of requests to the log."""
     readers: int | None = None
     """Processes that look up words for corrections; by default one a core, up to 4. 0: the server does it itself."""
+    seed: int | None = None
+    """Seed of the requests that name none; by default each of them has its own, by chance."""
     limits: Annotated[Limits, tyro.conf.arg(name="")] = field(default_factory=Limits)
 
 
@@ -518,6 +524,8 @@ class Theory:
     """positions L"""
     seed: int = 0
     """seed of the random data and networks"""
+    device: str = "auto"
+    """taken as by every command; all of it is computed on the CPU, in float64"""
     json: bool = False
     """print one JSON object instead of the table"""
 
@@ -556,6 +564,7 @@ usage: cedd train {__NAMES__} [OPTIONS]      (cedd train char --help lists them)
 Train a network on a text file, a folder of them, a jsonl, a hub data set (hf:NAME) or python-manual.
 Every setting of the preset can be changed: --method cedd --process.name uniform --batch.size 64 --steps 5000.
 From another model's weights: --from RUN, first or after a preset. A run that was killed goes on with the same command.
+As for every command: --seed 1, --device cpu, and --json, by which the end of it is printed as one JSON object.
 Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
 
 __PRESETS__"""

@@ -54,7 +54,7 @@ def correction_facts(loaded: LoadedModel, arguments: Export) -> dict[str, Any]:
     given, results = read_options(arguments.correction), read_results(arguments.results)
     found: dict[str, Any] = {}
     if arguments.calibrate is not None:
-        found, chosen = calibrated(loaded, arguments.calibrate, arguments.broken)
+        found, chosen = calibrated(loaded, arguments.calibrate, arguments.broken, arguments.seed)
     correction = {**own, **found, **given}
     same = correction == own
     held = {name: one for name, one in before.get("results", {}).items() if same or not is_spelling(one)}
@@ -157,11 +157,11 @@ def digest(record: Any) -> Any:
     return Path(record).name if isinstance(record, str) and Path(record).is_absolute() else record
 
 
-def calibrated(loaded: LoadedModel, file: Path, broken: float) -> tuple[dict[str, Any], str]:
+def calibrated(loaded: LoadedModel, file: Path, broken: float, seed: int) -> tuple[dict[str, Any], str]:
     """Options of correction found on the beginning of a text, and that in words."""
     with reading(file):
         text = file.read_text(encoding="utf-8-sig")[:CALIBRATION_CHARACTERS]
-    found = calibrate(loaded, text, broken=broken)
+    found = calibrate(loaded, text, broken=broken, seed=seed)
     words = (
         f"On the first {len(text):,} characters of {file.name}, 5% of whose letters were replaced: the most fixed with "
         f"at most {100 * broken:g}% of the right letters broken."

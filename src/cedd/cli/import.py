@@ -17,7 +17,7 @@ def run(arguments: Import) -> int:
     if not out.resolve().parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     revision = {} if arguments.revision is None else {"revision": arguments.revision}
-    model = import_model(arguments.name, arguments.tokenizer, device="cpu", **revision)
+    model = import_model(arguments.name, arguments.tokenizer, device=arguments.device, **revision)
     model.save_pretrained(out, weights=arguments.weights, extra={"title": out.name})
     origin = model.folder.config["imported"]
     facts = {

@@ -25,18 +25,22 @@ def run(arguments: Serve) -> int:
     from cedd.serve.desk import Desk
     from cedd.serve.models import Shelf
     from cedd.serve.readers import default_readers
+    from cedd.serve.requests import SEEDS
     from cedd.serve.server import Server, address_of, bound_socket
 
     if not 0 <= arguments.port < 2**16:
         raise UserError(f"--port must lie in 0..65535; got {arguments.port}")
     if arguments.readers is not None and not 0 <= arguments.readers <= MOST_READERS:
         raise UserError(f"--readers must lie in 0..{MOST_READERS}; got {arguments.readers}")
+    if arguments.seed is not None and not 0 <= arguments.seed <= SEEDS:
+        raise UserError(f"--seed must lie in 0..{SEEDS}; got {arguments.seed}")
     show_log()
     with bound_socket(arguments.host, arguments.port) as bound:
         readers = default_readers() if arguments.readers is None else arguments.readers
         shelf, desk = Shelf.load(arguments.runs, arguments.device, readers), Desk(arguments.limits)
         address = address_of(bound)
-        app = make_app(Site(shelf, desk, __version__, arguments.log_texts), {arguments.host, *arguments.allow_host})
+        site = Site(shelf, desk, __version__, arguments.log_texts, arguments.seed)
+        app = make_app(site, {arguments.host, *arguments.allow_host})
 
         def started() -> None:
             models = ", ".join(shelf)

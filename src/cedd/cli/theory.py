@@ -14,6 +14,7 @@ from rich.table import Table
 
 from cedd.cli.arguments import Theory
 from cedd.cli.console import PlainConsole
+from cedd.device import pick_device
 from cedd.theory import CLAIMS, Finding, ToyProblem
 
 SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
@@ -21,6 +22,7 @@ SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
 
 def run(arguments: Theory) -> int:
     """Check all claims and print them; 1 if one fails."""
+    pick_device(arguments.device)  # refused as by every command; what is computed here is small
     problem = ToyProblem(vocab_size=arguments.vocab, length=arguments.length, seed=arguments.seed)
     started, threads = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(1)  # thousands of tiny tensors: more threads only wait for one another

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
+from operator import index
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def _mix(words: Words) -> Words:
 
 def _keys(seeds: Sequence[int]) -> Words:
     """A key for each seed: any integer, of which 64 bits count."""
-    return _mix(np.array([seed & _WORD for seed in seeds], dtype=np.uint64))
+    return _mix(np.array([index(seed) & _WORD for seed in seeds], dtype=np.uint64))
 
 
 def text_seeds(seed: int, n: int) -> list[int]:

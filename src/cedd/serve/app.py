@@ -47,6 +47,7 @@ class Site:
     desk: Desk
     version: str
     log_texts: bool = False
+    seed: int | None = None
 
     async def health(self, request: Request) -> Response:
         """`GET /healthz`"""
@@ -92,7 +93,7 @@ class Site:
 
         async def endpoint(request: Request) -> Response:
             body, limits = await self.body(request), self.desk.limits
-            asking = partial(make, Fields(body), self.shelf, limits)
+            asking = partial(make, Fields(body, {"seed": self.seed}), self.shelf, limits)
             asked = asking() if len(body) <= SMALL else await run_in_threadpool(asking)
             jobs = Jobs(asked.works, limits.deadline, asked.streams)
             self.desk.take(*jobs.all)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from cedd.names import suggestion
@@ -29,9 +30,10 @@ class Fields:
 
     Args:
         body: its bytes.
+        usual: what stands for fields that it does not name; None: nothing.
     """
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, usual: Mapping[str, Any] = MappingProxyType({})) -> None:
         try:
             record = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
         except (ValueError, RecursionError):
@@ -39,11 +41,12 @@ class Fields:
         if not isinstance(record, dict):
             raise Refused(400, "the body must be a JSON object, with a name for each value")
         self._left: dict[str, Any] = {name: value for name, value in record.items() if value is not None}
+        self._usual = {name: value for name, value in usual.items() if value is not None}
         self._known: list[str] = []
 
     def _take(self, name: str, default: Any) -> Any:
         self._known.append(name)
-        value = self._left.pop(name, default)
+        value = self._left.pop(name, self._usual.get(name, default))
         if value is _MISSING:
             unprocessable(f"{name} must be given")
         return value
