@@ -481,7 +481,7 @@ class TokenProcess:
         return (1 - 1 / self.vocab_size) * (masked - self.clocks.masking_while_kept())
 
 
-def _check_ids(x: Tensor, count: int, what: str, hint: str) -> None:
+def _check_ids(x: object, count: int, what: str, hint: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{what} are a tensor of integers; got {type(x).__name__}")
     if x.dtype.is_floating_point or x.dtype == torch.bool:
