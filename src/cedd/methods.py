@@ -48,13 +48,15 @@ class Method:
         """Refuse a process that makes no sense, saying what to use instead."""
         self.dynamics.check_process(process)
 
-    def check_bound(self, bound: str) -> None:
-        """Refuse a bound that the method has not."""
+    def check_bound(self, bound: str, time_floor: float | None = None) -> None:
+        """Refuse a bound that the method has not, and an end of the path that is none."""
         if bound not in BOUNDS:
             raise ValueError(f"unknown bound {bound!r}{suggestion(bound, BOUNDS)}")
         if bound not in self.dynamics.bounds:
             own = "its own bound" if self.dynamics.noisy else "an exact likelihood"
             raise ValueError(f"{self.name} has {own} and no {bound}; ask for the bound tight")
+        if time_floor is not None and not 0 <= time_floor < 1:
+            raise ValueError(f"the earliest time must lie in [0, 1); got {time_floor!r}")
 
     @property
     def meaning(self) -> str:

@@ -386,8 +386,10 @@ class Affine(Parameterization):
         return certain_where_fixed(torch.log_softmax(self.posterior_logits(outputs, x_t, noise), -1), x_t, noise)
 
     def score(self, log_probs: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
-        """base and gain, from log-probabilities [*S, V]. log f_x is formed by what is left for the others, of which
-        1 - f_x would have no digits where f_x is near 1 in float32."""
+        """base and gain, from log-probabilities [*S, V].
+
+        log f_x = -log(1 + sum_{y != x} f_y / f_x): where f_x is near 1, a 1 - f_x in float32 has no digits left.
+        """
         log_prob_x = -softplus(log_sum_exp(log_probs, x_t) - double(at_token(log_probs, x_t)))
         return self.coefficients(log_prob_x.to(noise.alpha.device), x_t, noise)
 
@@ -434,6 +436,7 @@ class Denoiser(Affine):
         return torch.where(sigma < _LIFTED_BELOW, torch.log(_LIFT * sigma + _LIFT), sigma)
 
     def stops_short(self, process: TokenProcess) -> bool:
+        """Where E in V/E is not kept away from 0."""
         tamed = self.rescale and (process.has_mask or self.sigma_floor > 0)
         return process.can_shuffle and not process.jumps_at_zero and not tamed
 

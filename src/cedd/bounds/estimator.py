@@ -72,8 +72,8 @@ def estimate_bound(
     """A bound on the negative log-likelihood of data [N, L], in nats per token, with its error (see the module's head).
 
     Down to t = 0, a network whose cost of clean tokens grows like 1/t has an infinite bound. The path of methods whose
-    every network is such (sedds on a process that shuffles, dfm) stops before (`Method.with_stop`); for another,
-    time_floor=1e-3 gives a finite bound that is as true.
+    every network is such (where tokens are shuffled: sedds, and a denoiser without rescaling; dfm) stops before
+    (`Method.with_stop`); for another, time_floor=1e-3 gives a finite bound that is as true.
 
     Args:
         model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`; one with `features` and `head` is run
@@ -355,7 +355,7 @@ def _check(
     time_floor: float | None,
 ) -> None:
     method.check(process)
-    method.check_bound(bound)
+    method.check_bound(bound, time_floor)
     process.check_tokens(data)
     if data.dim() != 2 or 0 in data.shape:
         raise ValueError(f"data must be sequences [N, L], at least one of at least one token; got {list(data.shape)}")
@@ -363,5 +363,3 @@ def _check(
         raise ValueError(f"a bound needs at least one draw per sequence; got {draws}")
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent; got {tolerance!r}")
-    if time_floor is not None and not 0 <= time_floor < 1:
-        raise ValueError(f"the earliest time must lie in [0, 1); got {time_floor!r}")

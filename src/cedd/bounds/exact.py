@@ -292,9 +292,7 @@ def exact_bound(
     """
     chosen, space = get_method(method), space_of(process, p0)
     chosen.check(process)
-    chosen.check_bound(bound)
-    if time_floor is not None and not 0 <= time_floor < 1:
-        raise ValueError(f"the earliest time must lie in [0, 1); got {time_floor!r}")
+    chosen.check_bound(bound, time_floor)
     if not chosen.dynamics.noisy:
         return exact_cross_entropy(model, process, p0, method=chosen)
     meaning, dynamics = chosen.parameterization, chosen.dynamics

@@ -26,7 +26,7 @@ class Fixed:
     tokens: Tensor
     where: Tensor
     only: Only | None = None
-    """Where some tokens alone may be drawn, of the same shape; the others share the probability of the rest."""
+    """Where, of the same shape, some tokens alone may be drawn: they share the probability of the others."""
 
     def __post_init__(self) -> None:
         if self.tokens.shape != self.where.shape or self.tokens.dim() not in (1, 2):
