@@ -48,6 +48,10 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "
 LOADERS = {"torch.load", "torch.serialization.load"}
 EVALUATORS = {"eval", "exec"}
 
+# What a machine may do without: a test file that needs one of these asks for it by pytest.importorskip.
+OPTIONAL = {"mkdocs", "playwright", "tensorboard", "starlette", "uvicorn", "httpx", "hatchling"}
+OPTIONAL |= {"transformers", "triton", "datasets", "gguf", "lm_eval", "openai"}
+
 
 def source_files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
@@ -164,6 +168,19 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 
 def test_there_is_no_utils_module() -> None:
     assert not [path for path in source_files() if "utils" in path.relative_to(SOURCE).with_suffix("").parts]
+
+
+def collected_imports(source: str) -> set[str]:
+    """The packages that a file imports as soon as it is read, but for what only the type checker reads."""
+    top = ast.Module([node for node in ast.parse(source).body if isinstance(node, (ast.Import, ast.ImportFrom))], [])
+    return {name.split(".")[0] for name in imported_modules(ast.unparse(top), ("tests",))}
+
+
+def test_tests_are_collected_without_what_they_may_do_without() -> None:
+    """`pytest -m gpu` collects every file, on a machine that has no need of the documentation's builder."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    assert not {path.name: found for path in files if (found := collected_imports(path.read_text("utf-8")) & OPTIONAL)}
+    assert collected_imports("from mkdocs.config import load_config\ndef late():\n    import uvicorn") == {"mkdocs"}
 
 
 def test_the_package_is_typed() -> None:

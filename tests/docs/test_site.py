@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mkdocs.config import load_config
+import pytest
 
 import cedd
 from docs.refresh import ROOT
+
+mkdocs = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed: pip install 'cedd[dev]'")
 
 _FETCHED = (
     r'<(?:script|img|iframe|source)[^>]*\ssrc="([^"]+)"',
@@ -44,7 +46,7 @@ def listed(nav: object) -> Iterator[str]:
 
 
 def test_the_navigation_lists_each_page_once():
-    pages = sorted(listed(load_config(str(ROOT / "mkdocs.yml")).nav))
+    pages = sorted(listed(mkdocs.load_config(str(ROOT / "mkdocs.yml")).nav))
     assert pages == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
