@@ -93,6 +93,7 @@ class Arguments(CellArguments):
         "cedd-star/uniform+50000",
         "sedd/uniform+50000",
         "cedd-star/roulette+50000",
+        "sedd/roulette+50000",
     )
     """The cells to run, in this order. After a +, a recipe's settings count, whatever the options below say. Ours are
     fast (Muon, rate 1e-3 by a cosine after 1,000 steps, EMA 0.999, clip 128, no dropout, cut anew, --last-time 0.1)
