@@ -303,6 +303,19 @@ def test_a_denoiser_as_it_is_stops_short_and_its_bound_is_true() -> None:
     ]
 
 
+@pytest.mark.parametrize("method", ["cedd", "bayes"])
+def test_costs_that_grow_like_a_root_have_a_finite_bound(method: str) -> None:
+    """On hybrid(0.99) clean tokens cost as much as 100/sqrt(t): more than a thousandth of 1/t even at t = 1e-10,
+    and yet integrable. Ratios that grow like 1/t are not, there either."""
+    process = cedd.hybrid(V, 0.99)
+    model, data = random_network(process, L, seed=1, size=0.5), sequences(random_data(V, L, seed=2), 200, generator(3))
+    exact = cedd.exact_bound(model, process, empirical(data, V), method=method)
+    found = estimate_bound(model, process, data, method=method, draws=32, fixed_set=True, generator=generator(4))
+    assert found.earliest_time == 0.0
+    assert abs(found.nats_per_token - exact) < 4 * found.stderr
+    assert estimate_bound(model, process, data, method="sedds", time_floor=0.0).nats_per_token == math.inf
+
+
 @pytest.mark.parametrize(("p_m", "method"), itertools.product((0.05, 0.1), ("sedd", "sedds", "bayes")))
 def test_where_nothing_is_kept_long_before_the_end(p_m: float, method: str) -> None:
     """What ratios of the network's own cost there is no multiple of keep, which is e^-138 at the end."""

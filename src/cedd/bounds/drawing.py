@@ -34,7 +34,7 @@ _BLOCK = 1 << 24  # positions whose costs are held at once, for the control vari
 _DRAWS_PER_RECONSTRUCTION = 8
 _FEW_DIFFERENCES = 16
 _NEIGHBOURS = 4
-_PROBE = 1e-10  # a time at which nothing but 1/t is left
+_PROBE = 1e-10  # in sigma: where nothing but 1/sigma is left
 _PROBED = 4  # sequences looked at there
 
 
@@ -165,20 +165,22 @@ class Evaluation:
         values = self.plain(which.repeat_interleave(count), t, target.reconstruction, generator)
         return values.reshape(len(which), count)
 
-    def grows_like_inverse_time(self) -> bool:
-        """Whether clean sequences cost more than a thousandth of 1/t as t -> 0, which makes the integral infinite for
-        targets that go down to there.
+    def grows_without_end(self) -> bool:
+        """Whether clean sequences cost more than a thousandth of sigma'/sigma as t -> 0, which makes the integral
+        infinite for targets that go down to there. Not of 1/t: where sigma starts like a root of t, as hybrid's, all
+        costs grow like its rate, and their integral is finite.
 
-        (Smaller shares diverge too, but add a thousandth of a nat only once the earliest time is divided by e.)
+        (Smaller shares diverge too, but add a thousandth of a nat only once the earliest sigma is divided by e.)
         """
         if self.low > 0 or self.process.jumps_at_zero or not self.clean_tokens_cost:
             return False
         first = torch.arange(min(_PROBED, len(self.data)))
-        noise = self.process.noise(torch.full((len(first),), _PROBE, dtype=torch.float64))
-        network, x0, noise, _ = next(self._batches(first, noise))
+        early = self.process.noise(self.process.clocks.time(torch.full((len(first),), _PROBE, dtype=torch.float64)))
+        network, x0, noise, _ = next(self._batches(first, early))
         cost = position_costs(network, self.path, x0, x0, noise)
         self.report(len(x0))
-        return float(cost.mean()) * _PROBE > 1e-3
+        rate = early.alpha_rate + early.beta_rate
+        return float(cost.mean()) * float((early.sigma / rate).mean()) > 1e-3  # of equal times
 
     def _batches(self, which: Tensor, noise: Noise) -> Iterator[Batch]:
         """The sequences `which` at their noise, a batch at a time."""

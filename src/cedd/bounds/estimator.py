@@ -236,7 +236,7 @@ class _Job:
         evaluation = Evaluation(
             self.network, self.process, self.data, tuple(targets.values()), self.batch, counter.add, self.nested
         )
-        if evaluation.grows_like_inverse_time():
+        if evaluation.grows_without_end():
             infinite: list[Bound] = [name for name in names if targets[name].low == 0]
             return self._without(infinite, targets, generator.set_state(state), counter.done - before)
         drawn = StratifiedDraws(evaluation) if self.way == "stratified" else IndependentDraws(evaluation)
