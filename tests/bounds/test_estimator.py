@@ -130,7 +130,9 @@ def test_one_bound_may_be_infinite_and_another_not() -> None:
     found = estimate_bounds(growing, process, data, BOUNDS, generator=generator(8), **options)
     alone = estimate_bound(growing, process, data, bound="j1", generator=generator(8), **options)
     assert math.isinf(found["tight"].nats_per_token)
+    assert found["tight"].why_infinite == "the cost of clean tokens grows like 1/t"
     assert found["j1"].nats_per_token == alone.nats_per_token
+    assert found["j1"].why_infinite is None
 
     def refusing(x: Tensor, sigma: Tensor) -> Tensor:
         return torch.where(torch.arange(V) == 2, -math.inf, 0.0).expand(*x.shape, V)
@@ -150,6 +152,22 @@ def test_one_bound_may_be_infinite_and_another_not() -> None:
 
     found = estimate_bounds(refusing, process, data, BOUNDS, generator=generator(8), **options)
     assert all(math.isinf(estimate.nats_per_token) for estimate in found.values())
+    reasons = [found[bound].why_infinite for bound in BOUNDS]
+    assert reasons == ["the cost of clean tokens is infinite", *["a draw of sequence 0 costs infinitely much"] * 2]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_an_infinite_last_step_is_named_and_a_floor_makes_it_finite(sampling) -> None:
+    """At sigma(0) > 0 what a redraw explains may be more than all that scaled scores of a bad network give a token."""
+    process = PROCESSES["uniform, geometric"]
+    model, data = random_network(process, L, seed=5), sequences(random_data(V, L, seed=6), 40, generator(7))
+    options = {"method": "sedds", "sampling": sampling, "draws": 8}
+    found = estimate_bound(model, process, data, generator=generator(8), **options)
+    assert found.nats_per_token == math.inf
+    assert "the path's last step to sequence" in str(found.why_infinite)
+    stopped = estimate_bound(model, process, data, time_floor=1e-3, generator=generator(8), **options)
+    assert stopped.nats_per_token < math.inf
+    assert stopped.why_infinite is None
 
 
 @pytest.mark.parametrize(

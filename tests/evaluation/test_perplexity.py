@@ -155,9 +155,12 @@ def test_scaled_scores_have_a_finite_bound(runs: dict[str, Path], text: Path, ca
     later = evaluate(capsys, runs["scaled"], *few, "--time-floor", "0.1")["runs"][0]["bounds"]["tight"]
     assert later["earliest_time"] == 0.1
     assert later["nats_per_token"] < usual["nats_per_token"]
-    assert evaluate(capsys, runs["scaled"], *few, "--time-floor", "0")["runs"][0]["bounds"]["tight"]["infinite"]
+    down_to_zero = evaluate(capsys, runs["scaled"], *few, "--time-floor", "0")["runs"][0]["bounds"]["tight"]
+    assert down_to_zero["infinite"]
+    assert down_to_zero["why_infinite"] == "the cost of clean tokens grows like 1/t"
     assert main(["evaluate", str(runs["scaled"]), *map(str, few), "--time-floor", "0", "--device", "cpu"]) == 0
-    assert "--time-floor 1e-3" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The bound is infinite: the cost of clean tokens grows like 1/t. --time-floor 1e-3 stops" in said
 
 
 def test_a_tolerance_runs_until_it_is_kept(runs: dict[str, Path], text: Path, capsys) -> None:

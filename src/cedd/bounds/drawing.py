@@ -14,7 +14,7 @@ across them takes out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -165,22 +165,24 @@ class Evaluation:
         values = self.plain(which.repeat_interleave(count), t, target.reconstruction, generator)
         return values.reshape(len(which), count)
 
-    def grows_without_end(self) -> bool:
-        """Whether clean sequences cost more than a thousandth of sigma'/sigma as t -> 0, which makes the integral
-        infinite for targets that go down to there. Not of 1/t: where sigma starts like a root of t, as hybrid's, all
-        costs grow like its rate, and their integral is finite.
+    def infinite_at_zero(self) -> str | None:
+        """Why the integral is infinite for targets that go down to t = 0, if it is: clean sequences cost more than a
+        thousandth of sigma'/sigma there. Not of 1/t: where sigma starts like a root of t, as hybrid's, all costs grow
+        like its rate, and their integral is finite.
 
         (Smaller shares diverge too, but add a thousandth of a nat only once the earliest sigma is divided by e.)
         """
         if self.low > 0 or self.process.jumps_at_zero or not self.clean_tokens_cost:
-            return False
+            return None
         first = torch.arange(min(_PROBED, len(self.data)))
         early = self.process.noise(self.process.clocks.time(torch.full((len(first),), _PROBE, dtype=torch.float64)))
         network, x0, noise, _ = next(self._batches(first, early))
         cost = position_costs(network, self.path, x0, x0, noise)
         self.report(len(x0))
-        rate = early.alpha_rate + early.beta_rate
-        return float(cost.mean()) * float((early.sigma / rate).mean()) > 1e-3  # of equal times
+        per_log_sigma = float(cost.mean()) * float((early.sigma / (early.alpha_rate + early.beta_rate)).mean())
+        if not per_log_sigma > 1e-3:
+            return None
+        return f"the cost of clean tokens {'is infinite' if per_log_sigma == math.inf else 'grows like 1/t'}"
 
     def _batches(self, which: Tensor, noise: Noise) -> Iterator[Batch]:
         """The sequences `which` at their noise, a batch at a time."""
@@ -269,9 +271,10 @@ class StratifiedDraws:
         learnt = [expectations(half) for half in halves]
         return [(halves[h].values, variates(halves[h], learnt[1 - h]), ends[h], halves[h].v) for h in range(2)]
 
-    def diverges(self, target: int) -> bool:
-        """Whether the last round met a sequence whose bound is infinite: the network gives it no chance."""
-        return any(bool(torch.isinf(half[-1][target]).any()) for half in (*self.values, *self.reconstructions))
+    def why_infinite(self, target: int) -> str | None:
+        """Which sequence of the last round has an infinite cost, and where; None if none has."""
+        values, ends = ([half[-1][target] for half in both] for both in (self.values, self.reconstructions))
+        return _why_infinite(values, ends)
 
     def settle(self, target: int) -> SequenceValues:
         """Subtract the control variates, and see how far the halves are apart."""
@@ -305,6 +308,15 @@ class StratifiedDraws:
         subtract = coefficients(values, columns, often_seen(self.sightings[other]))
         left = [v[target] - z @ subtract for v, z in zip(self.values[half], self.variates[half], strict=True)]
         return left, int((subtract != 0).sum()) / len(values)
+
+
+def _why_infinite(values: Sequence[Tensor], ends: Sequence[Tensor]) -> str | None:
+    """In words, from costs along the path and at its end, each [N, ...]."""
+    for costs, why in ((values, "a draw of sequence {} costs"), (ends, "the path's last step to sequence {} costs")):
+        for part in costs:
+            if len(found := torch.isinf(part).nonzero()):
+                return f"{why.format(int(found[0, 0]))} infinitely much"
+    return None
 
 
 def _half_variance(means: Tensor) -> float:
@@ -356,10 +368,10 @@ class IndependentDraws:
         self.values.append(self.target.scale * (1 - low) * values.reshape(-1, draws))
         self.reconstructions.append(here.reconstruction(self.target, draws, every, end))
 
-    def diverges(self, target: int) -> bool:
-        """Whether the last round met a sequence whose bound is infinite."""
+    def why_infinite(self, target: int) -> str | None:
+        """As that of stratified draws."""
         del target  # there is one
-        return any(bool(torch.isinf(rounds[-1]).any()) for rounds in (self.values, self.reconstructions))
+        return _why_infinite(self.values[-1:], self.reconstructions[-1:])
 
     def settle(self, target: int) -> SequenceValues:
         """Plain means, and the scatter of a sequence's draws about its own."""

@@ -48,6 +48,7 @@ class BoundEstimate:
         reached: whether a requested tolerance was.
         heavy_tailed: drawn so that the variance diverges at t = 0. There is no interval then: it would be too narrow.
         earliest_time: where the path of `tight` ends and x_0 is drawn (0: nowhere), or where j1 and j2 are cut.
+        why_infinite: what makes the bound infinite, in words; None where it is finite.
     """
 
     bound: str
@@ -64,6 +65,7 @@ class BoundEstimate:
     reached: bool = True
     heavy_tailed: bool = False
     earliest_time: float = 0.0
+    why_infinite: str | None = None
 
     @property
     def stderr(self) -> float:

@@ -72,8 +72,10 @@ def estimate_bound(
     """A bound on the negative log-likelihood of data [N, L], in nats per token, with its error (see the module's head).
 
     Down to t = 0, a network whose cost of clean tokens grows like 1/t has an infinite bound. The path of methods whose
-    every network is such (where tokens are shuffled: sedds, and a denoiser without rescaling; dfm) stops before
-    (`Method.with_stop`); for another, time_floor=1e-3 gives a finite bound that is as true.
+    every network is such (where tokens are shuffled: sedds, and a denoiser without rescaling; dfm) stops before, at the
+    time of `Method.with_stop`, which `cedd.bounds.stop.choose_stop` chooses on training text. For others, and for
+    sedds where sigma(0) > 0 (a geometric schedule), whose last step can give data no chance, time_floor=1e-3 gives a
+    finite bound that is as true. `BoundEstimate.why_infinite` says what was infinite.
 
     Args:
         model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`; one with `features` and `head` is run
@@ -236,8 +238,8 @@ class _Job:
         evaluation = Evaluation(
             self.network, self.process, self.data, tuple(targets.values()), self.batch, counter.add, self.nested
         )
-        if evaluation.grows_without_end():
-            infinite: list[Bound] = [name for name in names if targets[name].low == 0]
+        if (why := evaluation.infinite_at_zero()) is not None:
+            infinite: dict[Bound, str] = {name: why for name in names if targets[name].low == 0}
             return self._without(infinite, targets, generator.set_state(state), counter.done - before)
         drawn = StratifiedDraws(evaluation) if self.way == "stratified" else IndependentDraws(evaluation)
         total = settled_at = 0
@@ -245,7 +247,7 @@ class _Job:
             counter.planned += self.draws * len(self.data)
             drawn.add(self.draws, generator)
             total += self.draws
-            infinite = [name for index, name in enumerate(names) if drawn.diverges(index)]
+            infinite = {name: why for index, name in enumerate(names) if (why := drawn.why_infinite(index)) is not None}
             if infinite:
                 return self._without(infinite, targets, generator.set_state(state), counter.done - before)
             if total < _WORTH_SETTLING * settled_at and total + self.draws <= self.max_draws:
@@ -268,13 +270,18 @@ class _Job:
                 return found
 
     def _without(
-        self, infinite: Sequence[Bound], targets: Mapping[Bound, Target], generator: torch.Generator, evaluations: int
+        self,
+        infinite: Mapping[Bound, str],
+        targets: Mapping[Bound, Target],
+        generator: torch.Generator,
+        evaluations: int,
     ) -> dict[Bound, BoundEstimate]:
-        """These are infinite; the others are drawn anew, since costs without end would spoil what draws have learnt."""
+        """These are infinite, and why; the others are drawn anew, since costs without end would spoil what draws have
+        learnt."""
         rest: dict[Bound, Target] = {name: target for name, target in targets.items() if name not in infinite}
         found = self.estimates(rest, generator)
-        for name in infinite:
-            found[name] = _infinite(name, targets[name], evaluations, self.data, self.fixed_set)
+        for name, why in infinite.items():
+            found[name] = _infinite(name, targets[name], evaluations, self.data, self.fixed_set, why)
         return found
 
 
@@ -313,10 +320,10 @@ def _estimate(
     return replace(estimate, reached=(high - low) / 2 <= math.log1p(tolerance))
 
 
-def _infinite(bound: str, target: Target, evaluations: int, data: Tensor, fixed_set: bool) -> BoundEstimate:
-    """The estimate of an integral that diverges at t = 0."""
+def _infinite(bound: str, target: Target, evaluations: int, data: Tensor, fixed_set: bool, why: str) -> BoundEstimate:
+    """The estimate of an integral that diverges at t = 0, or of data that have no chance."""
     settled = SequenceValues(torch.full((len(data),), math.inf, dtype=torch.float64), math.nan, 0)
-    return _estimate(bound, settled, target, evaluations, 0, data, fixed_set, None)
+    return replace(_estimate(bound, settled, target, evaluations, 0, data, fixed_set, None), why_infinite=why)
 
 
 def _is_hopeless(estimate: BoundEstimate) -> bool:

@@ -244,10 +244,12 @@ def _notes(result: Measurement, tolerance: float | None) -> list[str]:
     estimate = result.main
     notes: list[str] = []
     if math.isinf(estimate.nats_per_token):
-        notes.append(
-            "The bound is infinite: the cost of clean tokens grows like 1/t. --time-floor 1e-3 stops the path there "
-            "and counts what its last step costs: a finite bound that is as true."
-        )
+        notes.append(f"The bound is infinite: {estimate.why_infinite or 'the network gives a token no chance'}.")
+        if estimate.why_infinite and estimate.earliest_time == 0:
+            notes.append(
+                "--time-floor 1e-3 stops the path there and counts what its last step costs: a bound that is as true, "
+                "and finite unless the network gives the text no chance."
+            )
     elif tolerance is not None and not estimate.reached:
         notes.append(
             f"The interval is wider than {tolerance:.2%}: the sequences differ more than their draws scatter. "

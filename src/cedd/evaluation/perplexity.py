@@ -261,6 +261,7 @@ def _estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
         "bits_per_token": estimate.bits_per_token,
         "perplexity": estimate.perplexity,
         "infinite": math.isinf(estimate.nats_per_token),
+        "why_infinite": estimate.why_infinite,
         "stderr": estimate.stderr,
         "ci95": estimate.ci95,
         "heavy_tailed": estimate.heavy_tailed,

@@ -104,7 +104,7 @@ def _verdict(report: RunReport) -> str:
     """One sentence that places the number among the baselines."""
     bound = report.bound
     if not math.isfinite(bound.bits_per_character):
-        return "The bound is infinite: this network's cost of clean tokens grows like 1/t."
+        return "The bound is infinite; cedd evaluate says why."
     low, high = bound.ci95
     beaten = [b.name for b in report.baselines if b.bits_per_character > high]
     ahead = [b.name for b in report.baselines if b.bits_per_character < low]
