@@ -321,7 +321,11 @@ def test_independent_times_and_limits() -> None:
 
 def test_names() -> None:
     assert set(METHODS) == {"sedd", "sedds", "cedd", "cedd-star", "ceddt", "bayes", "bayes-star", "dfm", "ar"}
-    assert get_method("CEDD*") is METHODS["cedd-star"]
+    assert get_method("CEDD*") is METHODS["cedd-star"] is METHODS["cedd*"] is METHODS.get("Cedd*")
+    assert "bayes*" in METHODS
+    assert METHODS.get("gpt*") is None
+    with pytest.raises(KeyError, match=r"gpt\*"):
+        METHODS["gpt*"]
     assert get_method(METHODS["dfm"]) is METHODS["dfm"]
 
 
@@ -332,6 +336,7 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: get_method(3), "unknown method 3; use one of sedd"),  # type: ignore[arg-type]
         (lambda: get_method("gpt"), "unknown method 'gpt'; use one of sedd, sedds"),
         (lambda: cedd.loss("dfm", cedd.uniform(V), MODEL, TOKENS), r"use absorb\(V, Polynomial\(power=k\)\)"),
         (lambda: cedd.loss("dfm", cedd.roulette(V), MODEL, TOKENS), "dfm runs from a mask source"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -105,8 +106,25 @@ class Method:
 
 _SIGMA_FLOOR = Denoiser().sigma_floor
 
-METHODS: Mapping[str, Method] = {
-    method.name: method
+
+class _ByName(UserDict[str, Method]):
+    """Methods by name, as it is or as the paper writes it, in whatever case: "CEDD*" is "cedd-star"."""
+
+    def __missing__(self, name: str) -> Method:
+        if name not in self:
+            raise KeyError(name)
+        return self.data[_plain(name)]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self.data or _plain(name) in self.data)
+
+
+def _plain(name: str) -> str:
+    return name.replace("*", "-star").lower()
+
+
+METHODS: Mapping[str, Method] = _ByName(
+    (method.name, method)
     for method in (
         Method("sedd", Score(), ScoreEntropy()),
         Method("sedds", ScaledScore(), ScoreEntropy()),
@@ -118,17 +136,16 @@ METHODS: Mapping[str, Method] = {
         Method("dfm", Denoiser(rescale=False), CrossEntropy(constant), Flow()),
         Method("ar", Denoiser(rescale=False), CrossEntropy(constant), Causal()),
     )
-}
+)
 
 
 def get_method(method: str | Method) -> Method:
-    """A method by name ("cedd*" is "cedd-star"), or as it is."""
+    """A method by its name in `METHODS` ("cedd*" is "cedd-star"), or as it is."""
     if isinstance(method, Method):
         return method
-    name = method.replace("*", "-star").lower()
-    if name not in METHODS:
-        raise ValueError(f"unknown method {method!r}{suggestion(method, METHODS)}")
-    return METHODS[name]
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}{suggestion(str(method), METHODS)}")
+    return METHODS[method]
 
 
 def method_from_config(record: str | Mapping[str, Any], sigma_floor: float | None = None) -> Method:
