@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +151,38 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
         assert alone.start == str(first.out)
     with pytest.raises(ValueError, match="name a preset first"):
         parse("train", words[3:])
+
+
+def test_a_resumed_run_does_not_need_what_it_started_from(config: Make, first: TrainConfig, tmp_path: Path) -> None:
+    """The same command goes on, to the same weights; one that has no checkpoint yet needs it, and says so."""
+    data = [
+        "--data",
+        str(first.data),
+        "--text.cache",
+        str(first.text.cache),
+        "--device",
+        "cpu",
+        "--evaluation.every",
+        "0",
+    ]
+
+    def command(name: str, steps: int) -> list[str]:
+        out = str(tmp_path / name)
+        words = ["tiny", "--from", str(tmp_path / "source"), f"--out={out}", "--process.name", "roulette", *data]
+        return ["train", *words, "--batch.size", "4", "--steps", str(steps), "--checkpoint-every", "2"]
+
+    shutil.copytree(first.out, tmp_path / "source")
+    assert main(command("whole", 4)) == 0
+    assert main(command("halves", 2)) == 0
+    shutil.rmtree(tmp_path / "source")
+    assert main(command("halves", 4)) == 0
+    whole, halves = (cedd.load(tmp_path / name, device="cpu").model.state_dict() for name in ("whole", "halves"))
+    assert all(torch.equal(value, halves[name]) for name, value in whole.items())
+    with pytest.raises(ValueError, match="no run or model at"):
+        parse("train", command("another", 4)[1:])
+    shutil.rmtree(tmp_path / "halves" / "checkpoints")
+    with pytest.raises(ValueError, match=r"no complete checkpoint, and .*source, where it started, is gone"):
+        trainer(parse("train", command("halves", 4)[1:]).config).run()
 
 
 def test_the_card_of_a_run_has_its_last_bound(config: Make, tmp_path: Path) -> None:

@@ -593,9 +593,9 @@ def _parse_train(words: list[str]) -> Train:
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}{suggestion(name, PRESETS)}")
     summary, config = PRESETS[name]
-    split = [part for word in rest for part in (word.split("=", 1) if word.startswith("--from=") else [word])]
-    start = next((after for word, after in itertools.pairwise(split) if word == "--from"), None)
-    if start is not None:
-        config = starting_from(config, start)
+    split = (word.split("=", 1) if word.startswith(("--from=", "--out=")) else [word] for word in rest)
+    said = dict(itertools.pairwise(itertools.chain.from_iterable(split)))
+    if "--from" in said:
+        config = starting_from(config, said["--from"], said.get("--out"))
     description = f"example: cedd train {name} --data {config.data} --out runs/first\n\n{summary}"
     return parse_arguments(Train, rest, prog=f"cedd train {name}", description=description, default=Train(config))

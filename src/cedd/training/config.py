@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from cedd.models.locate import CONFIG_FILE, locate
+from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, locate
 from cedd.models.options import SIZES, NetworkOptions, TransformerConfig, wrap_of
 from cedd.names import suggestion
-from cedd.storage import from_json, read_json, reading
+from cedd.storage import expanded, from_json, read_json, reading
 
 if TYPE_CHECKING:  # torch is imported when a run is checked or built, so that its settings can be shown without
     from cedd.process import TokenProcess
@@ -454,9 +454,18 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
 # From another model
 
 
-def starting_from(config: TrainConfig, start: str) -> TrainConfig:
-    """The configuration with the network, tokenizer, length, method and process of a run or model in their places."""
-    folder = locate(start)
+def starting_from(config: TrainConfig, start: str, out: str | None = None) -> TrainConfig:
+    """The configuration with the network, tokenizer, length, method and process of a run or model in their places; of
+    the run in the folder `out`, if that is what is gone on with and the model that it started from is gone."""
+    try:
+        folder = locate(start)
+    except ValueError:
+        own = _begun_from(start, out)
+        if own is None:
+            raise
+        text = dataclasses.replace(config.text, tokenizer=own.text.tokenizer, wrap=own.text.wrap)
+        taken = {name: getattr(own, name) for name in ("start", "method", "process", "model", "length")}
+        return dataclasses.replace(config, **taken, text=text)
     with reading(folder / CONFIG_FILE):
         record = read_json(folder / CONFIG_FILE)
         network, method = record["network"], record["method"]
@@ -470,6 +479,13 @@ def starting_from(config: TrainConfig, start: str) -> TrainConfig:
             length=record["length"],
             text=dataclasses.replace(config.text, tokenizer=str(folder), wrap=wrap_of(record)),
         )
+
+
+def _begun_from(start: str, out: str | None) -> TrainConfig | None:
+    """The configuration of the run in a folder, if it began from this model."""
+    saved = None if out is None else expanded(out) / TRAIN_FILE
+    own = None if saved is None or not saved.is_file() else read_config(saved)
+    return own if own is not None and own.start == start else None
 
 
 def _process_of_record(record: Mapping[str, Any]) -> ProcessConfig:

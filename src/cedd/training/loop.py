@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from cedd.data.batches import BatchSampler, Prefetcher
-from cedd.data.tokenizers import Tokenizer
+from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.data.training_data import TrainingData, prepare_training_data
 from cedd.methods import Method, get_method
 from cedd.models.folder import ModelFolder, load_folder, save_description
@@ -29,7 +29,7 @@ from cedd.training.config import MAY_CHANGE, BatchConfig, TrainConfig, settings_
 from cedd.training.distributed import Ranks, gather_full, joined_ranks
 from cedd.training.noising import NoisingSampler, StepBatch
 from cedd.training.records import LOG_FILE, Records, plot_log, read_log
-from cedd.training.run_folder import folder_lock, refuse_other_data, refuse_other_run
+from cedd.training.run_folder import folder_lock, has_begun, refuse_other_data, refuse_other_run
 from cedd.training.signals import StopRequest
 from cedd.training.speed import Meter
 from cedd.training.start import check_start
@@ -123,13 +123,14 @@ class Trainer:
         self.method = get_method(config.method).with_sigma_floor(config.process.sigma_floor)
         refuse_other_run(config)
         with ranks.first_goes_first():
-            self.data = data_of_run(config) if data is None else data
+            self.data = data_of_run(config, self._taken_over()) if data is None else data
         refuse_other_data(config, self.data)
         self.process = config.process.build(self.data.tokenizer.vocab_size)
         self.method.check(self.process)
-        source = None if config.start is None else load_folder(config.start)
+        source = self._source()
         if source is not None:
             check_start(source, self.data.tokenizer, self.method, self.process)
+        self.start_is_gone = config.start is not None and source is None
         self.stepper = Stepper(config, ranks, self.method, self.process, source)
         self.state = self.stepper.state
         self.validation = Validation(config, self.method, self.process, self.data, self.stepper.precision, ranks.device)
@@ -143,6 +144,23 @@ class Trainer:
         """The step of the newest checkpoint."""
         self.restored: Mapping[str, Any] = {}
         """What the checkpoint that the run goes on from has beside tensors."""
+
+    def _taken_over(self) -> Tokenizer | None:
+        """The tokenizer that a run which started from another model has in its own folder since."""
+        config = self.config
+        return None if config.start is None or not has_begun(config.out) else load_tokenizer(config.out)
+
+    def _source(self) -> ModelFolder | None:
+        """The model that the run starts from. None where there is none, or where it is gone since the run began: the
+        checkpoints have weights of their own."""
+        if self.config.start is None:
+            return None
+        try:
+            return load_folder(self.config.start)
+        except (ValueError, OSError):
+            if not has_begun(self.config.out):
+                raise
+            return None
 
     def run(self) -> TrainResult:
         """All steps that are left."""
@@ -311,6 +329,8 @@ class Trainer:
             self._say(f"resuming {config.out} at step {state.step}")
         elif config.resume == "must":
             raise ValueError(f"{config.out} has no complete checkpoint to resume from; use --resume auto to restart")
+        elif self.start_is_gone:
+            raise ValueError(f"{config.out} has no complete checkpoint, and {config.start}, where it started, is gone")
         elif started_before:
             self._say(f"{config.out} has no complete checkpoint: starting from the first step")
 

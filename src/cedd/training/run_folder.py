@@ -22,6 +22,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a run has described itself in its folder."""
+    return all((folder / name).is_file() for name in (TRAIN_FILE, CONFIG_FILE))  # which are written in this order
+
+
 def refuse_other_run(config: TrainConfig) -> None:
     """A folder that holds another run, or something else, is left alone."""
     out, path = config.out, config.out / TRAIN_FILE
@@ -45,9 +50,7 @@ def refuse_other_run(config: TrainConfig) -> None:
 
 def refuse_other_data(config: TrainConfig, data: TrainingData) -> None:
     """A run continues with the blocks and the tokenizer that it began with, or not at all."""
-    if not all((config.out / name).is_file() for name in (TRAIN_FILE, CONFIG_FILE)):  # which are written in this order
-        return
-    if has_other_data(config.out, data):
+    if has_begun(config.out) and has_other_data(config.out, data):
         raise ValueError(
             f"the data ({config.data}) has changed since the run in {config.out} began; "
             "restore it, or choose another --out"
