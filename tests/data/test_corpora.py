@@ -217,17 +217,27 @@ class Torn(list[dict[str, str]]):
         raise RuntimeError("timed out")
 
 
+def hub_is_at(monkeypatch: pytest.MonkeyPatch, commit: str) -> types.SimpleNamespace:
+    """The hub with this commit, which can be changed."""
+    import huggingface_hub
+
+    info = types.SimpleNamespace(sha=commit)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: info)
+    return info
+
+
 def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple] = []
     rows = [{"text": "one"}, {"text": ""}, {"text": "two"}]
     monkeypatch.setitem(sys.modules, "datasets", fake_datasets(rows, calls))
+    hub_is_at(monkeypatch, "1")
     assert list(open_corpus("hf:owner/name").documents()) == ["one", "two"]
     list(open_corpus("hf:owner/name:config:test").documents())
     list(open_corpus("hf:owner/name::test").documents())
     assert calls == [
-        ("owner/name", None, "train", True, None),
-        ("owner/name", "config", "test", True, None),
-        ("owner/name", None, "test", True, None),
+        ("owner/name", None, "train", True, "1"),
+        ("owner/name", "config", "test", True, "1"),
+        ("owner/name", None, "test", True, "1"),
     ]
     with pytest.raises(ValueError, match=r"no text field 'body' \(it has 'text'"):
         list(open_corpus("hf:owner/name", field="body").documents())
@@ -240,15 +250,25 @@ def test_a_hub_dataset_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hub_dataset_is_named_by_the_hubs_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
     monkeypatch.setitem(sys.modules, "datasets", fake_datasets([], []))
-    commit = types.SimpleNamespace(sha="1")
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: commit)
+    commit = hub_is_at(monkeypatch, "1")
     first = HubCorpus("owner/name").content_sha256()
     assert first == HubCorpus("owner/name").content_sha256() != HubCorpus("owner/name", split="test").content_sha256()
     commit.sha = "2"
     assert first != HubCorpus("owner/name").content_sha256()
+
+
+def test_the_commit_that_is_named_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch moves on between two readings and the name: all three are of the first commit."""
+    calls: list[tuple] = []
+    monkeypatch.setitem(sys.modules, "datasets", fake_datasets([{"text": "one"}], calls))
+    hub = hub_is_at(monkeypatch, "1")
+    known, corpus = HubCorpus("owner/name").content_sha256(), HubCorpus("owner/name", revision="branch")
+    list(corpus.documents())
+    hub.sha = "2"
+    assert corpus.content_sha256() == known
+    list(corpus.documents())
+    assert [revision for *_, revision in calls] == ["1", "1"]
 
 
 def test_without_the_extra_the_hub_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

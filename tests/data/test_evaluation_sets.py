@@ -137,6 +137,8 @@ def test_bad_input_is_one_clear_line(root: Path) -> None:
 
 
 def test_without_a_root_the_hub_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
     module = types.ModuleType("datasets")
     asked = []
 
@@ -146,8 +148,16 @@ def test_without_a_root_the_hub_is_used(monkeypatch: pytest.MonkeyPatch) -> None
 
     module.__dict__["load_dataset"] = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", module)
+    named = []
+
+    def dataset_info(_, name, revision):
+        named.append((name, revision))
+        return types.SimpleNamespace(sha="1")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
     assert list(open_evaluation_set("ptb").documents()) == ["it wasn't"]
-    assert asked == [("ptb-text-only/ptb_text_only", None, "test", "refs/convert/parquet")]
+    assert named == [("ptb-text-only/ptb_text_only", "refs/convert/parquet")]
+    assert asked == [("ptb-text-only/ptb_text_only", None, "test", "1")]
 
 
 # Counts on the published files, to catch a changed rule, row or separator.

@@ -21,7 +21,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO, cast
 
@@ -261,24 +261,30 @@ class HubCorpus(Corpus):
             raise ValueError("Hugging Face datasets need the hub extra: pip install 'cedd[hub]'") from None
         return datasets
 
-    def content_sha256(self) -> str:
-        """The hub's own commit identifies the content; nothing has to be read to know it."""
+    @cached_property
+    def commit(self) -> str | None:
+        """The hub's commit of the revision, asked for once: what is read is what is named, and what a tokenizer learns
+        from is what it packs, though the branch may have moved on meanwhile."""
         from huggingface_hub import HfApi
 
         try:
-            commit = HfApi().dataset_info(self.dataset, revision=self.revision).sha
+            return HfApi().dataset_info(self.dataset, revision=self.revision).sha
         except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
             raise ValueError(f"{self.name} could not be found on the hub ({type(error).__name__}): {error}") from None
-        return json_sha256({"hub": [self.dataset, self.config, self.split, self.field, commit]})
+
+    def content_sha256(self) -> str:
+        """The hub's own commit identifies the content; nothing has to be read to know it."""
+        return json_sha256({"hub": [self.dataset, self.config, self.split, self.field, self.commit]})
 
     def is_still(self, content_sha256: str) -> bool:
         """What was read is not asked for again: hours later the hub may not answer."""
         return True
 
     def rows(self) -> Iterator[str]:
+        commit = self.commit
         try:
             stream = self._library().load_dataset(
-                self.dataset, self.config, split=self.split, streaming=True, revision=self.revision
+                self.dataset, self.config, split=self.split, streaming=True, revision=commit
             )
         except Exception as error:  # noqa: BLE001 - as above
             raise ValueError(f"{self.name} could not be opened ({type(error).__name__}): {error}") from None
