@@ -15,6 +15,7 @@ import importlib
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -101,6 +102,20 @@ def _now(device: Any) -> float:
     return time.perf_counter()
 
 
+def _refused(options: argparse.Namespace) -> str | None:
+    """What both versions would fail at, in one line."""
+    import torch
+
+    for source in options.source:
+        if not (source / "cedd").is_dir():
+            return f"{source} does not hold the package cedd; name a src folder of it"
+    if re.fullmatch(r"[1-9]\d*x[1-9]\d*", options.shape) is None:
+        return f"a shape is SEQUENCESxPOSITIONS, such as 64x128; got {options.shape!r}"
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        return "there is no CUDA device here; use --device cpu"
+    return None
+
+
 class Version:
     """The process of one version of the package."""
 
@@ -150,6 +165,8 @@ def main(arguments: list[str] | None = None) -> list[Compared]:
     if options.serve:
         serve(options)
         return []
+    if (why := _refused(options)) is not None:
+        parser.exit(2, f"compare_sampling: {why}\n")
     versions = [Version(source, arguments) for source in options.source]
     times: dict[str, tuple[list[float], list[float]]] = {row: ([], []) for row in options.rows}
     calls, found = dict.fromkeys(options.rows, 0), list[Compared]()

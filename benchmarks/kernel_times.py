@@ -9,19 +9,20 @@ are the fastest of these on one NVIDIA H200, or within 1% of it. Of the sums of 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
+from command_line import command
 
 from cedd import row_sums
-from cedd.device import recorded_graph
-from cedd.models.kernels import attention_triton, cross_entropy_triton, residual_triton, score_entropy_triton
+from cedd.cli import UserError
+from cedd.device import pick_device, recorded_graph
 from cedd.models.kernels.attention import attention
-from cedd.models.kernels.residual_triton import Launch
 from cedd.models.kernels.rotation import rotary_tables
 from cedd.network import ScoreRows
-from cedd.row_sums import kernels_triton
-from cedd.training import update_triton
 
 SHAPE = (512, 128, 768)
 VOCABULARY = 50257
@@ -58,6 +59,8 @@ def report(what: str, time: float, gigabytes: float) -> None:
 
 def time_residual() -> None:
     """Add and norm, forward (four sweeps) and backward (six)."""
+    from cedd.models.kernels import residual_triton
+
     options = {"device": "cuda", "dtype": torch.bfloat16}
     x, branch, d_added, d_normed = (torch.randn(SHAPE, **options) for _ in range(4))
     gate, shift, scale = torch.randn(SHAPE[0], 3, 1, SHAPE[2], **options).unbind(1)
@@ -65,7 +68,7 @@ def time_residual() -> None:
     moments = torch.rand(*SHAPE[:2], 2, device="cuda")
     gigabytes = x.numel() * x.itemsize / 1e9
     for rows, warps in itertools.product((1, 2, 4), (2, 4, 8)):
-        residual_triton.FORWARD = residual_triton.BACKWARD = Launch(rows, warps)
+        residual_triton.FORWARD = residual_triton.BACKWARD = residual_triton.Launch(rows, warps)
         forward = milliseconds(lambda: residual_triton._forward(x, branch, gate, shift, scale, seed, 26))
         report(f"add and norm, {rows} rows, {warps} warps", forward, 4 * gigabytes)
         backward = milliseconds(
@@ -76,6 +79,8 @@ def time_residual() -> None:
 
 def time_attention(batch: int) -> None:
     """Attention of short sequences with the rotation of q and k, each way, and torch's without it."""
+    from cedd.models.kernels import attention_triton
+
     length, heads, width = SHAPE[1], 12, 64
     options = {"device": "cuda", "dtype": torch.bfloat16}
     qkv = torch.randn(batch, length, 3, heads, width, requires_grad=True, **options)
@@ -101,6 +106,8 @@ def time_attention(batch: int) -> None:
 
 def time_cross_entropy(rows: int = 8192) -> None:
     """Cross entropy in place: one sweep of reading, one of reading from the cache and writing."""
+    from cedd.models.kernels import cross_entropy_triton
+
     outputs = torch.randn(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
     weights, shifts = torch.rand(2, rows, device="cuda")
     targets = torch.randint(VOCABULARY, (rows,), device="cuda")
@@ -114,6 +121,8 @@ def time_cross_entropy(rows: int = 8192) -> None:
 
 def time_score_entropy(rows: int = 8192) -> None:
     """Score entropy in place: one sweep that reads and writes."""
+    from cedd.models.kernels import score_entropy_triton
+
     outputs = torch.zeros(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
     weights = torch.rand(rows, device="cuda")
     targets, skips = torch.randint(VOCABULARY, (2, rows), device="cuda")
@@ -127,6 +136,8 @@ def time_score_entropy(rows: int = 8192) -> None:
 
 def time_row_sums(rows: int = 2670) -> None:
     """What a bound needs of a chunk of outputs: one sweep of reading each, and the same in torch's operations."""
+    from cedd.row_sums import kernels_triton
+
     outputs = torch.randn(rows, -(-VOCABULARY // 64) * 64, device="cuda", dtype=torch.bfloat16)[:, :VOCABULARY]
     offset, skip = torch.zeros(rows, device="cuda", dtype=torch.float64), torch.zeros_like(outputs[:, 0]).long()
     sums: dict[str, Callable[[], object]] = {
@@ -146,6 +157,8 @@ def time_row_sums(rows: int = 2670) -> None:
 
 def time_update() -> None:
     """AdamW and the average of a network of the `small` preset's size with copies, and the norm of its gradients."""
+    from cedd.training import update_triton
+
     sizes = [(VOCABULARY + 1, 768), (VOCABULARY, 768), (74 * 768, 128)]
     sizes += [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12
     values, first, second, averages = ([torch.rand(s, device="cuda") for s in sizes] for _ in range(4))
@@ -163,7 +176,20 @@ def time_update() -> None:
         report(f"  and the norm, blocks of {block}, {warps} warps", milliseconds(table.norm), 2 * entries)
 
 
-if __name__ == "__main__":
+@dataclass
+class Arguments:
+    """The kernels of a training step and of a bound alone, over their block sizes, on a CUDA device with Triton.
+
+    example: python benchmarks/kernel_times.py
+    """
+
+
+def main(arguments: Arguments) -> None:
+    """All of them, one after the other."""
+    del arguments  # there are none
+    pick_device("cuda")
+    if find_spec("triton") is None:
+        raise UserError("the kernels need Triton: pip install triton")
     time_residual()
     time_attention(32)
     time_attention(512)
@@ -171,3 +197,7 @@ if __name__ == "__main__":
     time_score_entropy()
     time_row_sums()
     time_update()
+
+
+if __name__ == "__main__":
+    sys.exit(command(__file__, Arguments, main))

@@ -11,7 +11,16 @@ from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 from tests.options import undescribed
 from tests.tasks.models import save_random
 
-NAMES = ("english", "infilling", "language", "profile_sampling", "profile_training", "sample_seconds", "spelling")
+NAMES = (
+    "english",
+    "infilling",
+    "kernel_times",
+    "language",
+    "profile_sampling",
+    "profile_training",
+    "sample_seconds",
+    "spelling",
+)
 NAMES += ("window_batches",)
 
 
@@ -87,13 +96,44 @@ def test_a_shape_that_is_none_is_one_line(shape: str):
     assert (code, said.splitlines()) == (2, [f"profile_training: a shape {why}; got {shape!r}"])
 
 
-@pytest.mark.parametrize("name", ["profile_sampling", "profile_training"])
+@pytest.mark.parametrize("name", ["kernel_times", "profile_sampling", "profile_training"])
 def test_a_missing_device_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch):
     definitions("command_line")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     said = f"{name}: there is no CUDA device here, only cpu\n"
     assert run(BENCHMARKS / f"{name}.py") == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "there is no CUDA device here; use --device cpu"),
+        (["--shape", "64"], "a shape is SEQUENCESxPOSITIONS, such as 64x128; got '64'"),
+    ],
+)
+def test_what_two_versions_would_fail_at_is_one_line(words: list[str], why: str, monkeypatch: pytest.MonkeyPatch):
+    definitions("command_line")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    source, script = str(BENCHMARKS.parent / "src"), BENCHMARKS / "compare_sampling.py"
+    assert run(script, source, source, *words) == (2, f"compare_sampling: {why}\n")
+    code, said = run(script, source, "no/such/folder", *words)
+    assert (code, said) == (
+        2,
+        "compare_sampling: no/such/folder does not hold the package cedd; name a src folder of it\n",
+    )
+
+
+def test_every_script_has_a_help_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Without a GPU, Triton or data."""
+    definitions("command_line")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delenv("CEDD_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    scripts = [path for path in sorted(BENCHMARKS.glob("*.py")) if "__main__" in path.read_text(encoding="utf-8")]
+    assert len(scripts) > 15
+    assert [script.name for script in scripts if run(script, "--help") != (0, "")] == []
 
 
 @dataclass
