@@ -312,3 +312,16 @@ def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
     assert below.splitlines()[-1] == f"  {BOXED_CORRECTION}"  # by the model in the box, where the run's cannot
     words = shlex.split(BOXED_CORRECTION, comments=True)
     assert parse("correct", words[2:])
+
+
+def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Of torchrun's ranks the first says so in a line, and none does anything."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, code, said in (
+        ("0", 2, "cedd quickstart: it runs in one process, and WORLD_SIZE is 2; start it without torchrun\n"),
+        ("1", 0, ""),
+    ):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["quickstart", "--fast", "--out", str(tmp_path / "run")]) == code
+        assert capsys.readouterr() == ("", said)
+    assert not (tmp_path / "run").exists()

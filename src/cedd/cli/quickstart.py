@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import shutil
 import statistics
@@ -36,6 +37,10 @@ BOXED_CORRECTION = 'cedd correct "teh cat sat on teh mat"  # by english, which i
 
 def run(arguments: Quickstart) -> int:
     """Everything, with progress on standard error."""
+    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+        if os.environ.get("RANK", "0") != "0":  # the first says it for all
+            return 0
+        raise UserError(f"it runs in one process, and WORLD_SIZE is {ranks}; start it without torchrun")
     console = PlainConsole(stderr=True)
     started = time.monotonic()
     config, hooks = configuration(arguments), Hooks()
