@@ -389,7 +389,7 @@ def test_log_scores_by_name() -> None:
         ((2, 3, 6), torch.zeros(2, 3, dtype=torch.long), 0.5, "none for the mask"),
         ((2, 3, 5), torch.full((2, 3), 9), 0.5, "noisy tokens"),
         ((2, 3, 5), torch.zeros(2, 3), 0.5, "integers"),
-        ((2, 3, 5), torch.zeros(2, 3, dtype=torch.long), torch.rand(3), "one time per sequence"),
+        ((2, 3, 5), torch.zeros(2, 3, dtype=torch.long), torch.rand(3), r"x_t is \[2, 3\], t is \[3\]"),
     ],
 )
 def test_log_scores_refuse_what_does_not_fit(outputs, x_t, t, message: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cedd import Cosine, Geometric, LogLinear, Polynomial, Schedule
-from cedd.schedules import SCHEDULES, check_time, double, schedule_from_config
+from cedd.schedules import SCHEDULES, check_time, check_times, double, schedule_from_config
 
 EPS = st.floats(1e-6, 0.5)
 SCHEDULE = st.one_of(
@@ -116,3 +116,15 @@ def test_a_schedule_without_a_name_is_refused_when_it_is_saved():
 
     with pytest.raises(ValueError, match="Mine cannot be saved"):
         Mine().config()
+
+
+def test_times_belong_to_sequences() -> None:
+    """One for all, one a sequence, or one a position where these may differ."""
+    x = torch.zeros(2, 3)
+    for shape in ((), (2,), (2, 3)):
+        assert check_times(torch.ones(shape), x, "x").shape == shape
+    for shape, by_position in (((3,), True), ((1,), True), ((2, 1), True), ((2, 3, 1), True), ((2, 3), False)):
+        with pytest.raises(
+            ValueError, match=rf"one time per sequence: x is \[2, 3\], t is \[{', '.join(map(str, shape))}\]"
+        ):
+            check_times(torch.ones(shape), x, "x", by_position=by_position)

@@ -27,7 +27,7 @@ from cedd.methods import Method, get_method
 from cedd.network import AnyModel, OutputCheck, check_extras, checked_outputs, no_numbers, supports_rows
 from cedd.objectives.objective import Rows
 from cedd.process import Noise, TokenProcess, uniform_noise, uniform_tokens
-from cedd.schedules import Time, check_time
+from cedd.schedules import Time, check_times
 
 
 def draw_times(
@@ -205,10 +205,7 @@ def loss(
         cpu_generator = generator if generator is None or generator.device.type == "cpu" else None
         time = draw_times(len(x0), cpu_generator)
     else:
-        time = check_time(t)
-        if time.dim() > 0 and time.shape != x0.shape[:1]:
-            raise ValueError(f"t needs one time per sequence: x0 is {list(x0.shape)}, t is {list(time.shape)}")
-        time = time.expand(len(x0))
+        time = check_times(t, x0, "x0", by_position=False).expand(len(x0))  # the network is told one a sequence
     home = x0.device if has_float64(x0.device) else torch.device("cpu")
     draws = Draws.make(tuple(x0.shape), process.vocab_size, home, generator)
     batch = noisy_batch(chosen, process, x0.to(home), time.to(home), draws)

@@ -16,7 +16,7 @@ from cedd.objectives.objective import Objective
 from cedd.objectives.score_entropy import ScoreEntropy
 from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
 from cedd.process import TokenProcess
-from cedd.schedules import Time, check_time
+from cedd.schedules import Time, check_times
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,5 @@ def log_scores(method: str | Method, process: TokenProcess, outputs: Tensor, x_t
             f"outputs have one entry a token and none for the mask: {[*x_t.shape, process.vocab_size]} is wanted; "
             f"got {list(outputs.shape)}"
         )
-    time = check_time(t)
-    if time.dim() > 0 and time.shape != x_t.shape[: time.dim()]:
-        raise ValueError(f"t needs one time per sequence: x_t is {list(x_t.shape)}, t is {list(time.shape)}")
-    noise = process.noise(time).to(x_t.device).like(x_t)
+    noise = process.noise(check_times(t, x_t, "x_t")).to(x_t.device).like(x_t)
     return chosen.require_scores().log_scores(outputs, x_t, noise)

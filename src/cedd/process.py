@@ -38,7 +38,7 @@ from cedd.clocks import (
 from cedd.device import has_float64
 from cedd.names import suggestion
 from cedd.quadrature import integrate
-from cedd.schedules import LogLinear, Schedule, Time, check_time, double, schedule_from_config
+from cedd.schedules import LogLinear, Schedule, Time, check_time, check_times, double, schedule_from_config
 
 # ----------------------------------------------------------------------------------------------------------------
 # Randomness
@@ -398,12 +398,9 @@ class TokenProcess:
         return matrix
 
     def sample(self, x0: Tensor, t: Time, generator: torch.Generator | None = None) -> Tensor:
-        """x_t ~ p_t(. | x0), position by position; x0 [B, L] token ids, t [B] or one time for all."""
+        """x_t ~ p_t(. | x0), position by position; x0 [B, L] token ids, t [B], [B, L] or one time for all."""
         self.check_tokens(x0)
-        time = check_time(t)
-        if time.dim() > 0 and time.shape != x0.shape[: time.dim()]:
-            raise ValueError(f"t needs one time per sequence: x0 is {tuple(x0.shape)}, t is {tuple(time.shape)}")
-        return self.kernel(time).to(x0.device).sample(x0, generator)
+        return self.kernel(check_times(t, x0, "x0")).to(x0.device).sample(x0, generator)
 
     def check_tokens(self, x0: Tensor) -> None:
         """Refuse what is not clean data: ids outside 0..V-1."""

@@ -50,6 +50,15 @@ def check_time(t: Time) -> Tensor:
     return time
 
 
+def check_times(t: Time, x: Tensor, name: str, *, by_position: bool = True) -> Tensor:
+    """t as float64, for sequences x [B, L] of this name: one time for all, one a sequence [B], or one a position [B, L]
+    where these may differ."""
+    time = check_time(t)
+    if time.shape != x.shape[: time.dim()] or (time.dim() > 1 and not by_position):
+        raise ValueError(f"t needs one time per sequence: {name} is {list(x.shape)}, t is {list(time.shape)}")
+    return time
+
+
 def _check_eps(eps: float) -> None:
     if not 0.0 < eps < 1.0:
         raise ValueError(f"eps must lie strictly between 0 and 1 (1e-3 is the usual choice); got {eps!r}")
