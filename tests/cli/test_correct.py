@@ -15,10 +15,12 @@ import pytest
 from rich.style import Style
 
 from cedd.cli import main
-from cedd.cli.correct import FIRST_PIECE, PIECE, coloured, pieces
+from cedd.cli.correct import FIRST_PIECE, PIECE, coloured, pieces, whole
+from cedd.cli.given import file_source
 from cedd.data.corpora import python_manual_documents
 from cedd.models import locate
 from cedd.names import printable
+from cedd.spelling.code import code_spans
 from cedd.spelling.correct import Change
 from cedd.tasks import Corrected, correct, load
 from tests.limits import files_up_to
@@ -475,7 +477,7 @@ def test_spans_rebuild_both_texts(letter, capsys):
 
 def test_a_long_text_comes_out_piece_by_piece():
     content = ("A line of text.\r\n" * 5000 + "x" * 70_000 + " \xe9 end").encode()
-    made = list(pieces(io.BytesIO(content)))
+    made = [piece for _, piece in pieces(io.BytesIO(content))]
     assert "".join(made) == content.decode()
     assert len(made) > 5
     assert len(made[0]) <= 2 * FIRST_PIECE  # which is soon there
@@ -501,13 +503,32 @@ def test_what_has_a_zero_byte_is_no_text(letter, capfdbinary):
 def test_a_block_of_code_is_not_cut_if_it_is_short():
     block = "```\n" + "teh code\n" * 200 + "```\n"
     content = ("A line of text.\n" * 90 + block) * 20 + "```\n" + "long code\n" * 9000
-    made = list(pieces(io.BytesIO(content.encode())))
+    made = [piece for _, piece in pieces(io.BytesIO(content.encode()))]
     assert "".join(made) == content
     assert len(made) > 8
     short = [piece for piece in made if "long" not in piece]
     assert len(short) > 3
     assert all(piece.count("```") % 2 == 0 for piece in short)
     assert max(map(len, made)) <= 3 * PIECE
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~~"])
+def test_a_long_block_of_code_is_code_to_its_end_and_no_further(fence, tmp_path):
+    """Though it is read in pieces, of which only the first has its beginning."""
+
+    def every_teh(text):
+        code = list(code_spans(text))
+        found = [word for word in re.finditer("teh", text) if not any(a <= word.start() < b for a, b in code)]
+        changes = [Change(word.start(), "teh", "the", 1.0, 1.0) for word in found]
+        made = re.sub("teh", lambda word: "the" if word.start() in {c.position for c in changes} else "teh", text)
+        return Corrected(made, text, changes)
+
+    block, text = f"{fence}sh\n" + "teh code\n" * 9000 + f"{fence}\n", "A teh here.\n"
+    (tmp_path / "long.md").write_text(text + block + text)
+    corrected = whole(file_source(tmp_path / "long.md"), every_teh)
+    assert corrected.original == text + block + text
+    assert corrected == "A the here.\n" + block + "A the here.\n"
+    assert [change.span[0] for change in corrected.changes] == [2, len(text + block) + 2]
 
 
 @pytest.mark.slow

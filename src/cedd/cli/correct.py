@@ -142,33 +142,46 @@ def ignored_words(arguments: Correct) -> frozenset[str]:
 # Piece by piece
 
 
-def pieces(stream: BinaryIO) -> Iterator[str]:
+def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
     """The text of a stream in pieces of up to twice `PIECE` characters, cut after a line if one ends there, else
     after a space, and not within a block of code, unless it is longer than that. Bytes that are no UTF-8 come through
-    as lone surrogates, which correction leaves alone."""
-    decoder, kept, size = codecs.getincrementaldecoder("utf-8")("surrogateescape"), "", FIRST_PIECE
+    as lone surrogates, which correction leaves alone.
+
+    Before each piece comes the line that it begins after, the fence of a block that was cut; else nothing.
+    """
+    decoder, kept, size, fence = codecs.getincrementaldecoder("utf-8")("surrogateescape"), "", FIRST_PIECE, ""
     while True:
         content = stream.read(size)
         kept += decoder.decode(content, final=not content)
         if not content:
             if kept:
-                yield kept
+                yield fence, kept
             return
         if len(kept) > size:
             cut = 1 + max(kept.rfind("\n"), -1)
             cut = cut or 1 + kept.rfind(" ") or len(kept) - 1  # never between \r and \n
-            cut = open_block(kept[:cut]) or cut
-            yield kept[:cut]
-            kept, size = kept[cut:], min(2 * size, PIECE)
+            start, mark = open_block(fence + kept[:cut]) or (0, "")
+            if start > len(fence):
+                cut, mark = start - len(fence), ""  # the next piece begins with the block itself
+            yield fence, kept[:cut]
+            kept, size, fence = kept[cut:], min(2 * size, PIECE), mark and mark + "\n"
 
 
 def corrected_pieces(source: Source, correct: Callable[[str], Corrected]) -> Iterator[Corrected]:
     """The pieces of a text, corrected. No text has a zero byte: what has one is left as it is from that piece on."""
     with source.opened() as stream:
         text = True
-        for piece in pieces(stream):
+        for fence, piece in pieces(stream):
             text = text and "\0" not in piece
-            yield correct(piece) if text else Corrected(piece, piece, ())
+            yield after(fence, correct(fence + piece)) if text else Corrected(piece, piece, ())
+
+
+def after(fence: str, corrected: Corrected) -> Corrected:
+    """A piece without the fence that was read before it, which no correction changes."""
+    if not fence:
+        return corrected
+    changes, doubts = ([one.moved(-len(fence)) for one in found] for found in (corrected.changes, corrected.doubts))
+    return Corrected(corrected.removeprefix(fence), corrected.original.removeprefix(fence), changes, doubts)
 
 
 def whole(source: Source, correct: Callable[[str], Corrected]) -> Corrected:

@@ -21,27 +21,27 @@ _INLINE = re.compile(
 )
 
 
-def _blocks(text: str) -> Iterator[tuple[int, int | None]]:
-    """From where to where blocks between fences are; None: one goes on after the text."""
+def _blocks(text: str) -> Iterator[tuple[int, int | None, str]]:
+    """From where to where blocks between fences are, and by which; None: one goes on after the text."""
     begin: tuple[int, str] | None = None
     for fence in _FENCE.finditer(text):
         if begin is None or fence[2].strip():  # only a block's beginning has a name: what came before was an end
             begin = fence.start(), fence[1]
         elif fence[1].startswith(begin[1]):
-            yield begin[0], fence.end()
+            yield begin[0], fence.end(), begin[1]
             begin = None
     if begin is not None:
-        yield begin[0], None
+        yield begin[0], None, begin[1]
 
 
 def code_spans(text: str) -> Iterator[tuple[int, int]]:
     """From where to where a text is code."""
-    for start, stop in _blocks(text):
+    for start, stop, _ in _blocks(text):
         yield start, len(text) if stop is None else stop
     for match in _INLINE.finditer(text):
         yield match.span()
 
 
-def open_block(text: str) -> int | None:
-    """Where a block begins that goes on after the text."""
-    return next((start for start, stop in _blocks(text) if stop is None), None)
+def open_block(text: str) -> tuple[int, str] | None:
+    """Where a block begins that goes on after the text, and its fence."""
+    return next(((start, fence) for start, stop, fence in _blocks(text) if stop is None), None)
