@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.table import Table
 
 import cedd
 from cedd.cli import main
@@ -254,6 +256,23 @@ def test_without_standard_input_there_is_no_text(tmp_path: Path):
 def test_control_characters_are_written_out():
     assert printable(ESCAPE) == "\\x1b[31mred\\x1b]0;title\\x07"
     assert printable("línea\n\ttwo ▒ 日本") == "línea\n\ttwo ▒ 日本"
+
+
+@pytest.mark.parametrize("columns", ["0", "20"])
+def test_no_number_of_a_table_is_cut_off(columns: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    """However narrow the terminal is. Only a long word of the first column, which names rows, is broken."""
+    monkeypatch.setenv("COLUMNS", columns)
+    table = Table()
+    for title in ("", "perplexity per token", "bits"):
+        table.add_column(title, justify="right", no_wrap=title == "bits")
+    table.add_row("runs/" + "long" * 30, "23456.25\n[4.92, 45672.72]", "1.2345 [1.2, 1.3]")
+    PlainConsole().print(table)
+    said = capsys.readouterr().out
+    assert "…" not in said
+    cells = {cell.strip() for cell in re.split("[│┃\n]", said)}
+    assert {"perplexity", "23456.25", "1.2345 [1.2, 1.3]"} <= cells | set(said.split())
+    assert "45672.72]" in said
+    assert said.count("long") >= 25
 
 
 def test_messages_show_escape_sequences(capsys: pytest.CaptureFixture[str]):
