@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import io
 import json
 import os
 import pty
@@ -20,7 +21,7 @@ import torch
 from rich.table import Table
 
 import cedd
-from cedd.cli import main
+from cedd.cli import main, run_command
 from cedd.cli.console import PlainConsole
 from cedd.device import pick_device
 from cedd.names import printable
@@ -247,6 +248,23 @@ def test_without_standard_input_there_is_no_text(tmp_path: Path):
     script = f"{sys.executable} -m cedd correct <&-"
     done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_signs_that_the_output_has_not_are_written_out(monkeypatch: pytest.MonkeyPatch):
+    """Of a table or a name; texts are written in UTF-8 whatever it is."""
+    kept = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding="ascii"))
+    assert run_command("cedd", lambda: sys.stdout.write("0.5 ≤ 1 \udcff\n") and 0) == 0
+    assert kept.getvalue() == b"0.5 \\u2264 1 \\udcff\n"
+
+
+def test_a_folder_that_was_removed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run_command("cedd", lambda: len(Path.cwd().parts)) == 2
+    assert capsys.readouterr().err == "cedd: the folder that this was started in is gone; go to one that is there\n"
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -74,6 +75,8 @@ def run_command(name: str, run: Callable[[], int | None]) -> int:
     could not do, with one line on stderr that says what; 130 after an interrupt, 141 if nobody reads the output any
     more. A mistake of ours shows its traceback; with CEDD_TRACEBACK in the environment, any error does."""
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a sign that it has not is no reason to fail
     try:
         code = int(run() or 0)
         sys.stdout.flush()
@@ -185,10 +188,21 @@ def _explained(error: Exception) -> tuple[str, int] | None:
         near = nearest_path(Path(os.fsdecode(error.filename)))
         hint = "" if near is None else f"; did you mean {near}?"
         return f"there is no file or folder {error.filename}{hint}", 2
+    if isinstance(error, FileNotFoundError) and _is_nowhere():
+        return "the folder that this was started in is gone; go to one that is there", 2
     if isinstance(error, OSError):
         said = error.strerror or str(error)
         return said if error.filename is None else f"{error.filename}: {said}", 1 if error.errno in NOT_INPUT else 2
     return (str(error), 2) if isinstance(error, UserError | ValueError) else None
+
+
+def _is_nowhere() -> bool:
+    """Whether the folder that we are in has been removed."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _renamed(name: str, words: list[str]) -> list[str]:
