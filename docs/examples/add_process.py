@@ -42,7 +42,7 @@ for t in (0.25, 0.5, 0.75, 1.0):
     print(f"t = {t:.2f}: kept {keep:.3f}, shuffled {shuffled:.3f}, masked {masked:.3f}")
 
 network = train("bayes", process)
-bound = cedd.estimate_bound(network, process, counting(256), method="bayes")
+bound = cedd.estimate_bound(network, process, counting(256), method="bayes", batch=1024)
 print(f"bound {bound.nats_per_token:.3f} ± {1.96 * bound.stderr:.3f} nats per token, entropy {ENTROPY:.3f}")
 
 fast = {"method": "bayes", "steps": 64, "deterministic": False}  # the network reads all sequences at once

@@ -309,7 +309,7 @@ def test_a_denoiser_as_it_is_stops_short_and_its_bound_is_true() -> None:
         exact = cedd.exact_bound(model, process, p0, method=raw)
         assert cedd.exact_cross_entropy(model, process, p0, method=raw) < exact < math.inf
         data = sequences(p0, 400, generator(3))
-        found = estimate_bound(model, process, data, method=raw, fixed_set=True, generator=generator(4))
+        found = estimate_bound(model, process, data, method=raw, fixed_set=True, generator=generator(4), batch=4096)
         exact = cedd.exact_bound(model, process, empirical(data, V), method=raw)
         assert found.earliest_time == raw.dynamics.stop
         assert abs(found.nats_per_token - exact) < 4 * found.stderr
@@ -342,7 +342,7 @@ def test_where_nothing_is_kept_long_before_the_end(p_m: float, method: str) -> N
     exact = cedd.exact_bound(model, process, p0, method=method)
     for seed in range(4):
         data = sequences(p0, 300, generator(seed))
-        found = estimate_bound(model, process, data, method=method, draws=8, generator=generator(seed + 10))
+        found = estimate_bound(model, process, data, method=method, draws=8, generator=generator(seed + 10), batch=4096)
         assert abs(found.nats_per_token - exact) < 5 * found.stderr
         assert found.stderr < 0.5 * exact
 
