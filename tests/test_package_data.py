@@ -19,6 +19,7 @@ from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
 from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks.card import model_card
+from tests.readings import reading_once
 
 LIMIT = 32_000_000
 FILLED = {"The city of Paris is the ____{1} of France.": "The city of Paris is the capital of France."}
@@ -56,7 +57,7 @@ going to bring in the hay, and then he asked how far it was.
 
 @pytest.fixture(scope="module")
 def model():
-    return cedd.load(CORRECTOR, device="cpu")
+    return reading_once(cedd.load(CORRECTOR, device="cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +103,9 @@ def test_a_flipped_bit_in_a_model_is_found(name, tmp_path):
 
 
 def test_the_writer_writes_words(writer):
-    """The same for a seed; most of its words are English ones, with a space between."""
+    """The same for a seed, in a step as in many; most of its words are English ones, with a space between."""
     (text,) = writer.generate(seed=1, steps=8)
-    assert [text] == writer.generate(seed=1, steps=8)
+    assert writer.generate(seed=1, steps=1) == writer.generate(seed=1, steps=1)
     words = [word.lower() for word in re.findall("[A-Za-z]{3,}", text)]
     assert len(words) > 20
     known = set(load_lexicon(pretrained_root() / WRITER / LEXICON_FILE).words)
@@ -189,10 +190,12 @@ def corrected(model, text: str, *given: dict[str, float]) -> list[str]:
 
 
 def test_the_model_corrects_transpositions(model):
-    """About 20 pairs; 19 in 20 are mended in a book (`cedd spelling --mistakes swaps --rate 0.02`)."""
-    wrong = swap_letters(PROSE, 0.05, seed=1)
-    texts = corrected(model, wrong.text, {}, {"swaps": 0})
-    seen, unseen = (outcomes(PROSE, wrong.text, text, span=2) for text in texts)
+    """About 20 pairs, in texts of one window; 19 in 20 are mended in a book (`cedd spelling --mistakes swaps`)."""
+    lines = PROSE.splitlines(keepends=True)
+    right = ["".join(lines[start : start + 2]) for start in (0, 2)]
+    wrong = [swap_letters(text, 0.08, seed=1).text for text in right]
+    ways = zip(*(corrected(model, text, {}, {"swaps": 0}) for text in wrong), strict=True)
+    seen, unseen = (outcomes("".join(right), "".join(wrong), "".join(texts), span=2) for texts in ways)
     assert seen.fixed.total > 15
     assert seen.fixed.value >= 0.8 > unseen.fixed.value
     assert seen.broken.count <= 2

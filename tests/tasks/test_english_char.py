@@ -11,6 +11,7 @@ from cedd.models.locate import pretrained_root
 from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
 from cedd.spelling.rewrite import FEATURES
 from cedd.tasks.correct import corrector_folder
+from tests.readings import reading_once
 
 LATIN = """\
 Gallia est omnis divisa in partes tres, quarum unam incolunt Belgae, aliam Aquitani, tertiam qui ipsorum lingua Celtae,
@@ -27,7 +28,7 @@ but as if nobody in the wprld were asleep.
 
 @pytest.fixture(scope="module")
 def model():
-    return cedd.load("english-char", device="cpu")
+    return reading_once(cedd.load("english-char", device="cpu"))
 
 
 @pytest.mark.parametrize(
