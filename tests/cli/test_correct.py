@@ -31,7 +31,7 @@ from tests.tasks.models import mending, save_random
 def models(tmp_path_factory):
     """Those of a package: of the corrector random weights that, at these settings, change some letters."""
     root = tmp_path_factory.mktemp("package") / "pretrained"
-    save_random(root / "english-char", extra={"correction": {"t": 0.6}})
+    save_random(root / "english-char", depth=2, extra={"correction": {"t": 0.6}})
     save_random(root / "english", "absorb", "cedd", told="nothing")
     return root
 

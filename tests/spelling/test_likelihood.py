@@ -19,7 +19,7 @@ VERSIONS = [(4, 7, "cat"), (4, 7, "cot"), (4, 7, "cats"), (4, 7, "a dog"), (0, 3
 @pytest.fixture(params=[{"told": "nothing"}, {"told": "sigma", "largest_score": 8.0}])
 def filler(tmp_path, request):
     """A model that fills masks."""
-    folder = save_random(tmp_path / "absorb", "absorb", "cedd", **request.param)
+    folder = save_random(tmp_path / "absorb", "absorb", "cedd", depth=2, **request.param)
     model = load(folder, device="cpu")
     torch.manual_seed(0)
     assert model.model.backbone.conditioning is not None

@@ -57,7 +57,7 @@ def save_random(
     tokenizer: Tokenizer | None = None,
     **options: Any,
 ) -> Path:
-    """A folder with a small transformer whose outputs are random but not uniform."""
+    """A folder with a transformer of one layer whose outputs are random but not uniform."""
     chosen = tokenizer or CharTokenizer(ALPHABET)
     causal = method == "ar"
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def save_random(
         dropout=0.0,
         causal=causal,
         time_conditioning=not causal,
-        **options,
+        **{"depth": 1, **options},
     )
     model = Transformer(config)
     nn.init.normal_(model.head.weight, std=0.3)
