@@ -33,11 +33,11 @@ def mender(**correction) -> LanguageModel:
 
 
 def test_both_protocols_as_json(run, book, capsys):
-    words = ["spelling", run, "--data", book, "--blocks", "12", "--thresholds", "0.5", "0.1", "--steps", "4"]
+    words = ["spelling", run, "--data", book, "--blocks", "8", "--thresholds", "0.5", "0.1", "--steps", "4"]
     assert main([*words, "--json", "--seed", "3", "--device", "cpu"]) == 0
     first = capsys.readouterr().out
     record = json.loads(first)
-    assert record["paper"]["blocks"] == 12
+    assert record["paper"]["blocks"] == 8
     paper = record["paper"]
     assert paper["all"]["total"] == paper["masked"]["total"] + paper["shuffled"]["total"] > 5
     ways = [(c["way"], c["options"]["threshold"]) for c in record["user"]["corrections"]]

@@ -115,17 +115,17 @@ def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path)
 
 @pytest.mark.parametrize("steps", [(), ("--steps", "5")])
 def test_the_likelihood_of_an_order_stands_beside_the_bound(steps, runs: dict[str, Path], text: Path, capsys) -> None:
-    words = (runs["absorb"], "--data", text, "--draws", "2", "--max-sequences", "5")
+    words = (runs["absorb"], "--data", text, "--draws", "2", "--max-sequences", "3")
     (run,) = evaluate(capsys, *words, "--order", "margin", *steps, "--batch", "2")["runs"]
     assert run["bounds"]["tight"] == evaluate(capsys, *words, "--batch", "2")["runs"][0]["bounds"]["tight"]
     folder, found = load_folder(runs["absorb"]), run["bounds"]["margin-order"]
-    data, _ = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 5, folder.tokenizer)
+    data, _ = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 3, folder.tokenizer)
     taken = int(steps[1]) if steps else folder.length
     nats = order_nats(folder.model, folder.process, data, method="cedd", order="margin", steps=taken) / folder.length
     assert found["nats_per_token"] == pytest.approx(float(nats.mean()), rel=1e-12)
     assert found["ci95"] == pytest.approx(mean_interval(nats))
-    assert (found["monte_carlo_stderr"], found["evaluations"]) == (0.0, 5 * taken)
-    assert main(["evaluate", *map(str, words), "--order", "margin", *steps, "--device", "cpu"]) == 0
+    assert (found["monte_carlo_stderr"], found["evaluations"]) == (0.0, 3 * taken)
+    assert main(["evaluate", *map(str, words), "--order", "margin", "--steps", "2", "--device", "cpu"]) == 0
     assert "margin-order is the exact likelihood of a sampler" in " ".join(capsys.readouterr().out.split())
 
 
