@@ -198,13 +198,20 @@ def sampler_law(
     process: TokenProcess,
     times: Tensor,
     corrector: Corrector | None = None,
+    first: Tensor | None = None,
 ) -> np.ndarray:
     """The law over n^L sequences at the end of a grid [K+1], from the prior: the product of its steps, of which one to
-    s = 0 is analytic. The network is asked about all times at once."""
+    s = 0 is analytic. The network is asked about all times at once.
+
+    first: which tokens, [V] bool, the noise of the first position is among."""
     x, steps = all_sequences(process, model.length), len(times) - 1
     sigma = process.sigma(times[:-1].repeat_interleave(len(x))).float()
     outputs = model.outputs(x.repeat(steps, 1), sigma).view(steps, *x.shape, -1)
     law = process.prior()[x].prod(-1).numpy()
+    if first is not None:
+        share = torch.ones(process.num_states, dtype=torch.float64)
+        share[: len(first)] = first * len(first) / first.sum()
+        law = law * share[x[:, 0]].numpy()
     for now, (t, s) in zip(outputs, itertools.pairwise(times.tolist()), strict=True):
         how = ("analytic", None) if s == 0 else (rule, corrector)
         law = sequence_kernel(token_law(method, how[0], process, now, x, t, s, how[1]), x) @ law

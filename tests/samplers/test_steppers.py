@@ -138,6 +138,16 @@ def test_gibbs(name, method):
     assert np.abs(counts / counts.sum() - after).sum() > 0.1, "the test can fail"
 
 
+@pytest.mark.parametrize("sweeps", [False, True])
+def test_gibbs_leaves_as_many_masks_where_tokens_are_excluded(sweeps):
+    """By its step, and by what it redraws: the other tokens share the chances of those, masks are no likelier."""
+    process, t, s = PROCESSES["hybrid"](3), 0.7, 0.4
+    stepper = gibbs(share=1.0) if sweeps else gibbs(start=0.0)
+    x = drawn(Table(process, 1, seed=5), process, "bayes", stepper, torch.full((40_000, 1), 3), (t, s), exclude=[0, 1])
+    masked = float(process.kernel(s).a) / (1 if sweeps else float(process.kernel(t).a))
+    assert p_value(np.bincount(x.flatten(), minlength=4), np.array([0, 0, 1 - masked, masked])) > ERROR_RATE
+
+
 def test_gibbs_runs_at_chosen_times_and_sweeps():
     process = cedd.uniform(4)
     for stepper, calls in ((gibbs(), 9), (gibbs(sweeps=3), 17), (gibbs(start=0.5), 7), (gibbs(stop=0.99), 5)):

@@ -50,8 +50,8 @@ _ROUNDED_BY = 1e-9
 def is_surely_mask(v: Tensor, chance: Tensor) -> Tensor:
     """Where `inverse_cdf` of a law over the n states gives the mask by numbers v, whatever the tokens have.
 
-    The mask is the last of the states, and has this chance, or more where tokens are excluded. So a network need not
-    be asked about most masks that stay, and all that is drawn is the same.
+    The mask is the last of the states, and has this chance. So a network need not be asked about most masks that stay,
+    and all that is drawn is the same.
     """
     return v >= 1 - chance + _ROUNDED_BY
 

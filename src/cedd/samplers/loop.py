@@ -28,7 +28,7 @@ from cedd.dynamics.dynamics import Callback, Drawing, Dynamics
 from cedd.dynamics.reverse import RULES
 from cedd.methods import Method, get_method
 from cedd.network import AnyModel, Network, Only, Places, evaluating, flat_places, put_at
-from cedd.parameterization import Affine, Parameterization, can_jump, shifted_outputs
+from cedd.parameterization import Affine, Parameterization, can_jump, shifted_outputs, step_law
 from cedd.process import Noise, TokenProcess
 from cedd.samplers.choice import Reveal, Sharpening, inverse_cdf, is_surely_mask, jump_weights, leap_of, may_move
 from cedd.samplers.constraints import Constraint, Fixed
@@ -328,12 +328,12 @@ def _draw_dense(
     believes = isinstance(parameterization, Affine)
     if believes:
         leap, probs = leap_of(rule, parameterization, run.sharpening, outputs, x, now, next_)
-        law = leap.law(probs, x, now)
+        law = step_law(leap.stay, leap.remask, jump_weights(leap, probs, x, now, run.sharpening), x, now)
     else:
         law = rule.law(parameterization, outputs, x, now, next_)
     if rule is run.last_rule and noise.has_mask:
         law[:, -1] = torch.where(earlier.t == 0, 0.0, law[:, -1])  # clean data have no masks
-    law = run.sharpening.without(law, 0.0) if believes else run.sharpening.jumps(law, x)
+    law = law if believes else run.sharpening.jumps(law, x)
     return torch.where(law.sum(-1) > 0, inverse_cdf(law, v), x)
 
 

@@ -225,7 +225,9 @@ def redrawn(scene: Scene, x: Tensor, noise: Noise, number: int, step: int) -> Te
 def redrawing_law(probs: Tensor, noise: Noise, sharpening: Sharpening | None = None) -> Tensor:
     """The law [R, n] of positions at the time of noise [R], given beliefs g [R, V] about them."""
     law = noise.b[:, None] + noise.keep[:, None] * probs
-    law = law if sharpening is None else sharpening.without(law, 0.0)
+    if sharpening is not None and sharpening.excluded:  # the other tokens share what is theirs, and the mask none of it
+        law = sharpening.without(law, 0.0)
+        law = law * (noise.alive[:, None] / law.sum(-1, keepdim=True))
     return torch.cat([law, noise.a[:, None]], 1) if noise.has_mask else law
 
 
