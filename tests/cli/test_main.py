@@ -235,10 +235,10 @@ def test_a_reader_that_has_seen_enough_is_no_failure(command: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("closed", "words", "said"),
     [
-        ("<&-", ["--version"], f"cedd {cedd.__version__}\n"),
-        (">&-", ["--version"], ""),
         ("2>&-", ["--version"], f"cedd {cedd.__version__}\n"),
-        ("2>&-", ["correct", "Teh cat"], "The cat\n"),  # which opens a lexicon
+        ("<&-", ["correct", "Teh cat"], "The cat\n"),  # which opens a lexicon
+        (">&-", ["correct", "Teh cat"], ""),
+        ("2>&-", ["correct", "Teh cat"], "The cat\n"),
         ("<&- >&- 2>&-", ["correct", "Teh cat"], ""),
     ],
 )
