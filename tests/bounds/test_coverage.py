@@ -44,6 +44,8 @@ def test_cells_are_measured_and_written_and_not_measured_again(tmp_path, capsys)
     first = found[cells[0].name]
     assert all(0 <= first[name] <= 1 for name in ("population", "these", "independent"))
     assert len(first["exact"]) == len(first["said_over_made"]) == 2
+    widths = zip(first["these_half_widths"], first["population_half_widths"], first["exact"], strict=True)
+    assert all(0 < these < 10 * exact and population > 0 for these, population, exact in widths)
     coverage.run(cells, file, workers=1)
     assert not capsys.readouterr().out
 
