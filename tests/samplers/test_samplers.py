@@ -169,6 +169,15 @@ def test_an_exclusion_leaves_something_to_draw(exclude):
         sample(Table(process, 2), process, (1, 2), method="cedd", exclude=exclude)
 
 
+@pytest.mark.parametrize("process", [cedd.absorb(4), cedd.uniform(4)])
+def test_an_exclusion_leaves_something_of_what_alone_may_be_drawn(process):
+    held = Fixed(torch.zeros(2, dtype=torch.int64), torch.tensor([False, False]), only_at([True, False], [1, 3], 4))
+    with pytest.raises(ValueError, match=r"alone may be drawn at some positions are excluded: \(1, 2, 3\)"):
+        sample(Table(process, 2), process, (1, 2), method="cedd", constraint=held, exclude=[3, 2, 1])
+    drawn = sample(Table(process, 2), process, (8, 2), method="cedd", constraint=held, exclude=[2, 3], steps=4)
+    assert (drawn[:, 0] == 1).all()
+
+
 @pytest.mark.parametrize("process", PROCESSES)
 def test_any_callable_is_a_constraint(process):
     """A function that may mask and unmask: applied to the start and after every step, whatever it does."""

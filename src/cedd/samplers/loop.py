@@ -422,7 +422,7 @@ def sample(
     own_seeds = _checked_seeds(seeds, generator, shape[0])
     order = sampler if isinstance(sampler, Order) else ORDERS.get(sampler) if isinstance(sampler, str) else None
     stepper = _stepper_of(sampler)
-    sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size))
+    sharpening = Sharpening(temperature, top_p, _checked_exclusion(exclude, process.vocab_size, constraint))
     end = max(dynamics.end(chosen.parameterization, process), LAST_TIME)
     times = time_grid(process, steps, grid, start=t_start, end=end, final_denoise=final_denoise)
 
@@ -521,10 +521,14 @@ def _check(
             raise ValueError(f"{method.name} is autoregressive and starts from nothing; give a prompt instead")
 
 
-def _checked_exclusion(exclude: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+def _checked_exclusion(exclude: Sequence[int], vocab_size: int, constraint: Constraint | None) -> tuple[int, ...]:
     tokens = tuple(sorted(set(exclude)))
     if tokens and not (tokens[0] >= 0 and tokens[-1] < vocab_size and len(tokens) < vocab_size):
         raise ValueError(f"the tokens to exclude must lie in 0..{vocab_size - 1} and leave one to draw; got {tokens}")
+    if isinstance(constraint, Fixed) and (only := constraint.only) is not None:
+        allowed = only.tokens.cpu().index_fill(0, torch.tensor(tokens, dtype=torch.int64), False)
+        if not allowed.any():
+            raise ValueError(f"all tokens that alone may be drawn at some positions are excluded: {tokens}")
     return tokens
 
 
