@@ -2,6 +2,7 @@
 
     python benchmarks/bound_coverage.py --workers 10           # goes on where it was interrupted
     python benchmarks/bound_coverage.py --processes uniform    # some of the cells; so do --methods and --bounds
+    python benchmarks/bound_coverage.py --processes "roulette .05" "hybrid .99" --bounds tight    # the hard ones
     python benchmarks/bound_coverage.py --table                # writes the tables of docs/evaluation.md
 
 A cell is a method, a process, a bound and a number of sequences N. Its networks are random: smooth functions of noisy
@@ -49,6 +50,9 @@ PROCESSES: dict[str, cedd.TokenProcess] = {
     "roulette .5": cedd.roulette(V, 0.5),
     "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
 }
+HARD: dict[str, cedd.TokenProcess] = {"roulette .05": cedd.roulette(V, 0.05), "hybrid .99": cedd.hybrid(V, 0.99)}
+"""Processes that shuffle nearly every token before they mask one: what few draws meet costs ratios most."""
+ALL = PROCESSES | HARD
 METHODS = ("sedd", "sedds", "cedd", "bayes", "dfm")
 """One for each parameterization: cedd-star and ceddt have cedd's bound, bayes-star has that of bayes."""
 RESULTS = Path(__file__).with_name("results") / "bound-coverage.json"
@@ -107,7 +111,7 @@ def random_network(process: cedd.TokenProcess, seed: int) -> Callable[[Tensor, T
 def exact_values(model: Callable[..., Tensor], cell: Cell) -> Tensor:
     """The exact bound of each sequence, [V^L]: of a population that is that sequence alone."""
     only = torch.eye(V**L, dtype=torch.float64).reshape(-1, *[V] * L)
-    process = PROCESSES[cell.process]
+    process = ALL[cell.process]
     exact = [cedd.exact_bound(model, process, p0, method=cell.method, bound=cell.bound) for p0 in only]
     return torch.tensor(exact, dtype=torch.float64)
 
@@ -129,7 +133,8 @@ class Count:
 
 def count(cell: Cell, network: int, repetitions: int) -> Count:
     """Repetitions with one network: how many intervals hold the truth, what error was made and what was said."""
-    process, model = PROCESSES[cell.process], random_network(PROCESSES[cell.process], seed=network)
+    process = ALL[cell.process]
+    model = random_network(process, seed=network)
     source = torch.Generator().manual_seed(1000 + network)
     p0 = torch.softmax(torch.randn(V**L, generator=torch.Generator().manual_seed(12), dtype=torch.float64), 0)
     exact = exact_values(model, cell)
@@ -204,9 +209,11 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """A table for each number of sequences, by the name of its place in the page."""
-    sizes = sorted({row["sequences"] for row in found.values()})
-    return {f"coverage-{n}": table(row for row in found.values() if row["sequences"] == n) for n in sizes}
+    """A table for each number of sequences, and one of the hard processes, by the name of its place in the page."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    for row in found.values():
+        places.setdefault(f"coverage-{'hard' if row['process'] in HARD else row['sequences']}", []).append(row)
+    return {place: table(rows) for place, rows in places.items()}
 
 
 def measured(missing: Sequence[Cell], workers: int) -> Iterator[dict[str, Any]]:
@@ -224,7 +231,7 @@ def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
     """Measure the cells that are missing, or have fewer repetitions; the file is complete after each."""
     known = results(file)
     missing = [cell for cell in wanted if known.get(cell.name, {}).get("repetitions", 0) < cell.repetitions]
-    order = [cell.name for n in (64, 1000) for cell in cells(list(PROCESSES), sequences=n)]
+    order = [cell.name for n in (64, 1000) for cell in cells(list(ALL), sequences=n)]
     for found in measured(missing, workers):
         print(json.dumps(found), flush=True)
         known[found["name"]] = found
@@ -235,7 +242,7 @@ def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
 def main() -> None:
     """Measure the cells that are missing, or write the tables."""
     parser = parser_of(__doc__)
-    parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=list(PROCESSES), help="of the cells")
+    parser.add_argument("--processes", nargs="+", choices=ALL, default=list(PROCESSES), help="of the cells")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="of the cells")
     parser.add_argument(
         "--bounds",
@@ -257,7 +264,7 @@ def main() -> None:
         return
     wanted = cells(options.processes, options.bounds, options.sequences, options.repetitions, options.methods)
     # Where tokens are shuffled, tails are longest: these first.
-    run(sorted(wanted, key=lambda cell: not PROCESSES[cell.process].can_shuffle), options.results, options.workers)
+    run(sorted(wanted, key=lambda cell: not ALL[cell.process].can_shuffle), options.results, options.workers)
 
 
 if __name__ == "__main__":
