@@ -136,6 +136,12 @@ def test_bad_input_is_one_clear_line(root: Path) -> None:
         load_evaluation_set("wikitext2", CharTokenizer("abc \n"), 4, root=root)
 
 
+def test_a_data_root_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEDD_DATA", str(tmp_path / "dtaa"))
+    with pytest.raises(ValueError, match=r"CEDD_DATA names no folder: .*dtaa; correct it, or unset it"):
+        open_evaluation_set("ptb")
+
+
 def test_without_a_root_the_hub_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 

@@ -150,6 +150,10 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
     """The corpus of an evaluation set, from the data root (given, or CEDD_DATA) or else from the hub."""
     entry = find_evaluation_set(name)
     folder = data_root(root)
+    if root is None and folder is not None and not folder.is_dir():
+        raise ValueError(
+            f"CEDD_DATA names no folder: {folder}; correct it, or unset it to ask the hub for {entry.name}"
+        )
     file_name = entry.files.get(split)
     if folder is not None and file_name is not None:
         for path in (folder / "eval" / file_name, folder / file_name):
