@@ -262,6 +262,11 @@ def _sum_of_largest(outputs: Tensor) -> Tensor:
     return outputs.detach().amax(-1).sum(dtype=torch.float64)
 
 
+def _chosen(values: Tensor, which: Tensor | slice) -> Tensor:
+    """Some entries, wherever their index is."""
+    return values[which.to(values.device) if isinstance(which, Tensor) else which]
+
+
 @dataclass(frozen=True)
 class Only:
     """Positions, [L] or [B, L] bool, at which only some tokens, [V] bool, are possible."""
@@ -269,9 +274,9 @@ class Only:
     where: Tensor
     tokens: Tensor
 
-    def of(self, which: Any) -> Only:
-        """Those of an index."""
-        return replace(self, where=self.where[which])
+    def of(self, which: Tensor | slice) -> Only:
+        """Those of some sequences, or of some positions of one."""
+        return replace(self, where=_chosen(self.where, which))
 
     def barred(self, rows: Tensor) -> Tensor:
         """Which tokens are not possible at the flat positions [R], [R, V]."""
@@ -321,15 +326,11 @@ class Network:
         return has_head(self.model)
 
     def of_sequences(self, which: Tensor | slice) -> Network:
-        """The same network for some of the sequences that the extras are of."""
+        """The same network for some of the sequences that extras and `only` are of."""
         if self.extras is None and self.only is None:
             return self
-
-        def chosen(value: Tensor) -> Tensor:
-            return value[which.to(value.device) if isinstance(which, Tensor) else which]
-
-        extras = None if self.extras is None else {name: chosen(value) for name, value in self.extras.items()}
-        return replace(self, extras=extras, only=self.only and replace(self.only, where=chosen(self.only.where)))
+        extras = None if self.extras is None else {name: _chosen(value, which) for name, value in self.extras.items()}
+        return replace(self, extras=extras, only=self.only and self.only.of(which))
 
     def reading(self, deterministic: bool | None) -> Network:
         """The same network, one sequence at a time or not; by default so for modules on a CPU, where it costs little.

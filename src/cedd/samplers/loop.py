@@ -333,7 +333,8 @@ def _draw_dense(
         law = rule.law(parameterization, outputs, x, now, next_)
     if rule is run.last_rule and noise.has_mask:
         law[:, -1] = torch.where(earlier.t == 0, 0.0, law[:, -1])  # clean data have no masks
-    law = law if believes else run.sharpening.jumps(law, x)
+    if not believes:
+        law = run.sharpening.jumps(law, x)
     return torch.where(law.sum(-1) > 0, inverse_cdf(law, v), x)
 
 
