@@ -454,7 +454,12 @@ def sample(
             # Texts are read again in which nothing changed, unlike where each call reveals a token of each text.
             run = replace(run, network=replace(run.network, model=remembering(run.network.model)))
         place = network.device
-        x = x_start[start:stop].to(place, torch.int64) if x_start is not None else _prior(run, place)
+        if x_start is not None:
+            x = x_start[start:stop].to(place, torch.int64)
+        elif order is not None:  # it knows no time, at which the prior would have left some tokens
+            x = torch.full((stop - start, shape[1]), process.vocab_size, device=place)
+        else:
+            x = _prior(run, place)
         if sampler == "first-hitting":
             return first_hitting(run.network, process, x, sharpening, run.constraint, run.draws, callback, t_start)
         if order is not None:
