@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import cedd
-from cedd.bounds.exact import Axis, Space, learned_distribution
+from cedd.bounds.exact import Axis, Space, enumerated, learned_distribution
 from cedd.dynamics import BOUNDS, Bound
 from cedd.parameterization import Denoiser
 from cedd.process import TokenProcess
@@ -328,40 +329,55 @@ def flow_tables(process: TokenProcess, model, t: np.ndarray) -> tuple[np.ndarray
     return process.alpha_rate(torch.from_numpy(t)).numpy() * kappa / (1 - kappa), kappa, f
 
 
+def corrected(strength: float, start: float, stop: float) -> cedd.Method:
+    """dfm with a corrector."""
+    dfm = cedd.METHODS["dfm"]
+    return replace(dfm, dynamics=dfm.dynamics.with_corrector(cedd.Corrector(strength, start, stop)))
+
+
+@pytest.mark.parametrize("powers", [(0.0, 0.0, 0.0), (1.0, 0.5, 0.5)])
 @pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Polynomial(2.0)])
-def test_flow_matching_by_sums(schedule: cedd.Schedule) -> None:
-    process, p0 = cedd.absorb(V, schedule), random_data(V, L, seed=1)
+def test_flow_matching_by_sums(schedule: cedd.Schedule, powers: tuple[float, float, float]) -> None:
+    """With its corrector: 1 + b times as fast, and back to the mask at b kappa'/kappa."""
+    process, p0, method = cedd.absorb(V, schedule), random_data(V, L, seed=1), corrected(*powers)
     model, states = random_network(process, L, seed=1, size=0.5), reference.sequences(V + 1, L)
+
+    def corrector(t: np.ndarray) -> np.ndarray:
+        strength, start, stop = powers
+        return strength * (1 - t) ** start * t**stop
 
     # Its bound: KL of the paths down to t = 1e-4, the masks left there, and the prior.
     points, weights = np.polynomial.legendre.leggauss(400)
     log_t = (points - 1) / 2 * math.log(1e4)
     t = np.append(np.exp(log_t), 1e-4)
     rate, kappa, f = flow_tables(process, model, t)
+    b, back = corrector(t), rate * (1 - kappa) / kappa
     cost = np.zeros(len(t))
     for x0 in reference.sequences(V, L):
         for k, x in enumerate(states):
             if all(token in (V, clean) for token, clean in zip(x, x0, strict=True)):
                 likelihood = np.prod([1 - kappa if token == V else kappa for token in x], axis=0)
                 for i in range(L):
-                    at_mask, at_token = -np.log(f[:, k, i, x0[i]]), 1 - f[:, k, i, x0[i]]
-                    here = rate * (at_mask if x[i] == V else at_token)
-                    here[-1] = at_mask[-1] if x[i] == V else 0.0
+                    drawn, elsewhere = -np.log(f[:, k, i, x0[i]]), 1 - f[:, k, i, x0[i]]
+                    here = rate * (drawn + b - np.log1p(b)) if x[i] == V else rate * (1 + b) * elsewhere + b * back
+                    here[-1] = drawn[-1] if x[i] == V else 0.0
                     cost += float(p0[x0]) * likelihood * here
     path = (cost[:-1] * t[:-1] * weights / 2 * math.log(1e4)).sum()
     expected = (path + cost[-1]) / L + process.terminal().kl
-    bound = cedd.exact_bound(model, process, p0, method="dfm", sigma_dtype=FLOAT64)
-    assert bound == pytest.approx(expected, abs=1e-8)
+    bound = cedd.exact_bound(model, process, p0, method=method, sigma_dtype=FLOAT64)
+    error = 1e-7 if powers[0] else 1e-8  # these sums end at t = 1, where the corrector begins as a root
+    assert bound == pytest.approx(expected, abs=error)
 
-    # Its law: every position moves towards the prediction, masked or not.
+    # Its law: every position moves towards the prediction, masked or not, and the corrector's back to the mask.
     steps = 4000
     w = np.linspace(0, math.log(1e-4), 2 * steps + 1)
-    rate, _, f = flow_tables(process, model, np.exp(w))
+    rate, kappa, f = flow_tables(process, model, np.exp(w))
+    b, back = corrector(np.exp(w)), rate * (1 - kappa) / kappa
     generator = np.zeros((len(w), len(states), len(states)))
     for column, source in enumerate(states):
-        for i, y in itertools.product(range(L), range(V)):
+        for i, y in itertools.product(range(L), range(V + 1)):
             if y != source[i]:
-                speed = rate * np.exp(w) * f[:, column, i, y]
+                speed = np.exp(w) * (b * back if y == V else (1 + b) * rate * f[:, column, i, y])
                 generator[:, states.index((*source[:i], y, *source[i + 1 :])), column] += speed
                 generator[:, column, column] -= speed
     law = runge_kutta(generator, reference.prior(matching_chain(process, L)), -w[-1] / steps)
@@ -369,9 +385,22 @@ def test_flow_matching_by_sums(schedule: cedd.Schedule) -> None:
     for k, (probability, x) in enumerate(zip(law, states, strict=True)):
         rows = [f[-1, k, i] if token == V else np.eye(V)[token] for i, token in enumerate(x)]
         expected_law += probability * np.einsum("a,b->ab", *rows)
-    learned = learned_distribution(model, process, L, method="dfm", sigma_dtype=FLOAT64)
-    assert np.abs(learned.numpy() - expected_law).max() < 1e-8
-    assert bound >= cedd.exact_cross_entropy(model, process, p0, method="dfm")
+    learned = learned_distribution(model, process, L, method=method, sigma_dtype=FLOAT64)
+    assert np.abs(learned.numpy() - expected_law).max() < error
+    assert bound >= cedd.exact_cross_entropy(model, process, p0, method=method)
+
+
+def test_the_corrector_keeps_the_distribution_of_a_perfect_network() -> None:
+    """What it adds to the rates has p_t as its stationary law, at every t."""
+    process, p0, t = cedd.absorb(V), random_data(V, L, seed=2), torch.tensor([0.05, 0.5, 0.95], dtype=FLOAT64)
+    space = Space(process, L)
+    with_it, without = (
+        enumerated(perfect(process, p0), space, method, sigma_dtype=FLOAT64).reverse_rates(t)
+        for method in (corrected(3.0, 0.5, 0.5), cedd.METHODS["dfm"])
+    )
+    law = space.marginal(p0.reshape(-1), t)[..., None]
+    torch.testing.assert_close((with_it - without) @ law, torch.zeros_like(law), atol=1e-10, rtol=0)
+    assert float(((with_it - without).abs() @ law).min()) > 1e-3, "the test can fail"
 
 
 # ---- autoregressive, and what is refused ------------------------------------------------------------------------

@@ -132,10 +132,15 @@ class Space:
         return (x * self._places).sum(-1)
 
     @cached_property
-    def neighbours(self) -> Tensor:
-        """The place in `states` of each sequence with token y put at position i: [N, L, V]."""
-        change = torch.arange(self.process.vocab_size) - self.states[..., None]
+    def changed(self) -> Tensor:
+        """The place in `states` of each sequence with state y put at position i: [N, L, n]."""
+        change = torch.arange(self.process.num_states) - self.states[..., None]
         return self.index(self.states)[:, None, None] + change * self._places[:, None]
+
+    @property
+    def neighbours(self) -> Tensor:
+        """The same for tokens y alone: [N, L, V]."""
+        return self.changed[..., : self.process.vocab_size]
 
     @cached_property
     def one_hot(self) -> Tensor:
@@ -242,7 +247,7 @@ class Enumerated:
         rates = self.method.dynamics.jump_rates(self.method.require_scores(), *self.at(t))
         times, count = rates.shape[:2]
         by_source = torch.zeros(times, count, count, dtype=torch.float64)
-        by_source.scatter_add_(2, self.space.neighbours.flatten(1).expand(times, -1, -1), rates.flatten(2))
+        by_source.scatter_add_(2, self.space.changed.flatten(1).expand(times, -1, -1), rates.flatten(2))
         by_source.diagonal(dim1=1, dim2=2).sub_(rates.sum((2, 3)))
         return by_source.mT
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cedd.dynamics.path import Target
 from cedd.dynamics.rules import StepRule
@@ -135,5 +136,5 @@ class Dynamics(ABC):
     # Enumeration
 
     def jump_rates(self, parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """The rates at which the learned process goes from x_t to each token, [*S, V]; 0 at x_t itself."""
-        return parameterization.jump_rates(outputs, x_t, noise)
+        """The rates at which the learned process goes from x_t to each state, [*S, n]; 0 at x_t itself."""
+        return pad(parameterization.jump_rates(outputs, x_t, noise), (0, int(noise.has_mask)))

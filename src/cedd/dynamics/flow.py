@@ -109,9 +109,13 @@ class Flow(Dynamics):
         return False
 
     def jump_rates(self, parameterization: Parameterization, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """kappa'/(1-kappa) f_y with kappa = alive: alpha' / (exp(alpha) - 1) f_y, masked or not."""
-        rates = (noise.alpha_rate / noise.expm1_alpha)[..., None] * torch.softmax(outputs, -1)
-        return put_at_token(rates, x_t, 0.0, noise.is_mask(x_t))
+        """The velocity of the module's head, where kappa = alive: a alpha' / (exp(alpha) - 1) f_y, masked or not, and
+        b alpha' from a token to the mask."""
+        masked, excess = noise.is_mask(x_t), self.corrector.excess(noise.t)
+        speed = (1 + excess) * noise.alpha_rate / noise.expm1_alpha
+        to_tokens = put_at_token(speed[..., None] * torch.softmax(outputs, -1), x_t, 0.0, masked)
+        to_mask = torch.where(masked, 0.0, excess * noise.alpha_rate)
+        return torch.cat([to_tokens, to_mask[..., None]], -1)
 
 
 # ----------------------------------------------------------------------------------------------------------------
