@@ -13,7 +13,7 @@ import cedd
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import Only
 from cedd.samplers import Corrector, Fixed, Sharpening, default_steps, inverse_cdf, prompt, sample, time_grid
-from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value
+from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value, same_law_p_value
 
 COMBINATIONS = [
     (process, method, sampler)
@@ -87,6 +87,36 @@ def test_what_is_left_shares_the_probability_of_what_is_excluded():
         outputs = model.outputs(torch.tensor([[5]]), process.sigma(t)[None])[0, 0]
         weights += torch.softmax(outputs.index_fill(0, torch.tensor([2]), -torch.inf), 0) / 1000
     assert stats.chisquare(seen[[0, 1, 3, 4]], 4000 * weights[[0, 1, 3, 4]].numpy()).pvalue > ERROR_RATE
+
+
+@pytest.mark.parametrize("sampler", ["analytic", "tau-leaping"])
+def test_a_mask_is_revealed_as_often_where_tokens_are_excluded(sampler):
+    """By a network that gives ratios too: by the true ones it draws what one that gives probabilities does."""
+    process, p0 = cedd.absorb(3), torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
+
+    def ratios(x, sigma):
+        return (p0 / torch.expm1(sigma.double())[:, None]).log()[:, None].expand(*x.shape, 3)
+
+    def beliefs(x, sigma):
+        return p0.log().expand(*x.shape, 3)
+
+    grid, options = torch.tensor([0.7, 0.4], dtype=torch.float64), {"sampler": sampler, "exclude": [1]}
+    options |= {"grid": grid, "final_denoise": False, "x_start": torch.full((20_000, 1), 3)}
+    of_ratios, of_beliefs = (
+        np.bincount(sample(model, process, (20_000, 1), method=method, generator=seeded(), **options)[:, 0])
+        for model, method in ((ratios, "sedd"), (beliefs, "cedd"))
+    )
+    assert of_ratios[1] == of_beliefs[1] == 0
+    assert same_law_p_value(of_ratios, of_beliefs) > ERROR_RATE
+
+
+@pytest.mark.parametrize("process", ["roulette", "eroulette", "hybrid"])
+def test_no_mask_is_left_where_what_is_likeliest_is_excluded(process):
+    """A ratio that is not to count hides none of the others."""
+    made, said = PROCESSES[process](3), torch.tensor([0.0, 16.0, 0.5], dtype=torch.float64)
+    options = {"method": "sedd", "exclude": [1], "steps": 4, "generator": seeded()}
+    drawn = sample(lambda x, sigma: said.expand(*x.shape, 3), made, (2000, 1), **options)
+    assert set(drawn.unique().tolist()) == {0, 2}
 
 
 def only_at(where, tokens, V):

@@ -127,6 +127,18 @@ class Sharpening:
         kept = ordered.masked_fill(before >= self.top_p, -math.inf)
         return torch.log_softmax(torch.empty_like(log_probs).scatter(-1, places, kept), -1)
 
+    def ratios(self, outputs: Tensor, masked: Tensor) -> Tensor:
+        """Outputs [R, V] of a network that gives ratios, without those of the excluded tokens.
+
+        Knowing that x_0 is none of them, p(y)/p(x) of two tokens is as it was, and a mask's p(y)/p(mask) is larger:
+        there the others share the sum.
+        """
+        if not self.excluded:
+            return outputs
+        rest = self.without(outputs, -math.inf)
+        shared = outputs.logsumexp(-1) - rest.logsumexp(-1)
+        return rest + torch.where(masked, shared, 0.0)[:, None]
+
     def jumps(self, law: Tensor, x_t: Tensor) -> Tensor:
         """A law [R, n] whose probability of staying at x_t is kept and whose other entries are sharpened.
 

@@ -330,7 +330,7 @@ def _draw_dense(
         leap, probs = leap_of(rule, parameterization, run.sharpening, outputs, x, now, next_)
         law = step_law(leap.stay, leap.remask, jump_weights(leap, probs, x, now, run.sharpening), x, now)
     else:
-        law = rule.law(parameterization, outputs, x, now, next_)
+        law = rule.law(parameterization, run.sharpening.ratios(outputs, now.is_mask(x)), x, now, next_)
     if rule is run.last_rule and noise.has_mask:
         law[:, -1] = torch.where(earlier.t == 0, 0.0, law[:, -1])  # clean data have no masks
     if not believes:
