@@ -15,6 +15,7 @@ from torch import Tensor
 
 import cedd
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, PaddedTokenizer
+from cedd.evaluation.likelihood import TextLikelihoods
 from cedd.models.loaded import SamplingOptions
 from cedd.spelling.scores import windows
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
@@ -352,6 +353,23 @@ def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(
         text = free.infill("a cat ____", seed=0, sampler=sampler)
         assert text.startswith("a cat ")
         assert len(text) == 10
+
+
+def test_what_is_said_of_a_short_text_is_of_the_model_that_draws_it(tmp_path, monkeypatch):
+    """Its perplexity, and the likelihood of an answer: both are read amid masks, where texts are drawn so."""
+    model, shown = load(save_random(tmp_path / "free", "absorb", "cedd", told="nothing"), device="cpu"), []
+    features = model.model.features
+    monkeypatch.setattr(
+        model.model, "features", lambda x_t, *how, **more: shown.append(x_t) or features(x_t, *how, **more)
+    )
+    model.generate(length=6, steps=4)
+    model.perplexity("abc de", draws=4)
+    TextLikelihoods(model, draws=4).answer("abc", " de")
+    assert {x_t.shape[1] for x_t in shown} == {model.length}
+    start = (model.length - 6) // 2
+    assert all(
+        (x_t[:, :start] == len(ALPHABET)).all() and (x_t[:, start + 6 :] == len(ALPHABET)).all() for x_t in shown
+    )
 
 
 def test_autoregressive_models_do_not_infill(runs):

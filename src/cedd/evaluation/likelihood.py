@@ -29,11 +29,13 @@ from torch import Tensor
 from cedd.bounds.estimator import estimate_bound
 from cedd.data.text import Ids, before_first, encode_given
 from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.surroundings import AmidMasks
 from cedd.models.transformer import Transformer
 from cedd.network import Network, Places, evaluating
 from cedd.samplers import prompt
 
 Kind = Literal["exact", "conditional", "joint"]
+Reader = Transformer | AmidMasks
 DRAWS = 8
 """Noisy versions of each answer, by default."""
 
@@ -60,7 +62,7 @@ class LogLikelihood:
 class Continuing:
     """A network after a clean context [C]: what it says of the positions that follow."""
 
-    def __init__(self, model: Transformer, context: Tensor) -> None:
+    def __init__(self, model: Reader, context: Tensor) -> None:
         self.model, self.context = model, context
 
     @property
@@ -158,7 +160,8 @@ class TextLikelihoods:
     def _part(self, context: Tensor, piece: Tensor, generator: torch.Generator) -> LogLikelihood:
         if self.kind == "exact":
             return self._exact(context, piece)
-        model = Continuing(self.loaded.model, context) if len(context) else self.loaded.model
+        reader = self.loaded.reader(len(context) + len(piece))
+        model = Continuing(reader, context) if len(context) else reader
         found = estimate_bound(
             model,
             self.loaded.process,
@@ -189,7 +192,7 @@ class TextLikelihoods:
         nats = outputs.logsumexp(-1) - outputs.gather(1, piece[:, None])[:, 0]
         return LogLikelihood(-float(nats.sum()), 0.0, bool((outputs.argmax(1) == piece).all()), len(piece), 1)
 
-    def _is_greedy(self, model: Transformer | Continuing, piece: Tensor) -> bool:
+    def _is_greedy(self, model: Reader | Continuing, piece: Tensor) -> bool:
         """Whether revealing the surest position first, one after another, writes the piece [A].
 
         On a process that only masks, all methods' outputs at a mask are the logits of x_0.

@@ -105,7 +105,8 @@ class LanguageModel(LoadedModel):
         self, text: str, *, draws: int = 64, seed: int = 0, most_unknown: float = MOST_UNKNOWN
     ) -> Perplexity:
         """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error: how far it may be
-        from what endlessly many draws would give for this very text (an autoregressive model's is exact).
+        from what endlessly many draws would give for this very text (an autoregressive model's is exact). A text that
+        is shorter than the model reads is read as `generate` reads one of that length.
 
         Args:
             text: what to measure.
@@ -123,7 +124,7 @@ class LanguageModel(LoadedModel):
         generator = torch.Generator().manual_seed(seed)  # one for all pieces, so that their errors are independent
         estimates = [
             estimate_bound(
-                self.model,
+                self.reader(piece.shape[1]),
                 self.process,
                 piece.to(self.device),
                 method=self.method,
