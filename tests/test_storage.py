@@ -188,7 +188,9 @@ def test_what_is_write_protected_stays_as_it_is(nobody: Path):
         assert refused.value.filename == "protected/new"
     change = Change(2, "speling", "spelling", confidence=1, doubt=1)
     with pytest.raises(ValueError, match=r"letter.txt cannot be written: it is write-protected$"):
-        rewrite_file(Source("letter", path=letter), lambda text: Corrected("a spelling mistake\n", text, [change]))
+        rewrite_file(
+            Source("letter", path=letter), [Corrected("a spelling mistake\n", "a speling mistake\n", [change])]
+        )
     assert letter.read_text() == "a speling mistake\n"
     assert names(nobody) == ["letter.txt", "protected"]
     assert names(folder) == []

@@ -15,7 +15,7 @@ import pytest
 from rich.style import Style
 
 from cedd.cli import main
-from cedd.cli.correct import FIRST_PIECE, PIECE, coloured, pieces, whole
+from cedd.cli.correct import FIRST_PIECE, PIECE, coloured, corrected_pieces, joined, pieces
 from cedd.cli.given import file_source
 from cedd.data.corpora import python_manual_documents
 from cedd.models import locate
@@ -259,14 +259,24 @@ def test_bad_input_is_one_line(words, message, shelf, run, capsys, tmp_path):
     assert message.replace("FOLDER", str(tmp_path)) in said
 
 
-@pytest.mark.parametrize(("length", "more", "seen"), [(3000, [], True), (300, [], False), (3000, ["--json"], False)])
+@pytest.mark.parametrize(
+    ("length", "more", "seen"),
+    [
+        (3000, [], True),
+        (300, [], False),
+        (3000, ["--json"], False),
+        (3000, ["--in-place"], True),
+        (3000, ["--diff"], True),
+        (3000, ["--suggest", "2"], True),
+    ],
+)
 def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, monkeypatch):
     """On a terminal: here the bar itself, with what it was told, is looked at."""
     told = []
 
     @contextmanager
     def bar(name, visible):
-        yield lambda done, planned: told.append((done, planned))
+        yield lambda done, planned: told.append((done, planned)) if visible else None
 
     monkeypatch.setattr("cedd.cli.correct.progress_bar", bar)
     (tmp_path / "letter.txt").write_text("teh cat sat " * (length // 12))
@@ -432,12 +442,12 @@ def test_lines_of_a_diff_end_at_newlines_only(letter, capfdbinary):
 def test_a_file_that_changes_while_it_is_read_is_left_as_it_is(letter, capsys, monkeypatch):
     from cedd.cli import correct as command
 
-    def whole(source, correct, true=command.whole):
-        corrected = true(source, correct)
+    def overtaken(parts, true=command.joined):
+        corrected = true(parts)
         letter.write_bytes(b"new teh")
         return corrected
 
-    monkeypatch.setattr(command, "whole", whole)
+    monkeypatch.setattr(command, "joined", overtaken)
     assert main(["correct", str(letter), "--in-place", "--device", "cpu"]) == 2
     assert "was changed by another program" in capsys.readouterr().err
     assert letter.read_bytes() == b"new teh"
@@ -525,7 +535,7 @@ def test_a_long_block_of_code_is_code_to_its_end_and_no_further(fence, tmp_path)
 
     block, text = f"{fence}sh\n" + "teh code\n" * 9000 + f"{fence}\n", "A teh here.\n"
     (tmp_path / "long.md").write_text(text + block + text)
-    corrected = whole(file_source(tmp_path / "long.md"), every_teh)
+    corrected = joined(corrected_pieces(file_source(tmp_path / "long.md"), every_teh, lambda done, planned: None))
     assert corrected.original == text + block + text
     assert corrected == "A the here.\n" + block + "A the here.\n"
     assert [change.span[0] for change in corrected.changes] == [2, len(text + block) + 2]

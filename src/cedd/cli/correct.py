@@ -9,7 +9,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -56,21 +56,20 @@ def run(arguments: Correct) -> int:
     few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
     correct = corrector(locate(name), arguments, few)
     found, records = False, list[dict[str, object]]()
-    visible = not (few or arguments.json)
-    with progress_bar("correcting", visible) as progress:
+    with progress_bar("correcting", not (few or arguments.json)) as progress:
         for source in sources:
-            changed = False
+            changed, parts = False, corrected_pieces(source, correct, progress)
             if arguments.in_place:
-                changed = rewrite_file(source, correct)
+                changed = rewrite_file(source, parts)
             elif arguments.json:
-                records.append(record(source, whole(source, correct), arguments.suggest))
+                records.append(record(source, joined(parts), arguments.suggest))
                 changed = bool(records[-1]["changes"])
             elif arguments.diff:
-                changed = show_diff(source, whole(source, correct))
+                changed = show_diff(source, joined(parts))
             elif arguments.check or arguments.suggest is not None:
-                changed = show_lines(source, whole(source, correct), arguments.suggest)
+                changed = show_lines(source, joined(parts), arguments.suggest)
             else:
-                stream(source, correct, progress if visible else lambda done, planned: None)
+                stream(source, parts)
             found = found or changed
     if arguments.json:
         print(json.dumps(records[0] if len(records) == 1 else records))
@@ -167,13 +166,18 @@ def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
             kept, size, fence = kept[cut:], min(2 * size, PIECE), mark and mark + "\n"
 
 
-def corrected_pieces(source: Source, correct: Callable[[str], Corrected]) -> Iterator[Corrected]:
-    """The pieces of a text, corrected. No text has a zero byte: what has one is left as it is from that piece on."""
+def corrected_pieces(
+    source: Source, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]
+) -> Iterator[Corrected]:
+    """The pieces of a text, corrected; `progress` is told (done, planned) bytes after each. No text has a zero byte:
+    what has one is left as it is from that piece on."""
     with source.opened() as stream:
-        text = True
+        text, done, size = True, 0, source.size
         for fence, piece in pieces(stream):
             text = text and "\0" not in piece
             yield after(fence, correct(fence + piece)) if text else Corrected(piece, piece, ())
+            done += len(piece.encode("utf-8", "surrogateescape"))
+            progress(done, done if size is None else size)
 
 
 def after(fence: str, corrected: Corrected) -> Corrected:
@@ -184,13 +188,9 @@ def after(fence: str, corrected: Corrected) -> Corrected:
     return Corrected(corrected.removeprefix(fence), corrected.original.removeprefix(fence), changes, doubts)
 
 
-def whole(source: Source, correct: Callable[[str], Corrected]) -> Corrected:
-    """All pieces of a text together, with places in the whole."""
-    return joined(list(corrected_pieces(source, correct)))
-
-
-def joined(parts: Sequence[Corrected]) -> Corrected:
-    """Pieces of a text, one after another, as one."""
+def joined(parts: Iterable[Corrected]) -> Corrected:
+    """Pieces of a text, one after another, as one, with places in the whole."""
+    parts = list(parts)
     if len(parts) == 1:
         return parts[0]
     offset, changes, doubts = 0, list[Change](), list[Change]()
@@ -201,13 +201,11 @@ def joined(parts: Sequence[Corrected]) -> Corrected:
     return Corrected("".join(parts), "".join(part.original for part in parts), changes, doubts)
 
 
-def stream(source: Source, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]) -> None:
+def stream(source: Source, parts: Iterable[Corrected]) -> None:
     """Print the corrected text, each piece as soon as it is there; on a terminal with what is new in colour."""
-    style, done, size = terminal_style(), 0, source.size
-    for corrected in corrected_pieces(source, correct):
+    style = terminal_style()
+    for corrected in parts:
         write_output(for_terminal(corrected.text) if style is None else coloured(corrected, style))
-        done += len(corrected.original.encode("utf-8", "surrogateescape"))
-        progress(done, done if size is None else size)
     if source.text is not None:
         write_output("\n")
 
@@ -245,7 +243,7 @@ def show_lines(source: Source, corrected: Corrected, suggest: int | None) -> boo
     return bool(corrected.changes)
 
 
-def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
+def rewrite_file(source: Source, parts: Iterable[Corrected]) -> bool:
     """Write the corrected text to the file, if anything changed, and what was there beside it.
 
     Nothing is touched if the file changes while it is read, or if either cannot be written: both are on the disk before
@@ -254,7 +252,7 @@ def rewrite_file(source: Source, correct: Callable[[str], Corrected]) -> bool:
     assert source.path is not None
     path = source.path.resolve()
     before = state(path)
-    corrected = whole(source, correct)
+    corrected = joined(parts)
     if not corrected.changes:
         return False
     backup = path.with_name(path.name + BACKUP)
