@@ -110,7 +110,7 @@ def test_the_number_of_workers_changes_not_a_byte(tmp_path: Path, monkeypatch: p
 
 
 def test_an_error_in_a_worker_is_the_same_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'z'.*position 2"):
+    with pytest.raises(ValueError, match=r"^text: character 'z'.* in 'abz'"):
         pack(TextCorpus(["abz"]), CharTokenizer("ab"), 2, cache=tmp_path, workers=2)
     assert cached_folders(tmp_path) == []
 
@@ -300,6 +300,14 @@ def test_a_set_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
 
     assert pack(Raced(documents), BYTES, 4, cache=tmp_path)[0].tolist() == list(b"some")
     assert len(cached_folders(tmp_path)) == 1
+
+
+def test_an_unknown_character_is_found_by_the_text_around_it(tmp_path: Path) -> None:
+    """A long document is encoded in pieces: a place in one of them would be none in the file."""
+    (tmp_path / "long.txt").write_text("ab " * 400_000 + "abcdé" + "ab " * 100)
+    corpus, tokenizer = open_corpus(tmp_path / "long.txt"), CharTokenizer("abcd ")
+    with pytest.raises(ValueError, match=r"long.txt: character 'é' \(U\+00E9\) in '[ab ]*abcdéab ab [ab ]*' is not in"):
+        pack(corpus, tokenizer, 8, cache=tmp_path)
 
 
 def test_too_little_text_is_one_clear_line(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from cedd.data.corpora import Corpus, Piece
 from cedd.data.folders import cache_root
-from cedd.data.tokenizers import Tokenizer, tokenizer_from_definition
+from cedd.data.tokenizers import Tokenizer, UnknownCharacter, tokenizer_from_definition
 from cedd.storage import (
     atomic_folder,
     canonical_json,
@@ -467,7 +467,10 @@ def pack(
     pieces = select_documents(corpus, part, holdout)
     source = corpus.name if part == "all" else f"the {part} part of {corpus.name}"
     with suppress(FileExistsError), atomic_folder(folder) as temporary:
-        written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)
+        try:
+            written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)
+        except UnknownCharacter as error:
+            raise UnknownCharacter(f"{source}: {error}") from None
         if not corpus.is_still(identity["content_sha256"]):  # or others would be found by the name of what was there
             raise ValueError(
                 f"{source} was changed by another program while it was read; try again when it is complete"

@@ -151,11 +151,15 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
-def _unknown_character(name: str, text: str, position: int, hint: str) -> ValueError:
-    character = text[position]
-    return ValueError(
-        f"character {character!r} (U+{ord(character):04X}) at position {position} is not in the "
-        f"{name} vocabulary: {hint}"
+class UnknownCharacter(ValueError):
+    """A character of a text that a tokenizer does not know, and the text around it: by that it is found, however the
+    text was cut before it was encoded."""
+
+
+def _unknown_character(name: str, text: str, position: int, hint: str) -> UnknownCharacter:
+    character, around = text[position], text[max(0, position - 20) : position + 20]
+    return UnknownCharacter(
+        f"character {character!r} (U+{ord(character):04X}) in {around!r} is not in the {name} vocabulary: {hint}"
     )
 
 
