@@ -169,6 +169,7 @@ def test_the_model_leaves_alone_what_is_no_mistake(model, text):
         ("alot of people beleive inthe goverment", "a lot of people believe in the government"),
         ("THE GOVERMENT RECIEVED THE LETER", "THE GOVERNMENT RECEIVED THE LETTER"),
         ("teh cat sat on teh mat", "the cat sat on the mat"),
+        ("teh cat\nteh dog", "the cat\nthe dog"),
         ("Recieve the lettar", "Receive the letter"),
         ("I recieved your letter from the freind of yours", "I received your letter from the friend of yours"),
         ("He came form London", "He came from London"),

@@ -513,6 +513,34 @@ def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, r
     assert len(seen) == (2 if sure else 4)
 
 
+@pytest.mark.parametrize(
+    ("written", "p", "read"),
+    [
+        ("teh cat, teh dog", [0.3, 0.6, 0.1], ["{} cat, the dog", "the cat, {} dog"]),
+        ("teh cat, hte dog", [0.3, 0.6, 0.1], ["{} cat, hte dog", "teh cat, {} dog"]),  # another mistake
+        ("teh cat, teh dog", [0.6, 0.35, 0.05], ["{} cat, teh dog", "teh cat, {} dog"]),  # due, but not the likelier
+        ("teh cat, teh dog", [0.3, 0.4, 0.3], ["{} cat, teh dog", "teh cat, {} dog"]),  # no option stands out
+    ],
+)
+def test_a_network_does_not_read_the_mistake_that_it_is_asked_about_elsewhere(written, p, read):
+    """It would find it probable where it has seen it."""
+    tokens, seen = tokens_of(written), []
+
+    def scores(text, spans):
+        seen.extend((text[:start] + "{}" + text[stop:], word) for start, stop, word in spans)
+        return np.zeros((len(spans), 2))
+
+    def doubt(place):
+        options = (tokens[place].text, "the", "tea")
+        features = np.zeros((len(options), len(FEATURES)))
+        features[0, FEATURES.index("kept rare")] = 1
+        return rewrite.Doubt(place, tuple(rewrite.Option(place, place + 1, (o,), o) for o in options), features)
+
+    judged = [(doubt(0), np.array(p)), (doubt(3), np.array(p))]
+    rewrite.ask(written, tokens, judged, np.zeros(len(FEATURES)), scores, 0.9)
+    assert [text for text, word in seen if word == "the"] == read
+
+
 def test_a_known_word_stays_as_another_country_spells_it(lexicon):
     """One that is not known may be a mistake."""
     words = [*WORDS[:-3], "theatre", "theater", "home"]

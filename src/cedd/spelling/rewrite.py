@@ -517,6 +517,11 @@ def is_open(p: Floats) -> bool:
     return own < OPEN[1] and (own > OPEN[0] or share_of_best(p) < CLEAR)
 
 
+def is_clear(p: Floats) -> bool:
+    """Whether one option is likelier than the first, and stands out among the others."""
+    return share_of_own(p) < 0.5 and share_of_best(p) >= CLEAR
+
+
 def asked_options(p: Floats) -> list[int]:
     """The options that a network is asked about: the first, and the likeliest others."""
     best = (1 + np.argsort(-p[1:], kind="stable")[: ASKED - 1]).tolist()
@@ -529,9 +534,9 @@ def best_option(doubt: Doubt, p: Floats) -> Option:
 
 
 def with_options(text: str, tokens: Sequence[Token], options: Sequence[Option]) -> tuple[str, Integers]:
-    """The text as a network reads it, without capitals, with some options in their places, and how far each token has
-    moved, [T]."""
-    text, parts, end, moved = without_capitals(text, tokens), list[str](), 0, np.zeros(len(tokens), np.int64)
+    """The text as a network reads it, without capitals, with some options in their places, and how far each token and
+    the end have moved, [T + 1]."""
+    text, parts, end, moved = without_capitals(text, tokens), list[str](), 0, np.zeros(len(tokens) + 1, np.int64)
     for option in sorted(options, key=lambda option: option.first):
         start, stop, word = as_read(tokens, option)
         parts += [text[end:start], word]
@@ -549,10 +554,11 @@ def as_read(tokens: Sequence[Token], option: Option) -> tuple[int, int, str]:
 def with_network(
     text: str, tokens: Sequence[Token], doubts: Sequence[Doubt], scores: Scores, made: Sequence[Option] = ()
 ) -> list[Doubt]:
-    """The doubts with what a network says of all their options, in the text with those that are `made` elsewhere."""
+    """The doubts with what a network says of all their options, in the text with those that are `made` elsewhere, none
+    of which overlaps an option without lying in it."""
     read, moved = with_options(text, tokens, made)
     spans = [
-        (start + int(moved[option.first]), stop + int(moved[option.first]), word)
+        (start + int(moved[option.first]), stop + int(moved[option.last]), word)
         for doubt in doubts
         for option in doubt.options
         for start, stop, word in [as_read(tokens, option)]
@@ -571,12 +577,18 @@ def ask(
     text: str, tokens: Sequence[Token], judged: Sequence[Judged], weights: Floats, scores: Scores, threshold: float
 ) -> list[Judged]:
     """The doubts; in open ones a network says how the probability of the likeliest options is shared. It reads
-    the text with the changes made that are due and not open: a mistake makes the words around it improbable."""
+    the text with the changes made that are due and not open: a mistake makes the words around it improbable. Of a word
+    that is open in several places those that are clear are made too: what a network has seen it finds probable."""
     result, asked = list(judged), [number for number, (_, p) in enumerate(judged) if is_open(p)]
     options = [asked_options(judged[number][1]) for number in asked]
     doubts = [judged[number][0].only(kept) for number, kept in zip(asked, options, strict=True)]
     taken = {place for doubt in doubts for option in doubt.options for place in option.places}
-    made = [best_option(*judged[number]) for number in due(judged, threshold, taken)] if doubts else []
+    counts, made = Counter(tokens[doubt.place].key for doubt in doubts), list[Option]()
+    for doubt, p in (judged[number] for number in due(judged, threshold)) if doubts else ():
+        option = best_option(doubt, p)
+        again = counts[tokens[doubt.place].key] > 1 and is_clear(p) and len(option.places) == 1
+        if again or taken.isdisjoint(option.places):
+            made.append(option)
     for number, kept, doubt in zip(asked, options, with_network(text, tokens, doubts, scores, made), strict=True):
         whole, p = judged[number]
         shared = p.copy()
@@ -585,10 +597,9 @@ def ask(
     return result
 
 
-def due(judged: Sequence[Judged], threshold: float, taken: Collection[int] = ()) -> list[int]:
-    """Which doubts are to be changed, the surest first: of two whose best options overlap the more probable, and none
-    at tokens that are `taken`."""
-    occupied, found = set(taken), list[int]()
+def due(judged: Sequence[Judged], threshold: float) -> list[int]:
+    """Which doubts are to be changed, the surest first: of two whose best options overlap the more probable."""
+    occupied, found = set[int](), list[int]()
     for number in by_confidence(judged):
         places = best_option(*judged[number]).places
         if is_due(*judged[number], threshold) and occupied.isdisjoint(places):
