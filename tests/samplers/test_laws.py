@@ -71,6 +71,34 @@ def test_one_step_of_flow_matching(rule, corrector, t, s):
     assert chi_square_of_step(model, process, "dfm", rule, t, s, seed=6, corrector=corrector) > ERROR_RATE
 
 
+@pytest.mark.parametrize("method", ["cedd-star", "bayes"])
+@pytest.mark.parametrize("process", PROCESSES)
+def test_one_step_by_sharpened_beliefs(process, method):
+    """p(z | x) = sum_h f_h p(x|z) p(z|h) / p(x|h), with the temperature, a top-p and an excluded token at once.
+
+    f is p(x_0 | x), of bayes by the likelihood of x; jumps to the excluded token are shared by the others."""
+    made, t, s, temperature, top_p, excluded = PROCESSES[process](4), 0.7, 0.5, 1.5, 0.75, 2
+    model, x, copies = Table(made, 1, seed=3), all_sequences(made, 1), 4000
+    now, later, step = (made.transition_matrix(*times).numpy() for times in ((t,), (s,), (t, s)))
+    beliefs = torch.softmax(model.outputs(x, made.sigma(t).float().expand(len(x))), -1)[:, 0].numpy()
+    sharpening = {"temperature": temperature, "top_p": top_p, "exclude": [excluded]}
+    drawn = draw_step(model, made, method, "analytic", x.repeat_interleave(copies, 0), t, s, seed=5, **sharpening)
+    values = []
+    for here, f in enumerate(beliefs):
+        if here == excluded or (here < 4 and not made.can_shuffle):
+            continue
+        f = (f * now[here, :4] if method == "bayes" else f) * (np.arange(4) != excluded)
+        f = f ** (1 / temperature)
+        f, order = f / f.sum(), np.argsort(-f)
+        f[order[1 + np.searchsorted(f[order].cumsum(), top_p) :]] = 0
+        law = step[here] * (later[:, :4] @ (f / f.sum() / now[here, :4]))
+        stay, law[here], law[excluded] = law[here], 0, 0
+        law *= (1 - stay) / law.sum()
+        law[here] = stay
+        values.append(p_value(np.bincount(drawn.view(len(x), copies)[here], minlength=len(law)), law))
+    assert combined(values) > ERROR_RATE
+
+
 def test_a_wrong_law_is_found():
     """The grid above can fail: the same draws held against the law of a step a sixth shorter."""
     process = PROCESSES["roulette"](4)
