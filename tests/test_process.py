@@ -351,6 +351,8 @@ def test_a_function_of_time_cannot_be_saved() -> None:
         (lambda: cedd.absorb(4).sample(torch.tensor([[0, 4]]), 0.5), r"must lie in 0..3; got 0..4"),
         (lambda: cedd.absorb(4).sample(torch.tensor([[-1, 3]]), 0.5), r"must lie in 0..3; got -1..3"),
         (lambda: cedd.absorb(4).sample(torch.tensor([[0.5]]), 0.5), "token ids are integers"),
+        (lambda: cedd.absorb(256).sample(torch.zeros(2, 3, dtype=torch.uint8), 0.5), r"32 or 64 bits \(.long\(\)"),
+        (lambda: cedd.absorb(4).sample(torch.zeros(2, 3, dtype=torch.uint16), 0.5), "32 or 64 bits.*got torch.uint16"),
         (
             lambda: cedd.absorb(4).sample(torch.zeros(2, 3).long(), torch.rand(5)),
             r"one time per sequence: x0 is \[2, 3\], t is \[5\]",

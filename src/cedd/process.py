@@ -481,8 +481,8 @@ class TokenProcess:
 def _check_ids(x: object, count: int, what: str, hint: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{what} are a tensor of integers; got {type(x).__name__}")
-    if x.dtype.is_floating_point or x.dtype == torch.bool:
-        raise ValueError(f"{what} are integers; got {x.dtype}")
+    if x.dtype not in (torch.int32, torch.int64):  # torch indexes with no others, and a mask may not fit into them
+        raise ValueError(f"{what} are integers of 32 or 64 bits (.long() makes them so); got {x.dtype}")
     if x.numel() and (int(x.min()) < 0 or int(x.max()) >= count):
         raise ValueError(f"{what} must lie in 0..{count - 1}; got {int(x.min())}..{int(x.max())}{hint}")
 

@@ -632,6 +632,7 @@ def test_progress_counts_every_evaluation() -> None:
         ("ar", {"bound": "j1"}, "exact likelihood"),
         ("dfm", {"bound": "j2"}, "its own bound"),
         ("cedd", {"draws": 0}, "at least one draw"),
+        ("cedd", {"batch": -1}, "a batch has at least one sequence; got -1"),
         ("cedd", {"tolerance": 0.0}, "positive share"),
         ("cedd", {"time_floor": 1.0}, "earliest time"),
         ("cedd", {"sampling": "importance"}, "stratified or independent"),

@@ -154,7 +154,7 @@ def estimate_bounds(
     """
     chosen = get_method(method)
     for bound in bounds:
-        _check(chosen, process, data, bound, draws, tolerance, time_floor)
+        _check(chosen, process, data, bound, draws, tolerance, time_floor, batch)
     if sampling not in (None, *get_args(Sampling)):
         raise ValueError(f"draws are {' or '.join(get_args(Sampling))}; got {sampling!r}")
     if tolerance is not None and sampling == "independent":
@@ -360,6 +360,7 @@ def _check(
     draws: int,
     tolerance: float | None,
     time_floor: float | None,
+    batch: int,
 ) -> None:
     method.check(process)
     method.check_bound(bound, time_floor)
@@ -368,5 +369,7 @@ def _check(
         raise ValueError(f"data must be sequences [N, L], at least one of at least one token; got {list(data.shape)}")
     if draws < 1:
         raise ValueError(f"a bound needs at least one draw per sequence; got {draws}")
+    if batch < 1:
+        raise ValueError(f"a batch has at least one sequence; got {batch}")
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent; got {tolerance!r}")
