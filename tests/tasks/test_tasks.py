@@ -90,8 +90,10 @@ def test_batches_are_split(runs):
     [
         ({"prompt": "a" * 40}, "the prompt has 40 tokens, but the model writes 32"),
         ({"length": 33}, "reads 1 to 32 tokens"),
+        ({"length": 16.0}, "reads 1 to 32 tokens; got a length of 16.0"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"n": 0}, "at least one sample"),
+        ({"n": 1.5}, "at least one sample must be asked for; got 1.5"),
         ({"sampler": "first-hitting"}, "use sampler='analytic'"),
     ],
 )
@@ -101,9 +103,18 @@ def test_bad_wishes_are_refused(runs, options, message):
         model.generate(**options)
 
 
+@pytest.mark.parametrize("text", [["a ____ cat", "teh"], b"a ____", None])
+@pytest.mark.parametrize("verb", ["infill", "correct", "perplexity"])
+def test_what_is_no_text_is_refused(runs, verb, text):
+    with pytest.raises(TypeError, match=rf"is a text \(str\), not {type(text).__name__}"):
+        getattr(load(runs["roulette", "bayes"], device="cpu"), verb)(text)
+
+
+@pytest.mark.parametrize("process", ["roulette", "absorb"])
 @pytest.mark.parametrize("verb", ["generate", "infill", "correct"])
-def test_a_setting_that_there_is_not_is_refused_by_its_name(runs, verb):
-    model = load(runs["roulette", "bayes"], device="cpu")
+def test_a_setting_that_there_is_not_is_refused_by_its_name(runs, verb, process):
+    """Also by a model that cannot do what is asked for otherwise: correct, on absorb."""
+    model = load(runs[process, "bayes" if process == "roulette" else "cedd"], device="cpu")
     words = {"generate": (), "infill": ("a ____",), "correct": ("teh",)}[verb]
     with pytest.raises(ValueError, match=r"do not include 'stpes'; they are .*\bsteps\b"):
         getattr(model, verb)(*words, stpes=1)

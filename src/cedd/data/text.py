@@ -55,6 +55,12 @@ _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "
 """Characters of print and of other systems, as a typewriter writes them."""
 
 
+def check_text(text: object, what: str) -> None:
+    """Refuse what is no text: a list of texts, bytes, or nothing."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is a text (str), not {type(text).__name__}")
+
+
 def without_surrogates(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
     """A text cut at lone surrogates, (part, surrogate) each: to a tokenizer of characters they are unknown characters
     like others, but bytes cannot write them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ class LoadedModel:
 
     def check_length(self, length: int) -> None:
         """Refuse what the network cannot read."""
-        if not 1 <= length <= self.length:
+        if not (isinstance(length, Integral) and 1 <= length <= self.length):
             raise ValueError(f"the model reads 1 to {self.length} tokens; got a length of {length}")
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cedd.data.text import encode_text, without_surrogates
+from cedd.data.text import check_text, encode_text, without_surrogates
 from cedd.models.loaded import LoadedModel
 from cedd.spelling.changes import Change, Corrected
 from cedd.spelling.decide import revise
@@ -34,8 +34,7 @@ def corrections(
     watch: Watch | None = None,
 ) -> Iterator[Corrected]:
     """The text corrected in one way after another, each as if alone; the first scores are shared."""
-    if not isinstance(text, str):
-        raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
+    check_text(text, "what is corrected")
     parts = [(Draft(loaded, part), mark) for part, mark in without_surrogates(loaded.tokenizer, text)]
     for options in ways:
         done: list[str] = []

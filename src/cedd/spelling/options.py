@@ -108,13 +108,6 @@ def current_names(given: Mapping[str, Any]) -> dict[str, Any]:
 def correction_options(loaded: LoadedModel, given: Mapping[str, Any]) -> CorrectionOptions:
     """What holds for this model: the caller's options, before its folder's, before the defaults; checked, and with
     a time."""
-    if not loaded.method.dynamics.noisy:
-        raise ValueError(f"{loaded.method.name} is autoregressive and cannot correct; train on uniform or roulette")
-    if not loaded.process.can_shuffle:
-        raise ValueError(
-            "this model's process only masks (absorb): to it a token that it sees is certainly right, so it cannot "
-            "correct; train one on uniform or roulette"
-        )
     from cedd.spelling.scores import time_of_rate
 
     for name in RENAMED.keys() & given.keys():
@@ -123,5 +116,12 @@ def correction_options(loaded: LoadedModel, given: Mapping[str, Any]) -> Correct
         loaded.folder.config.get("correction", {}), "the corrections of the model's folder"
     )
     asked = usual.changed(given)
-    asked.check()
+    asked.check()  # before the model: an option that there is not asks for nothing that a model could lack
+    if not loaded.method.dynamics.noisy:
+        raise ValueError(f"{loaded.method.name} is autoregressive and cannot correct; train on uniform or roulette")
+    if not loaded.process.can_shuffle:
+        raise ValueError(
+            "this model's process only masks (absorb): to it a token that it sees is certainly right, so it cannot "
+            "correct; use english-char, or train one on uniform or roulette"
+        )
     return asked if asked.t is not None else replace(asked, t=time_of_rate(loaded.process, asked.rate))

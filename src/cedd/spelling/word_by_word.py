@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cedd.data.text import check_text
 from cedd.models.locate import packaged, pretrained_names
 from cedd.spelling.changes import Change, Corrected
 from cedd.spelling.lexicon import LEXICON_FILE, Floats
@@ -67,8 +68,7 @@ def word_by_word(
 ) -> Corrected:
     """The text corrected (`rewrite`); who scores is asked about open doubts. `ignored` words are right, and so
     are the parts of one with a hyphen."""
-    if not isinstance(text, str):
-        raise TypeError(f"what is corrected is a text (str), not {type(text).__name__}")
+    check_text(text, "what is corrected")
     if isinstance(ignored, str):
         raise TypeError("words to be ignored are a list of texts: a single text would be taken for its letters")
     threshold = WORD_THRESHOLD if threshold is None else threshold

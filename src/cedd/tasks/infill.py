@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from cedd.data.text import check_text
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.loaded import LoadedModel, SamplingOptions
 from cedd.samplers.loop import Callback
@@ -23,6 +24,7 @@ BLANK = re.compile(r"(_{3,})(\{(?:([+-]?\d+)\})?)?")
 
 def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> Template:
     """The text cut at its blanks, which may have `most` tokens together."""
+    check_text(text, "what is filled")
     parts: list[str | int] = []
     end = 0
     for blank in BLANK.finditer(text):

@@ -12,7 +12,7 @@ import torch
 
 from cedd.bounds.estimate import BoundEstimate, student_quantile
 from cedd.bounds.estimator import estimate_bound
-from cedd.data.text import MOST_UNKNOWN, unknown_share
+from cedd.data.text import MOST_UNKNOWN, check_text, unknown_share
 from cedd.device import pick_device
 from cedd.models.folder import DESCRIPTION_KEYS, load_folder, origin_of, read_description, replaced_model, save_folder
 from cedd.models.loaded import LoadedModel, SamplingOptions
@@ -114,6 +114,7 @@ class LanguageModel(LoadedModel):
             seed: of times and noise.
             most_unknown: refuse a text of which a larger share are characters that the tokenizer does not know.
         """
+        check_text(text, "what is measured")
         encoded = self.tokenizer.encode(text)
         if not len(encoded):
             raise ValueError("an empty text has no perplexity")

@@ -14,6 +14,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -162,7 +163,7 @@ class Template:
         self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None
     ) -> torch.Tensor:
         """n ways to fill it, as tokens [n, L]; more tokens than the model reads in windows around the blanks."""
-        if n < 1:
+        if not (isinstance(n, Integral) and n >= 1):
             raise ValueError(f"at least one sample must be asked for; got {n}")
         options = options or SamplingOptions()
         if self.width <= loaded.length:
