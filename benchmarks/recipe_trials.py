@@ -49,12 +49,15 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.data.batches import Prefetcher
 from cedd.data.packing import PackedDataset
 from cedd.data.training_data import TrainingData
+from cedd.storage import read_json
 from cedd.training.config import PRESETS, TrainConfig, from_json, to_json
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.step import StepFigures
 
 RESULT, READY, GO = "result.json", "ready", "go"
+PARTS = ("base", "entries", "finals", "overhead", "final_start")
+"""Of a plan."""
 SPEC = {
     "settings": {},  # of `cedd train small`, by names with dots
     "start": [],  # changes of the first weights: names in STARTS
@@ -130,8 +133,9 @@ def config_of(spec: dict[str, Any], out: Path) -> TrainConfig:
         *path, leaf = name.split(".")
         place = values
         for part in path:
-            place = place[part]
-        assert leaf in place, name
+            place = place.get(part, {})
+        if leaf not in place:
+            raise ValueError(f"cedd train has no setting {name}")
         place[leaf] = value
     return from_json(TrainConfig, values)
 
@@ -397,7 +401,10 @@ class Series:
         self.best = merged(SPEC, self.plan()["base"])
 
     def plan(self) -> dict[str, Any]:
-        return json.loads(self.plan_file.read_text())
+        plan = read_json(self.plan_file)
+        if missing := [part for part in PARTS if part not in plan]:
+            raise ValueError(f"{self.plan_file} is no plan: it lacks {', '.join(missing)}")
+        return plan
 
     def pick(self, busy: float) -> dict[str, Any] | None:
         """The first entry that was not tried; one of the finals if, `busy` seconds from now, no other would fit."""
@@ -505,8 +512,12 @@ def main() -> None:
     parser.add_argument("plan", type=Path, metavar="plan.json", help="base, entries and finals, as above")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="what receives the trials")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    Series(arguments.plan, arguments.folder).run()
+    try:
+        series = Series(arguments.plan, arguments.folder)
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    series.run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A whole series of trials on a tiny text: a change is kept or not, one that fails stops nothing, a final ends it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.benchmarks.scripts import definitions
+
+PARTS = ("base", "entries", "finals", "overhead", "final_start")
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "recipe_trials.py"
+
+
+@pytest.mark.parametrize(
+    ("plan", "folder", "message"),
+    [
+        (None, "out", r"No such file or directory: '.*plan\.json'"),
+        ("start: 5", "out", r"plan\.json is damaged: it is not JSON"),
+        ('{"base": {}, "finals": []}', "out", r"plan\.json is no plan: it lacks entries, overhead, final_start"),
+        (json.dumps({part: {} for part in PARTS}), "plan.json", "exists"),
+    ],
+)
+def test_a_bad_command_line_is_one_line(plan, folder, message, tmp_path, monkeypatch, capsys):
+    if plan is not None:
+        (tmp_path / "plan.json").write_text(plan)
+    monkeypatch.setattr(sys, "argv", ["recipe_trials.py", str(tmp_path / "plan.json"), str(tmp_path / folder)])
+    with pytest.raises(SystemExit, match="2"):
+        definitions("recipe_trials").main()
+    assert re.search(message, capsys.readouterr().err.splitlines()[-1])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["optimizer.matricez", "optimiser.matrices"])
+def test_a_setting_that_there_is_not_is_named(name, tmp_path):
+    with pytest.raises(ValueError, match=f"cedd train has no setting {name}"):
+        definitions("recipe_trials").config_of({"device": "cpu", "settings": {name: "muon"}}, tmp_path)
 
 
 @pytest.mark.slow
