@@ -303,7 +303,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--order", "entropy", "--steps", "0"], "at least 1"),
         (["CAUSAL", "--data", "EMPTY", "--order", "entropy"], "its bound is its exact likelihood"),
         (["ROULETTE", "--data", "EMPTY", "--order", "entropy"], "never change once revealed"),
-        (["ABSORB", "--data", "TEXT", "--batch", "0"], "at least one sequence"),
+        (["ABSORB", "--data", "EMPTY", "--batch", "0"], "a batch has at least one sequence"),
         (["ABSORB", "--data", "TEXT", "--max-sequences", "0"], "at least one sequence"),
         (["ABSORB", "--data", "TEXT", "--corrector", "1"], "belongs to flow matching"),
         (["ABSORB", "--data", "TEXT", "--plot", "OUT/x.txt"], "must end in .png"),

@@ -44,6 +44,8 @@ def run(arguments: Evaluate) -> int:
     tolerance = parse_share(arguments.tolerance)
     check_writable(arguments.plot, PLOT_SUFFIXES)
     check_writable(arguments.per_sequence, VALUE_SUFFIXES)
+    if arguments.batch < 1:  # before the data are read
+        raise ValueError(f"a batch has at least one sequence; got {arguments.batch}")
     if arguments.steps is not None and arguments.order is None:
         raise ValueError("--steps are those of a sampler's likelihood: add --order entropy, or another")
     if not arguments.models:
