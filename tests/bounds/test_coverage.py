@@ -24,10 +24,11 @@ def test_coverage(cell) -> None:
 
 
 def test_every_cell_of_the_tables_holds_the_truth_as_often_as_it_says() -> None:
-    """93% to 97%, within two standard errors of what was counted; the page says of which that is not so."""
+    """93% to 97%, within two standard errors of what was counted; on the hard processes at least what the page says."""
     for row in coverage.results(coverage.RESULTS).values():
         if row["process"] in coverage.HARD and row["method"] in ("sedd", "sedds"):
-            assert max(row["population"], row["these"]) < 0.92, row["name"]  # or the page is to be changed
+            assert row["population"] >= 0.94, row["name"]
+            assert row["these"] >= 0.91, row["name"]
             continue
         for share in (row["population"], row["these"]):
             error = math.sqrt(share * (1 - share) / row["repetitions"])

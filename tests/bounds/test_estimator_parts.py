@@ -14,14 +14,14 @@ from cedd.bounds.control import HalfDraws, coefficients, expectations, legendre,
 from cedd.bounds.drawing import Evaluation, parts_of
 from cedd.bounds.estimate import _untransformed, mean_interval, running_mean, student_quantile
 from cedd.bounds.proposal import directed_draw, number_of_uniforms, plain_draw
-from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, NOISE_COSTS, PathTimes, Shares, stratified_levels
+from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, JUMPS_COST, NOISE_COSTS, PathTimes, Shares, stratified_levels
 from cedd.dynamics import Reversal
 from cedd.dynamics.path import Cases, case_probabilities
 from cedd.dynamics.reverse import ScorePath, affine_score_entropy
 from cedd.network import Network
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import score_entropy
-from cedd.parameterization import Affine, Bayes, Denoiser, Parameterization, Score
+from cedd.parameterization import Affine, Bayes, Denoiser, Parameterization, ScaledScore, Score
 from cedd.quadrature import bisect
 from tests.known_terms import known_terms, mean_known_terms
 from tests.networks import every_process, random_data, random_network
@@ -42,7 +42,7 @@ def generator(seed: int) -> torch.Generator:
 
 @pytest.mark.parametrize("name", PROCESSES)
 @pytest.mark.parametrize("low", [0.0, 0.01])
-@pytest.mark.parametrize("shares", [CLEAN_IS_FREE, NOISE_COSTS, CLEAN_COSTS])
+@pytest.mark.parametrize("shares", [CLEAN_IS_FREE, NOISE_COSTS, CLEAN_COSTS, JUMPS_COST])
 def test_times_integrate_what_is_known(name: str, low: float, shares: Shares) -> None:
     """The out-rate's mean has a known integral: midpoints of 5,000 levels must give it."""
     process = PROCESSES[name]
@@ -69,7 +69,7 @@ def test_a_cost_of_clean_tokens_like_1_over_t_is_met_often() -> None:
 def test_no_clean_sequence_weighs_more_than_a_few_draws() -> None:
     """Of mostly masks, a clean sequence is still drawn at least a sixth as often as it occurs."""
     noise = cedd.roulette(V, 0.95).noise(torch.linspace(1e-4, 0.9, 50, dtype=torch.float64))
-    share, p = ScorePath(Bayes()).magnitude(noise).normalised(), case_probabilities(noise)
+    share, p = ScorePath(Bayes()).share(noise), case_probabilities(noise)
     assert float((share.same / p.same).min()) > 1 / 6
     noise = cedd.absorb(V).noise(torch.tensor([0.3], dtype=torch.float64))
     assert float(ScorePath(Bayes()).magnitude(noise).same) == 0  # where it costs nothing
@@ -90,7 +90,7 @@ def jumping(t: torch.Tensor) -> torch.Tensor:
     [*PROCESSES.values(), cedd.hybrid(V, rise=0.2, fall=0.9), cedd.eroulette(V, mask_share=jumping)],
     ids=[*PROCESSES, "hybrid, steep", "eroulette, with a jump"],
 )
-@pytest.mark.parametrize("shares", [CLEAN_IS_FREE, CLEAN_COSTS])
+@pytest.mark.parametrize("shares", [CLEAN_IS_FREE, CLEAN_COSTS, JUMPS_COST])
 def test_secants_find_the_times_that_bisection_finds(process: cedd.TokenProcess, shares: Shares) -> None:
     """To the bit; a path that stops early has no times that floats have exactly, and a step of 2^-48 between them."""
     v = torch.cat([torch.rand(500, generator=generator(1), dtype=torch.float64), torch.tensor([0.0, 1e-9, 1e-5, 1.0])])
@@ -126,24 +126,50 @@ def test_levels_are_stratified_within_sequences_and_across(count: int, draws: in
 
 @pytest.mark.parametrize("name", ["absorb", "uniform", "roulette"])
 @pytest.mark.parametrize("t", [0.01, 0.6])
-@pytest.mark.parametrize("meaning", [Bayes(), Score()])
+@pytest.mark.parametrize("meaning", [Bayes(), Score(), ScaledScore()])
 def test_weighted_draws_have_the_law_of_the_process(name: str, t: float, meaning: Parameterization) -> None:
     """Every noisy sequence's weighted frequency in 60,000 draws, within 4.5 standard errors (32 cells at most)."""
     process, count = PROCESSES[name], 60_000
     x0 = torch.tensor([[0, 2]]).expand(count, 2)
     noise = process.noise(torch.full((count,), t, dtype=torch.float64))
-    share = ScorePath(meaning).magnitude(noise).normalised()
+    share = ScorePath(meaning).share(noise)
     uniforms = torch.rand(count, number_of_uniforms(2), generator=generator(1), dtype=torch.float64)
     draw = directed_draw(x0, noise, share, uniforms)
     column = process.transition_matrix(t)
     for state in itertools.product(range(process.num_states), repeat=2):
-        if name == "absorb" and state == (0, 2) and meaning == Bayes():
+        if name == "absorb" and state == (0, 2) and meaning.vanishes_in_noise:
             continue  # nothing is masked: never drawn, and costs nothing
         hit = (draw.x_t == torch.tensor(state)).all(1).double() / draw.odds
         expected = float(column[state[0], 0] * column[state[1], 2])
         error = float(hit.std()) / math.sqrt(count)
         assert abs(float(hit.mean()) - expected) <= 4.5 * error + 1e-12
         assert expected == 0 or error > 0
+
+
+@pytest.mark.parametrize("process", [cedd.roulette(V, 0.05), cedd.roulette(V, 0.95), cedd.hybrid(V, 0.99)])
+@pytest.mark.parametrize("meaning", [Score(), ScaledScore()])
+def test_no_draw_of_equal_ratios_counts_much_more_than_the_mean(process: cedd.TokenProcess, meaning: Score) -> None:
+    """Any cases of three positions, at 50 times: by the guess alone, three that have moved weigh a million."""
+    noise = process.noise(torch.linspace(1e-4, 0.999, 50, dtype=torch.float64))
+    share, p = ScorePath(meaning).share(noise).stack(), case_probabilities(noise).stack()
+    rate = Cases(noise.beta_rate, noise.beta_rate, noise.alpha_rate).stack()
+    torch.testing.assert_close(share.sum(-1), torch.ones_like(noise.t))
+    for cases in itertools.combinations_with_replacement(range(3), 3):
+        odds, cost = (share / p)[:, cases].mean(-1), rate[:, cases].mean(-1)
+        assert bool((cost / odds <= 2.67 * (rate * p).sum(-1)).all())
+
+
+def test_ratios_of_the_network_have_times_where_tokens_are_shuffled() -> None:
+    """Most of the jumps on roulette .05 are where hardly a token is kept: t from 0.2 to 0.9."""
+    data, met = torch.zeros(1, 2, dtype=torch.int64), dict[str, float]()
+    for name, meaning in {"ratios": Score(), "probabilities": Bayes()}.items():
+        process = cedd.roulette(V, 0.05)
+        network = Network.of(random_network(process, 2, seed=0), V)
+        target = Reversal().target(meaning, process, "tight", with_entropy=True, low=0.0)
+        times = Evaluation(network, process, data, (target,), 8, lambda _: None).times
+        drawn = times.at((torch.arange(1000, dtype=torch.float64) + 0.5) / 1000)
+        met[name] = float(((drawn.noise.t > 0.2) & (drawn.noise.t < 0.9)).double().mean())
+    assert met["ratios"] > 0.25 > met["probabilities"]
 
 
 def test_plain_draws_have_the_law_of_the_process() -> None:

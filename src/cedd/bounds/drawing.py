@@ -24,7 +24,16 @@ from torch import Tensor
 
 from cedd.bounds.control import HalfDraws, coefficients, expectations, often_seen, variates
 from cedd.bounds.proposal import EXTRA_UNIFORMS, case_codes, directed_draw, number_of_uniforms, plain_draw
-from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, NOISE_COSTS, DrawnTimes, PathTimes, Shares, stratified_levels
+from cedd.bounds.times import (
+    CLEAN_COSTS,
+    CLEAN_IS_FREE,
+    JUMPS_COST,
+    NOISE_COSTS,
+    DrawnTimes,
+    PathTimes,
+    Shares,
+    stratified_levels,
+)
 from cedd.dynamics.path import Cases, PathCost, Target, case_probabilities, position_costs
 from cedd.dynamics.reverse import JUST_AFTER_ZERO
 from cedd.network import Network
@@ -94,7 +103,7 @@ class Evaluation:
     def time_shares(self) -> Shares:
         """Where times are drawn, by where a bad network can cost much."""
         if self.clean_tokens_cost:
-            return CLEAN_COSTS
+            return JUMPS_COST if self.path.lasts_in_shuffles else CLEAN_COSTS
         return CLEAN_IS_FREE if self.path.vanishes_in_noise else NOISE_COSTS
 
     @cached_property
@@ -112,7 +121,7 @@ class Evaluation:
         """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
         drawn = self.times.at(stratified_levels(len(which), draws, generator).reshape(-1))
         magnitude = self.path.magnitude(drawn.noise)
-        share = magnitude.normalised()
+        share = self.path.share(drawn.noise)
         parts = [
             self._directed(batch, Cases(*self._on_device(batch.part, share.same, share.moved, share.masked)), generator)
             for batch in self._batches(which.repeat_interleave(draws), drawn.noise)

@@ -8,11 +8,15 @@ Two changes of variable, both made of the two clocks alone:
    the draws is even in sigma = alpha + beta, and a part is even in t; the former is larger where no factor keep is in
    the ratios of every network. Where clean tokens cost something, a bad network
    may make that as much as 1/sigma, down to where its ratios are tamed; a few draws that meet such costs are a tail
-   that the others do not tell of. There a part is even in the logarithm of sigma, too (above 1e-4). With
+   that the others do not tell of. There a part is even in the logarithm of sigma, too (above 1e-4). Where ratios are
+   the network's own, tokens may cost as much at every shuffle until they are masked, and masks at the rate of masking:
+   a part is even in the jumps j that would be made if all ratios were equal, j' = beta' (1-a) + alpha' a. With
    s = sigma(t) - sigma(low) and s1 = sigma(1) - sigma(low),
 
        v(t) = A (keep(low) - keep(t)) / (keep(low) - keep(1)) + B s / s1 + C (t - low) / (1 - low)
-              + D log(1 + s / 1e-4) / log(1 + s1 / 1e-4)
+              + D log(1 + s / 1e-4) / log(1 + s1 / 1e-4) + E (j(t) - j(low)) / (j(1) - j(low))
+
+   where j' / sigma' is taken to be constant on each of 512 equal parts of sigma, so that j is exact.
 
 2. With about L v touched positions, the cost of a sequence scatters like 1/sqrt(v) around its mean at v, down to where
    the proposal (bounds/proposal.py) sees to it that one is touched. Draws go where the scatter is: v has a density
@@ -37,17 +41,19 @@ from cedd.quadrature import bisect
 
 
 class Shares(NamedTuple):
-    """A, B, C and D of the module's head, which sum to one."""
+    """A, B, C, D and E of the module's head, which sum to one."""
 
     keep: float
     sigma: float
     time: float
     log: float
+    jumps: float = 0.0
 
 
 CLEAN_IS_FREE = Shares(0.7, 0.15, 0.15, 0.0)
 NOISE_COSTS = Shares(0.5, 0.35, 0.15, 0.0)
 CLEAN_COSTS = Shares(0.4, 0.3, 0.1, 0.2)
+JUMPS_COST = Shares(0.3, 0.1, 0.1, 0.15, 0.35)
 _EVEN_BELOW = 1e-4  # in sigma: where the logarithm gives way
 _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _SMALLEST = 1e-9  # in v: what lies below counts for less than that
@@ -71,8 +77,8 @@ class DrawnTimes:
 class PathTimes:
     """Levels u in [0, 1] <-> times t in (low, 1], for sequences of a given length.
 
-    shares: CLEAN_COSTS where tokens that noise has not touched cost something; NOISE_COSTS where masks may cost as
-        much in pure noise as anywhere.
+    shares: CLEAN_COSTS where tokens that noise has not touched cost something, JUMPS_COST where they may do so
+        at every jump; NOISE_COSTS where masks may cost as much in pure noise as anywhere.
     """
 
     process: TokenProcess
@@ -111,9 +117,28 @@ class PathTimes:
         by_time = (t - self.low) / (1 - self.low)
         share = self.shares
         v = share.keep * touched + share.sigma * since / (end - start) + share.time * by_time
-        if share.log == 0:  # a logarithm less in every call
-            return v
-        return v + share.log * (torch.log1p(since / _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW))
+        if share.log > 0:  # a logarithm less in every call of the others
+            v = v + share.log * (torch.log1p(since / _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW))
+        if share.jumps > 0:
+            width, slope, jumps = self._jumps
+            part = self._part(since)
+            v = v + share.jumps * (jumps[part] + slope[part] * (since - width * part)).clamp(0.0, 1.0)
+        return v
+
+    @cached_property
+    def _jumps(self) -> tuple[float, Tensor, Tensor]:
+        """Equal parts of sigma: their width, dj/dsigma in each [K] and j at its start [K]; j ends at 1."""
+        start, end = self._sigma_at_ends
+        width = (end - start) / _PANELS
+        middle = start + width * (torch.arange(_PANELS, dtype=torch.float64) + 0.5)
+        noise = self.process.noise(self.process.clocks.time(middle))
+        slope = (noise.beta_rate * (1 - noise.a) + noise.alpha_rate * noise.a) / (noise.alpha_rate + noise.beta_rate)
+        slope = slope / (width * slope.sum())
+        return width, slope, width * (torch.cumsum(slope, 0) - slope)
+
+    def _part(self, since: Tensor) -> Tensor:
+        """Which of these parts a sigma beyond the earliest is in."""
+        return (since / self._jumps[0]).long().clamp(0, _PANELS - 1)
 
     def time(self, v: Tensor) -> Tensor:
         """t(v): the first of 2^_HALVINGS equal steps at which v is reached. Secants lead to within a step of it in a
@@ -160,7 +185,10 @@ class PathTimes:
         by_log = rate / (noise.sigma - start + _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW)
         by_sigma, by_time = rate / (end - start), 1 / (1 - self.low)
         share = self.shares
-        return 1 / (share.keep * touching + share.sigma * by_sigma + share.time * by_time + share.log * by_log)
+        total = share.keep * touching + share.sigma * by_sigma + share.time * by_time + share.log * by_log
+        if share.jumps > 0:
+            total = total + share.jumps * rate * self._jumps[1][self._part(noise.sigma - start)]
+        return 1 / total
 
 
 def stratified_levels(sequences: int, draws: int, generator: torch.Generator) -> Tensor:

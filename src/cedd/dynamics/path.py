@@ -40,6 +40,11 @@ class Cases:
         total = self.same + self.moved + self.masked
         return Cases(self.same / total, self.moved / total, self.masked / total)
 
+    def mixed(self, other: Cases, share: Tensor) -> Cases:
+        """These numbers, but for a share of the other's."""
+        pairs = ((self.same, other.same), (self.moved, other.moved), (self.masked, other.masked))
+        return Cases(*[torch.where(share > 0, one + share * (two - one), one) for one, two in pairs])
+
 
 def case_probabilities(kernel: Kernel) -> Cases:
     """c, (V-1) b and a."""
@@ -53,6 +58,11 @@ class PathCost(ABC):
     def vanishes_in_noise(self) -> bool:
         """Whether masks cost little where nearly all is masked, whatever the network says."""
         return True
+
+    @property
+    def lasts_in_shuffles(self) -> bool:
+        """Whether a bad network can make tokens cost as much after many shuffles as after the first."""
+        return False
 
     @abstractmethod
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
@@ -68,10 +78,14 @@ class PathCost(ABC):
 
     @abstractmethod
     def magnitude(self, noise: Noise) -> Cases:
-        """A guess of what the positions of each case cost at time t, all together: q of the proposal, unnormalised.
+        """A guess of what the positions of each case cost at time t, all together: the scale of the control variates.
 
         It only steers the draws; zero where a case costs nothing.
         """
+
+    def share(self, noise: Noise) -> Cases:
+        """q of the proposal, which sums to one: by that guess."""
+        return self.magnitude(noise).normalised()
 
 
 @dataclass(frozen=True)

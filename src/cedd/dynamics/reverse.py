@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from cedd.dynamics.dynamics import Bound, Dynamics
-from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target
+from cedd.dynamics.path import Cases, PathCost, Reconstruction, Target, case_probabilities
 from cedd.dynamics.remask import remask_capped, remask_rescaled
 from cedd.dynamics.rules import DenseLaw, StayBySum, StepRule
 from cedd.objectives.objective import Rows
@@ -126,6 +126,10 @@ class ScorePath(PathCost):
     def vanishes_in_noise(self) -> bool:
         return self.parameterization.vanishes_in_noise
 
+    @property
+    def lasts_in_shuffles(self) -> bool:
+        return not isinstance(self.parameterization, Affine)
+
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:
         return can_jump(x_t, noise)
 
@@ -158,6 +162,22 @@ class ScorePath(PathCost):
         context = torch.zeros_like(masking) if self.vanishes_in_noise else masking * noise.a * (2 / 3)
         same = torch.where(noise.beta_rate > 0, shuffling + masking / 3, context)
         return Cases(same=same, moved=shuffling, masked=masking)
+
+    def share(self, noise: Noise) -> Cases:
+        """The guess hardly moves a token once few are kept: where ratios are the network's own, sequences that are
+        likely and cost much would be drawn once in a million times, and weigh a million. So half of the draws go by
+        what each case costs where all ratios are equal, and then a quarter of all have a token, moved or not as the
+        process has it: late, a token among masks may cost more than all masks. A draw of equal ratios then counts at
+        most 8/3 times the mean at its time.
+        """
+        by_guess = super().share(noise)
+        if not self.lasts_in_shuffles:
+            return by_guess
+        p = case_probabilities(noise)
+        equal = Cases(noise.beta_rate * p.same, noise.beta_rate * p.moved, noise.alpha_rate * p.masked)
+        token = Cases(p.same, p.moved, torch.zeros_like(p.masked))
+        shuffles = (noise.beta_rate > 0).double()
+        return by_guess.mixed(equal.normalised(), shuffles / 2).mixed(token.normalised(), shuffles / 4)
 
 
 def affine_score_entropy(parameterization: Affine, outputs: Tensor, rows: Rows) -> Tensor:
