@@ -22,9 +22,9 @@ the version and the commit of the code are (of older rows the version only). A j
 weights: another `ar` is another judge.
 
 How a row was sized. 5000 steps of 32,768 tokens, 164 million, take `small` 262 s on an H200 with cedd-star on absorb,
-300 s where every position counts (roulette, uniform), and 291 s with ar. At 1024 tokens training takes 338 to 356 s.
-Bounds on up to 4096 blocks of each of 7 texts, 4 draws, took 14 to 28 s in the latest eight rows (ar exactly: 4 and
-5 s), and samples 5 to 33 s (ar at 1024 tokens: 53 s); in the rows before, of earlier kernels or beside another's
+300 s where every position counts (roulette, uniform), and 291 s with ar. At 1024 tokens training takes 338 to 355 s.
+Bounds on up to 4096 blocks of each of 7 texts, 4 draws, took 14 to 28 s in the latest eight rows (ar exactly: 4 s),
+and samples 5 to 33 s (ar at 1024 tokens: 62 s); in the rows before, of earlier kernels or beside another's
 training, up to 276 and 132 s. Starting and compiling takes about 40 s, and overlaps with the cell before.
 
 On a machine that is lent for minutes (one GPU, nothing installed, few megabytes a visit):
