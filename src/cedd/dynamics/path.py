@@ -78,9 +78,9 @@ class PathCost(ABC):
 
     @abstractmethod
     def magnitude(self, noise: Noise) -> Cases:
-        """A guess of what the positions of each case cost at time t, all together: the scale of the control variates.
+        """A guess of what the positions of each case cost at time t, all together; zero where a case costs nothing.
 
-        It only steers the draws; zero where a case costs nothing.
+        The scale of control variates, and what draws go by if `share` says nothing else: it biases no estimate.
         """
 
     def share(self, noise: Noise) -> Cases:
