@@ -49,13 +49,13 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.data.batches import Prefetcher
 from cedd.data.packing import PackedDataset
 from cedd.data.training_data import TrainingData
-from cedd.storage import read_json
+from cedd.storage import read_json, write_json
 from cedd.training.config import PRESETS, TrainConfig, from_json, to_json
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.step import StepFigures
 
-RESULT, READY, GO = "result.json", "ready", "go"
+SPEC_FILE, RESULT, READY, GO = "spec.json", "result.json", "ready", "go"
 PARTS = ("base", "entries", "finals", "overhead", "final_start")
 """Of a plan."""
 SPEC = {
@@ -285,7 +285,7 @@ def synchronize() -> None:
 
 def run_trial(folder: Path) -> None:
     """Compile, say that it is ready, wait to be asked, train, measure."""
-    spec = json.loads((folder / "spec.json").read_text())
+    spec = read_json(folder / SPEC_FILE)
     share_the_interpreter()
     began = time.perf_counter()
     device = torch.device("cuda", 0) if spec["device"] == "cuda" else torch.device(spec["device"])
@@ -336,13 +336,6 @@ def run_trial(folder: Path) -> None:
 # --- one after the other -----------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole, or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
-
-
 def merged(recipe: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """A recipe with a change; settings one by one, starts added (or left out, with a minus)."""
     made = {**recipe, **{key: value for key, value in change.items() if key in SPEC}}
@@ -362,7 +355,7 @@ class Child:
     @classmethod
     def start(cls, folder: Path, spec: dict[str, Any]) -> Child:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "spec.json", spec)
+        write_json(folder / SPEC_FILE, spec)
         log = (folder / "log").open("wb")
         command = [sys.executable, "-u", __file__, "--trial", str(folder)]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -438,7 +431,7 @@ class Series:
                 entry, children = self.pick(0.0), {}
                 continue
             overhead = self.plan()["overhead"]
-            length = json.loads((child.folder / "spec.json").read_text())["seconds"]
+            length = read_json(child.folder / SPEC_FILE)["seconds"]
             following = self.pick(length + overhead)
             next_children: dict[bool, Child] = {}
             if following is not None:
@@ -461,7 +454,7 @@ class Series:
         if not path.exists():
             self.note(entry, child, {"failed": tail(child)})
             return False
-        result, each = json.loads(path.read_text()), np.load(child.folder / "per_sequence.npy")
+        result, each = read_json(path), np.load(child.folder / "per_sequence.npy")
         bound = result["average"]["bound"]
         if self.each is not None and len(each) == len(self.each):
             difference = each - self.each
@@ -474,7 +467,7 @@ class Series:
         return kept
 
     def note(self, entry: dict[str, Any], child: Child, result: dict[str, Any]) -> None:
-        spec = json.loads((child.folder / "spec.json").read_text())
+        spec = read_json(child.folder / SPEC_FILE)
         line = {"name": entry["name"], "expected": entry.get("expected"), "change": entry, "spec": spec, **result}
         with (self.out / "trials.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")

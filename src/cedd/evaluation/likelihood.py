@@ -28,14 +28,11 @@ from torch import Tensor
 
 from cedd.bounds.estimator import estimate_bound
 from cedd.data.text import Ids, before_first, encode_given
-from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.models.surroundings import AmidMasks
-from cedd.models.transformer import Transformer
+from cedd.models.loaded import LoadedModel, SamplingOptions, TextReader
 from cedd.network import Network, Places, evaluating
 from cedd.samplers import prompt
 
 Kind = Literal["exact", "conditional", "joint"]
-Reader = Transformer | AmidMasks
 DRAWS = 8
 """Noisy versions of each answer, by default."""
 
@@ -62,7 +59,7 @@ class LogLikelihood:
 class Continuing:
     """A network after a clean context [C]: what it says of the positions that follow."""
 
-    def __init__(self, model: Reader, context: Tensor) -> None:
+    def __init__(self, model: TextReader, context: Tensor) -> None:
         self.model, self.context = model, context
 
     @property
@@ -192,7 +189,7 @@ class TextLikelihoods:
         nats = outputs.logsumexp(-1) - outputs.gather(1, piece[:, None])[:, 0]
         return LogLikelihood(-float(nats.sum()), 0.0, bool((outputs.argmax(1) == piece).all()), len(piece), 1)
 
-    def _is_greedy(self, model: Reader | Continuing, piece: Tensor) -> bool:
+    def _is_greedy(self, model: TextReader | Continuing, piece: Tensor) -> bool:
         """Whether revealing the surest position first, one after another, writes the piece [A].
 
         On a process that only masks, all methods' outputs at a mask are the logits of x_0.

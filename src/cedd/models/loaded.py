@@ -25,6 +25,9 @@ from cedd.samplers import Corrector, Fixed, GraphedNetwork, default_steps, sampl
 from cedd.samplers.draws import one_for_each
 from cedd.samplers.loop import Callback
 
+TextReader = Transformer | AmidMasks
+"""What reads a text: the network, shown it alone or amid masks."""
+
 
 @dataclass(frozen=True)
 class SamplingOptions:
@@ -124,7 +127,7 @@ class LoadedModel:
         dynamics = self.method.dynamics
         return dynamics.noisy and dynamics.only_reveals(self.process) and not knows_time(self.model)
 
-    def reader(self, length: int) -> Transformer | AmidMasks:
+    def reader(self, length: int) -> TextReader:
         """The network for texts of so many tokens: one that reads passages is shown whole blocks."""
         return AmidMasks(self.model, self.length) if length < self.length and self.reads_passages else self.model
 
