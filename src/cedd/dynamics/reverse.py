@@ -165,10 +165,10 @@ class ScorePath(PathCost):
 
     def share(self, noise: Noise) -> Cases:
         """The guess hardly moves a token once few are kept: where ratios are the network's own, sequences that are
-        likely and cost much would be drawn once in a million times, and weigh a million. So half of the draws go by
-        what each case costs where all ratios are equal, and then a quarter of all have a token, moved or not as the
-        process has it: late, a token among masks may cost more than all masks. A draw of equal ratios then counts at
-        most 8/3 times the mean at its time.
+        likely and cost much would be drawn once in a million times, and weigh a million. So three eighths of the draws
+        go by the guess, three eighths by what each case costs where all ratios are equal, and in a quarter it is no
+        mask, moved or not as the process has it: late, a token among masks may cost more than all masks. Where all
+        ratios are equal a draw then counts at most 8/3 times the mean at its time.
         """
         by_guess = super().share(noise)
         if not self.lasts_in_shuffles:
