@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 import cedd
 from cedd.bounds.estimate import BoundEstimate, mean_interval
+from cedd.bounds.estimator import estimate_bounds
 from cedd.cli import main
 from cedd.data.tokenizers import CharTokenizer
 from cedd.evaluation.perplexity import (
@@ -232,6 +234,28 @@ def test_a_paired_interval_is_that_of_the_differences() -> None:
     assert found.correlation > 0.99
     with pytest.raises(ValueError, match="same sequences"):
         compare(estimate_of(hard), estimate_of(hard[1:]))
+
+
+def test_a_perplexity_that_is_no_float64_is_infinite(
+    runs: dict[str, Path], text: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ratios of a network that has hardly been trained cost hundreds of nats a token, and what they are known by."""
+
+    def costly(*arguments, **options) -> dict[str, BoundEstimate]:
+        made = estimate_bounds(*arguments, **options)
+        return {
+            name: replace(one, nats_per_token=500.0, per_sequence=1e3 * one.per_sequence) for name, one in made.items()
+        }
+
+    monkeypatch.setattr("cedd.evaluation.perplexity.estimate_bounds", costly)
+    both = [str(runs["roulette"]), str(runs["scaled"])]
+    words = ["evaluate", *both, "--data", str(text), "--draws", "2", "--device", "cpu"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparison"]["perplexity_ratio"] is None
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert "1.404e+217" in table  # and not its 218 digits
+    assert max(map(len, table.splitlines())) < 200
 
 
 # ---- files ----------------------------------------------------------------------------------------------------

@@ -465,6 +465,17 @@ def test_perplexity_of_a_text(runs, kind):
         model.perplexity("")
 
 
+def test_a_perplexity_that_is_no_float64_is_infinite(runs):
+    model = load(runs["absorb", "ar"], device="cpu")
+    with torch.no_grad():
+        for weight in model.model.parameters():
+            weight.mul_(100.0)
+    result = model.perplexity("the cat")
+    assert result == math.inf
+    assert 700 < result.nats_per_token < math.inf
+    assert result.ci95 == (math.inf, math.inf)
+
+
 @pytest.mark.parametrize("length", [32, 83, *(pytest.param(length, marks=pytest.mark.slow) for length in (64, 160))])
 def test_the_error_of_a_texts_perplexity_is_that_of_repetition(runs, length):
     """How far figures of one text scatter from seed to seed, whether it is one block, several, or has a remainder.

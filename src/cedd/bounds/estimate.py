@@ -162,6 +162,11 @@ def exp_or_inf(x: float) -> float:
     return math.inf if x >= 700 else math.exp(x)
 
 
+def shown(value: float, digits: int = 4) -> str:
+    """With so many decimals, or by its exponent where that would be too many digits."""
+    return f"{value:.{digits}f}" if value < 1e4 else f"{value:.4g}"
+
+
 def _interval(centre: float, error: float, freedom: int, skewness: float = 0.0) -> Interval:
     if freedom < 1 or math.isnan(error):
         return (math.nan, math.nan)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from torch import Tensor
 
+from cedd.bounds.estimate import shown
 from cedd.cli.arguments import Evaluate
 from cedd.cli.console import PlainConsole
 from cedd.cli.progress import progress_bar
@@ -198,10 +199,10 @@ def _table_of_runs(runs: list[Scored]) -> Table:
             table.add_row(
                 name if bound == next(iter(run.values)) else "",
                 bound,
-                f"{estimate.perplexity:.2f}\n{_interval(estimate.perplexity_ci95, 2)}",
-                f"{figure.bits_per_byte:.4f}\n{_interval(figure.ci95, 4)}",
-                f"{_short(figure.per_word)}\n{_interval(figure.per_word_ci95)}",
-                "" if less is None else f"{less.bits_per_byte:+.4f}\n{_interval(less.ci95, 4)}",
+                f"{shown(estimate.perplexity, 2)}\n{_interval(estimate.perplexity_ci95, 2)}",
+                f"{figure.bits_per_byte:.4f}\n{_interval(figure.ci95)}",
+                f"{shown(figure.per_word)}\n{_interval(figure.per_word_ci95)}",
+                "" if less is None else f"{less.bits_per_byte:+.4f}\n{_interval(less.ci95)}",
             )
     return table
 
@@ -216,26 +217,21 @@ def _table(result: Measurement) -> Table:
     estimates = list(result.bounds.values())
     table.add_row("nats per token", *[f"{e.nats_per_token:.4f}" for e in estimates])
     table.add_row("  standard error", *[f"{e.stderr:.4f}" for e in estimates])
-    table.add_row("  95% interval", *[_interval(e.ci95, 4) for e in estimates])
+    table.add_row("  95% interval", *[_interval(e.ci95) for e in estimates])
     table.add_row("  Monte Carlo standard error", *[f"{e.monte_carlo_stderr:.4f}" for e in estimates])
     table.add_row("  of which terminal", *[f"{e.terminal:.4f}" for e in estimates])
     table.add_row("bits per token", *[f"{e.bits_per_token:.4f}" for e in estimates])
-    table.add_row("perplexity per token", *[f"{e.perplexity:.2f}" for e in estimates])
+    table.add_row("perplexity per token", *[shown(e.perplexity, 2) for e in estimates])
     table.add_row("  95% interval", *[_interval(e.perplexity_ci95, 2) for e in estimates])
     units = [result.per_unit(e) for e in estimates]
     for unit in units[0]:
-        table.add_row(unit.replace("_", " "), *[_short(u[unit]) for u in units])
+        table.add_row(unit.replace("_", " "), *[shown(u[unit]) for u in units])
     table.add_row("network evaluations", *[f"{e.evaluations:,}" for e in estimates])
     return table
 
 
-def _short(value: float) -> str:
-    return f"{value:.4f}" if value < 1e4 else f"{value:.4g}"
-
-
-def _interval(ends: tuple[float, float], digits: int | None = None) -> str:
-    """With so many digits, or short."""
-    low, high = (_short(end) if digits is None else f"{end:.{digits}f}" for end in ends)
+def _interval(ends: tuple[float, float], digits: int = 4) -> str:
+    low, high = (shown(end, digits) for end in ends)
     return "none" if math.isnan(ends[0]) else f"[{low}, {high}]"
 
 

@@ -218,11 +218,11 @@ class Comparison:
     @property
     def perplexity_ratio(self) -> float:
         """Second over first."""
-        return math.exp(self.difference)
+        return exp_or_inf(self.difference)
 
     @property
     def perplexity_ratio_ci95(self) -> Interval:
-        return math.exp(self.ci95[0]), math.exp(self.ci95[1])
+        return exp_or_inf(self.ci95[0]), exp_or_inf(self.ci95[1])
 
 
 def compare(first: BoundEstimate, second: BoundEstimate) -> Comparison:

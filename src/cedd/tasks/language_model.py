@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cedd.bounds.estimate import BoundEstimate, student_quantile
+from cedd.bounds.estimate import BoundEstimate, exp_or_inf, student_quantile
 from cedd.bounds.estimator import estimate_bound
 from cedd.data.text import MOST_UNKNOWN, check_text, unknown_share
 from cedd.device import pick_device
@@ -41,7 +41,7 @@ class Perplexity(float):
     def __new__(
         cls, nats: float, stderr: float, ci95: tuple[float, float], tokens: int, unknown_share: float = 0.0
     ) -> Perplexity:
-        made = super().__new__(cls, math.exp(nats))
+        made = super().__new__(cls, exp_or_inf(nats))
         made.nats_per_token, made.stderr, made.ci95 = nats, stderr, ci95
         made.tokens, made.unknown_share = tokens, unknown_share
         return made
@@ -137,7 +137,7 @@ class LanguageModel(LoadedModel):
         ]
         nats, error, freedom = weighted_mean(estimates, [piece.numel() / len(ids) for piece in pieces])
         half = student_quantile(freedom) * error if freedom else math.nan
-        return Perplexity(nats, error, (math.exp(nats - half), math.exp(nats + half)), len(ids), unknown)
+        return Perplexity(nats, error, (exp_or_inf(nats - half), exp_or_inf(nats + half)), len(ids), unknown)
 
     def save_pretrained(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cedd.bounds.estimate import shown
 from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.stop import choose_stop
 from cedd.data.training_data import TrainingData
@@ -63,7 +64,7 @@ class Validation:
         low, high = (round(x, 4) for x in estimate.ci95)
         records.say(
             f"step {step}: bound {estimate.nats_per_token:.4f} nats per token "
-            f"[{low}, {high}], perplexity {estimate.perplexity:.2f}"
+            f"[{low}, {high}], perplexity {shown(estimate.perplexity, 2)}"
         )
         return estimate.nats_per_token
 
