@@ -520,6 +520,9 @@ def test_noise_is_that_of_the_processes(client: Any):
         ("/v1/completions", {"model": "smal"}, 422, "did you mean 'small'?"),
         ("/v1/completions", {"sampler": "first-hitting", "model": "small"}, 422, "sampler has no choice"),
         ("/v1/completions", {"logprobs": 5}, 422, "logprobs is not offered"),
+        ("/v1/completions", {"logprobs": 1}, 422, "logprobs is not offered"),
+        ("/v1/completions", {"frequency_penalty": 1, "best_of": 1}, 422, "frequency_penalty is not offered"),
+        ("/v1/completions", {"presence_penalty": 1.0, "logprobs": 0}, 422, "presence_penalty is not offered"),
         ("/v1/completions", {"max_token": 5}, 422, "did you mean 'max_tokens'?"),
         ("/infill", {"text": "no gap"}, 422, "no blank to fill"),
         ("/infill", {"text": "a ____{2.5}"}, 422, "the blank '____{2.5}' has no width; write ____{12}"),
@@ -629,6 +632,14 @@ def test_a_queue_of_one_says_so(shelf: Shelf):
     ):
         said = sentence(client.post("/correct", json={"text": "a"}), 503)
     assert said == "a request is waiting or under way, and no more are taken; try again in a few seconds"
+
+
+def test_the_first_model_is_the_default_and_of_correctors_the_first_with_words(shelf: Shelf):
+    english, small = load(pretrained_root() / "english", "cpu"), shelf["small"]
+    for models in ({"english": english, "small": small}, {"small": small, "english": english}):
+        offered = Shelf(models)
+        assert [offered.able(task)[0] for task in ("write", "fill")] == [next(iter(models))] * 2
+        assert offered.able("correct") == ["english", "small"]
 
 
 def test_a_model_whose_words_another_corrects_asks_that_one_as_all_do(monkeypatch: pytest.MonkeyPatch):

@@ -101,8 +101,12 @@ def test_the_log_has_no_texts(shelf, monkeypatch: pytest.MonkeyPatch):
     with served(shelf) as (address, _):
         httpx.post(f"{address}correct?secret=1", json={"text": "my secret"}, **IN_THE_CLEAR)
         httpx.get(f"{address}secret/path", **IN_THE_CLEAR)
-    assert len(lines) == 2
+        httpx.get(f"{address}v1/models/small", **IN_THE_CLEAR)
+        httpx.get(f"{address}v1/models/secret", **IN_THE_CLEAR)
+    assert len(lines) == 4
     assert lines[0].startswith("POST /correct 200 ")
+    assert lines[1].startswith("GET (no address of ours) 404 ")
+    assert lines[2].startswith("GET /v1/models/{name} 200 ")
     assert "secret" not in "".join(lines)
 
 

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cedd.names import printable, suggestion
@@ -164,8 +164,8 @@ async def _left(request: Request) -> None:
 class RequestLog:
     """Writes a line for each request: what it asked for, how it ended, how long it took. Never a text."""
 
-    def __init__(self, app: ASGIApp, addresses: Collection[str]) -> None:
-        self.app, self.addresses = app, addresses
+    def __init__(self, app: ASGIApp, routes: Collection[Route]) -> None:
+        self.app, self.routes = app, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -182,7 +182,8 @@ class RequestLog:
         try:
             await self.app(scope, receive, send_noted)
         finally:
-            path = scope["path"] if scope["path"] in self.addresses else "(no address of ours)"
+            ours = (route.path for route in self.routes if route.matches(scope)[0] is not Match.NONE)
+            path = next(ours, "(no address of ours)")
             LOG.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (time.monotonic() - begun))
 
 
@@ -231,7 +232,7 @@ def make_app(site: Site, hosts: Collection[str] = ()) -> ASGIApp:
     handlers[Exception] = on_refused  # of ours: it is logged, and answered in our form
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False  # an address has one name; /healthz/ is none of ours, and not a redirection
-    return RequestLog(Guard(app, hosts), {route.path for route in routes})
+    return RequestLog(Guard(app, hosts), routes)
 
 
 async def on_gone(request: Request, error: Exception) -> Response:

@@ -12,8 +12,6 @@ from cedd.serve.limits import Refused
 
 Default = TypeVar("Default")
 _MISSING: Any = object()
-NO_EFFECT = (None, 0, 1, False, "", {})
-"""Values with which a field that is not offered may be sent."""
 
 
 def unprocessable(sentence: str) -> NoReturn:
@@ -110,11 +108,11 @@ class Fields:
             unprocessable(f"{name} has no choice {value[:80]!r}{suggestion(value[:80], choices)}")
         return value
 
-    def without(self, *names: str) -> None:
-        """Refuse fields that would have an effect elsewhere, and have none here."""
-        for name in names:
+    def without(self, **without_effect: Any) -> None:
+        """Refuse fields that would have an effect elsewhere, and have none here, unless sent with these values."""
+        for name, value in without_effect.items():
             self._known.append(name)
-            if self._left.pop(name, None) not in NO_EFFECT:
+            if self._left.pop(name, value) != value:
                 unprocessable(f"{name} is not offered; leave it out")
 
     def forget(self, *names: str) -> None:

@@ -29,7 +29,7 @@ class Shelf(Mapping[str, LanguageModel]):
     """Models by name.
 
     Args:
-        models: as they are offered, the first of which can do a task being its default.
+        models: as they are offered. The first that can do a task is its default, of correctors the first with words.
         readers: processes that find doubtful words with the models' lexicons.
     """
 
@@ -83,9 +83,9 @@ class Shelf(Mapping[str, LanguageModel]):
         return next(same, None) or judge_of_words(model)
 
     def _best_first(self, task: str) -> list[str]:
-        """With words beside it for a corrector, without for others."""
+        """As they are offered; those with words beside them correct better than others."""
         found = [name for name in self if task in self.about[name]["tasks"]]
-        return sorted(found, key=lambda name: (lexicon_file(self[name]) is None) == (task == "correct"))
+        return sorted(found, key=lambda name: task == "correct" and lexicon_file(self[name]) is None)
 
 
 def _about(model: LanguageModel) -> dict[str, Any]:

@@ -26,8 +26,8 @@ SEEDS = 2**53 - 1
 """The largest seed: a browser's numbers are exact up to here."""
 MOST_ALTERNATIVES = 20
 MOST_STOPS = 4
-WITHOUT = ("best_of", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty")
-"""Fields of OpenAI's that are refused where they would have an effect."""
+WITHOUT = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "presence_penalty": 0}
+"""Fields of OpenAI's that are refused where they would have an effect, and the values with which they have none."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def completion(fields: Fields, shelf: Shelf, limits: Limits) -> Asked:
     echo, streams = fields.flag("echo"), fields.flag("stream")
     certainty = fields.flag("certainty") and model.method.dynamics.noisy
     options, seed = sampling_of(fields, shelf, name, limits)
-    fields.without(*WITHOUT)
+    fields.without(**WITHOUT)
     fields.forget("user", "stream_options")
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
