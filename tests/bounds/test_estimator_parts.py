@@ -66,6 +66,16 @@ def test_a_cost_of_clean_tokens_like_1_over_t_is_met_often() -> None:
     assert met[1] > 1.4 * met[0]
 
 
+@pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine()], ids=str)
+@pytest.mark.parametrize("low", [1e-3, 1e-4])
+def test_a_cost_like_1_over_sigma_is_met_down_to_where_the_path_ends(schedule: cedd.Schedule, low: float) -> None:
+    """sigma'/sigma, of ratios that grow so at clean tokens: no draw counts ten times the mean."""
+    u = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    drawn = PathTimes(cedd.uniform(V, schedule), 64, low, JUMPS_COST).at(u)
+    cost = drawn.noise.beta_rate / drawn.noise.beta * drawn.dt
+    assert float(cost.max() / cost.mean()) < 10
+
+
 def test_no_clean_sequence_weighs_more_than_a_few_draws() -> None:
     """Of mostly masks, a clean sequence is still drawn at least a sixth as often as it occurs."""
     noise = cedd.roulette(V, 0.95).noise(torch.linspace(1e-4, 0.9, 50, dtype=torch.float64))

@@ -8,13 +8,14 @@ Two changes of variable, both made of the two clocks alone:
    the draws is even in sigma = alpha + beta, and a part is even in t; the former is larger where no factor keep is in
    the ratios of every network. Where clean tokens cost something, a bad network
    may make that as much as 1/sigma, down to where its ratios are tamed; a few draws that meet such costs are a tail
-   that the others do not tell of. There a part is even in the logarithm of sigma, too (above 1e-4). Where ratios are
-   the network's own, tokens may cost as much at every shuffle until they are masked, and masks at the rate of masking:
+   that the others do not tell of. There a part is even in the logarithm of sigma, too, above e = 1e-4, or above
+   10 sigma(low) where the path ends at less (of a cosine, sigma(1e-4) is 1e-8). Where ratios are the
+   network's own, tokens may cost as much at every shuffle until they are masked, and masks at the rate of masking:
    a part is even in the jumps j that would be made if all ratios were equal, j' = beta' (1-a) + alpha' a. With
    s = sigma(t) - sigma(low) and s1 = sigma(1) - sigma(low),
 
        v(t) = A (keep(low) - keep(t)) / (keep(low) - keep(1)) + B s / s1 + C (t - low) / (1 - low)
-              + D log(1 + s / 1e-4) / log(1 + s1 / 1e-4) + E (j(t) - j(low)) / (j(1) - j(low))
+              + D log(1 + s / e) / log(1 + s1 / e) + E (j(t) - j(low)) / (j(1) - j(low))
 
    where j' / sigma' is taken to be constant on each of 512 equal parts of sigma, so that j is exact.
 
@@ -54,7 +55,7 @@ CLEAN_IS_FREE = Shares(0.7, 0.15, 0.15, 0.0)
 NOISE_COSTS = Shares(0.5, 0.35, 0.15, 0.0)
 CLEAN_COSTS = Shares(0.4, 0.3, 0.1, 0.2)
 JUMPS_COST = Shares(0.3, 0.1, 0.1, 0.15, 0.35)
-_EVEN_BELOW = 1e-4  # in sigma: where the logarithm gives way
+_EVEN_BELOW = 1e-4  # in sigma: where the logarithm gives way at the latest
 _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _SMALLEST = 1e-9  # in v: what lies below counts for less than that
 _HALVINGS = 48
@@ -109,6 +110,11 @@ class PathTimes:
         sigma = self.process.sigma(torch.tensor([max(self.low, _JUST_AFTER_ZERO), 1.0], dtype=torch.float64))
         return float(sigma[0]), float(sigma[1])
 
+    @cached_property
+    def _even_below(self) -> float:
+        """e of the module's head."""
+        return min(_EVEN_BELOW, 10 * self._sigma_at_ends[0]) if self.low > 0 else _EVEN_BELOW
+
     def v(self, t: Tensor) -> Tensor:
         """v(t) of the module's head."""
         start, end = self._sigma_at_ends
@@ -118,7 +124,8 @@ class PathTimes:
         share = self.shares
         v = share.keep * touched + share.sigma * since / (end - start) + share.time * by_time
         if share.log > 0:  # a logarithm less in every call of the others
-            v = v + share.log * (torch.log1p(since / _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW))
+            even = self._even_below
+            v = v + share.log * (torch.log1p(since / even) / math.log1p((end - start) / even))
         if share.jumps > 0:
             width, slope, jumps = self._jumps
             part = self._part(since)
@@ -179,10 +186,10 @@ class PathTimes:
 
     def time_per_v(self, noise: Noise) -> Tensor:
         """dt/dv at the noise's times."""
-        start, end = self._sigma_at_ends
+        (start, end), even = self._sigma_at_ends, self._even_below
         rate = noise.alpha_rate + noise.beta_rate
         touching = torch.exp(start - noise.sigma) * rate / -math.expm1(start - end)
-        by_log = rate / (noise.sigma - start + _EVEN_BELOW) / math.log1p((end - start) / _EVEN_BELOW)
+        by_log = rate / (noise.sigma - start + even) / math.log1p((end - start) / even)
         by_sigma, by_time = rate / (end - start), 1 / (1 - self.low)
         share = self.shares
         total = share.keep * touching + share.sigma * by_sigma + share.time * by_time + share.log * by_log
