@@ -17,9 +17,13 @@ trial, so that it can be changed meanwhile; a trial that fails is noted, and the
      "finals": [{"name": "long", "seconds": 340, "sequences": 4096, "keep": false}],
      "overhead": 8, "final_start": 1e12}
 
-`first` in a base, an entry or a final trains the same weights by other settings before, for a share of the seconds: by
+`first` in a base, an entry or a final trains the same weights by other settings before, for a share of the seconds (a
+list: by several, one after the other): by
 `"first": {"share": 0.3, "settings": {"method": "ar", "model.time_conditioning": false}}` as a causal network, by
-`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant"}, "data": ["more.bin"]}` on other text.
+`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant"}, "data": ["more.bin"]}` on other text, by
+`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant", "model.depth": 6}, "order": "interleaved"}` as a
+network of half the blocks, of which the deeper one begins with two copies: each block beside its copy, or, stacked, all
+of them below all copies.
 
 Files of tokens are as in a packed set: 16 bits, little-endian. FOLDER receives `trials.jsonl`, a line a trial, and a
 folder a trial with its log and the bound of each block.
@@ -53,6 +57,7 @@ from cedd.storage import read_json, write_json
 from cedd.training.config import PRESETS, TrainConfig, from_json, to_json
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Trainer, share_the_interpreter
+from cedd.training.start import deepened
 from cedd.training.step import StepFigures
 
 SPEC_FILE, RESULT, READY, GO = "spec.json", "result.json", "ready", "go"
@@ -65,7 +70,7 @@ SPEC = {
     "warmup_share": 0.03,
     "seconds": 70.0,
     "steps": None,  # instead of seconds
-    "first": None,  # {"share": of the seconds, "settings": {...}}: what trains the same weights before
+    "first": [],  # {"share": of the seconds, "settings": {...}}, or several: what trains the same weights before
     "data": [],  # files of tokens, little-endian 16 bits
     "held_out": "",
     "others": {},  # more held-out files, by name
@@ -182,10 +187,11 @@ class Trial:
         self.trainer.stepper.update.refresh()
 
     @torch.no_grad()
-    def start_from(self, other: Trial) -> None:
-        """Begin with the weights that another trial ended with. Modulations that it did not have begin as its norms,
-        and with open gates."""
-        theirs = dict(other.trainer.state.model.named_parameters())
+    def start_from(self, other: Trial, order: str = "stacked") -> None:
+        """Begin with the weights that another trial ended with, whose blocks may be fewer. Modulations that it did not
+        have begin as its norms, and with open gates."""
+        fewer, depth = (trial.trainer.config.model.depth for trial in (other, self))
+        theirs = deepened(dict(other.trainer.state.model.named_parameters()), fewer, depth, order)
         for name in theirs.keys() & self.first.keys():
             self.first[name].copy_(theirs[name])
         had = other.trainer.state.model.backbone.conditioning
@@ -289,9 +295,9 @@ def run_trial(folder: Path) -> None:
     share_the_interpreter()
     began = time.perf_counter()
     device = torch.device("cuda", 0) if spec["device"] == "cuda" else torch.device(spec["device"])
-    first = spec["first"]
+    first = [spec["first"]] if isinstance(spec["first"], dict) else spec["first"] or []
     trials: list[Trial] = []
-    for stage in [*([merged(spec, first)] if first else []), spec]:
+    for stage in [*(merged(spec, change) for change in first), spec]:
         config = config_of(stage, folder / "run")
         # Held-out blocks will do to compile the network; the text may not be there yet.
         data = data_of(stage, config.length, [stage["held_out"]])
@@ -305,12 +311,12 @@ def run_trial(folder: Path) -> None:
         time.sleep(0.02)
     *before, trial = trials
     trainer, seconds, done = trial.trainer, spec["seconds"], list[dict[str, Any]]()
-    trial.read_tokens()
-    for other in before:
-        other.read_tokens()
-        done.append(other.run_for(first["share"] * seconds, other.spec["steps"]))
-        trial.start_from(other)
-        seconds -= first["share"] * seconds
+    for each_trial in trials:
+        each_trial.read_tokens()
+    for change, other, following in zip(first, before, trials[1:], strict=True):
+        done.append(other.run_for(change["share"] * spec["seconds"], other.spec["steps"]))
+        following.start_from(other, change.get("order", "stacked"))
+        seconds -= change["share"] * spec["seconds"]
     trained = trial.run_for(seconds, spec["steps"])
     began = time.perf_counter()
     average, each = trial.bound(True, trainer.data.validation)

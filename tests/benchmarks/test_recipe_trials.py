@@ -45,7 +45,7 @@ def test_a_series(tmp_path: Path):
     generator = np.random.default_rng(0)
     for name, blocks in (("train", 40), ("more", 40), ("held_out", 12)):
         generator.integers(20, size=32 * blocks).astype("<u2").tofile(tmp_path / f"{name}.bin")
-    settings = {"length": 32, "model.width": 16, "model.depth": 1, "model.heads": 2, "batch.size": 8}
+    settings = {"length": 32, "model.width": 16, "model.depth": 2, "model.heads": 2, "batch.size": 8}
     texts = {"data": [str(tmp_path / "train.bin")], "held_out": str(tmp_path / "held_out.bin"), "vocab_size": 20}
     causal = {"method": "ar", "model.time_conditioning": False}
     entries = [
@@ -54,6 +54,7 @@ def test_a_series(tmp_path: Path):
         {"name": "worse", "settings": {"optimizer.rate": 10.0}},
         {"name": "after-causal", "keep": False, "first": {"share": 0.5, "settings": causal}},
         {"name": "after-more", "keep": False, "first": {"share": 0.5, "data": [str(tmp_path / "more.bin")]}},
+        {"name": "after-half", "keep": False, "first": [{"share": 0.2, "settings": {"model.depth": 1}}] * 2},
     ]
     plan = {
         "base": {"settings": settings, "steps": 4, "sequences": 12, "device": "cpu", **texts},
@@ -65,13 +66,13 @@ def test_a_series(tmp_path: Path):
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     subprocess.run([sys.executable, str(SCRIPT), str(tmp_path / "plan.json"), str(tmp_path / "out")], check=True)
     lines = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
-    assert [line["name"] for line in lines] == ["start", "impossible", "worse", "after-causal", "after-more", "final"]
+    assert [line["name"] for line in lines] == [*(entry["name"] for entry in entries), "final"]
     start, impossible, worse, *after, final = lines
     assert "does not divide into 3 heads" in impossible["failed"]
     assert (start["kept"], worse["kept"], final["kept"]) == (True, False, False)
     assert worse["against_best"][0] > 0
-    assert [[stage["steps"] for stage in line["first"]] for line in after] == [[4], [4]]
-    assert len({line["average"]["bound"] for line in (start, *after)}) == 3
+    assert [[stage["steps"] for stage in line["first"]] for line in after] == [[4], [4], [4, 4]]
+    assert len({line["average"]["bound"] for line in (start, *after)}) == 4
     assert final["spec"]["settings"] == settings
     assert final["steps"] == 4
     assert final["others"]["again"] == final["average"]

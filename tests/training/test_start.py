@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from cedd.cli import main
 from cedd.cli.arguments import parse
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer
 from cedd.models.folder import save_folder
+from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.process import process_from_config
 from cedd.report.commands import train_command
 from cedd.training.config import ProcessConfig, TrainConfig, starting_from
 from cedd.training.loop import Trainer
 from cedd.training.records import LOG_FILE, read_log
+from cedd.training.start import deepened
 from tests.models import ddit
 from tests.training.runs import ALONE, changed, run, tiny_config
 from tests.training.test_methods_train import fixed_loss
@@ -202,3 +205,32 @@ def test_a_process_is_taken_over(config: Make, first: TrainConfig, process: Proc
     save_folder(tmp_path / "model", replace(folder, process=made))
     again = starting_from(config("second"), str(tmp_path / "model")).process
     assert again.build(5).config() == process_from_config(made.config()).config()
+
+
+def network(depth: int, **options: Any) -> Transformer:
+    return Transformer(
+        TransformerConfig(vocab_size=5, has_mask=True, length=8, width=8, depth=depth, heads=2, **options)
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("order", "sources"), [("stacked", [0, 1, 0, 1, 0, 1]), ("interleaved", [0, 0, 0, 1, 1, 1])])
+def test_a_deeper_network_has_each_block_several_times(order: str, sources: list[int]):
+    torch.manual_seed(0)
+    shallow, deep = network(2), network(6)
+    for parameter in shallow.parameters():
+        parameter.normal_()
+    deep.load_state_dict(deepened(shallow.state_dict(), 2, 6, order))
+    for block, source in zip(deep.backbone.blocks, sources, strict=True):
+        ours, theirs = block.state_dict(), shallow.backbone.blocks[source].state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    sigma, share = torch.tensor([0.3]), 1 if order == "stacked" else 3
+    *few, last = shallow.backbone._modulations(sigma)
+    expected = [few[2 * source + branch] for source in sources for branch in (0, 1)]
+    *many, final = deep.backbone._modulations(sigma)
+    for mine, other in zip(many, expected, strict=True):
+        torch.testing.assert_close(mine[:3], (*other[:2], other.gate / share))
+    torch.testing.assert_close(final[:2], last[:2])
+    assert torch.equal(deep.backbone.embedding.weight, shallow.backbone.embedding.weight)
+    with pytest.raises(ValueError, match="6 blocks are no multiple of 4"):
+        deepened({}, 4, 6)

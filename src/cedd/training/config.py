@@ -145,6 +145,8 @@ class OptimizerConfig:
     """Muon's momentum."""
     matrix_rate: float | None = None
     """Muon's highest rate, by default `rate`; it warms up and falls as `rate` does."""
+    split_projections: bool = False
+    """Muon: the projections to queries, keys and values are three matrices, not one."""
     rate: float = 3e-4
     """AdamW's highest rate."""
     embedding_rate: float | None = None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from cedd.data.tokenizers import Tokenizer
 from cedd.methods import Method
@@ -10,7 +13,7 @@ from cedd.models.folder import ModelFolder
 from cedd.models.transformer import Transformer
 from cedd.process import TokenProcess
 
-_EMBEDDING = "backbone.embedding.weight"
+_EMBEDDING, _BLOCKS, _MODULATION = "backbone.embedding.weight", "backbone.blocks.", "backbone.conditioning.modulation."
 
 
 def check_start(source: ModelFolder, tokenizer: Tokenizer, method: Method, process: TokenProcess) -> None:
@@ -27,6 +30,30 @@ def check_start(source: ModelFolder, tokenizer: Tokenizer, method: Method, proce
         )
     if process.has_mask and not source.model.config.has_mask:
         raise ValueError(f"{source.name} was never shown a mask; start it on a process without one (uniform)")
+
+
+def deepened(weights: Mapping[str, Tensor], fewer: int, depth: int, order: str = "stacked") -> dict[str, Tensor]:
+    """The weights of a network of `fewer` blocks as those of one of `depth`, in which each is there several times: all
+    of them stacked on one another (Du et al. 2024), or interleaved, each followed by its copies, with gates that add up
+    to the one that it had."""
+    if depth % fewer:
+        raise ValueError(f"{depth} blocks are no multiple of {fewer}")
+    times, made = depth // fewer, dict[str, Tensor]()
+    places = [[i + fewer * k if order == "stacked" else times * i + k for k in range(times)] for i in range(fewer)]
+    sources = [next(i for i in range(fewer) if place in places[i]) for place in range(depth)]
+    for name, value in weights.items():
+        if name.startswith(_BLOCKS):
+            block, _, rest = name.removeprefix(_BLOCKS).partition(".")
+            made |= {f"{_BLOCKS}{place}.{rest}": value for place in places[int(block)]}
+        elif name.startswith(_MODULATION):  # shift, scale and gate of two branches a block; two of the last norm
+            parts = value.unflatten(0, (6 * fewer + 2, -1))
+            blocks = parts[:-2].unflatten(0, (fewer, 6))[sources]
+            if order == "interleaved":
+                blocks[:, 2::3] /= times
+            made[name] = torch.cat([blocks.flatten(0, 1), parts[-2:]]).flatten(0, 1)
+        else:
+            made[name] = value
+    return made
 
 
 @torch.no_grad()
