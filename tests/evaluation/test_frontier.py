@@ -360,6 +360,8 @@ def test_a_judge_with_noise_bounds_all_tokens(runs):
     bound = model.perplexity("the cat sat", draws=16, seed=0)
     assert one.nats == pytest.approx(bound.nats_per_token * 11)
     assert (one.tokens, none.tokens) == (11, 0)
+    with pytest.raises(ValueError, match="a batch has at least one text; got 0"):
+        open_judge(runs["absorb"], "cpu", batch=0)
 
 
 def test_a_judge_refuses_texts_that_it_cannot_read():

@@ -92,10 +92,15 @@ def test_samples_are_saved_and_read_again(tmp_path):
     assert load_samples(tmp_path / "plain.jsonl").texts == ["a", "b"]
     (tmp_path / "theirs.jsonl").write_bytes('\ufeff{"text": "a\u2028b\x85"}\r\n{"text": "c"}\r\n'.encode())
     assert load_samples(tmp_path / "theirs.jsonl").texts == ["a\u2028b\x85", "c"]
+    (tmp_path / "halves.jsonl").write_text('{"text": "a\\ud83d"}')
+    assert load_samples(tmp_path / "halves.jsonl").texts == ["a\ufffd"]
     for content, message in [("nonsense", "line 1 .* not JSON"), ("[1]", "not a sample"), ("", "holds no samples")]:
         (tmp_path / "bad.jsonl").write_text(content)
         with pytest.raises(ValueError, match=message):
             load_samples(tmp_path / "bad.jsonl")
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "\xff"}')
+    with pytest.raises(ValueError, match=r"bad\.jsonl is not UTF-8 text"):
+        load_samples(tmp_path / "bad.jsonl")
     with pytest.raises(ValueError, match="no samples at"):
         load_samples(tmp_path / "missing.jsonl")
 

@@ -183,7 +183,12 @@ def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
             fields = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
             raise ValueError(f"{path}, line {number} has no text field {field!r} (it has {fields})")
         if text:
-            yield from cut_document(_HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text))
+            yield from cut_document(whole_characters(text))
+
+
+def whole_characters(text: str) -> str:
+    """Halves of surrogate pairs, which JSON can write and UTF-8 cannot, are U+FFFD."""
+    return _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class FileCorpus(Corpus):

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from cedd.bounds.estimator import estimate_bound
+from cedd.data.corpora import whole_characters
 from cedd.data.text import encode_given, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.device import pick_device
@@ -62,7 +63,11 @@ def load_samples(path: str | Path) -> Samples:
     made_by: Mapping[str, Any] = {}
     texts: list[str] = []
     ids: list[list[int]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8-sig").split("\n"), 1):
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not UTF-8 text: convert it to UTF-8 first") from None
+    for number, line in enumerate(lines, 1):
         try:
             entry: Any = json.loads(line) if line.strip() else {"made_by": made_by}
         except (ValueError, RecursionError):
@@ -70,7 +75,7 @@ def load_samples(path: str | Path) -> Samples:
         if not _is_sample(entry):
             raise ValueError(f'line {number} of {file} is not a sample, {{"text": ...}}')
         if "text" in entry:
-            texts.append(entry["text"])
+            texts.append(whole_characters(entry["text"]))
             ids.append(list(entry.get("ids", [])))
         else:
             made_by = entry["made_by"]
@@ -236,6 +241,8 @@ class ModelJudge:
 
 def open_judge(name: str, device: str = "cpu", batch: int = 8, gguf_file: str | None = None) -> Judge:
     """The judge of this name: a model of ours, a folder or one of the package, or one of the `transformers` library."""
+    if batch < 1:
+        raise ValueError(f"a batch has at least one text; got {batch}")
     if _is_ours(name):
         return ModelJudge(name, device, batch)
     return HubJudge(name, device, batch, gguf_file)
