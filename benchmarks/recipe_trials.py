@@ -21,9 +21,8 @@ trial, so that it can be changed meanwhile; a trial that fails is noted, and the
 list: by several, one after the other): by
 `"first": {"share": 0.3, "settings": {"method": "ar", "model.time_conditioning": false}}` as a causal network, by
 `"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant"}, "data": ["more.bin"]}` on other text, by
-`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant", "model.depth": 6}, "order": "interleaved"}` as a
-network of half the blocks, of which the deeper one begins with two copies: each block beside its copy, or, stacked, all
-of them below all copies.
+`"first": {"share": 0.3, "settings": {"optimizer.schedule": "constant", "model.depth": 6}}` as a network of half the
+blocks, of which the deeper one begins with two copies.
 
 Files of tokens are as in a packed set: 16 bits, little-endian. FOLDER receives `trials.jsonl`, a line a trial, and a
 folder a trial with its log and the bound of each block.
@@ -187,11 +186,11 @@ class Trial:
         self.trainer.stepper.update.refresh()
 
     @torch.no_grad()
-    def start_from(self, other: Trial, order: str = "stacked") -> None:
+    def start_from(self, other: Trial) -> None:
         """Begin with the weights that another trial ended with, whose blocks may be fewer. Modulations that it did not
         have begin as its norms, and with open gates."""
         fewer, depth = (trial.trainer.config.model.depth for trial in (other, self))
-        theirs = deepened(dict(other.trainer.state.model.named_parameters()), fewer, depth, order)
+        theirs = deepened(dict(other.trainer.state.model.named_parameters()), fewer, depth)
         for name in theirs.keys() & self.first.keys():
             self.first[name].copy_(theirs[name])
         had = other.trainer.state.model.backbone.conditioning
@@ -311,11 +310,11 @@ def run_trial(folder: Path) -> None:
         time.sleep(0.02)
     *before, trial = trials
     trainer, seconds, done = trial.trainer, spec["seconds"], list[dict[str, Any]]()
-    for each_trial in trials:
-        each_trial.read_tokens()
+    for one in trials:
+        one.read_tokens()
     for change, other, following in zip(first, before, trials[1:], strict=True):
         done.append(other.run_for(change["share"] * spec["seconds"], other.spec["steps"]))
-        following.start_from(other, change.get("order", "stacked"))
+        following.start_from(other)
         seconds -= change["share"] * spec["seconds"]
     trained = trial.run_for(seconds, spec["steps"])
     began = time.perf_counter()

@@ -75,6 +75,9 @@ def parsed(words: list[str]) -> str | None:
 def test_every_command_on_every_page_parses():
     found = calls()
     assert len(found) > 50
+    made = {f"--from {out[1]} " for _, line in found if (out := re.search(r"--out (\S+)", line))}
+    for run in made:  # a run that another command makes; to parse the command, any model will do
+        found = [(page, line.replace(run, "--from english ")) for page, line in found]
     wrong = {f"{page}: {line}": why for page, line in found if (why := complaint(line)) is not None}
     assert not wrong
 

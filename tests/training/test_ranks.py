@@ -95,7 +95,6 @@ def test_muons_steps_are_those_of_one_process(config: Make, tmp_path: Path, stra
     """With all that the preset small-fast has; a weight decay tells whether each rank moves its own rows."""
     settings = {**SETTINGS, "optimizer.matrices": "muon", "optimizer.weight_decay": 0.1, "model.largest_score": 12.0}
     settings |= {"optimizer.embedding_rate": 4e-3, "optimizer.head_rate": 1e-3, "batch.complementary": True}
-    settings |= {"optimizer.split_projections": True}
     alone(train_together, config("one", settings), tmp_path / "one.held")
     assert together(train_together, config("two", {**settings, "strategy": strategy}), tmp_path / "two.held") == [0, 0]
     assert_near(tmp_path / "one.held", tmp_path / "two.held")

@@ -208,29 +208,46 @@ def test_a_process_is_taken_over(config: Make, first: TrainConfig, process: Proc
 
 
 def network(depth: int, **options: Any) -> Transformer:
-    return Transformer(
-        TransformerConfig(vocab_size=5, has_mask=True, length=8, width=8, depth=depth, heads=2, **options)
-    )
+    sizes = {"vocab_size": 5, "length": 8, "width": 8, "heads": 2, "mlp_bias": True, "dropout": 0.0}
+    return Transformer(TransformerConfig(depth=depth, has_mask=True, **sizes, **options)).eval()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("order", "sources"), [("stacked", [0, 1, 0, 1, 0, 1]), ("interleaved", [0, 0, 0, 1, 1, 1])])
-def test_a_deeper_network_has_each_block_several_times(order: str, sources: list[int]):
+@pytest.mark.parametrize("options", [{}, {"time_conditioning": False, "causal": True}])
+def test_copies_of_a_block_share_what_it_added(options: dict[str, bool]):
+    """To first order in its branches: where they are ten times as small, the outputs differ a hundred times less."""
     torch.manual_seed(0)
-    shallow, deep = network(2), network(6)
+    shallow, deep = network(2, **options), network(6, **options)
     for parameter in shallow.parameters():
-        parameter.normal_()
-    deep.load_state_dict(deepened(shallow.state_dict(), 2, 6, order))
-    for block, source in zip(deep.backbone.blocks, sources, strict=True):
-        ours, theirs = block.state_dict(), shallow.backbone.blocks[source].state_dict()
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    sigma, share = torch.tensor([0.3]), 1 if order == "stacked" else 3
-    *few, last = shallow.backbone._modulations(sigma)
-    expected = [few[2 * source + branch] for source in sources for branch in (0, 1)]
-    *many, final = deep.backbone._modulations(sigma)
-    for mine, other in zip(many, expected, strict=True):
-        torch.testing.assert_close(mine[:3], (*other[:2], other.gate / share))
-    torch.testing.assert_close(final[:2], last[:2])
-    assert torch.equal(deep.backbone.embedding.weight, shallow.backbone.embedding.weight)
-    with pytest.raises(ValueError, match="6 blocks are no multiple of 4"):
-        deepened({}, 4, 6)
+        parameter.normal_(std=0.3)
+    tokens, sigma = torch.tensor([[0, 3, 1, 5, 4, 2]]), torch.tensor([0.3])
+    differences: list[float] = []
+    for smaller in (1e-4, 1e-5):
+        weights = {
+            name: smaller * value if "blocks" in name and ".output." in name else value
+            for name, value in shallow.state_dict().items()
+        }
+        alone = network(2, **options)
+        alone.load_state_dict(weights)
+        deep.load_state_dict(deepened(weights, 2, 6))
+        features = [model.double().features(tokens, sigma.double()) for model in (alone, deep)]
+        differences.append(float((features[0] - features[1]).norm()))
+        deep.float()
+    assert differences[0] > 0
+    assert differences[1] < 0.02 * differences[0]
+
+
+def test_a_deeper_run_begins_where_a_shallow_one_ended(config: Make, first: TrainConfig) -> None:
+    start = starting_from(config("second"), str(first.out))
+    deeper = changed(start, {"model.depth": 2 * first.model.depth, "steps": 60, "checkpoint_every": 60})
+    untrained = fixed_loss(trainer(replace(deeper, start=None, out=start.out.with_name("untrained"))))
+    known, begun = fixed_loss(trainer(start)), trainer(deeper)
+    before = fixed_loss(begun)
+    assert abs(before - known) < 0.2 * (untrained - known)
+    begun.run()
+    assert fixed_loss(begun) < before - 0.002
+    assert cedd.load(deeper.out, device="cpu").model.config.depth == 2
+    for depth in (1, 3):
+        other = changed(starting_from(config("third"), str(deeper.out)), {"model.depth": depth})
+        with pytest.raises(ValueError, match=f"has 2 blocks; a run from it has as many or a multiple, not {depth}"):
+            trainer(other)

@@ -145,8 +145,6 @@ class OptimizerConfig:
     """Muon's momentum."""
     matrix_rate: float | None = None
     """Muon's highest rate, by default `rate`; it warms up and falls as `rate` does."""
-    split_projections: bool = False
-    """Muon: the projections to queries, keys and values are three matrices, not one."""
     rate: float = 3e-4
     """AdamW's highest rate."""
     embedding_rate: float | None = None
@@ -423,7 +421,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
         keep=1,
     ),
     "small": _preset("small", "the paper's network and protocol: 12 blocks of width 768 on GPT-2 tokens", **_LANGUAGE),
-    # What was tried is in the lab notes ("Language models in minutes"); dropout, batch and warm-up were not.
+    # What was tried is in the lab notes ("Language models in minutes").
     "small-fast": _preset(
         "small",
         "the network of small, trained for the lowest bound after six minutes on one GPU",

@@ -8,8 +8,7 @@ With G the gradient, M ← μM + (1-μ)G and N = μM + (1-μ)G, Nesterov's look 
 
 The factor gives its entries the size that AdamW's steps have, so that one rate serves both. U Vᵀ comes from five
 Newton-Schulz iterations, x ← (a + b xxᵀ + c (xxᵀ)²) x, whose coefficients raise small singular values fast and leave
-all of them near 1, which is close enough. The projection to queries, keys and values is one matrix, or three where the
-configuration says so.
+all of them near 1, which is close enough. The projection to queries, keys and values is one matrix.
 
 The steps are those of `torch.optim.Muon`, which takes one matrix after the other and skips a step only if the host
 decides so. Here matrices of one shape are stepped together, and the device decides. Where matrices are sharded, every
@@ -41,30 +40,22 @@ def is_muons(name: str, parameter: nn.Parameter) -> bool:
     return name.startswith("backbone.blocks.") and parameter.ndim == 2
 
 
-def parts_of(name: str, config: OptimizerConfig) -> int:
-    """How many matrices, one below the other, a parameter is to Muon."""
-    return 3 if config.split_projections and name.endswith(".qkv.weight") else 1
-
-
-def orthogonalized(matrices: Tensor, parts: int = 1, dtype: torch.dtype | None = None) -> Tensor:
-    """About U Vᵀ of each matrix U S Vᵀ, [n, R, C], or of each of its parts, [R/parts, C]; in bfloat16 on a GPU, where
-    it is fast, unless told otherwise."""
+def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """About U Vᵀ of each matrix U S Vᵀ, [n, R, C]; in bfloat16 on a GPU, where it is fast, unless told otherwise."""
     a, b, c = COEFFICIENTS
     x = matrices.to(dtype or (torch.bfloat16 if matrices.is_cuda else torch.float32))
-    x = x.unflatten(1, (parts, -1)).flatten(0, 1)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
     tall = x.shape[1] > x.shape[2]  # xᵀx is then the smaller product
     for _ in range(ITERATIONS):
         gram = x.mT @ x if tall else x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, *((x, polynomial) if tall else (polynomial, x)), beta=a)
-    return x.view(matrices.shape)
+    return x
 
 
-def step_size(matrix: Tensor, parts: int = 1) -> float:
-    """How far a matrix, or each of its parts, goes along U Vᵀ at a rate of 1."""
-    rows, columns = matrix.shape
-    return SIZE * math.sqrt(max(rows // parts, columns))
+def step_size(matrix: Tensor) -> float:
+    """How far a matrix goes along U Vᵀ at a rate of 1."""
+    return SIZE * math.sqrt(max(matrix.shape))
 
 
 class Muon(Optimizer):
@@ -79,23 +70,22 @@ class Muon(Optimizer):
         self.values = [matrix.detach() for matrix in parameters.values()]
         self.momenta = list(self.moments["exp_avg"].values())
         self.momentum, self.decay, self.dtype = config.momentum, config.weight_decay, dtype
-        self._parts = [parts_of(name, config) for name in parameters]
-        kinds = [(value.shape, parts) for value, parts in zip(self.values, self._parts, strict=True)]
-        self._alike = [[i for i, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)]
+        shapes = dict.fromkeys(value.shape for value in self.values)
+        self._alike = [[i for i, value in enumerate(self.values) if value.shape == shape] for shape in shapes]
         self._directions: list[Tensor] = []
 
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
         """The host waits for nothing."""
         excess, rate = excess_of(norm, clip), self.relative_rate * rate
+        orthogonalize = partial(orthogonalized, dtype=self.dtype)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for alike in self._alike:
             values, momenta = ([local_part(all_[i]) for i in alike] for all_ in (self.values, self.momenta))
             gradient = torch.stack([local_part(gradients[i]) for i in alike]).to(momenta[0].dtype) / excess
-            before, like, parts = torch.stack(momenta), self.values[alike[0]], self._parts[alike[0]]
-            orthogonalize = partial(orthogonalized, parts=parts, dtype=self.dtype)
+            before, like = torch.stack(momenta), self.values[alike[0]]
             momentum = before.lerp(gradient, 1 - self.momentum)
             direction = with_full_matrices(orthogonalize, gradient.lerp(momentum, self.momentum), like)
-            step = direction.to(momentum.dtype) * (-rate * step_size(like, parts))
+            step = direction.to(momentum.dtype) * (-rate * step_size(like))
             if self.decay:
                 step -= rate * self.decay * torch.stack(values)
             torch._foreach_add_(values, torch.where(finite, step, 0.0).unbind())  # type: ignore[attr-defined]
@@ -111,13 +101,13 @@ class Muon(Optimizer):
             for alike in self._alike
         ]
         places = dict(zip(chain(*self._alike), chain(*self._directions), strict=True))
-        directions, lengths = [places[i] for i in range(len(places))], list(map(step_size, self.values, self._parts))
+        directions, lengths = [places[i] for i in range(len(places))], [step_size(value) for value in self.values]
         if not any(direction.data_ptr() % 16 for direction in directions):
             self.table = MatrixTable(lengths, self.values, self.momenta, directions, averages, copies)
 
     def sweep(self, rate: float, excess: Tensor, finite: Tensor, pace: float) -> None:
         self.table.look_ahead(excess, finite, self.momentum)
-        for alike, directions in zip(self._alike, self._directions, strict=True):
-            directions.copy_(orthogonalized(directions, self._parts[alike[0]], torch.bfloat16))
+        for directions in self._directions:
+            directions.copy_(orthogonalized(directions, torch.bfloat16))
         self.table.move(finite, rate=self.relative_rate * rate, decay=self.decay, pace=pace)
         self.count(finite)

@@ -32,24 +32,20 @@ def check_start(source: ModelFolder, tokenizer: Tokenizer, method: Method, proce
         raise ValueError(f"{source.name} was never shown a mask; start it on a process without one (uniform)")
 
 
-def deepened(weights: Mapping[str, Tensor], fewer: int, depth: int, order: str = "stacked") -> dict[str, Tensor]:
-    """The weights of a network of `fewer` blocks as those of one of `depth`, in which each is there several times: all
-    of them stacked on one another (Du et al. 2024), or interleaved, each followed by its copies, with gates that add up
-    to the one that it had."""
-    if depth % fewer:
-        raise ValueError(f"{depth} blocks are no multiple of {fewer}")
+def deepened(weights: Mapping[str, Tensor], fewer: int, depth: int) -> dict[str, Tensor]:
+    """The weights of a network of `fewer` blocks as those of one of `depth`, in which each block is followed by copies
+    of it. They share what it added to the stream, so that the deeper network begins by computing nearly the same."""
     times, made = depth // fewer, dict[str, Tensor]()
-    places = [[i + fewer * k if order == "stacked" else times * i + k for k in range(times)] for i in range(fewer)]
-    sources = [next(i for i in range(fewer) if place in places[i]) for place in range(depth)]
+    has_gates = f"{_MODULATION}weight" in weights
     for name, value in weights.items():
         if name.startswith(_BLOCKS):
             block, _, rest = name.removeprefix(_BLOCKS).partition(".")
-            made |= {f"{_BLOCKS}{place}.{rest}": value for place in places[int(block)]}
+            part = value if has_gates or ".output." not in rest else value / times
+            made |= {f"{_BLOCKS}{times * int(block) + copy}.{rest}": part for copy in range(times)}
         elif name.startswith(_MODULATION):  # shift, scale and gate of two branches a block; two of the last norm
             parts = value.unflatten(0, (6 * fewer + 2, -1))
-            blocks = parts[:-2].unflatten(0, (fewer, 6))[sources]
-            if order == "interleaved":
-                blocks[:, 2::3] /= times
+            blocks = parts[:-2].unflatten(0, (fewer, 6)).repeat_interleave(times, 0)
+            blocks[:, 2::3] /= times
             made[name] = torch.cat([blocks.flatten(0, 1), parts[-2:]]).flatten(0, 1)
         else:
             made[name] = value
@@ -58,9 +54,14 @@ def deepened(weights: Mapping[str, Tensor], fewer: int, depth: int, order: str =
 
 @torch.no_grad()
 def take_over(model: Transformer, source: ModelFolder) -> None:
-    """Fill the model with the weights of another; a mask that the new process has not is left out."""
+    """Fill the model with the weights of another, which may have fewer blocks; a mask that the new process has not is
+    left out."""
     given, rows = source.model.state_dict(), model.config.vocab_size + int(model.config.has_mask)
     given[_EMBEDDING] = given[_EMBEDDING][:rows]
+    if (fewer := source.model.config.depth) != (depth := model.config.depth):
+        if depth % fewer:
+            raise ValueError(f"{source.name} has {fewer} blocks; a run from it has as many or a multiple, not {depth}")
+        given = deepened(given, fewer, depth)
     own = model.state_dict()
     shapes, wanted = ({name: tensor.shape for name, tensor in state.items()} for state in (given, own))
     if different := sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)):
