@@ -157,8 +157,9 @@ def test_what_one_rank_wrote_two_ranks_read_and_go_on(config: Make, single: Path
     assert_near(single, tmp_path / "held")
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step(config: Make, tmp_path: Path):
-    settings = config("run", {**SETTINGS, "steps": 12})
+@pytest.mark.parametrize("checkpoint_every", [1, 3])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(config: Make, tmp_path: Path, checkpoint_every: int):
+    settings = config("run", {**SETTINGS, "steps": 12, "checkpoint_every": checkpoint_every})
     assert together(train_until_signal, settings, tmp_path) == [0, 0]
     endings = {(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)}
     assert len(endings) == 1

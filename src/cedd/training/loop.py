@@ -227,7 +227,7 @@ class Trainer:
     def _steps(self, batches: Prefetcher[StepBatch]) -> TrainResult:
         state = self.state
         pending: StepFigures | None = None
-        loss, bound, reason, number = None, None, "finished", None
+        loss, bound, reason, number, stop = None, None, "finished", None, False
         while state.step < self.config.steps:
             if self.patience.is_over:  # also where a run that had stopped early is started again
                 reason = "stopped early: the bound no longer improves"
@@ -235,7 +235,7 @@ class Trainer:
             self.hooks.before_step(self)
             config = self.config
             figures = self.stepper.step(next(batches), self.stop.requested)
-            stop = self.stop.requested and self.ranks.world_size == 1  # several ranks agree through their figures
+            stop = stop or (self.stop.requested and self.ranks.world_size == 1)  # several agree through their figures
             if pending is not None:
                 loss, agreed = self._account(pending)
                 stop = stop or agreed
@@ -247,7 +247,7 @@ class Trainer:
                 reason, number = "stopped", int(self.stop.number)
                 break
             if state.step % config.checkpoint_every == 0 and state.step < config.steps:
-                loss, _ = self._account(pending)
+                loss, stop = self._account(pending)
                 pending = None
                 self._save()
                 self.meter.pause()
