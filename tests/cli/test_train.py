@@ -143,6 +143,11 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
             "'bpe:abc' has no vocabulary size: write for example 'char:96' or 'bpe:8000'",
         ),
         (["--text.holdout", "1.5"], "the held-out share lies between 0 and 1, not at 1.5"),
+        (["--text.holdout", "nan"], "the held-out share lies between 0 and 1, not at nan"),
+        (
+            ["--text.holdout", "nan", "--text.holdout-by", "documents", "--text.tokenizer", "bpe:300"],
+            "the held-out share lies between 0 and 1, not at nan",
+        ),
         (["--resume", "must"], "no run to resume"),
         (["--text.tokenizer", "words"], "words"),
     ],

@@ -152,6 +152,13 @@ def test_rows_are_filled_up_to_one_number(dataset: PackedDataset, times, world_s
             assert torch.equal(part.places[part.counts > 0], masked)
 
 
+def test_the_ends_around_a_block_count_too(dataset: PackedDataset):
+    noising = NoisingSampler(
+        BatchSampler(dataset.wrapped(0, 1), 256), get_method("cedd-star"), absorb(dataset.vocab_size), BatchConfig(256)
+    )
+    assert {len(part.places) for step in range(20) for part in noising.batch(step).parts} == {noising.capacity}
+
+
 @pytest.mark.parametrize(("method", "kind"), [("bayes", roulette), ("cedd", uniform), ("ar", absorb)])
 def test_nothing_is_filled_up_where_all_positions_count(dataset: PackedDataset, method: str, kind):
     noising = NoisingSampler(BatchSampler(dataset, B), get_method(method), kind(dataset.vocab_size), BatchConfig(B))

@@ -251,3 +251,10 @@ def test_a_deeper_run_begins_where_a_shallow_one_ended(config: Make, first: Trai
         other = changed(starting_from(config("third"), str(deeper.out)), {"model.depth": depth})
         with pytest.raises(ValueError, match=f"has 2 blocks; a run from it has as many or a multiple, not {depth}"):
             trainer(other)
+
+
+def test_the_floor_of_sigma_is_taken_over(config: Make, first: TrainConfig, tmp_path: Path) -> None:
+    folder = cedd.load(first.out, device="cpu").folder
+    save_folder(tmp_path / "model", replace(folder, method=folder.method.with_sigma_floor(0.003)))
+    start = starting_from(config("second"), str(tmp_path / "model"))
+    assert trainer(start).method == folder.method.with_sigma_floor(0.003)

@@ -326,10 +326,11 @@ def _encode_in_order(
 
 def select_documents(corpus: Corpus, part: Part, holdout: float) -> Iterator[Piece]:
     """Document i is held out when floor((i+1) h) > floor(i h): evenly spread, the exact share, no randomness."""
+    if part != "all":
+        _check_holdout(holdout)
     index, none = 0, True
     for piece in corpus.pieces():
-        held_out = floor((index + 1) * holdout) > floor(index * holdout)
-        if part == "all" or held_out == (part == "validation"):
+        if part == "all" or (floor((index + 1) * holdout) > floor(index * holdout)) == (part == "validation"):
             yield piece
             none = False
         index += piece.ends_document

@@ -469,12 +469,14 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
     with reading(folder / CONFIG_FILE):
         record = read_json(folder / CONFIG_FILE)
         network, method = record["network"], record["method"]
+        method = {"name": method} if isinstance(method, str) else method
+        floor = {name: value for name, value in method.items() if name == "sigma_floor"}  # which is among the process's
         options = {part.name: network[part.name] for part in dataclasses.fields(ModelConfig) if part.name in network}
         return dataclasses.replace(
             config,
             start=start,
-            method=method if isinstance(method, str) else method["name"],
-            process=_process_of_record(record["process"]),
+            method=method["name"],
+            process=_process_of_record({**record["process"], **floor}),
             model=ModelConfig(**options),
             length=record["length"],
             text=dataclasses.replace(config.text, tokenizer=str(folder), wrap=wrap_of(record)),

@@ -99,7 +99,7 @@ class NoisingSampler:
         for each, their number has variance m L E[s(1-s)], and L² m/(12 n²) s'² for the time's place in its stratum;
         where the m are not all strata, or times are independent, m L² Var s instead of the latter.
         """
-        total, length = (1 + self.config.complementary) * self.sampler.batch_size, self.sampler.dataset.length
+        total, length = (1 + self.config.complementary) * self.sampler.batch_size, len(self.sampler.dataset[0])
         low, high = self.config.lowest_time, max(self.highest_time(0), self.highest_time(self.steps))
         times = low + (high - low) * (torch.arange(256.0).double() + 0.5) / 256
         share = self._share_that_counts(times)
