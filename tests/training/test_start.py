@@ -146,7 +146,13 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
     assert (asked.method, asked.process.name, asked.length) == ("cedd", "roulette", first.length)
     assert asked.model == first.model
     assert asked.text.tokenizer == str(first.out)
-    assert f"--from {first.out}" in train_command(asked)
+    again = parse("train", [*words, "--method", "bayes-star"]).config  # as tiny, not as the first run
+    for config in (asked, again):
+        command = train_command(config)
+        assert f"--from {first.out}" in command
+        assert parse("train", shlex.split(command)[2:]).config == config
+    gone = replace(asked, start=str(tmp_path / "gone"))
+    assert f"--from {gone.start}" in train_command(gone)
     # Without a preset: char's batch, rate and steps.
     for said in (words[1:], [f"--from={first.out}", *words[3:]]):
         alone = parse("train", said).config

@@ -14,7 +14,7 @@ import numpy as np
 from cedd.report.records import CorrectionFigures, Effort, Infilling
 from cedd.report.runs import Opened, OpenedRun
 from cedd.storage import atomic_write
-from cedd.training.config import PRESETS, TrainConfig, flat
+from cedd.training.config import PRESETS, TrainConfig, flat, starting_from
 
 HELD_OUT_TEXT, HELD_OUT_DOCUMENTS = "held-out.txt", "held-out.jsonl"
 """The held-out text as it is, and a document a line, where the model reads an end token between them."""
@@ -93,7 +93,7 @@ def train_command(config: TrainConfig) -> str:
     asked = flat(config)
     changes: dict[str, dict[str, Any]] = {}
     for name, (_, preset) in PRESETS.items():
-        usual = flat(preset)
+        usual = flat(_said_by(preset, config)) | {"start": None}
         changes[name] = {key: value for key, value in asked.items() if value != usual[key]}
     nearest = min(changes, key=lambda name: len(changes[name]))
     words = ["train", nearest]
@@ -101,3 +101,14 @@ def train_command(config: TrainConfig) -> str:
         values = [part for pair in value.items() for part in pair] if isinstance(value, dict) else [value]
         words += [f"--{'from' if key == 'start' else key.replace('_', '-')}", *map(str, values)]
     return command(*words)
+
+
+def _said_by(preset: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """What a command line has before its own settings: the preset's and, in their places, those of the model that the
+    run started from, as long as there is one."""
+    if config.start is None:
+        return preset
+    try:
+        return starting_from(preset, config.start, str(config.out))
+    except ValueError:
+        return preset
