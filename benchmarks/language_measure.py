@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from cells import CellHooks
+from cells import CellHooks, refuse_other_protocol
 from language_cells import CORRECTORS, Arguments, file_name, read_cell
 from language_text import Texts
 from numpy.typing import NDArray
@@ -202,6 +202,7 @@ def judge_rows(arguments: Arguments, content: Mapping[str, Any]) -> Iterator[str
         waiting = [cell for cell, record in content["cells"].items() if unjudged(record, name)]
         done = [cell for cell, record in content["cells"].items() if record["finished"]]
         for cell, judge in judges(arguments, name, waiting, done):
+            refuse_other_texts(arguments, content)
             for way, row in content["cells"][cell]["final"]["rows"].items():
                 for steps, sampled in row["samples"].items():
                     if name in sampled["judges"]:
@@ -222,6 +223,7 @@ def judge_texts(arguments: Arguments, content: dict[str, Any]) -> Iterator[str]:
         read = [length for length in of_length if _has_read(name, known.get(str(length), {}).values())]
         waiting = [cell for length, cell in of_length.items() if length not in read]
         for cell, judge in judges(arguments, name, waiting, done, quiet=True):
+            refuse_other_texts(arguments, content)
             length = read_cell(cell).length or arguments.length
             count = max(1, arguments.sampled_tokens // length)
             for text, data in texts.held_out(length).items():
@@ -229,6 +231,15 @@ def judge_texts(arguments: Arguments, content: dict[str, Any]) -> Iterator[str]:
                 records = content.setdefault("held_out", {}).setdefault(str(length), {})
                 records.setdefault(text, sample_record(ids))["judges"][name] = judged(ids, judge, texts.tokenizer)
                 yield text
+
+
+def refuse_other_texts(arguments: Arguments, content: Mapping[str, Any]) -> None:
+    """In other tokens the samples would be other texts; judges alone (--only without a cell) check no more than this of
+    the protocol, for which they need no corpus."""
+    now = {name: getattr(arguments, name) for name in ("length", "sampled_tokens", "holdout")}
+    now["tokenizer"] = Texts(arguments).tokenizer.fingerprint
+    known = content.get("protocol", {})
+    refuse_other_protocol(arguments.results, {name: known.get(name, value) for name, value in now.items()}, now)
 
 
 def _has_read(name: str, texts: Collection[Mapping[str, Any]]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
@@ -202,11 +203,16 @@ def _paper_bounds(rows: Rows, cells: Sequence[str]) -> str:
     lines = [f"| perplexity by the paper's bounds | {heads} |", f"|---|{'--:|--:|' * len(SETS)}"]
     for title, _, row in rows.of(cells):
         found: list[str] = []
-        papers = PAPER.get(title.partition("+")[0], (None,) * len(SETS))
+        papers = PAPER.get(_without_recipe(title), (None,) * len(SETS))
         for text, paper in zip(SETS, papers, strict=True):
             found += [NOT_YET if row is None else _both(row["texts"][text]), _plain(paper)]
         lines.append(f"| {title} | {' | '.join(found)} |")
     return "\n".join(lines)
+
+
+def _without_recipe(title: str) -> str:
+    """The title of the same row by the recipe of all: CELL of CELL+RECIPE, and what its network is used for."""
+    return re.sub(r"\+[^,]*", "", title)
 
 
 def _both(bounds: Mapping[str, Any]) -> str:
@@ -307,7 +313,7 @@ def _generative(rows: Rows, cells: Sequence[str], papers: Mapping[str, float]) -
         f"|---|--:|--:|{'--:|' * len(names)}--:|",
     ]
     for title, _, row in rows.of(cells):
-        paper = _plain(papers.get(title.partition("+")[0]))
+        paper = _plain(papers.get(_without_recipe(title)))
         if row is None:
             lines.append(f"| {title} | | {NOT_YET} |{f' {NOT_YET} |' * len(names)} {paper} |")
             continue

@@ -207,6 +207,20 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
         list(benchmark.judge_rows(other, content))
 
 
+def test_judges_alone_read_what_was_sampled(benchmark, arguments, done, monkeypatch):
+    """--only without a cell has no protocol to compare; in other tokens, samples would be other texts."""
+    judge = benchmark.OwnJudge(arguments.out / "ar", "cpu", 2)
+    monkeypatch.setitem(benchmark.judges.__globals__, "HubJudge", lambda *_: judge)
+    alone = replace(arguments, only=(), judge={"mine": "a judge"})
+    for change, name in (({"tokenizer": "gpt2-char"}, "tokenizer"), ({"length": 32}, "length")):
+        content = json.loads(json.dumps(done.content))
+        for read in (benchmark.judge_rows, benchmark.judge_texts):
+            with pytest.raises(ValueError, match=rf"another protocol \({name} differ\)"):
+                list(read(replace(alone, out=arguments.data, **change), content))
+        assert content == done.content
+    assert set(benchmark.judge_rows(alone, content)) == set(CELLS)
+
+
 def test_the_own_judge_is_the_exact_likelihood(benchmark, arguments, done):
     """Of texts of any length: the sum of -log p of all tokens but the first."""
     judge = benchmark.OwnJudge(arguments.out / "ar", "cpu", 2)
@@ -279,6 +293,15 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     monkeypatch.setattr(sys, "argv", ["language.py", "--table", str(here.results)])
     assert benchmark.main(benchmark.Language) == 0
     assert line in capsys.readouterr().out
+
+
+def test_the_papers_figure_is_that_of_the_same_use(benchmark, arguments, done):
+    """Whatever the recipe: with a corrector it is another one."""
+    content = {**done.content, "cells": {"dfm/kappa-t+paper": done.content["cells"]["dfm/kappa-t2"]}}
+    lines = benchmark.tables(content, arguments)["paper-bounds"].splitlines()
+    for title, paper in (("dfm/kappa-t+paper", "71.9"), ("dfm/kappa-t+paper, corrector", "114.4")):
+        (line,) = (line for line in lines if line.startswith(f"| {title} |"))
+        assert f"| {paper} |" in line
 
 
 def test_what_cannot_be_written_is_said_before_tables_are_printed(benchmark, done, capsys, monkeypatch, tmp_path):
