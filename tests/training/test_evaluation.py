@@ -155,3 +155,13 @@ def test_score_entropy_at_few_times_is_called_so(
         "--batch.lowest-time 0.001 --batch.highest-time 1.0\n"
     )
     assert (line in said.getvalue()) == ("score entropy" in said.getvalue()) == warned
+
+
+@pytest.mark.parametrize(("method", "complementary"), [("ar", True), ("ar", False), ("cedd", True)])
+def test_sequences_without_masks_twice_in_a_batch_are_called_so(config: Make, method: str, complementary: bool):
+    """A preset may have complementary masks, which are for methods with noise."""
+    said = StringIO()
+    changes = {"method": method, "batch.complementary": complementary, "steps": 1}
+    run(config("run", changes), console=Console(file=said, width=200))
+    line = "ar has no masks, and is shown every sequence twice: add --batch.complementary False\n"
+    assert (line in said.getvalue()) == (method == "ar" and complementary)

@@ -164,7 +164,7 @@ class OptimizerConfig:
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """What the rate does after that: stay, or fall like half a cosine or a line."""
     final_share: float = 0.0
-    """Cosine and linear: the rate of the last step, as a share of `rate`."""
+    """Cosine and linear: what the rate falls to, one step after the last, as a share of `rate`."""
     decay_share: float = 1.0
     """Linear: the share of all steps, the last ones, in which the rate falls."""
     clip: float = 1.0

@@ -188,11 +188,13 @@ class Trainer:
         blocks, size = len(self.data.train), self._blocks_of_a_batch
         if blocks < size:
             yield f"the text has {blocks} blocks of {self.config.length} tokens: a batch of {size} repeats them"
+        name = self.method.name
+        if batch.complementary and not self.method.dynamics.noisy:
+            yield f"{name} has no masks, and is shown every sequence twice: add --batch.complementary False"
         few = batch.lowest_time > usual.lowest_time or batch.highest_time < usual.highest_time
         if few and isinstance(self.method.objective, ScoreEntropy):
             times = f"[{batch.lowest_time}, {batch.highest_time}]"
             add = f"--batch.lowest-time {usual.lowest_time} --batch.highest-time {usual.highest_time}"
-            name = self.method.name
             yield f"{name} has score entropy, which needs all times, and is trained at {times} only: add {add}"
 
     @property
