@@ -141,6 +141,10 @@ class Benchmark(ABC):
         """What all cells of a results file share; a file with another protocol is refused."""
         return None
 
+    def as_now(self, protocol: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A protocol that an earlier version wrote, with what has been added since."""
+        return protocol
+
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
         """How long a cell takes, from its start to its end: as long as most have so far."""
         done = [record["seconds"] for record in content["cells"].values() if record["finished"]]
@@ -375,7 +379,7 @@ class Results:
         self.content = read_results(path, benchmark) if path.is_file() else {"format": 1, "cells": {}}
         protocol = benchmark.protocol
         if protocol is not None:
-            refuse_other_protocol(path, self.content.setdefault("protocol", protocol), protocol)
+            refuse_other_protocol(path, benchmark.as_now(self.content.setdefault("protocol", protocol)), protocol)
         if benchmark.arguments.only:
             refuse_other_seed(path, self.content, benchmark.arguments.seed)
         self.written = as_written(self.content)

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import Benchmark, Results, Turn, main, make_writable
-from language_cells import Arguments, common_settings, configuration, read_cell
+from language_cells import USUAL, Arguments, common_settings, configuration, read_cell
 from language_measure import LanguageHooks, judge_rows, judge_texts
 from language_tables import draw, over_seeds, tables
 from language_text import Texts
@@ -101,6 +101,10 @@ class Language(Benchmark):
         measured = {name: getattr(self.arguments, name) for name in names}
         steps = list(self.arguments.sampler_steps)
         return {**self.texts.protocol(), **measured, "sampler_steps": steps, "recipe": common_settings(self.arguments)}
+
+    def as_now(self, protocol: Mapping[str, Any]) -> Mapping[str, Any]:
+        added = {name: USUAL[name] for name in common_settings(self.arguments)}
+        return {**protocol, "recipe": added | protocol.get("recipe", {})}
 
     def seconds(self, cell: str, content: Mapping[str, Any]) -> float:
         timed = any(record["finished"] for record in content["cells"].values())

@@ -29,6 +29,8 @@ RECIPE = PRESETS["small-fast"][1]
 """The settings that learnt most in minutes (docs/lab-notes.md)."""
 RECIPE_PARTS = ("model.", "optimizer.", "batch.")
 """What a recipe is about, in the names of settings."""
+USUAL = flat(TrainConfig("", Path()))
+"""Settings by name as they are by default, and so were before the package had them."""
 WARM_UP, AVERAGE = 0.03, 0.02
 """The shares of all steps in which the rate rises, and that the average of the weights remembers."""
 ALL_TIMES = {"batch.lowest_time": 1e-3, "batch.highest_time": 1.0}
@@ -255,7 +257,7 @@ def own_settings(record: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[st
     config = from_json(TrainConfig, record["config"])
     own = flat(config)
     names = [name for name in own if name.startswith(RECIPE_PARTS) and name != "batch.size"]
-    return {name.partition(".")[2]: own[name] for name in names if own[name] != plain.get(name)}
+    return {name.partition(".")[2]: own[name] for name in names if own[name] != plain.get(name, USUAL[name])}
 
 
 def common_settings(arguments: Arguments) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -341,6 +342,20 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
         benchmark.Results(arguments.results, other)
     benchmark.Results(arguments.results, benchmark.Language(replace(arguments, seed=1, only=())))  # judges have no seed
     assert arguments.results.read_bytes() == before
+
+
+def test_a_setting_that_was_added_since_is_no_difference(benchmark, arguments, done, tmp_path):
+    """Rows of before had its default; where the recipe has another now, they are of another protocol."""
+    here = replace(arguments, results=tmp_path / "language.json")
+    for name, same in (("optimizer.eps", True), ("optimizer.loss", False)):
+        content = json.loads(json.dumps(done.content))
+        del content["protocol"]["recipe"][name]
+        here.results.write_text(json.dumps(content))
+        with nullcontext() if same else pytest.raises(ValueError, match=r"another protocol \(recipe differ\)"):
+            benchmark.Results(here.results, benchmark.Language(here))
+        part, _, leaf = name.partition(".")
+        del content["cells"]["cedd-star/absorb"]["config"][part][leaf]
+        assert "| cedd-star/absorb | none |" in benchmark.tables(content, here)["rows"]
 
 
 def test_seeds_are_compared_within_one_protocol(benchmark, arguments, done):
