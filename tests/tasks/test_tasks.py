@@ -334,6 +334,17 @@ def test_a_model_has_its_own_defaults_of_sampling(tmp_path):
     asked = SamplingOptions(steps=8, temperature=1.0, top_p=0.5)
     assert own.settled(asked, 32) == asked
     assert own.generate(seed=1, steps=8, temperature=1.0) == plain.generate(seed=1, steps=8)
+    for wrong in ("temprature", 0.0), ("top_p", "all"):
+        damaged = load(save_random(tmp_path / wrong[0], extra={"sampling": dict([wrong])}), device="cpu")
+        with pytest.raises(ValueError, match=r"numbers for steps, temperature, top_p; got {}={!r}".format(*wrong)):
+            damaged.generate(seed=1)
+
+
+@pytest.mark.parametrize("kind", ["sampling", "correction"])
+def test_defaults_that_are_no_options_are_refused(tmp_path, kind):
+    damaged = save_random(tmp_path / "damaged", extra={kind: [1]})
+    with pytest.raises(ValueError, match=rf"config\.json: {kind} must be options with their values; got \[1\]"):
+        load(damaged, device="cpu")
 
 
 def test_a_document_is_not_ended_in_the_midst_of_a_text():

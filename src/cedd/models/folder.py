@@ -155,6 +155,9 @@ def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **
         length = config["length"]
         get_form(config.get("weights", "float32"))
         _check_sizes(network, process, tokenizer, length, weights.stat().st_size)
+        for kind in ("sampling", "correction"):
+            if not isinstance(config.get(kind, {}), dict):
+                raise ValueError(f"{kind} must be options with their values; got {config[kind]!r}")
     with SkipInitialization():
         model = Transformer(network)
     form = stored_form(folder, config)

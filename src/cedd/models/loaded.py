@@ -56,6 +56,10 @@ class SamplingOptions:
     def settled(self, length: int, own: Mapping[str, Any]) -> SamplingOptions:
         """With a model's `own` defaults, or the usual ones for texts of so many tokens, where None stands."""
         usual = {"steps": default_steps(length), "temperature": 1.0, "top_p": 1.0}
+        for name, value in own.items():
+            if name not in usual or not isinstance(value, int | float):
+                known = ", ".join(usual)
+                raise ValueError(f"the sampling of the model's folder has numbers for {known}; got {name}={value!r}")
         missing = {name: own.get(name, value) for name, value in usual.items() if getattr(self, name) is None}
         return replace(self, **missing)
 
