@@ -59,7 +59,7 @@ from cedd.training.loop import Trainer, share_the_interpreter
 from cedd.training.start import deepened
 from cedd.training.step import StepFigures
 
-SPEC_FILE, RESULT, READY, GO = "spec.json", "result.json", "ready", "go"
+SPEC_FILE, RESULT, READY, GO, LINES = "spec.json", "result.json", "ready", "go", "trials.jsonl"
 PARTS = ("base", "entries", "finals", "overhead", "final_start")
 """Of a plan."""
 SPEC = {
@@ -251,7 +251,9 @@ class Trial:
                     losses.append(mean_loss(waiting[:every]))
                     waiting = waiting[every:]
         synchronize()
-        return time.perf_counter() - before, losses
+        seconds = time.perf_counter() - before
+        mean_loss(waiting)  # the rest is too few for a mean, but not to fail
+        return seconds, losses
 
     def bound(self, averaged: bool, held_out: PackedDataset) -> tuple[dict[str, float], Tensor]:
         """On held-out blocks, with its interval; and of each block."""
@@ -474,7 +476,7 @@ class Series:
     def note(self, entry: dict[str, Any], child: Child, result: dict[str, Any]) -> None:
         spec = read_json(child.folder / SPEC_FILE)
         line = {"name": entry["name"], "expected": entry.get("expected"), "change": entry, "spec": spec, **result}
-        with (self.out / "trials.jsonl").open("a") as file:
+        with (self.out / LINES).open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(summary(line), flush=True)
 
@@ -513,6 +515,8 @@ def main() -> None:
     try:
         series = Series(arguments.plan, arguments.folder)
         arguments.folder.mkdir(parents=True, exist_ok=True)
+        if (arguments.folder / LINES).exists():
+            raise ValueError(f"{arguments.folder} has the trials of another series: name another folder")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     series.run()

@@ -22,11 +22,14 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "recipe_trials.py"
         ("start: 5", "out", r"plan\.json is damaged: it is not JSON"),
         ('{"base": {}, "finals": []}', "out", r"plan\.json is no plan: it lacks entries, overhead, final_start"),
         (json.dumps({part: {} for part in PARTS}), "plan.json", "exists"),
+        (json.dumps({part: {} for part in PARTS}), "before", "before has the trials of another series: name another"),
     ],
 )
 def test_a_bad_command_line_is_one_line(plan, folder, message, tmp_path, monkeypatch, capsys):
     if plan is not None:
         (tmp_path / "plan.json").write_text(plan)
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "trials.jsonl").write_text("")
     monkeypatch.setattr(sys, "argv", ["recipe_trials.py", str(tmp_path / "plan.json"), str(tmp_path / folder)])
     with pytest.raises(SystemExit, match="2"):
         definitions("recipe_trials").main()
@@ -51,7 +54,8 @@ def test_a_series(tmp_path: Path):
     entries = [
         {"name": "start", "expected": 3.0},
         {"name": "impossible", "settings": {"model.heads": 3}},
-        {"name": "worse", "settings": {"optimizer.rate": 10.0}},
+        {"name": "worse", "settings": {"optimizer.rate": 1.0}},
+        {"name": "broken", "settings": {"optimizer.rate": 1e30}},
         {"name": "after-causal", "keep": False, "first": {"share": 0.5, "settings": causal}},
         {"name": "after-more", "keep": False, "first": {"share": 0.5, "data": [str(tmp_path / "more.bin")]}},
         {"name": "after-half", "keep": False, "first": [{"share": 0.2, "settings": {"model.depth": 1}}] * 2},
@@ -67,8 +71,9 @@ def test_a_series(tmp_path: Path):
     subprocess.run([sys.executable, str(SCRIPT), str(tmp_path / "plan.json"), str(tmp_path / "out")], check=True)
     lines = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
     assert [line["name"] for line in lines] == [*(entry["name"] for entry in entries), "final"]
-    start, impossible, worse, *after, final = lines
+    start, impossible, worse, broken, *after, final = lines
     assert "does not divide into 3 heads" in impossible["failed"]
+    assert "the loss is not finite near step" in broken["failed"]
     assert (start["kept"], worse["kept"], final["kept"]) == (True, False, False)
     assert worse["against_best"][0] > 0
     assert [[stage["steps"] for stage in line["first"]] for line in after] == [[4], [4], [4, 4]]
