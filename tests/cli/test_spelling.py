@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from cedd.cli import main
+from cedd.data.tokenizers import BPETokenizer
 from cedd.spelling.book import read_book
 from cedd.spelling.correct import CorrectionProgress, corrections
 from cedd.spelling.corruption import corrupt_letters
@@ -162,6 +163,11 @@ def test_only_the_middle_of_a_book(book):
     assert len(part.text) == 3 * model.length
     assert part.text in TEXT.replace("\n", " ")
     assert not TEXT.startswith(part.text)
+    pieces = mending("absorb", tokenizer=BPETokenizer.train([TEXT], 300))
+    part = read_book(pieces, book, 3)
+    assert part.blocks.shape == (3, pieces.length)  # of tokens, which are several characters each
+    assert len(part.text) > 2 * part.blocks.numel()
+    assert part.text in TEXT.replace("\n", " ")
 
 
 def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,9 +43,16 @@ class Book:
 
 def read_book(loaded: LoadedModel, data: str, blocks: int) -> Book:
     """The middle `blocks` blocks of the data's text, or all of it."""
-    corpus, length = open_corpus(data), loaded.length
-    text = "\n\n".join(corpus.documents())
-    wanted = blocks * length or len(text)
-    start = max(0, (len(text) - wanted) // 2)
-    text = text[start : start + wanted]
-    return Book(corpus.name, length, encode_text(loaded.tokenizer, text))
+    corpus, length, tokenizer = open_corpus(data), loaded.length, loaded.tokenizer
+    text, wanted = "\n\n".join(corpus.documents()), blocks * length
+    if blocks == 0 or tokenizer.single_characters is not None:
+        return Book(corpus.name, length, encode_text(tokenizer, text[_middle(len(text), wanted or len(text))]))
+    ids = tokenizer.encode(text)  # a token is several characters
+    ids = ids[_middle(len(ids), wanted)]
+    encoded = EncodedText(tokenizer.decode(ids), tokenizer, ids, np.zeros(len(ids), dtype=np.bool_), None)
+    return Book(corpus.name, length, encoded)
+
+
+def _middle(size: int, wanted: int) -> slice:
+    start = max(0, (size - wanted) // 2)
+    return slice(start, start + wanted)
