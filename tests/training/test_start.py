@@ -162,7 +162,10 @@ def test_the_command_line_starts_from_a_run(first: TrainConfig, tmp_path: Path) 
         parse("train", words[3:])
 
 
-def test_a_resumed_run_does_not_need_what_it_started_from(config: Make, first: TrainConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [1, 2])  # as many blocks, and more
+def test_a_resumed_run_does_not_need_what_it_started_from(
+    config: Make, first: TrainConfig, depth: int, tmp_path: Path
+) -> None:
     """The same command goes on, to the same weights; one that has no checkpoint yet needs it, and says so."""
     data = [
         "--data",
@@ -178,7 +181,8 @@ def test_a_resumed_run_does_not_need_what_it_started_from(config: Make, first: T
     def command(name: str, steps: int) -> list[str]:
         out = str(tmp_path / name)
         words = ["tiny", "--from", str(tmp_path / "source"), f"--out={out}", "--process.name", "roulette", *data]
-        return ["train", *words, "--batch.size", "4", "--steps", str(steps), "--checkpoint-every", "2"]
+        words += ["--model.depth", str(depth), "--batch.size", "4"]
+        return ["train", *words, "--steps", str(steps), "--checkpoint-every", "2"]
 
     shutil.copytree(first.out, tmp_path / "source")
     assert main(command("whole", 4)) == 0
@@ -236,6 +240,9 @@ def test_copies_of_a_block_share_what_it_added(options: dict[str, bool]):
         alone = network(2, **options)
         alone.load_state_dict(weights)
         deep.load_state_dict(deepened(weights, 2, 6))
+        made, known = (model.backbone.blocks.state_dict() for model in (deep, alone))
+        for block in range(6):  # each is followed by its copies
+            assert torch.equal(made[f"{block}.mlp.hidden.weight"], known[f"{block // 3}.mlp.hidden.weight"])
         features = [model.double().features(tokens, sigma.double()) for model in (alone, deep)]
         differences.append(float((features[0] - features[1]).norm()))
         deep.float()
