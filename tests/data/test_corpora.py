@@ -142,7 +142,7 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, name: str) -> None:
         ('{"text": "a"', "line 2 is not JSON"),
         ('{"body": "a"}', "line 2 has no text field 'text' .it has 'body'"),
         ('["a"]', "line 2 has no text field"),
-        ('{"text": 3}', "line 2 has no text field"),
+        ('{"text": 3}', r"line 2 has no text field 'text' .it has 'text' of type int"),
     ],
 )
 def test_a_bad_row_is_one_clear_line(tmp_path: Path, line: str, message: str) -> None:

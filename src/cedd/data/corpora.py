@@ -180,7 +180,9 @@ def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
             raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
         text = row.get(field) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            fields = ", ".join(map(repr, row)) if isinstance(row, dict) else type(row).__name__
+            kinds = {name: type(value).__name__ for name, value in row.items()} if isinstance(row, dict) else {}
+            named = (repr(name) if kind == "str" else f"{name!r} of type {kind}" for name, kind in kinds.items())
+            fields = ", ".join(named) or type(row).__name__
             raise ValueError(f"{path}, line {number} has no text field {field!r} (it has {fields})")
         if text:
             yield from cut_document(whole_characters(text))
