@@ -128,8 +128,8 @@ def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[Trai
     steps = max(LEAST_STEPS, fitting if most is None else min(most, fitting))
     short = ", and may take longer: fewer are not trained" if fitting < LEAST_STEPS else ""
     console.print(
-        f"a step takes {1000 * each:.0f} ms on this machine: {steps} steps for {seconds / 60:g} minutes "
-        f"(--minutes){short}",
+        f"a step takes {1000 * each:.0f} ms on this machine: {steps} steps for {seconds / 60:g} "
+        f"minute{'s' * (seconds != 60)} (--minutes){short}",
         highlight=False,
         soft_wrap=True,
     )
