@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cedd.bounds.stop import STOPS
+from cedd.data.tokenizers import BPETokenizer
 from cedd.models.folder import load_folder
 from cedd.training.config import from_json, to_json
 from cedd.training.step import Stepper
@@ -208,12 +209,13 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
         list(benchmark.judge_rows(other, content))
 
 
-def test_judges_alone_read_what_was_sampled(benchmark, arguments, done, monkeypatch):
+def test_judges_alone_read_what_was_sampled(benchmark, arguments, done, monkeypatch, tmp_path):
     """--only without a cell has no protocol to compare; in other tokens, samples would be other texts."""
+    BPETokenizer.train(["the cat sat on a mat"], 260).save(tmp_path)
     judge = benchmark.OwnJudge(arguments.out / "ar", "cpu", 2)
     monkeypatch.setitem(benchmark.judges.__globals__, "HubJudge", lambda *_: judge)
     alone = replace(arguments, only=(), judge={"mine": "a judge"})
-    for change, name in (({"tokenizer": "gpt2-char"}, "tokenizer"), ({"length": 32}, "length")):
+    for change, name in (({"tokenizer": str(tmp_path)}, "tokenizer"), ({"length": 32}, "length")):
         content = json.loads(json.dumps(done.content))
         for read in (benchmark.judge_rows, benchmark.judge_texts):
             with pytest.raises(ValueError, match=rf"another protocol \({name} differ\)"):
