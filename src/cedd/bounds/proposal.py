@@ -15,7 +15,7 @@ absorb with q all mask, odds = k / (L a) with k masked positions, and the integr
 -log f over them: k, not t, sets its scale. q(same) may be 0 only where a sequence without any other case costs nothing.
 It is not where ratios are the network's own (Score): among masks a single token left makes a context that is rare, and
 that alone may cost more than all others. And where shuffled tokens have such ratios, a q that hardly moves one makes
-likely sequences rare draws of great weight: `ScorePath.share` is a mixture of two.
+likely sequences rare draws of great weight: `ScorePath.share` is a mixture of three.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class TrainConfig:
     """Write the log for TensorBoard, too."""
     start: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN")] = None
     """Start from the weights of this run or model, with a new optimizer. Its network, tokenizer, length, method and
-    process are then the defaults, and the preset's are not."""
+    process are then the defaults, and the preset's are not. The network may be deeper, by a multiple of its blocks."""
 
     def check(self) -> None:
         """Refuse settings that would fail later, in one sentence."""

@@ -33,8 +33,14 @@ def check_start(source: ModelFolder, tokenizer: Tokenizer, method: Method, proce
 
 
 def deepened(weights: Mapping[str, Tensor], fewer: int, depth: int) -> dict[str, Tensor]:
-    """The weights of a network of `fewer` blocks as those of one of `depth`, in which each block is followed by copies
-    of it. They share what it added to the stream, so that the deeper network begins by computing nearly the same."""
+    """The weights of a network of `fewer` blocks as those of one of `depth`, in which each block is there n times in a
+    row. A branch that added gate * f(x) to the stream is then n branches, which add
+
+        (gate / n) * f(x)
+
+    each, to streams that differ by what those before added: the deeper network begins by computing nearly the same.
+    Without gates, the last map of f is divided by n.
+    """
     times, made = depth // fewer, dict[str, Tensor]()
     has_gates = f"{_MODULATION}weight" in weights
     for name, value in weights.items():
