@@ -1,0 +1,96 @@
+"""Languages: sets of texts, which samplers are told to stay in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cedd.constraints.byte_automaton import ByteAutomaton, compile_expression
+from cedd.constraints.regex_parser import parse_regex
+from cedd.constraints.schema_parser import WHITESPACE, parse_schema
+from cedd.constraints.syntax import ANY, Both, Expression, Repeat, alternatives, literal
+
+MOST_SHOWN = 60
+"""Characters of a constraint's name in messages."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """A set of texts, for `LanguageModel.generate(constraint=...)` and `infill`.
+
+    Args:
+        expression: which texts.
+        name: what error messages call it.
+    """
+
+    expression: Expression
+    name: str
+
+    @cached_property
+    def automaton(self) -> ByteAutomaton:
+        """The smallest automaton over the bytes of UTF-8."""
+        made = compile_expression(self.expression)
+        if made.is_empty:
+            raise ValueError(f"no text satisfies the constraint {self.name}")
+        return made
+
+    def matches(self, text: str) -> bool:
+        """Whether a text is one of them."""
+        return self.automaton.matches(text.encode("utf-8", "surrogatepass"))
+
+    def __repr__(self) -> str:
+        return f"Language({self.name})"
+
+
+def _named(kind: str, text: str) -> str:
+    return f"{kind}({text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + '…'})"
+
+
+def regex(pattern: str) -> Language:
+    """The texts that a regular expression matches from beginning to end.
+
+    Args:
+        pattern: in Python's syntax, as far as `cedd.constraints.regex_parser` lists it; classes such as \\w are ASCII.
+    """
+    return Language(parse_regex(pattern), _named("regex", repr(pattern)))
+
+
+def choice(texts: Iterable[str]) -> Language:
+    """One of these texts."""
+    if isinstance(texts, str):
+        raise ValueError(f"the choices must be a list of texts; got the text {texts[:MOST_SHOWN]!r}")
+    given = list(texts)
+    if not given or not all(isinstance(text, str) for text in given):
+        raise ValueError(f"the choices must be at least one text; got {given[:4]!r}")
+    return Language(alternatives(*map(literal, dict.fromkeys(given))), _named("choice", repr(given)))
+
+
+def length(least: int = 0, most: int | None = None) -> Language:
+    """Texts of `least` to `most` characters; of any number from `least` on without `most`."""
+    if not 0 <= least <= (least if most is None else most):
+        raise ValueError(f"a length needs 0 <= least <= most; got {least} and {most}")
+    return Language(Repeat(ANY, least, most), _named("length", f"{least}, {most}"))
+
+
+def intersect(*languages: Language) -> Language:
+    """The texts that are in all of these languages."""
+    if not languages or not all(isinstance(language, Language) for language in languages):
+        raise ValueError(f"intersect takes languages, such as regex(...) and length(...); got {languages!r}")
+    joined = languages[0].expression
+    for language in languages[1:]:
+        joined = Both(joined, language.expression)
+    return Language(joined, _named("intersect", ", ".join(language.name for language in languages)))
+
+
+def json_schema(schema: Mapping[str, Any] | bool | str, *, whitespace: str = WHITESPACE, depth: int = 2) -> Language:
+    """JSON texts that are valid under a schema.
+
+    Args:
+        schema: as a dictionary, or as JSON text. Keywords that are not understood are refused by name.
+        whitespace: a regular expression for what may stand after each colon and comma.
+        depth: how deep values of any kind, and recursive references, may be nested.
+    """
+    made = parse_schema(schema, whitespace, depth)
+    return Language(made, _named("json_schema", schema if isinstance(schema, str) else repr(schema)))

@@ -1,0 +1,453 @@
+"""The product law given a language: exact draws, marginals and the partition function.
+
+Shapes: B sequences, L positions, V vocabulary, Q states, C classes of tokens, E transitions; R rows.
+
+With p_i the law of position i (of a known token, all on that token), tokens drawn independently of each other are in
+the language with probability Z, and given that they are,
+
+    p(x | language) = prod_i p_i(x_i) / Z,        x in the language,
+
+has a Markov chain over the states of the automaton. With P_i(c) the sum of p_i over a class,
+
+    backward    beta_L(q) = [q accepting],    beta_{i-1}(q) = sum_c P_i(c) beta_i(delta(q, c)),    Z = beta_0(start)
+    forward     alpha_0(q) = [q start],       alpha_i(q') = sum over (q, c, q') of alpha_{i-1}(q) P_i(c)
+    marginal    p_i(v) M_i(class of v) / Z,       M_i(c) = sum over (q, c, q') of alpha_{i-1}(q) beta_i(q')
+    draw        left to right: the class c at i from P_i(c) M_i(c), with alpha that of the classes drawn so far; then
+                p_i within c. A position that is not drawn is summed over: the others have their joint marginal
+
+in L E operations, whatever V. p_i need not be normalised: a factor of a position is one of Z.
+
+There are two implementations. `LogLaw` keeps the logarithm of each state, on any device and for all sequences at once.
+`ScaledLaw` is for the CPU: numbers in float64 in units of the largest at each position. What it loses is below
+Q 1e-308 of the product of the largest alpha_i and beta_i. Where the sum of alpha_i beta_i is not above 1e-200 of that
+at every position, or a unit is below 1e-200, `product_law` takes the other one.
+
+This is what one pass of a network makes of a language. It is not what a sampler of many passes should have to be
+p(x | language) of the model: see `cedd.samplers.particles`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cedd.constraints.token_automaton import TokenAutomaton
+
+Numbers = NDArray[np.float64]
+_LEAST = 1e-200
+_FAR = 700.0  # of logarithms whose exponentials are added: exp(-745) is 0
+_LOWEST = -1e300  # in the place of -inf, where it is subtracted
+_TINY = float(np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Transitions sorted by their source, label or target, in which they are summed."""
+
+    source: Tensor
+    label: Tensor
+    target: Tensor
+    starts: Tensor
+    """Where each group begins, and the end, [G + 1]."""
+
+    @staticmethod
+    def of(parts: Sequence[Tensor], by: int, count: int) -> _Groups:
+        order = torch.argsort(parts[by], stable=True)
+        keys = parts[by][order].contiguous()
+        starts = torch.searchsorted(keys, torch.arange(count + 1, device=keys.device))
+        return _Groups(parts[0][order], parts[1][order], parts[2][order], starts)
+
+    @cached_property
+    def of_each(self) -> Tensor:
+        """The group of each transition, [E]."""
+        counts = torch.diff(self.starts)
+        return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+
+    @cached_property
+    def on_host(self) -> _HostGroups:
+        source, label, target, starts = (
+            part.cpu().numpy() for part in (self.source, self.label, self.target, self.starts)
+        )
+        some = np.flatnonzero(np.diff(starts))
+        return _HostGroups(source, label, target, starts, some, starts[:-1][some])
+
+    def log_sums(self, terms: Tensor, greedy: bool = False) -> Tensor:
+        """log of the sums of exp(terms [B, E]) over each group, [B, G], or their largest."""
+        ends = self.starts.expand(len(terms), -1).contiguous()
+        largest = torch.segment_reduce(terms, "max", offsets=ends, axis=1, unsafe=True, initial=-math.inf)
+        if greedy:
+            return largest
+        unit = largest.clamp_min(_LOWEST)
+        parts = (terms - unit.index_select(1, self.of_each)).exp_()
+        return torch.segment_reduce(parts, "sum", offsets=ends, axis=1, unsafe=True, initial=0.0).log() + unit
+
+
+class _HostGroups(NamedTuple):
+    source: NDArray[np.int64]
+    label: NDArray[np.int64]
+    target: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    some: NDArray[np.int64]
+    """The groups that have transitions."""
+    firsts: NDArray[np.int64]
+    """The first transition of each of these."""
+
+    def sums(self, terms: Numbers) -> Numbers:
+        """Sums of terms [..., E] over each group, [..., G]."""
+        found = np.zeros((*terms.shape[:-1], len(self.starts) - 1))
+        if len(self.some):
+            found[..., self.some] = np.add.reduceat(terms, self.firsts, axis=-1)
+        return found
+
+
+class TokenLanguage:
+    """A token automaton's tables on a device, in the orders in which they are needed.
+
+    Args:
+        automaton: the automaton.
+        device: where laws are computed.
+    """
+
+    def __init__(self, automaton: TokenAutomaton, device: torch.device | str = "cpu") -> None:
+        self.automaton, self.device = automaton, torch.device(device)
+        classes = torch.as_tensor(automaton.classes, dtype=torch.int64)
+        parts = [torch.as_tensor(part, dtype=torch.int64) for part in automaton.transitions]
+        self._parts = [part.to(self.device) for part in parts]
+        self.classes = classes.to(self.device)
+        self.accepting = torch.as_tensor(automaton.accepting, device=self.device)
+        alive = torch.zeros(automaton.num_classes, dtype=torch.bool)
+        alive[parts[1]] = True
+        order = torch.argsort(classes, stable=True)
+        order = order[alive[classes[order]]]
+        self._tokens = order.to(self.device)
+        """Tokens that are in a transition, by classes."""
+        self._counts = torch.bincount(classes[order], minlength=automaton.num_classes).to(self.device)
+
+        self._others: dict[torch.device, TokenLanguage] = {self.device: self}
+
+    def on(self, device: torch.device) -> TokenLanguage:
+        """The same tables on a device."""
+        if device not in self._others:
+            self._others[device] = TokenLanguage(self.automaton, device)
+        return self._others[device]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return len(self.automaton.classes)
+
+    @property
+    def num_states(self) -> int:
+        """Q."""
+        return self.automaton.num_states
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return self.automaton.num_classes
+
+    @cached_property
+    def by_source(self) -> _Groups:
+        """Transitions in the order of the states that they leave."""
+        return _Groups.of(self._parts, 0, self.num_states)
+
+    @cached_property
+    def by_label(self) -> _Groups:
+        """In the order of their classes."""
+        return _Groups.of(self._parts, 1, self.num_classes)
+
+    @cached_property
+    def by_target(self) -> _Groups:
+        """In the order of the states that they come to."""
+        return _Groups.of(self._parts, 2, self.num_states)
+
+    @cached_property
+    def leaving(self) -> Tensor:
+        """The transitions that leave each state, as numbers of `by_source`, [Q, most of a state]; -1 where there are no
+        more."""
+        counts = torch.diff(self.by_source.starts)
+        places = torch.arange(max(1, int(counts.max())), device=self.device)
+        return torch.where(places < counts[:, None], self.by_source.starts[:-1, None] + places, -1)
+
+    def class_log_weights(self, log_weights: Tensor, greedy: bool = False) -> Tensor:
+        """log of the sum of exp(log_weights [R, V]) over each class, [R, C] float64; of the largest, if `greedy`."""
+        rows = log_weights.index_select(1, self._tokens).to(torch.float64)
+        if not rows.numel():
+            return rows.new_full((len(rows), self.num_classes), -math.inf)
+        largest = rows.amax(-1, keepdim=True).clamp_min(_LOWEST)
+        if not greedy and bool((largest.squeeze(1) - rows.amin(-1) < _FAR).all()):
+            return self._of_classes(rows.sub_(largest).exp_(), "sum").log() + largest
+        own = self._of_classes(rows, "max")
+        if greedy:
+            return own
+        own = own.clamp_min(_LOWEST)
+        parts = (rows - own.repeat_interleave(self._counts, 1)).exp_()
+        return self._of_classes(parts, "sum").log() + own
+
+    def _of_classes(self, rows: Tensor, reduce: str) -> Tensor:
+        """Sums or maxima of rows [R, tokens] over the classes, [R, C]."""
+        lengths = self._counts.expand(len(rows), -1).contiguous()
+        nothing = 0.0 if reduce == "sum" else -math.inf
+        return torch.segment_reduce(rows, reduce, lengths=lengths, axis=1, unsafe=True, initial=nothing)
+
+    def known_log_weights(self, tokens: Tensor) -> Tensor:
+        """log P(c) of known tokens [R]: all on the class of each, [R, C]."""
+        classes = self.classes[tokens.to(self.device)]
+        found = torch.full((len(classes), self.num_classes), -math.inf, dtype=torch.float64, device=self.device)
+        return found.scatter(1, classes[:, None], 0.0)
+
+    def at_tokens(self, values: Tensor) -> Tensor:
+        """Values of classes [R, C] for each token, [R, V]."""
+        return values.index_select(1, self.classes)
+
+
+class ProductLaw(Protocol):
+    """The product law given a language, for B sequences."""
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        """log Z, [B]; -inf where no sequence is possible."""
+        ...
+
+    def draw(self, u: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Classes of the tokens at some positions, [B, L], and what is left of the numbers by which they were drawn,
+        uniform again, to draw the tokens within their classes by.
+
+        Args:
+            u: uniform numbers [B, L].
+            chosen: which positions are drawn, [B, L] bool; by default all. Elsewhere the results have no meaning.
+        """
+        ...
+
+    def log_factors(self, sequences: Tensor, positions: Tensor) -> Tensor:
+        """log M_i(c) / Z at some positions [R] of sequences [R], [R, C]: log p_i(v) plus that of v's class is the
+        log-probability of v there given the language."""
+        ...
+
+
+def product_law(language: TokenLanguage, log_weights: Tensor, *, greedy: bool = False) -> ProductLaw:
+    """The product law given a language.
+
+    Args:
+        language: the language.
+        log_weights: log P_i(c), [B, L, C] (see `TokenLanguage.class_log_weights` and `known_log_weights`).
+        greedy: take the largest in the place of sums, so that `draw` returns the likeliest sequence.
+    """
+    if not greedy and language.device.type == "cpu":
+        law = ScaledLaw(language, log_weights)
+        if law.trusted:
+            return law
+    return LogLaw(language, log_weights, greedy=greedy)
+
+
+class LogLaw:
+    """The law by the logarithm of each state.
+
+    Args:
+        language: the language.
+        log_weights: log P_i(c), [B, L, C].
+        greedy: take the largest in the place of sums.
+    """
+
+    def __init__(self, language: TokenLanguage, log_weights: Tensor, *, greedy: bool = False) -> None:
+        self._language, self._greedy = language, greedy
+        self._batch, self._length, _ = log_weights.shape
+        self._log_weights = log_weights.transpose(0, 1).contiguous()
+
+    @cached_property
+    def _log_beta(self) -> Tensor:
+        """[L + 1, B, Q]."""
+        groups, accepting = self._language.by_source, self._language.accepting
+        found = [torch.where(accepting, 0.0, -math.inf).double().expand(self._batch, -1)]
+        for i in reversed(range(self._length)):
+            terms = self._log_weights[i].index_select(1, groups.label) + found[-1].index_select(1, groups.target)
+            found.append(groups.log_sums(terms, self._greedy))
+        return torch.stack(found[::-1])
+
+    def _start(self) -> Tensor:
+        """log alpha_0, [B, Q]."""
+        alpha = torch.full((self._batch, self._language.num_states), -math.inf, device=self._language.device)
+        alpha[:, 0] = 0.0
+        return alpha.double()
+
+    @cached_property
+    def _log_alpha(self) -> Tensor:
+        """[L, B, Q]."""
+        groups = self._language.by_target
+        found = [self._start()]
+        for i in range(self._length - 1):
+            terms = self._log_weights[i].index_select(1, groups.label) + found[-1].index_select(1, groups.source)
+            found.append(groups.log_sums(terms, self._greedy))
+        return torch.stack(found)
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        """See `ProductLaw`."""
+        return self._log_beta[0, :, 0]
+
+    def draw(self, u: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `ProductLaw`."""
+        by_label, by_target = self._language.by_label, self._language.by_target
+        numbers = u.to(self._language.device, torch.float64)
+        where = torch.ones_like(numbers, dtype=torch.bool) if chosen is None else chosen.to(numbers.device)
+        alpha = self._start()
+        classes, rest = list[Tensor](), list[Tensor]()
+        for i in range(self._length):
+            following = self._log_beta[i + 1].index_select(1, by_label.target)
+            factors = by_label.log_sums(alpha.index_select(1, by_label.source) + following, self._greedy)
+            weights = self._log_weights[i] + factors
+            if self._greedy:
+                label, remainder = weights.argmax(1), numbers[:, i]
+            else:
+                label, remainder = _inverse((weights - weights.amax(1, keepdim=True)).exp_().cumsum(1), numbers[:, i])
+            drawn = torch.full_like(weights, -math.inf).scatter_(1, label[:, None], 0.0)
+            law = torch.where(where[:, i, None], drawn, self._log_weights[i])
+            terms = law.index_select(1, by_target.label) + alpha.index_select(1, by_target.source)
+            alpha = by_target.log_sums(terms, self._greedy)
+            classes.append(label)
+            rest.append(remainder)
+        return torch.stack(classes, 1), torch.stack(rest, 1)
+
+    def log_factors(self, sequences: Tensor, positions: Tensor) -> Tensor:
+        """See `ProductLaw`."""
+        groups = self._language.by_label
+        alpha, beta = self._log_alpha[positions, sequences], self._log_beta[positions + 1, sequences]
+        found = groups.log_sums(alpha.index_select(1, groups.source) + beta.index_select(1, groups.target))
+        return found - self.log_normalizer[sequences, None]
+
+
+def _inverse(sums: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The index drawn from cumulated weights [B, E] by numbers u [B], and how far into it each lies, in [0, 1)."""
+    total = sums[:, -1]
+    goal = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
+    place = torch.searchsorted(sums, goal[:, None], right=True).clamp_max(sums.shape[1] - 1)
+    before = torch.where(place > 0, sums.gather(1, (place - 1).clamp_min(0)), 0.0)
+    share = (goal[:, None] - before) / (sums.gather(1, place) - before).clamp_min(_TINY)
+    return place.squeeze(1), share.squeeze(1).clamp(0.0, 1 - 2.0**-53)
+
+
+class ScaledLaw:
+    """The law by numbers in units of the largest at each position, on the host.
+
+    Args:
+        language: the language.
+        log_weights: log P_i(c), [B, L, C].
+    """
+
+    def __init__(self, language: TokenLanguage, log_weights: Tensor) -> None:
+        self._language = language
+        logs = np.asarray(log_weights, dtype=np.float64)
+        self._unit = np.maximum(logs.max(-1), _LOWEST)
+        """The log of the largest weight at each position, [B, L]."""
+        self._weights = np.exp(logs - self._unit[..., None])
+        batch, length, _ = logs.shape
+        self._beta = np.zeros((batch, length + 1, language.num_states))
+        self._alpha = np.zeros((batch, length + 1, language.num_states))
+        self._log_normalizer = np.zeros(batch)
+        self._least_unit = math.inf
+        for b in range(batch):
+            self._log_normalizer[b] = self._backward(b) + self._unit[b].sum()
+            self._forward(b)
+
+    def _backward(self, b: int) -> float:
+        """log Z, in units of the weights."""
+        groups, weights, beta = self._language.by_source.on_host, self._weights[b], self._beta[b]
+        beta[-1] = self._language.automaton.accepting
+        units = 0.0
+        for i in reversed(range(len(weights))):
+            units += self._into(beta[i], groups.sums(weights[i].take(groups.label) * beta[i + 1].take(groups.target)))
+        return units + (math.log(beta[0, 0]) if beta[0, 0] > 0 else -math.inf)
+
+    def _forward(self, b: int) -> None:
+        groups, weights, alpha = self._language.by_target.on_host, self._weights[b], self._alpha[b]
+        alpha[0, 0] = 1.0
+        for i in range(len(weights)):
+            self._into(alpha[i + 1], groups.sums(weights[i].take(groups.label) * alpha[i].take(groups.source)))
+
+    def _into(self, row: Numbers, values: Numbers) -> float:
+        """Put values [Q] in units of the largest into a row; the log of that unit."""
+        unit = float(values.max())
+        self._least_unit = min(self._least_unit, unit)
+        if unit < _LEAST:
+            return -math.inf
+        np.divide(values, unit, out=row)
+        return math.log(unit)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether nothing that counts was lost (see the module's head)."""
+        return self._least_unit > _LEAST and bool(((self._alpha * self._beta).sum(-1) > _LEAST).all())
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        """See `ProductLaw`."""
+        return torch.as_tensor(self._log_normalizer)
+
+    def draw(self, u: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `ProductLaw`."""
+        numbers: Numbers = u.to("cpu", torch.float64).numpy()
+        where = np.ones(numbers.shape, dtype=bool) if chosen is None else chosen.numpy()
+        classes, rest = np.zeros(numbers.shape, dtype=np.int64), np.zeros(numbers.shape)
+        for b in range(len(numbers)):
+            alpha = self._alpha[b, 0]
+            for i in range(numbers.shape[1]):
+                if where[b, i]:
+                    classes[b, i], rest[b, i], alpha = self._drawn(b, i, alpha, float(numbers[b, i]))
+                else:
+                    alpha = self._passed(b, i, alpha)
+        return torch.as_tensor(classes), torch.as_tensor(rest)
+
+    def _drawn(self, b: int, i: int, alpha: Numbers, u: float) -> tuple[int, float, Numbers]:
+        """The class drawn at a position, what is left of the number, and alpha after it."""
+        some = np.flatnonzero(alpha)
+        if len(some) == 1:  # a state
+            leaving = self._language.by_source.on_host
+            edges = slice(leaving.starts[some[0]], leaving.starts[some[0] + 1])
+            labels, target = leaving.label[edges], leaving.target[edges]
+            place, remainder = _host_inverse(self._weights[b, i].take(labels) * self._beta[b, i + 1].take(target), u)
+            label = int(labels[place])
+            after = np.zeros_like(alpha)
+            after[target[place]] = 1.0
+            return label, remainder, after
+        groups = self._language.by_label.on_host
+        factors = groups.sums(alpha.take(groups.source) * self._beta[b, i + 1].take(groups.target))
+        label, remainder = _host_inverse(self._weights[b, i] * factors, u)
+        edges = slice(groups.starts[label], groups.starts[label + 1])
+        after = np.bincount(groups.target[edges], alpha.take(groups.source[edges]), len(alpha))
+        return label, remainder, after / after.max()
+
+    def _passed(self, b: int, i: int, alpha: Numbers) -> Numbers:
+        """alpha after a position that is not drawn."""
+        groups = self._language.by_target.on_host
+        after = groups.sums(self._weights[b, i].take(groups.label) * alpha.take(groups.source))
+        return after / after.max()
+
+    def log_factors(self, sequences: Tensor, positions: Tensor) -> Tensor:
+        """See `ProductLaw`."""
+        groups = self._language.by_label.on_host
+        b, i = sequences.numpy(), positions.numpy()
+        alpha, beta, weights = self._alpha[b, i], self._beta[b, i + 1], self._weights[b, i]
+        found = groups.sums(alpha.take(groups.source, -1) * beta.take(groups.target, -1))
+        total = (found * weights).sum(-1)
+        with np.errstate(divide="ignore"):
+            logs = np.log(found) - (np.log(total) + self._unit[b, i])[:, None]
+        return torch.as_tensor(logs)
+
+
+def _host_inverse(weights: Numbers, u: float) -> tuple[int, float]:
+    """`_inverse` of one row."""
+    sums: Numbers = np.cumsum(weights)
+    total = float(sums[-1])
+    goal = min(u * total, math.nextafter(total, 0.0))
+    place = min(int(np.searchsorted(sums, goal, side="right")), len(sums) - 1)
+    before = float(sums[place - 1]) if place else 0.0
+    share = (goal - before) / max(float(sums[place]) - before, _TINY)
+    return place, min(max(share, 0.0), 1 - 2.0**-53)

@@ -1,0 +1,293 @@
+"""Automata over tokens: what a byte automaton is to a model that writes tokens.
+
+Shapes: V vocabulary, Q states, C classes of tokens, E transitions.
+
+Tokens that lead from every state to the same are one class; most automata have few. A transition is (state, class,
+state), and only those are kept that a text can take which ends in acceptance. What has no transition is not in the
+language.
+
+Where a text may end before the tokens do (`ends`), an accepting state goes on with one of the tokens that end a text,
+after which anything may follow: it is not part of the text. Models whose training texts were joined one after the other
+have seen just that; padding is a special case of it. Otherwise the tokens must end in an accepting state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cedd.constraints.byte_automaton import DEAD, START, ByteAutomaton
+from cedd.splitmix import Words, mix
+
+Ints = NDArray[np.int32]
+
+PAIRS_AT_ONCE = 1 << 21
+"""Pairs of a token and a state that are followed at the same time."""
+MOST_TRANSITIONS = 10_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTexts:
+    """What the tokens of a vocabulary write.
+
+    Args:
+        contents: the bytes that each token adds to a text, [V]; None for those that add no text, or none that is known.
+        beginnings: the same for the first token of a text, where that is another.
+        ends: tokens that end a text.
+    """
+
+    contents: Sequence[bytes | None]
+    beginnings: Sequence[bytes | None] | None = None
+    ends: tuple[int, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all of it."""
+        made = sha256(repr(self.ends).encode())
+        for contents in (self.contents, self.beginnings or ()):
+            made.update(b"|")
+            for content in contents:
+                made.update(b"-" if content is None else b"%d:%b" % (len(content), content))
+        return made.hexdigest()
+
+
+class Transitions(NamedTuple):
+    """The source, label and target of transitions, [E] each."""
+
+    source: Ints
+    label: Ints
+    """A token, or the class of tokens."""
+    target: Ints
+
+    def where(self, kept: NDArray[np.bool_] | NDArray[np.intp]) -> Transitions:
+        """Some of them."""
+        return Transitions(*(part[kept] for part in self))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenAutomaton:
+    """A language of sequences of tokens, which begin in state 0.
+
+    Args:
+        classes: the class of each token, [V].
+        transitions: by classes, in the order of their sources.
+        accepting: where the tokens may end, [Q] bool.
+    """
+
+    classes: Ints
+    transitions: Transitions
+    accepting: NDArray[np.bool_]
+
+    @property
+    def num_states(self) -> int:
+        """Q."""
+        return len(self.accepting)
+
+    @cached_property
+    def num_classes(self) -> int:
+        """C."""
+        return int(self.classes.max(initial=0)) + 1
+
+    @cached_property
+    def _next(self) -> dict[tuple[int, int], int]:
+        source, label, target = (part.tolist() for part in self.transitions)
+        return dict(zip(zip(source, label, strict=True), target, strict=True))
+
+    def matches(self, tokens: Sequence[int]) -> bool:
+        """Whether a sequence of tokens is in the language."""
+        state: int | None = 0
+        for token in tokens:
+            state = self._next.get((state, int(self.classes[token])))
+            if state is None:
+                return False
+        return bool(self.accepting[state])
+
+    @cached_property
+    def is_infinite(self) -> bool:
+        """Whether there is no longest sequence: whether the states, all of which lead to acceptance, have a cycle."""
+        source, _, target = self.transitions
+        left = np.ones(self.num_states, dtype=bool)
+        while True:  # states that only states lead to which are gone
+            entered = np.zeros_like(left)
+            entered[target[left[source]]] = True
+            if (entered[left]).all() or not left.any():
+                return bool(left.any())
+            left &= entered
+
+    def lengths(self, most: int) -> list[int]:
+        """Which numbers of tokens up to `most` the language has texts of."""
+        source, _, target = self.transitions
+        reached = np.arange(self.num_states) == 0
+        found: list[int] = []
+        for count in range(most + 1):
+            if (reached & self.accepting).any():
+                found.append(count)
+            following = np.zeros_like(reached)
+            following[target[reached[source]]] = True
+            reached = following
+        return found
+
+
+def compile_tokens(automaton: ByteAutomaton, texts: TokenTexts, *, may_end: bool) -> TokenAutomaton:
+    """The automaton over tokens of a language of texts.
+
+    Args:
+        automaton: of the texts.
+        texts: what the tokens write.
+        may_end: whether a text may end before the tokens do, by one of `texts.ends`.
+    """
+    begin = START if texts.beginnings is None else len(automaton)
+    accepting = automaton.accepting
+    few: list[Transitions] = []
+    if texts.beginnings is not None:
+        accepting = np.append(accepting, accepting[START])
+        first = _walk(automaton, texts.beginnings, np.array([START], dtype=np.int32))
+        few += [part._replace(source=np.full_like(part.source, begin)) for part in first]
+    end = len(accepting) if may_end and texts.ends else None
+    if end is not None:
+        closing = np.flatnonzero(accepting).astype(np.int32)
+        token = np.repeat(np.array(texts.ends, dtype=np.int32), len(closing))
+        few.append(Transitions(np.tile(closing, len(texts.ends)), token, np.full(len(token), end, dtype=np.int32)))
+        accepting = np.append(accepting, True)
+    states = np.flatnonzero(automaton.table.any(1)).astype(np.int32)
+    classes, transitions = _classified(len(texts.contents), few, _walk(automaton, texts.contents, states))
+    if end is not None:
+        labels = np.arange(int(classes.max()) + 1, dtype=np.int32)
+        after = np.full_like(labels, end)
+        transitions = _joined([transitions, Transitions(after, labels, after)])
+    return _trimmed(classes, transitions, accepting, begin)
+
+
+def _walk(automaton: ByteAutomaton, contents: Sequence[bytes | None], states: Ints) -> Iterator[Transitions]:
+    """The transitions by tokens from these states, all of a token together; those of some tokens at a time."""
+    written = [(content, token) for token, content in enumerate(contents) if content]
+    if not written:
+        return
+    lengths = np.array([len(content) for content, _ in written])
+    places = np.concatenate([[0], np.cumsum(lengths)])
+    content = np.frombuffer(b"".join(content for content, _ in written), dtype=np.uint8)
+    tokens = np.array([token for _, token in written], dtype=np.int32)
+    alive = [states[automaton.table[states, byte] != DEAD] for byte in range(256)]
+    first = content[places[:-1]]
+    counts = np.array([len(each) for each in alive])[first]
+    at_once = np.cumsum(counts) // PAIRS_AT_ONCE
+    for part in np.split(np.arange(len(written)), np.flatnonzero(np.diff(at_once)) + 1):
+        number = np.repeat(part, counts[part])
+        if not len(number):
+            continue
+        source = np.concatenate([alive[byte] for byte in first[part]])
+        target = automaton.table[source, first[number]]
+        for place in range(1, int(lengths[part].max())):
+            longer = np.flatnonzero(lengths[number] > place)
+            if not len(longer):
+                break
+            target[longer] = automaton.table[target[longer], content[places[number[longer]] + place]]
+            kept = target != DEAD
+            number, source, target = number[kept], source[kept], target[kept]
+        yield Transitions(source, tokens[number], target)
+
+
+def _classified(vocab_size: int, few: Sequence[Transitions], many: Iterator[Transitions]) -> tuple[Ints, Transitions]:
+    """The class of each token, and the transitions by classes.
+
+    Classes are told apart by 128 bits that hash a token's transitions; that any two of a million tokens collide has a
+    chance of 1e-27.
+
+    Args:
+        few: transitions by tokens.
+        many: further ones, all of a token in the same part; only those of one token of each class are kept.
+    """
+    words = np.zeros((vocab_size, 2), dtype=np.uint64)
+    for part in few:
+        _add_hashes(words, part)
+    numbers: dict[tuple[int, int], int] = {(0, 0): 0}
+    classes, settled = np.zeros(vocab_size, dtype=np.int32), np.zeros(vocab_size, dtype=bool)
+    speaker: list[int] = [-1]
+    kept: list[Transitions] = []
+
+    def settle(tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Number the classes of tokens; those that speak for a new one."""
+        found, first, inverse = np.unique(words[tokens], axis=0, return_index=True, return_inverse=True)
+        new: list[int] = []
+        for key, token in zip(map(tuple, found.tolist()), tokens[first].tolist(), strict=True):
+            if key not in numbers:
+                numbers[key] = len(speaker)
+                speaker.append(token)
+                new.append(token)
+        of_found = np.array([numbers[key] for key in map(tuple, found.tolist())], dtype=np.int32)
+        classes[tokens], settled[tokens] = of_found[inverse.reshape(-1)], True
+        return np.array(new, dtype=np.intp)
+
+    total = 0
+    for part in many:
+        if not len(part.label):
+            continue
+        speaking = settle(_add_hashes(words, part))
+        kept.append(part.where(np.isin(part.label, speaking)))
+        total += len(kept[-1].label)
+        if total > MOST_TRANSITIONS:
+            raise ValueError(
+                f"the constraint needs more than {MOST_TRANSITIONS:,} transitions between tokens; shorten its counts"
+            )
+    settle(np.flatnonzero(~settled))
+    speaks = np.zeros(vocab_size, dtype=bool)
+    speaks[speaker[1:]] = True
+    kept += [part.where(speaks[part.label]) for part in few]
+    transitions = _joined(kept)
+    return classes, transitions._replace(label=classes[transitions.label])
+
+
+def _add_hashes(words: Words, part: Transitions) -> NDArray[np.intp]:
+    """Add the hashes of transitions to those of their labels [N, 2]; the labels that there are."""
+    order = np.argsort(part.label, kind="stable")
+    label = part.label[order]
+    pair = part.source[order].astype(np.uint64) << np.uint64(32) | part.target[order].astype(np.uint64)
+    starts = np.flatnonzero(np.diff(label, prepend=-1))
+    if len(starts):
+        for word, seed in enumerate((0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)):
+            words[label[starts], word] += np.add.reduceat(mix(pair + np.uint64(seed)), starts)
+    return label[starts].astype(np.intp)
+
+
+def _joined(parts: Sequence[Transitions]) -> Transitions:
+    none = np.zeros(0, dtype=np.int32)
+    return Transitions(*(np.concatenate([none, *(part[i] for part in parts)]).astype(np.int32) for i in range(3)))
+
+
+def _trimmed(classes: Ints, transitions: Transitions, accepting: NDArray[np.bool_], begin: int) -> TokenAutomaton:
+    """Only what a text may take that ends in acceptance, from state 0 on, with classes that are then told apart."""
+    reached = _closure(np.arange(len(accepting)) == begin, transitions.source, transitions.target)
+    ending = _closure(accepting, transitions.target, transitions.source)
+    alive = reached & ending
+    alive[begin] = True
+    numbers = np.cumsum(alive, dtype=np.int32) - 1
+    numbers[begin], numbers[alive.argmax()] = 0, numbers[begin]
+    transitions = transitions.where(alive[transitions.source] & alive[transitions.target])
+    source, target = numbers[transitions.source], numbers[transitions.target]
+    words = np.zeros((int(classes.max()) + 1, 2), dtype=np.uint64)
+    _add_hashes(words, Transitions(source, transitions.label, target))
+    found, speaker, merged = np.unique(words, axis=0, return_index=True, return_inverse=True)
+    del found
+    merged = merged.reshape(-1).astype(np.int32)
+    kept = np.isin(transitions.label, speaker)
+    order = np.lexsort((merged[transitions.label[kept]], source[kept]))
+    made = Transitions(source[kept], merged[transitions.label[kept]], target[kept]).where(order)
+    kinds = np.zeros(int(alive.sum()), dtype=bool)
+    kinds[numbers[alive]] = accepting[alive]
+    return TokenAutomaton(merged[classes], made, kinds)
+
+
+def _closure(marked: NDArray[np.bool_], source: Ints, target: Ints) -> NDArray[np.bool_]:
+    """All states that transitions lead to from those that are marked."""
+    marked = marked.copy()
+    while True:
+        following = target[marked[source] & ~marked[target]]
+        if not len(following):
+            return marked
+        marked[following] = True

@@ -1,0 +1,269 @@
+"""JSON schemas: what the language holds is JSON that is valid, by a validator that shares no code."""
+
+import json
+import random
+from decimal import Decimal
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cedd.constraints import json_schema
+from cedd.constraints.byte_automaton import START, ByteAutomaton, compile_expression
+from cedd.constraints.schema_parser import FORMATS, Bound, decimals, integers
+from tests.reference.json_validation import is_valid
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 5},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "mail": {"type": "string", "format": "email"},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+            "required": ["value"],
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+SCHEMAS = {
+    "anything": True,
+    "person": PERSON,
+    "tree": TREE,
+    "optional": {"type": "object", "properties": {name: {"type": "boolean"} for name in "abcd"}},
+    "middle": {"type": "object", "properties": {name: {"type": "null"} for name in "abcd"}, "required": ["c"]},
+    "map": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 3},
+    "array": {"type": "array", "items": {"enum": ["a", 1, None, [1, {"x": "é"}]]}, "minItems": 1, "maxItems": 3},
+    "list": {"type": "array", "items": {"type": "number"}},
+    "tuple": {"prefixItems": [{"type": "string", "maxLength": 2}, {"const": 3}], "minItems": 1, "items": False},
+    "choice": {"anyOf": [{"type": "string", "pattern": '^[a-c"\\\\\\n]{1,3}$'}, {"type": "null"}]},
+    "tagged": {
+        "oneOf": [
+            {"type": "object", "properties": {"k": {"const": "a"}, "x": {"type": "integer"}}, "required": ["k", "x"]},
+            {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"]},
+            {"type": "string", "maxLength": 1},
+        ]
+    },
+    "types": {"type": ["integer", "null", "string"], "maxLength": 2, "minimum": -3},
+    "bounds": {"type": "number", "minimum": -1.5, "exclusiveMaximum": 2.25},
+    "all of one": {
+        "allOf": [{"$ref": "#/$defs/small"}],
+        "$defs": {"small": {"type": "integer", "maximum": 9, "minimum": 7}},
+    },
+    "typed enum": {"type": "string", "enum": ["a", 1, "b"]},
+    "dates": {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 2, "maxItems": 2},
+    "times": {"type": "array", "items": {"type": "string", "format": "date-time"}, "maxItems": 1},
+    "implied": {"properties": {"a": {"minLength": 1, "maxLength": 2}}, "required": ["a"], "title": "T"},
+    "strings": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+}
+
+
+class Walker:
+    """Texts of a language: bytes at random, then the nearest way to an end."""
+
+    def __init__(self, automaton: ByteAutomaton) -> None:
+        self.accepting = automaton.accepting.tolist()
+        self.following = [[(byte, int(row[byte])) for byte in np.flatnonzero(row).tolist()] for row in automaton.table]
+        self.distance = [0 if accepts else 1 << 30 for accepts in self.accepting]
+        changed = True
+        while changed:
+            changed = False
+            for state, following in enumerate(self.following):
+                near = min((self.distance[target] + 1 for _, target in following), default=1 << 30)
+                if near < self.distance[state]:
+                    self.distance[state], changed = near, True
+
+    def text(self, rng: random.Random, enough: int = 30) -> str:
+        state, text = START, bytearray()
+        while not (self.accepting[state] and (len(text) >= enough or rng.random() < 0.3 or not self.following[state])):
+            following = self.following[state]
+            if len(text) >= enough:
+                nearest = min(self.distance[target] for _, target in following)
+                following = [move for move in following if self.distance[move[1]] == nearest]
+            byte, state = rng.choice(following)
+            text.append(byte)
+        return text.decode()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_text_is_valid(name):
+    schema, rng = SCHEMAS[name], random.Random(0)
+    walker = Walker(json_schema(schema).automaton)
+    texts = {walker.text(rng) for _ in range(150)}
+    assert len(texts) >= 3 or name in ("typed enum", "all of one")
+    for text in texts:
+        assert is_valid(json.loads(text), schema), text
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        (
+            "person",
+            [{"name": "Ann", "age": 7}, {"name": 'é"\\\n', "age": 0, "mail": "a.b@c.de"}],
+            [{"name": "", "age": 1}],
+        ),
+        ("tree", [{"value": 1, "next": {"value": 2, "next": {"value": -3}}}], [{"next": {"value": 1}}]),
+        (
+            "optional",
+            [{}, {"a": True}, {"b": False, "d": True}, {"a": True, "b": True, "c": True, "d": True}],
+            [{"e": 1}],
+        ),
+        (
+            "middle",
+            [{"c": None}, {"a": None, "c": None}, {"b": None, "c": None, "d": None}],
+            [{}, {"a": None, "b": None}],
+        ),
+        ("map", [{"x": 1}, {"": 1, "é": -2, "z": 3}], [{}, {"x": "1"}, {"a": 1, "b": 2, "c": 3, "d": 4}]),
+        ("list", [[], [1], [0.5, -3, 1e20]], [["1"], [None]]),
+        ("tuple", [["a"], ["", 3]], [[], [3], ["a", 4], ["a", 3, 1]]),
+        ("anything", [None, {"a": [1, "c"]}, "x", [[1], []], -0.25], []),
+        ("bounds", [-1.5, 2, 2.2499, 0, -0.001], [-1.6, 2.25, 3]),
+        ("typed enum", ["a", "b"], [1]),
+        ("tagged", [{"k": "a", "x": 5}, {"k": "b"}, "s"], [{"k": "a"}, {"k": "c"}]),
+        ("strings", [['\u0000\u001f"', "\\\t\u007f"], ["/"]], [["abcd"]]),
+    ],
+)
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+def test_python_writes_what_is_in_the_language(name, inside, outside, separators):
+    language = json_schema(SCHEMAS[name])
+    written = [json.dumps(value, ensure_ascii=False, separators=separators) for value in inside]
+    assert [text for text in written if not language.matches(text)] == []
+    assert [value for value in outside if language.matches(json.dumps(value, ensure_ascii=False))] == []
+    assert not any(language.matches(" " + text) or language.matches(text + "\n") for text in written)
+
+
+def test_other_white_space():
+    language = json_schema(PERSON, whitespace="")
+    assert language.matches('{"name":"a","age":1}')
+    assert not language.matches('{"name": "a", "age": 1}')
+    assert json_schema(PERSON, whitespace=r"[ \n]*").matches('{"name":\n  "a",   "age":1}')
+
+
+def test_depth_of_recursion():
+    nested = {"value": 1, "next": {"value": 1, "next": {"value": 1, "next": {"value": 1}}}}
+    assert not json_schema(TREE, depth=2).matches(json.dumps(nested))
+    assert json_schema(TREE, depth=3).matches(json.dumps(nested))
+    assert json_schema(True, depth=0).matches("[1]") is False
+    endless = {"type": "object", "properties": {"self": {"$ref": "#"}}, "required": ["self"]}
+    with pytest.raises(ValueError, match="no text satisfies the constraint json_schema"):
+        _ = json_schema(endless).automaton
+
+
+@given(st.integers(-300, 300) | st.none(), st.integers(-300, 300) | st.none())
+@settings(max_examples=60, deadline=None)
+def test_whole_numbers(low, high):
+    automaton = compile_expression(integers(low, high))
+    for number in range(-1200, 1200):
+        expected = (low is None or number >= low) and (high is None or number <= high)
+        assert automaton.matches(str(number).encode()) == expected, number
+    for text in (b"", b"-", b"-0", b"007", b"+1", b"1.0"):
+        assert not automaton.matches(text)
+
+
+DECIMALS = [
+    sign + whole + point
+    for sign, whole in product(("", "-"), ("0", "1", "2", "3", "9", "10", "11", "100"))
+    for point in ("", ".", *("." + "".join(digits) for count in (1, 2, 3) for digits in product("0159", repeat=count)))
+]
+BOUNDS = st.none() | st.builds(
+    Bound,
+    st.sampled_from(["0", "0.5", "1", "-1", "-0.05", "2.15", "-10.1", "9.99", "-3", "11"]).map(Decimal),
+    st.booleans(),
+)
+
+
+@given(BOUNDS, BOUNDS)
+@settings(max_examples=60, deadline=None)
+def test_decimals(low, high):
+    automaton = compile_expression(decimals(low, high))
+    for text in DECIMALS:
+        if text.endswith("."):
+            assert not automaton.matches(text.encode())
+            continue
+        value = Decimal(text)
+        above = low is None or (value > low.value if low.strict else value >= low.value)
+        below = high is None or (value < high.value if high.strict else value <= high.value)
+        if value == 0 and text[0] == "-":  # need not be written
+            assert (above and below) or not automaton.matches(text.encode())
+        else:
+            assert automaton.matches(text.encode()) == (above and below), text
+
+
+def test_dates_are_real():
+    automaton = json_schema({"type": "string", "format": "date"}).automaton
+    for year, leap in ((2023, False), (2024, True), (1900, False), (2000, True), (1, False), (4, True)):
+        assert automaton.matches(f'"{year:04}-02-29"'.encode()) == leap
+        assert automaton.matches(f'"{year:04}-12-31"'.encode())
+        assert not automaton.matches(f'"{year:04}-04-31"'.encode())
+        assert not automaton.matches(f'"{year:04}-13-01"'.encode())
+    assert not automaton.matches(b'"0000-01-01"')
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("ipv4", ["0.0.0.0", "255.249.99.1"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
+        ("uuid", ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+        ("time", ["23:59:59Z", "00:00:00+01:00"], ["24:00:00Z", "12:00:00"]),
+        ("email", ["a@b.de", "a.b+c@d-e.org"], ["a@b", "@b.de", ".a@b.de"]),
+    ],
+)
+def test_formats(name, inside, outside):
+    assert name in FORMATS
+    language = json_schema({"type": "string", "format": name})
+    assert [text for text in inside if not language.matches(f'"{text}"')] == []
+    assert [text for text in outside if language.matches(f'"{text}"')] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("{", "is not JSON"),
+        (3, "an object, or true"),
+        ({"type": "strnig"}, "the type must be of"),
+        ({"type": "string", "minimum": 3}, "'minimum' is not supported here"),
+        ({"not": {"type": "null"}}, "'not' is not supported here"),
+        ({"type": "integer", "multipleOf": 2}, "'multipleOf' is not supported here"),
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' is not supported here"),
+        ({"type": "object", "patternProperties": {}}, "'patternProperties' is not supported here"),
+        ({"anyOf": [{"type": "null"}], "minLength": 1}, "'minLength' is not supported here"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf may overlap; use anyOf"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf may overlap"),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf of several schemas"),
+        ({"$ref": "other.json"}, "only references within the schema"),
+        ({"$ref": "#/$defs/missing"}, "refers to nothing"),
+        ({"type": "object", "properties": {"a": True}, "required": ["b"]}, "required property 'b'"),
+        ({"type": "string", "format": "hostname"}, "the format must be one of"),
+        ({"type": "string", "pattern": "(?=a)"}, "#: regular expression '\\(\\?=a\\)': look-ahead"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems must be at most maxItems"),
+        ({"type": "array", "minItems": -1}, "whole number from 0 up"),
+        ({"prefixItems": [True], "minItems": 2}, "at most the 1 prefixItems"),
+        ({"type": "object", "minProperties": 2}, "above 1 is not supported"),
+        ({"type": "integer", "minimum": "3"}, "minimum must be a number"),
+        ({"enum": "abc"}, "enum must be a list"),
+        ({"anyOf": []}, "anyOf must be a list of schemas"),
+        ({"minLength": 1, "minItems": 2}, "keywords of array and string; give its type"),
+        ({"minimum": 1}, "keywords of integer and number; give its type"),
+        ({"type": "object", "properties": {"a": {"type": "array", "items": 3}}}, "#/a/items: a schema is an object"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(schema, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        json_schema(schema)
+    assert "\n" not in str(caught.value)
+
+
+def test_schemas_are_given_as_text_too():
+    assert json_schema(json.dumps(PERSON)).automaton.fingerprint == json_schema(PERSON).automaton.fingerprint
+    with pytest.raises(ValueError, match="depth of a JSON schema must not be negative"):
+        json_schema(True, depth=-1)
