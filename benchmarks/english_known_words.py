@@ -1,0 +1,177 @@
+"""Make the list of known words of the package: `known_words.txt.gz` of english, from lists with permissive licences.
+
+    apt-get download scowl && dpkg-deb -x scowl_*.deb scowl
+    for name in software-terms git docker data-science; do npm pack @cspell/dict-$name; done
+    for file in cspell-dict-*.tgz; do mkdir -p cspell/$file && tar xzf $file -C cspell/$file; done
+    curl -O https://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.xz
+    python benchmarks/english_known_words.py --scowl scowl --cspell cspell --debian Translation-en.xz \\
+        --out src/cedd/pretrained/english
+
+Only words that the lexicon in --out has rarely or not at all are listed, and none that its list of misspellings has.
+Dictionary words are SCOWL's up to size 60, large-dictionary words those of size 70. Technical words come from cspell's
+lists, from the descriptions of Debian's packages and, for recent everyday words, from
+benchmarks/texts/modern-words.txt. A word of the descriptions is taken if --least paragraphs or more have it in lower
+case and no word one edit away is far more frequent, or if it is part of a package's name and two paragraphs have it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+import string
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from helps import parser_of
+
+from cedd.apps.correct.candidates import CONFUSED
+from cedd.apps.correct.known_words import DICTIONARY, KNOWN_WORDS_FILE, LARGE, TECHNICAL, save_known_words
+from cedd.apps.correct.lexicon import LEXICON_FILE, Lexicon, load_lexicon
+from cedd.apps.correct.rewrite import RARE
+from cedd.apps.correct.words import LONGEST
+
+DIALECTS = ("english", "american", "british", "british_z", "canadian", "australian")
+CATEGORIES = ("words", "upper", "contractions", "abbreviations")
+SIZES = {DICTIONARY: (0, 60), LARGE: (61, 70)}
+"""Of SCOWL. Its words of sizes 80 and 95 contain many misspellings of common words (abought, ceratin, positon)."""
+LISTS = ("softwareTerms.txt.gz", "software-tools.txt", "networkingTerms.txt", "coding-compound-terms.txt")
+LISTS += ("computing-acronyms.txt", "webServices.txt", "git-terms.txt", "docker-words.txt.gz", "data-science.txt")
+LISTS += ("data-science-tools.txt", "data-science-models.txt")
+MODERN = Path(__file__).parent / "texts" / "modern-words.txt"
+MISSPELT = frozenset(
+    [
+        "aks",
+        "alot",
+        "datas",
+        "equipments",
+        "flor",
+        "klick",
+        "operatate",
+        "passt",
+        "plugable",
+        "publically",
+        "reliabily",
+        "reregisteration",
+        "sematic",
+        "targetting",
+        "unexpect",
+    ]
+)
+"""Misspellings in those lists."""
+MORE_FREQUENT = 30
+"""A word of Debian's descriptions is taken for a misspelling if a word of the lexicon that is one edit away is in this
+many times as many paragraphs."""
+SHORTEST = 3
+NAMED = 2
+"""Paragraphs that have a word which is part of a package's name."""
+PART = re.compile(r"[a-z]{4,}")
+WORD = re.compile(r"(?<![\w@/.\\-])[a-z]+(?![\w@/\\'’]|\.\w)")
+
+
+def is_word(text: str) -> bool:
+    """Whether this is one word of plain letters, of a length that is corrected."""
+    return text.isascii() and text.isalpha() and SHORTEST <= len(text) <= LONGEST
+
+
+def scowl(folder: Path, kind: str) -> set[str]:
+    """The words of some sizes of SCOWL."""
+    found: set[str] = set()
+    for path in sorted((folder / "usr/share/dict/scowl").iterdir()):
+        dialect, _, rest = path.name.partition("-")
+        category, _, size = rest.partition(".")
+        if dialect in DIALECTS and category in CATEGORIES and SIZES[kind][0] <= int(size) <= SIZES[kind][1]:
+            found |= {word.lower() for word in path.read_text("latin-1").split()}
+    return set(filter(is_word, found))
+
+
+def cspell(folder: Path) -> set[str]:
+    """The words of the technical lists of cspell; what follows # is a comment, ! forbids a word."""
+    found: set[str] = set()
+    for name in LISTS:
+        (path,) = folder.rglob(name)
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for line in content.decode().split("\n"):
+            words = line.partition("#")[0].split()
+            found |= {word.strip("+*~").lower() for word in words if not word.startswith("!")}
+    return set(filter(is_word, found)) - MISSPELT
+
+
+def debian_counts(path: Path) -> tuple[Counter[str], set[str]]:
+    """In how many different paragraphs of the descriptions each word is written in lower case, and the parts of the
+    packages' names."""
+    counts, seen, names = Counter[str](), set[str](), set[str]()
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        blocks = file.read().split("\n\n")
+    for block in blocks:
+        head, _, description = block.partition("Description-en:")
+        names.update(PART.findall(head.partition("\n")[0].removeprefix("Package: ")))
+        for paragraph in description.split("\n .\n"):
+            if (text := paragraph.strip()) not in seen:
+                seen.add(text)
+                counts.update(set(WORD.findall(text)))
+    return counts, names
+
+
+def one_edit_away(word: str) -> Iterator[str]:
+    """All strings with a letter more, fewer or another, or two swapped."""
+    for at in range(len(word) + 1):
+        before, after = word[:at], word[at:]
+        yield from (before + letter + after for letter in string.ascii_lowercase)
+        if after:
+            yield before + after[1:]
+            yield from (before + letter + after[1:] for letter in string.ascii_lowercase)
+        if len(after) > 1:
+            yield before + after[1] + after[0] + after[2:]
+
+
+def debian(path: Path, lexicon: Lexicon, least: int) -> set[str]:
+    """The words of Debian's descriptions that are no misspellings of more frequent ones."""
+    counts, names = debian_counts(path)
+
+    def misspelt(word: str) -> bool:
+        most = MORE_FREQUENT * counts[word]
+        others = set(one_edit_away(word)) - {word, word + "s", word.removesuffix("s")}
+        return any(counts[other] > most and other in lexicon.index for other in others if other in counts)
+
+    frequent = {word for word, count in counts.items() if count >= least and is_word(word) and not misspelt(word)}
+    return (frequent | {word for word in names if counts[word] >= NAMED and is_word(word)}) - MISSPELT
+
+
+def missing(words: Collection[str], lexicon: Lexicon, most: float) -> set[str]:
+    """Those that the lexicon has less often than this (a logarithm), and that are not known as misspellings."""
+    rare = (lexicon.index.get(word) for word in words)
+    return {
+        word
+        for word, number in zip(words, rare, strict=True)
+        if word not in lexicon.memory and (number is None or lexicon.log_counts[number] < most)
+    }
+
+
+def main() -> int:
+    """Read the lists, write the file."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--scowl", type=Path, required=True, help="folder of the unpacked Debian package scowl")
+    parser.add_argument("--cspell", type=Path, required=True, help="folder of the unpacked packages of cspell")
+    parser.add_argument("--debian", type=Path, required=True, help="Translation-en.xz of a Debian release")
+    parser.add_argument("--least", type=int, default=5, help="paragraphs of Debian's descriptions that have a word")
+    parser.add_argument("--out", type=Path, required=True, help="the model's folder, with its lexicon")
+    arguments = parser.parse_args()
+    lexicon = load_lexicon(arguments.out / LEXICON_FILE)
+    usual = float(lexicon.log_counts[CONFUSED])
+    technical = cspell(arguments.cspell) | debian(arguments.debian, lexicon, arguments.least)
+    technical = missing(technical | set(MODERN.read_text("utf-8").split()), lexicon, usual)
+    dictionary = missing(scowl(arguments.scowl, DICTIONARY), lexicon, RARE) - technical
+    large = missing(scowl(arguments.scowl, LARGE), lexicon, RARE) - technical - dictionary
+    words = {DICTIONARY: dictionary, LARGE: large, TECHNICAL: technical}
+    path = arguments.out / KNOWN_WORDS_FILE
+    save_known_words(path, words)
+    said = ", ".join(f"{len(words[kind]):,} {kind}" for kind in words)
+    print(f"{path}: {said} words, {path.stat().st_size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
