@@ -57,7 +57,7 @@ lint: install-dev ## ruff and pyright
 	$(BIN)/pyright
 
 docs: install-dev ## build the documentation into site/; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 build: install-dev ## the wheel and the sdist, into dist/
 	rm -rf dist

@@ -3,12 +3,19 @@
     python benchmarks/bound_coverage.py --workers 10           # goes on where it was interrupted
     python benchmarks/bound_coverage.py --processes uniform    # some of the cells; so do --methods and --bounds
     python benchmarks/bound_coverage.py --processes "roulette .05" "hybrid .99" --bounds tight    # the hard ones
-    python benchmarks/bound_coverage.py --table                # writes the tables of docs/evaluation.md
+    python benchmarks/bound_coverage.py --networks sharp near-zero --repetitions 400 --sequences 500    # overconfident
+    python benchmarks/bound_coverage.py --table                # writes the tables of docs/results/intervals.md
 
 A cell is a method, a process, a bound and a number of sequences N. Its networks are random: smooth functions of noisy
 sequence and time, so bad that costs are uneven and a few draws can make up much of the estimate: the hard case.
 V = 3 and L = 2, so that the exact bound of each of the 9 sequences is known. Each repetition draws N sequences and
-estimates their bound by 4 draws of each. Counted are
+estimates their bound by 4 draws of each.
+
+Overconfident networks of `bayes` have V = 7 and L = 5 and read the token of each position only, so that the exact bound
+of a sequence is the mean of those of its tokens. `sharp`: random outputs times 6, which makes beliefs of e^-20 common.
+`near-zero`: one token of seven has a belief of about e^-15, whatever the network reads.
+
+Counted are
 
     population     intervals (ci95) that hold the exact bound of the population the sequences are drawn from
     these          Monte Carlo intervals (fixed_set) that hold the exact bound of these N sequences
@@ -43,6 +50,7 @@ from cedd.dynamics import Bound
 from cedd.storage import write_json
 
 V, L = 3, 2
+WIDE_V, WIDE_L = 7, 5
 PROCESSES: dict[str, cedd.TokenProcess] = {
     "absorb": cedd.absorb(V),
     "uniform": cedd.uniform(V),
@@ -52,11 +60,22 @@ PROCESSES: dict[str, cedd.TokenProcess] = {
 }
 HARD: dict[str, cedd.TokenProcess] = {"roulette .05": cedd.roulette(V, 0.05), "hybrid .99": cedd.hybrid(V, 0.99)}
 """Processes that shuffle nearly every token before they mask one: what few draws meet costs ratios most."""
-ALL = PROCESSES | HARD
+_SCHEDULES = {"cosine": cedd.Cosine(), "geometric": cedd.Geometric(1e-4, 20.0), "cubic": cedd.Polynomial(3.0)}
+WIDE: dict[str, cedd.TokenProcess] = {
+    f"{name}, {kind}": process
+    for kind, schedule in _SCHEDULES.items()
+    for name, process in (
+        ("uniform", cedd.uniform(WIDE_V, schedule)),
+        ("roulette .3", cedd.roulette(WIDE_V, 0.3, schedule)),
+    )
+}
+"""The processes on which networks are overconfident."""
+ALL = PROCESSES | HARD | WIDE
+OVERCONFIDENT = ("sharp", "near-zero")
 METHODS = ("sedd", "sedds", "cedd", "bayes", "dfm")
 """One for each parameterization: cedd-star and ceddt have cedd's bound, bayes-star has that of bayes."""
 RESULTS = Path(__file__).with_name("results") / "bound-coverage.json"
-PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "intervals.md"
 
 
 @dataclass(frozen=True)
@@ -71,10 +90,12 @@ class Cell:
     networks: int = 5
     repetitions: int = 1000
     """Of all networks together."""
+    kind: str = "random"
 
     @property
     def name(self) -> str:
-        return f"{self.method}, {self.process}, {self.bound}, N = {self.sequences}"
+        kind = "" if self.kind == "random" else f", {self.kind}"
+        return f"{self.method}, {self.process}{kind}, {self.bound}, N = {self.sequences}"
 
 
 def cells(
@@ -94,6 +115,27 @@ def cells(
                     yield Cell(method, process, bound, sequences, repetitions=repetitions)
 
 
+def overconfident_cells(
+    kinds: Sequence[str], processes: Sequence[str], sequences: int, repetitions: int
+) -> Iterator[Cell]:
+    """Overconfident networks of `bayes` on each process, `tight`."""
+    for process in processes:
+        for kind in kinds:
+            yield Cell("bayes", process, "tight", sequences, repetitions=repetitions, kind=kind)
+
+
+def overconfident_network(process: cedd.TokenProcess, kind: str, seed: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Outputs [n, V] for the token that is there, the same at every position and time."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(process.num_states, WIDE_V, generator=generator, dtype=torch.float64)
+    if kind == "sharp":
+        outputs = 6 * outputs
+    else:
+        outputs[:, 0] -= 15
+
+    return lambda x, sigma: outputs[x]
+
+
 def random_network(process: cedd.TokenProcess, seed: int) -> Callable[[Tensor, Tensor], Tensor]:
     """level + slope sin(sigma + phase), each standard normal, for every noisy sequence, position and token."""
     n = process.num_states
@@ -109,11 +151,19 @@ def random_network(process: cedd.TokenProcess, seed: int) -> Callable[[Tensor, T
 
 
 def exact_values(model: Callable[..., Tensor], cell: Cell) -> Tensor:
-    """The exact bound of each sequence, [V^L]: of a population that is that sequence alone."""
-    only = torch.eye(V**L, dtype=torch.float64).reshape(-1, *[V] * L)
+    """The exact bound of each sequence, [V] * L: of a population that is that sequence alone."""
     process = ALL[cell.process]
-    exact = [cedd.exact_bound(model, process, p0, method=cell.method, bound=cell.bound) for p0 in only]
-    return torch.tensor(exact, dtype=torch.float64)
+
+    def of_each(vocab_size: int, length: int) -> Tensor:
+        only = torch.eye(vocab_size**length, dtype=torch.float64).reshape(-1, *[vocab_size] * length)
+        exact = [cedd.exact_bound(model, process, p0, method=cell.method, bound=cell.bound) for p0 in only]
+        return torch.tensor(exact, dtype=torch.float64).reshape([vocab_size] * length)
+
+    if cell.kind == "random":
+        return of_each(V, L)
+    of_token = of_each(WIDE_V, 1)
+    by_position = [of_token.reshape([WIDE_V if axis == i else 1 for axis in range(WIDE_L)]) for i in range(WIDE_L)]
+    return sum(by_position, torch.zeros([WIDE_V] * WIDE_L, dtype=torch.float64)) / WIDE_L
 
 
 @dataclass
@@ -134,16 +184,20 @@ class Count:
 def count(cell: Cell, network: int, repetitions: int) -> Count:
     """Repetitions with one network: how many intervals hold the truth, what error was made and what was said."""
     process = ALL[cell.process]
-    model = random_network(process, seed=network)
+    if cell.kind == "random":
+        model = random_network(process, seed=network)
+    else:
+        model = overconfident_network(process, cell.kind, seed=network)
     source = torch.Generator().manual_seed(1000 + network)
-    p0 = torch.softmax(torch.randn(V**L, generator=torch.Generator().manual_seed(12), dtype=torch.float64), 0)
-    exact = exact_values(model, cell)
+    by_sequence = exact_values(model, cell)
+    shape, exact = by_sequence.shape, by_sequence.reshape(-1)
+    p0 = torch.softmax(torch.randn(len(exact), generator=torch.Generator().manual_seed(12), dtype=torch.float64), 0)
     truth = float(p0 @ exact)
     options = {"method": cell.method, "bound": cell.bound, "draws": cell.draws, "batch": 8192, "generator": source}
     seen = Count(truth)
     for _ in range(repetitions):
         index = torch.multinomial(p0, cell.sequences, replacement=True, generator=source)
-        data = torch.stack(torch.unravel_index(index, (V,) * L), 1)
+        data = torch.stack(torch.unravel_index(index, shape), 1)
         found = cedd.estimate_bound(model, process, data, **options)
         low, high = found.sequence_ci95
         seen.population += low <= truth <= high
@@ -193,7 +247,7 @@ def results(file: Path) -> dict[str, Any]:
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
-    """Results as docs/evaluation.md shows them."""
+    """Results as docs/results/intervals.md shows them."""
     lines = [
         "| method | process | bound | exact (nats) | population | these sequences | independent draws | repetitions |"
     ]
@@ -203,16 +257,21 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         exact = f"{min(row['exact']):.1f} to {max(row['exact']):.1f}"
         shown = [row[name] for name in ("population", "these", "independent")]
         shares = " | ".join("" if share is None else f"{share:.1%}" for share in shown)
-        names = f"| `{row['method']}` | {row['process']} | {bound}"
+        kind = "" if row.get("kind", "random") == "random" else f", {row['kind']}"
+        names = f"| `{row['method']}` | {row['process']}{kind} | {bound}"
         lines.append(f"{names} | {exact} | {shares} | {row['repetitions']:,} |")
     return "\n".join(lines)
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """A table for each number of sequences, and one of the hard processes, by the name of its place in the page."""
+    """A table for each number of sequences, one of the hard processes and one of overconfident networks for each number
+    of sequences, by the name of its place in the page."""
     places: dict[str, list[dict[str, Any]]] = {}
     for row in found.values():
-        places.setdefault(f"coverage-{'hard' if row['process'] in HARD else row['sequences']}", []).append(row)
+        which = "hard" if row["process"] in HARD else row["sequences"]
+        if row.get("kind", "random") != "random":
+            which = f"overconfident-{row['sequences']}"
+        places.setdefault(f"coverage-{which}", []).append(row)
     return {place: table(rows) for place, rows in places.items()}
 
 
@@ -231,7 +290,8 @@ def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
     """Measure the cells that are missing, or have fewer repetitions; the file is complete after each."""
     known = results(file)
     missing = [cell for cell in wanted if known.get(cell.name, {}).get("repetitions", 0) < cell.repetitions]
-    order = [cell.name for n in (64, 1000) for cell in cells(list(ALL), sequences=n)]
+    order = [cell.name for n in (64, 1000) for cell in cells([*PROCESSES, *HARD], sequences=n)]
+    order += [cell.name for n in (64, 500) for cell in overconfident_cells(OVERCONFIDENT, list(WIDE), n, 1)]
     for found in measured(missing, workers):
         print(json.dumps(found), flush=True)
         known[found["name"]] = found
@@ -242,7 +302,10 @@ def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
 def main() -> None:
     """Measure the cells that are missing, or write the tables."""
     parser = parser_of(__doc__)
-    parser.add_argument("--processes", nargs="+", choices=ALL, default=list(PROCESSES), help="of the cells")
+    parser.add_argument("--processes", nargs="+", choices=ALL, help="of the cells")
+    parser.add_argument(
+        "--networks", nargs="+", choices=OVERCONFIDENT, help="overconfident networks of bayes instead of random ones"
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="of the cells")
     parser.add_argument(
         "--bounds",
@@ -256,13 +319,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes, a core each")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where they are kept")
     parser.add_argument(
-        "--table", action="store_true", help="write the tables of docs/evaluation.md, and do nothing else"
+        "--table", action="store_true", help="write the tables of docs/results/intervals.md, and do nothing else"
     )
     options = parser.parse_args()
     if options.table:
         write_page(PAGE, tables(results(options.results)))
         return
-    wanted = cells(options.processes, options.bounds, options.sequences, options.repetitions, options.methods)
+    number, repetitions = options.sequences, options.repetitions
+    if options.networks:
+        wanted = overconfident_cells(options.networks, options.processes or list(WIDE), number, repetitions)
+    else:
+        wanted = cells(options.processes or list(PROCESSES), options.bounds, number, repetitions, options.methods)
     # Where tokens are shuffled, tails are longest: these first.
     run(sorted(wanted, key=lambda cell: not ALL[cell.process].can_shuffle), options.results, options.workers)
 

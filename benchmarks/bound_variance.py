@@ -60,7 +60,7 @@ def train(process: cedd.TokenProcess, method: str, stream: Tensor, options: argp
         for group in optimizer.param_groups:
             group["lr"] = 1.5e-3 * min(1.0, (step + 1) / 100) * max(0.03, 1 - step / options.steps)
         starts = torch.randint(len(stream) - options.length, (options.batch, 1), device=options.device)
-        loss = cedd.loss(method, process, model, stream[starts + offsets])
+        loss = cedd.loss(model, process, stream[starts + offsets], method=method)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -32,17 +32,17 @@ from pages import with_tables, write_page
 from rich.console import Console
 
 import cedd
-from cedd.bench.options import machine
+from cedd.apps.bench.options import machine
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
 from cedd.data.training_data import TrainingData
+from cedd.models.backbone import Backbone
 from cedd.models.ema import EMA
-from cedd.models.transformer import Transformer
 from cedd.storage import check_writable, locked, remove_folder, write_json
-from cedd.training.config import TrainConfig, from_json, same_run, to_json
+from cedd.training.config import TrainConfig, differing_settings, from_json, to_json
 from cedd.training.distributed import joined_ranks
-from cedd.training.loop import Hooks, Trainer, TrainResult, share_the_interpreter
-from cedd.training.records import LOG_FILE, read_log
+from cedd.training.loop import Hooks, Trainer, TrainResult, switch_threads_often
 from cedd.training.run_folder import folder_lock
+from cedd.training.run_log import LOG_FILE, read_log
 
 WARM_UP = 8
 """Steps that a worker makes before its turn: after them all is compiled and recorded."""
@@ -242,14 +242,14 @@ class CellHooks(Hooks, ABC):
         """Read what is tested on."""
 
     @abstractmethod
-    def test(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
+    def test(self, trainer: Trainer, model: Backbone) -> dict[str, Any]:
         """The figures of a network, as a record has them."""
 
     @abstractmethod
     def cost(self, figures: Mapping[str, Any]) -> float:
         """The figures as one number; lower is better."""
 
-    def finish(self, trainer: Trainer, model: Transformer) -> dict[str, Any] | None:
+    def finish(self, trainer: Trainer, model: Backbone) -> dict[str, Any] | None:
         """What is measured once, by the averaged weights of a finished run."""
         return None
 
@@ -279,7 +279,7 @@ class CellHooks(Hooks, ABC):
         if self.turn.is_mine:
             tell("turn", step=trainer.state.step)
 
-    def evaluate(self, trainer: Trainer, model: Transformer) -> float:
+    def evaluate(self, trainer: Trainer, model: Backbone) -> float:
         """A point of the curve, by the averaged weights."""
         started = time.perf_counter()
         figures = self.test(trainer, model)
@@ -358,7 +358,7 @@ def work(benchmark: Benchmark) -> None:
     config = benchmark.configuration(cell)
     config.check()
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    share_the_interpreter()
+    switch_threads_often()
     stop_at = None if arguments.until is None else arguments.until - arguments.save_seconds
     with joined_ranks(config.device) as ranks, console_file(config).open("a") as console:
         hooks = benchmark.hooks(cell, Turn(arguments.out), stop_at)
@@ -394,7 +394,7 @@ class Results:
             return False
         reached = any(point["step"] == config.steps for point in record["curve"])
         passed = record["step"] == config.steps or (config.optimizer.schedule == "constant" and reached)
-        return passed and not same_run(from_json(TrainConfig, record["config"]), config)
+        return passed and not differing_settings(from_json(TrainConfig, record["config"]), config)
 
     def take(self, cell: str, event: dict[str, Any]) -> None:
         """Enter one event of a cell: begin, turn, point, raw, final or end."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cedd.cli import run_command
-from cedd.cli.parsing import parse_arguments
+from cedd.cli.parser import parse
 
 Arguments = TypeVar("Arguments")
 
@@ -18,6 +18,6 @@ def command(script: str | Path, kind: type[Arguments], run: Callable[[Arguments]
     path = Path(script)
 
     def parsed() -> Any:
-        return parse_arguments(kind, sys.argv[1:], prog=path.name, description=kind.__doc__ or "")
+        return parse(kind, sys.argv[1:], prog=path.name)
 
     return run_command(path.stem, lambda: run(parsed()))

@@ -71,7 +71,7 @@ def serve(options: argparse.Namespace) -> None:
     from cedd.samplers import GraphedNetwork, sample
 
     try:
-        bench: Any = importlib.import_module("cedd.bench.sample")
+        bench: Any = importlib.import_module("cedd.apps.bench.sample")
     except ImportError:  # where it was before
         bench = importlib.import_module("cedd.cli.bench_sample")
     batch, length = map(int, options.shape.split("x"))

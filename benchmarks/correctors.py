@@ -8,6 +8,11 @@ split. Peers that are not installed are skipped, and named: pyspellchecker, syms
 the package index (typos as well), aspell and hunspell in Debian. The interval of a share is by sentences. Speed is in
 characters per second of CPU time, on a text of such sentences in which a word in fifty is wrong, --speed of them; the
 time of programs that are started counts.
+
+    python benchmarks/correctors.py --unused
+
+measures on errors and sentences of the test part that none of the runs in `MEASURED` has used. They stay unused as long
+as nothing is chosen by what comes out.
 """
 
 from __future__ import annotations
@@ -22,26 +27,28 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from english_words import corpus_texts, held_out_sentences
 from helps import parser_of
 
 import cedd
+from cedd.apps.correct.engine import corrector_folder
+from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
+from cedd.apps.correct.word_protocol import LISTS, Misspelt, Pair, joined_and_split, measure, placed, read_pairs
+from cedd.apps.correct.words import like
 from cedd.data.folders import data_folder
 from cedd.models.locate import packaged
-from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
 from cedd.spelling.shares import Share
-from cedd.spelling.word_protocol import LISTS, Misspelt, joined_and_split, measure, placed, read_pairs
-from cedd.spelling.words import like
 from cedd.storage import write_json
-from cedd.tasks.correct import corrector_folder
 
 Correct = Callable[[Sequence[str]], list[str]]
 """Corrected texts, in order."""
 WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)*")
 KNOWN = 40_000
 """The most frequent words of the lexicon: what is written and among them is a real word."""
+MEASURED = ((60, 200, 40), (300, 500, 100))
+"""Mistakes of each list, clean sentences, and joined or split words of the published runs on the test part."""
 SHOWN = ("real", "replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
 
 
@@ -75,10 +82,10 @@ def each_word(correct: Callable[[str], str | None]) -> Correct:
 # The correctors
 
 
-def ours(**options: Any) -> Correct:
+def ours(engine: Literal["words", "letters"], **options: Any) -> Correct:
     """cedd."""
-    model = cedd.load(corrector_folder(packaged("english-char"), options), "cpu")
-    return lambda texts: [str(model.correct(text, **options)) for text in texts]
+    model = cedd.load(corrector_folder(packaged("english-char"), engine), "cpu")
+    return lambda texts: [str(model.correct(text, engine=engine, **options)) for text in texts]
 
 
 def pyspellchecker() -> Correct:
@@ -172,8 +179,8 @@ def with_suggestions(text: str, answer: str) -> str:
 
 
 CORRECTORS: Mapping[str, Callable[[], Correct]] = {
-    "cedd correct": ours,
-    "cedd, letters only": lambda: ours(change="letters"),
+    "cedd correct": lambda: ours("words"),
+    "cedd, letters only": lambda: ours("letters"),
     "pyspellchecker": pyspellchecker,
     "symspellpy": symspell,
     "autocorrect": autocorrect,
@@ -188,14 +195,27 @@ CORRECTORS: Mapping[str, Callable[[], Correct]] = {
 # The test
 
 
-def test_set(corpus: Path, lists: Path, part: str, count: int, clean: int, spaces: int) -> list[Misspelt]:
-    """Sentences of one part, with `count` mistakes of each list."""
+def test_set(corpus: Path, lists: Path, part: str, counts: tuple[int, int, int], unused: bool) -> list[Misspelt]:
+    """Sentences of one part: mistakes of each list, clean sentences, and joined or split words, so many of each."""
     found = held_out_sentences([end for _, end in corpus_texts(corpus, 5.0)], part)
     pairs = {name: read_pairs(lists / f"{name}.tsv", part) for name in LISTS}
+    if unused:
+        seen = [one for before in MEASURED for one in chosen(pairs, found, *before)]
+        texts = {one.meant for one in seen}
+        used = {tuple(map(str.lower, one.pair)) for one in seen if one.pair is not None}
+        found = [text for text in found if text not in texts]
+        pairs = {name: [pair for pair in of_list if pair not in used] for name, of_list in pairs.items()}
+    return chosen(pairs, found, *counts)
+
+
+def chosen(
+    pairs: Mapping[str, Sequence[Pair]], texts: Sequence[str], count: int, clean: int, spaces: int
+) -> list[Misspelt]:
+    """The sentences of a run."""
     return [
-        *(Misspelt(text, text) for text in found[:clean]),
-        *placed(pairs, found[clean:], count),
-        *joined_and_split(found[:clean], spaces),
+        *(Misspelt(text, text) for text in texts[:clean]),
+        *placed(pairs, texts[clean:], count),
+        *joined_and_split(texts[:clean], spaces),
     ]
 
 
@@ -264,6 +284,7 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, help="folder of the texts (default: CEDD_DATA/corpus)")
     parser.add_argument("--lists", type=Path, help="folder of the misspellings (default: CEDD_DATA/misspellings)")
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="of the lists")
+    parser.add_argument("--unused", action="store_true", help="only what no published run has used")
     parser.add_argument("--count", type=int, default=300, help="mistakes of each list")
     parser.add_argument("--clean", type=int, default=500, help="sentences without mistakes")
     parser.add_argument("--spaces", type=int, default=100, help="joined words, and as many split ones")
@@ -273,9 +294,10 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="write all figures to this .json")
     arguments = parser.parse_args()
+    counts = (arguments.count, arguments.clean, arguments.spaces)
     try:
         corpus, lists = data_folder("corpus", arguments.corpus), data_folder("misspellings", arguments.lists)
-        given = test_set(corpus, lists, arguments.part, arguments.count, arguments.clean, arguments.spaces)
+        given = test_set(corpus, lists, arguments.part, counts, arguments.unused)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if not given:
@@ -296,7 +318,16 @@ def main() -> int:
     )
     if arguments.out is not None:
         plain = {name: {k: v for k, v in result.items() if k != "shares"} for name, result in results.items()}
-        write_json(arguments.out, {"part": arguments.part, "sentences": len(given), "bytes": size, "tools": plain})
+        write_json(
+            arguments.out,
+            {
+                "part": arguments.part,
+                "unused": arguments.unused,
+                "sentences": len(given),
+                "bytes": size,
+                "tools": plain,
+            },
+        )
     return 0
 
 

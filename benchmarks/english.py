@@ -40,8 +40,8 @@ from cedd.models.folder import load_folder
 from cedd.storage import json_sha256, write_json
 from cedd.training.config import PRESETS, DataConfig, TrainConfig
 from cedd.training.distributed import joined_ranks
-from cedd.training.in_time import GoesOn, InTime, begun
-from cedd.training.loop import Trainer, share_the_interpreter
+from cedd.training.loop import Trainer, switch_threads_often
+from cedd.training.time_limit import ResumedTimeLimit, TimeLimit, begun
 
 WRAPPED = ("books",)
 """Files whose paragraphs are broken into lines; their lines are joined, so that samples have none."""
@@ -169,7 +169,7 @@ def recipe(arguments: Arguments) -> TrainConfig:
         usual,
         data="corpus",
         out=arguments.out,
-        model=replace(usual.model, **shape, told="nothing", conditioning_width=8),
+        model=replace(usual.model, **shape, time_input="none", conditioning_width=8),
         length=arguments.length,
         text=DataConfig(tokenizer=f"bpe:{arguments.tokens}", holdout=arguments.holdout, holdout_by="documents"),
         optimizer=replace(usual.optimizer, warmup=arguments.warmup, ema=0.996),
@@ -185,11 +185,11 @@ def recipe(arguments: Arguments) -> TrainConfig:
 
 def train(arguments: Arguments) -> int:
     """All steps, of which a run that goes on has chosen the number; 0, or the exit code of a run that was stopped."""
-    config, hooks, console = recipe(arguments), InTime(arguments.seconds), Console(stderr=True)
+    config, hooks, console = recipe(arguments), TimeLimit(arguments.seconds), Console(stderr=True)
     if (again := begun(config, unchosen=config.steps)) is not None:
-        config, hooks = again, GoesOn()
+        config, hooks = again, ResumedTimeLimit()
     config.check()
-    share_the_interpreter()
+    switch_threads_often()
     with joined_ranks(config.device) as ranks:
         return Trainer(config, ranks, console, hooks, Text(arguments).training()).run().exit_code
 
@@ -226,7 +226,7 @@ def bounds(arguments: Arguments) -> dict[str, Any]:
         found[part] = {name: record(one) for name, one in measured.items()}
         if "exported" in measured:
             other = compare(measured["trained"].main, measured["exported"].main)
-            found[part]["exported less trained"] = {"nats_per_token": other.difference, "ci95": other.ci95}
+            found[part]["exported less trained"] = {"nats_per_token": other.value, "ci95": other.ci95}
     return found
 
 

@@ -11,7 +11,7 @@ doubts that are open. Seven minutes on one core of a server. --weights-only fits
     python benchmarks/english_words.py --out src/cedd/pretrained/english --lexicon-only
 
 makes the lexicon and keeps the weights that are there: those in the box were fitted when fewer words were doubted, and
-fitted anew they are no better (docs/correction.md).
+fitted anew they are no better (docs/results/correction.md).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from helps import parser_of
 from numpy.typing import NDArray
 
 from cedd import load
-from cedd.data.folders import data_folder
-from cedd.spelling.channel import Channel, learn_edits
-from cedd.spelling.lexicon import (
+from cedd.apps.correct.channel import Channel, learn_edits
+from cedd.apps.correct.lexicon import (
     DISCOUNT,
     LEXICON_FILE,
     Lexicon,
@@ -43,10 +42,9 @@ from cedd.spelling.lexicon import (
     save_lexicon,
     save_weights,
 )
-from cedd.spelling.likelihood import likelihoods
-from cedd.spelling.options import correction_options
-from cedd.spelling.rewrite import FEATURES, Doubt, Reader, asked_options, share_of_own, weight_vector, with_network
-from cedd.spelling.word_protocol import (
+from cedd.apps.correct.likelihood import likelihoods
+from cedd.apps.correct.rewrite import FEATURES, Doubt, Reader, asked_options, share_of_own, weight_vector, with_network
+from cedd.apps.correct.word_protocol import (
     LISTS,
     Misspelt,
     Pair,
@@ -57,7 +55,9 @@ from cedd.spelling.word_protocol import (
     read_pairs,
     sentences,
 )
-from cedd.spelling.words import Token, key_of, tokens_of
+from cedd.apps.correct.words import Token, key_of, tokens_of
+from cedd.data.folders import data_folder
+from cedd.spelling.options import correction_options
 
 TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+|[.!?;:,]|\n\n")
 LEAST = {1: 4, 2: 3, 3: 6}
@@ -68,10 +68,11 @@ OF_LISTS = {"birkbeck": 0.3}
 HELD_OUT = {"train": (0.0, 0.5), "dev": (0.5, 0.75), "test": (0.75, 1.0)}
 """The parts of the text that was left out."""
 GIVEN = {"kept repeated": 1.5, "kept rare remembered": -2.0, "frequency opening": 0.4, "split derived": -3.0}
-"""Weights that the examples do not tell, and why: who writes a word again and again means it (each example is one
-sentence); one that was seen as a mistake is one again (all of theirs were seen); a rare word that opens a sentence is a
-common one rather than a name, if that is near (lists have a misspelling of "the" once, texts often); and what is made
-of two words of a trade, whitespace, is not to be split (the examples are of books)."""
+GIVEN |= {"kept dictionary": 4.0, "kept large dictionary": 1.5}
+"""Weights that cannot be fitted on the examples. A repeated word is intended (each example is one sentence). A known
+misspelling is a misspelling again (all of the examples' were seen). A rare word that opens a sentence is a misspelt
+common word rather than a name (lists have a misspelling of "the" once, texts often). A compound of content words
+(whitespace) is not split, and known words (`english_known_words.py`) are kept: the examples are from books."""
 OPEN_TO_FIT = (0.02, 0.98)
 """own / (own + best) of doubts by which the weights with the network are fitted: more than it is asked about."""
 

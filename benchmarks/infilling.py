@@ -21,23 +21,23 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-import tyro
 from command_line import command
 
 from cedd.bounds.estimate import mean_and_stderr, student_quantile
+from cedd.cli.parser import argument
 from cedd.data.corpora import open_corpus
 from cedd.data.text import never_written
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.loaded_model import LoadedModel
 from cedd.network import AnyModel
 from cedd.process import TokenProcess
 from cedd.quadrature import bisect
-from cedd.samplers import sample
+from cedd.samplers import SamplingOptions, sample
 from cedd.samplers.grids import LAST_TIME
 from cedd.spelling.shares import Share
 from cedd.storage import write_json
@@ -58,7 +58,7 @@ class Arguments:
     How well a model fills in a word of a sentence alone, and in its paragraph.
     """
 
-    model: tyro.conf.Positional[str]
+    model: str = field(metadata=argument("MODEL"))
     """A run's folder, or a model by its name."""
     data: Path
     """A text that the model has not seen."""

@@ -3,7 +3,7 @@
     python benchmarks/language.py --cache /tmp/cedd --workers 16
     python benchmarks/language.py --only cedd-star/absorb sedds/absorb@1024 --budget 560
     python benchmarks/language.py --only --judge smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
-    python benchmarks/language.py --table benchmarks/results/language.json --page docs/language.md
+    python benchmarks/language.py --table benchmarks/results/language.json --page docs/results/language.md
 
 A cell is METHOD/PROCESS[@LENGTH][+RECIPE] (language_cells.py); how cells are scheduled, resumed and recorded is in
 cells.py. All are trained by the package's trainer on the same text, for the same number of steps of the same number

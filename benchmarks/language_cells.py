@@ -19,14 +19,13 @@ from cedd.training.config import (
     DataConfig,
     EvaluationConfig,
     ProcessConfig,
-    ScheduleConfig,
     TrainConfig,
     flat,
     from_json,
 )
 
 RECIPE = PRESETS["small-fast"][1]
-"""The settings that learnt most in minutes (docs/lab-notes.md)."""
+"""The settings that learnt most in minutes (dev/lab-notes.md)."""
 RECIPE_PARTS = ("model.", "optimizer.", "batch.")
 """What a recipe is about, in the names of settings."""
 USUAL = flat(TrainConfig("", Path()))
@@ -66,11 +65,11 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 """Settings of a cell by the name after its +: the paper's own, at our batch and number of steps."""
 PROCESSES: Mapping[str, ProcessConfig] = {
     "absorb": ProcessConfig("absorb"),
-    "roulette": ProcessConfig("roulette", p_m=0.95),
+    "roulette": ProcessConfig("roulette", {"p_m": 0.95}),
     "uniform": ProcessConfig("uniform"),
-    **{f"roulette-{p_m}": ProcessConfig("roulette", p_m=p_m) for p_m in (0.65, 0.35, 0.05)},
+    **{f"roulette-{p_m}": ProcessConfig("roulette", {"p_m": p_m}) for p_m in (0.65, 0.35, 0.05)},
     "kappa-t": ProcessConfig("absorb"),
-    "kappa-t2": ProcessConfig("absorb", schedule=ScheduleConfig("polynomial", power=2.0)),
+    "kappa-t2": ProcessConfig("absorb", {"schedule": {"name": "polynomial", "power": 2.0}}),
     "": ProcessConfig("absorb"),
 }
 """Processes by the name in a cell; flow matching's are its kappa, and ar has none."""
@@ -102,7 +101,8 @@ class Arguments(CellArguments):
     only: tuple[str, ...] = tuple(dict.fromkeys((*FIRST, *MAIN, *SHARES, *LONG_CELLS)))
     """The cells to run, in this order; none for the judges alone. +paper: the paper's own recipe."""
     data: Path | None = None
-    """Folder with corpus/, eval/ and gpt2-bpe/ (default: CEDD_DATA)."""
+    """Folder with corpus/, eval/ and gpt2-bpe/ (default: CEDD_DATA). Without it, only the held-out documents of
+    --corpus are measured, and --tokenizer gpt2 is not available."""
     corpus: tuple[Path, ...] = ()
     """Text files to train on, .txt, .txt.xz or .jsonl (default: those of corpus/ in --data)."""
     tokenizer: str = "gpt2"
@@ -129,6 +129,12 @@ class Arguments(CellArguments):
     """The most blocks of a text in the final test, evenly spread."""
     draws: int = 4
     """Noisy versions of each block in the final test."""
+    orders: int = 0
+    """Orders per block of the importance-weighted bound in the final test of models that only mask; 0: none."""
+    order_blocks: int = 500
+    """Blocks of a text for that bound, evenly spread over those of the final test."""
+    order_texts: tuple[str, ...] = ()
+    """Texts for that bound, such as wikitext2 and books (default: all)."""
     sampled_tokens: int = 8192
     """Tokens sampled for each number of steps."""
     sampler_steps: tuple[int, ...] = (32, 128, 1024)
@@ -144,6 +150,9 @@ class Arguments(CellArguments):
         for cell in self.only:
             read_cell(cell)
         counts = ("steps", "points", "point_blocks", "blocks", "draws", "sampled_tokens", "workers", "tokens", "length")
+        counts += ("order_blocks",)
+        if self.orders < 0:
+            raise ValueError(f"--orders must be at least 1, or 0 for none; got {self.orders}")
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")

@@ -21,17 +21,20 @@ from language_text import Texts
 from numpy.typing import NDArray
 
 import cedd
-from cedd.bounds.estimate import BoundEstimate
+from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
+from cedd.bounds.importance import ImportanceEstimate
+from cedd.data.packing import evenly_spaced
 from cedd.data.tokenizers import Tokenizer
 from cedd.device import pick_device
 from cedd.evaluation.generative import HubJudge, Judge, ModelJudge, Samples, generative_perplexity, token_entropy
 from cedd.evaluation.perplexity import choose_sequences, measure
 from cedd.methods import Method, method_from_config
+from cedd.models.backbone import Backbone
 from cedd.models.description import read_description
 from cedd.models.folder import ModelFolder
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import WEIGHTS_FILE
-from cedd.models.transformer import Transformer
+from cedd.samplers import SamplingOptions
 from cedd.storage import atomic_file, file_sha256, finite, reading
 from cedd.training.loop import Trainer
 
@@ -59,28 +62,21 @@ class LanguageHooks(CellHooks):
         data = held_out | texts.test_sets(length)
         self.texts = {name: choose_sequences(one, most, texts.tokenizer) for name, one in data.items()}
 
-    def measured(self, trainer: Trainer, model: Transformer, blocks: torch.Tensor, **options: Any) -> Any:
+    def measured(self, trainer: Trainer, model: Backbone, blocks: torch.Tensor, **options: Any) -> Any:
         """The bounds on blocks, for these very blocks."""
         folder = self.folder(trainer, model)
-        with torch.no_grad(), trainer.stepper.precision.autocast():
-            return measure(
-                folder,
-                blocks,
-                {},
-                device=trainer.ranks.device,
-                batch=max(1, BATCH // trainer.config.length),
-                fixed_set=True,
-                **options,
-            ).bounds
+        with torch.no_grad(), trainer.train_step.precision.autocast():
+            usual = {"batch": max(1, BATCH // trainer.config.length), "fixed_set": True}
+            return measure(folder, blocks, {}, device=trainer.ranks.device, **(usual | options)).bounds
 
-    def folder(self, trainer: Trainer, model: Transformer) -> ModelFolder:
+    def folder(self, trainer: Trainer, model: Backbone) -> ModelFolder:
         return ModelFolder(model, trainer.process, self.method(trainer), trainer.data.tokenizer, trainer.config.length)
 
     def method(self, trainer: Trainer) -> Method:
         """As the run's folder describes it: when training has ended, with the end of the path that it has chosen."""
         return method_from_config(read_description(trainer.config.out)["method"])
 
-    def test(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
+    def test(self, trainer: Trainer, model: Backbone) -> dict[str, Any]:
         """The bound on some blocks of each held-out text."""
         found: dict[str, Any] = {}
         for name in self.held_out:
@@ -93,7 +89,7 @@ class LanguageHooks(CellHooks):
         nats = [record["nats_per_token"] for record in figures["held_out"].values()]
         return float("inf") if None in nats else sum(nats) / len(nats)
 
-    def finish(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
+    def finish(self, trainer: Trainer, model: Backbone) -> dict[str, Any]:
         """Every bound on every text, and samples; arrays go into the cell's own file."""
         began, arrays = time.perf_counter(), Arrays()
         ways = CORRECTORS.get(trainer.method.name, {"": None})
@@ -104,6 +100,10 @@ class LanguageHooks(CellHooks):
                 bounds = self.measured(trainer, model, blocks, bound="all", **options)
                 rows[way]["texts"][name] = {kind: bound_record(estimate) for kind, estimate in bounds.items()}
                 arrays[key("bounds", way, name)] = bounds["tight"].per_sequence.numpy().astype(np.float32)
+                if way == "" and self.weighs_orders(trainer, name):
+                    weighted, values = self.weighted(trainer, model, blocks, bounds["tight"])
+                    rows[way]["texts"][name]["importance"] = weighted
+                    arrays[key("importance", way, name)] = values
         bounded = time.perf_counter()
         loaded = LoadedModel(self.folder(trainer, model), trainer.ranks.device)
         length = trainer.config.length
@@ -130,6 +130,32 @@ class LanguageHooks(CellHooks):
             "sample_seconds": round(ended - bounded, 1),
             "seconds": round(ended - began, 1),
         }
+
+    def weighs_orders(self, trainer: Trainer, text: str) -> bool:
+        """Whether the importance-weighted bound on a text is asked for, and there is one."""
+        asked = self.arguments.orders > 0 and text in (self.arguments.order_texts or self.texts)
+        return asked and not trainer.process.can_shuffle
+
+    def weighted(
+        self, trainer: Trainer, model: Backbone, blocks: torch.Tensor, tight: BoundEstimate
+    ) -> tuple[dict[str, Any], NDArray[Any]]:
+        """The importance-weighted bound on some of the blocks (of ar, the exact likelihood), and what it is less than
+        `tight` on the same ones; its values."""
+        began, which = time.perf_counter(), evenly_spaced(len(blocks), self.arguments.order_blocks)
+        options = {"bound": "importance", "orders": self.arguments.orders, "batch": None}
+        found = self.measured(trainer, model, blocks[which], **options)["importance"]
+        less, error = mean_and_stderr(found.per_sequence - tight.per_sequence[which])
+        record = bound_record(found) | {
+            "orders": self.arguments.orders,
+            "tight_of_blocks": float(tight.per_sequence[which].mean()),
+            "less_tight": less,
+            "less_tight_stderr": error,
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        if isinstance(found, ImportanceEstimate):
+            record["by_orders"] = {str(orders): nats for orders, nats in found.by_orders.items()}
+            record["effective_sample_size"] = found.effective_sample_size
+        return finite(record), found.per_sequence.numpy().astype(np.float32)
 
 
 def bound_record(estimate: BoundEstimate) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from language_measure import key, stored
 from language_text import SETS
 
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, student_quantile
+from cedd.methods import get_method
 from cedd.storage import atomic_write
 
 NOT_YET = "not yet"
@@ -119,6 +120,12 @@ class Rows:
                     yield f"{name}, {way}" if way else name, name, row
 
     @property
+    def sets(self) -> Mapping[str, str]:
+        """Names and titles of the test sets: those that were measured."""
+        measured = self.protocol.get("test_sets", SETS)
+        return {name: title for name, title in SETS.items() if name in measured}
+
+    @property
     def held_out(self) -> list[str]:
         """The names of the held-out texts."""
         return list(self.protocol.get("corpus", {"wikipedia": None, "books": None}))
@@ -141,7 +148,7 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
         "bayes": _bayes(rows),
         "generative": _generative(rows, MAIN, PAPER_GENERATIVE) + _real(rows, rows.protocol.get("length")),
         "shares": _shares(rows),
-        "long": _bounds(rows, LONG_CELLS) + "\n" + _quoted(len(rows.held_out)),
+        "long": _bounds(rows, LONG_CELLS) + "\n" + _quoted(rows),
         "long-order": _long_order(rows),
         "long-paper-bounds": _paper_bounds(rows, LONG_CELLS),
         "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE) + _real(rows, LONG),
@@ -156,8 +163,8 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
 
 def _bounds(rows: Rows, cells: Sequence[str]) -> str:
     """Perplexities by the true bound with their intervals."""
-    texts = [*SETS, *rows.held_out]
-    heads = [*SETS.values(), *(f"held-out {name}" for name in rows.held_out)]
+    texts = [*rows.sets, *rows.held_out]
+    heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
     lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
     for title, _, row in rows.of(cells):
         found = [NOT_YET if row is None else _perplexity(row["texts"][text]["tight"]) for text in texts]
@@ -165,10 +172,18 @@ def _bounds(rows: Rows, cells: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _quoted(more: int) -> str:
+def _quoted(rows: Rows) -> str:
     """Rows of other models, in a table of bounds."""
     return "\n".join(
-        f"| {name} (as the paper quotes it) | {' | '.join(map(_plain, figures))} |{'  |' * more}"
+        "| "
+        + " | ".join(
+            [
+                f"{name} (as the paper quotes it)",
+                *(_plain(value) for text, value in zip(SETS, figures, strict=True) if text in rows.sets),
+                *("" for _ in rows.held_out),
+            ]
+        )
+        + " |"
         for name, figures in QUOTED.items()
     )
 
@@ -199,12 +214,14 @@ def _plain(value: float | None) -> str:
 
 def _paper_bounds(rows: Rows, cells: Sequence[str]) -> str:
     """j1 and j2 beside the paper's j1."""
-    heads = " | ".join(f"{title}, j1 / j2 | paper" for title in SETS.values())
-    lines = [f"| perplexity by the paper's bounds | {heads} |", f"|---|{'--:|--:|' * len(SETS)}"]
+    heads = " | ".join(f"{title}, j1 / j2 | paper" for title in rows.sets.values())
+    lines = [f"| perplexity by the paper's bounds | {heads} |", f"|---|{'--:|--:|' * len(rows.sets)}"]
     for title, _, row in rows.of(cells):
         found: list[str] = []
         papers = PAPER.get(_without_recipe(title), (None,) * len(SETS))
         for text, paper in zip(SETS, papers, strict=True):
+            if text not in rows.sets:
+                continue
             found += [NOT_YET if row is None else _both(row["texts"][text]), _plain(paper)]
         lines.append(f"| {title} | {' | '.join(found)} |")
     return "\n".join(lines)
@@ -244,8 +261,8 @@ def _long_order(rows: Rows) -> str:
 def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]]) -> str:
     """(better, worse, process) a line: the difference on every text, paired by block, on how many texts the first one
     is ahead beyond chance, and on how many sets in the paper."""
-    texts = [*SETS, *rows.held_out]
-    heads = [*SETS.values(), *(f"held-out {name}" for name in rows.held_out)]
+    texts = [*rows.sets, *rows.held_out]
+    heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
     lines = [f"| nats a token, paired by block | {' | '.join(heads)} | ahead | in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
@@ -414,7 +431,10 @@ def _passes(record: Mapping[str, Any]) -> float:
 def _end_of_path(final: Mapping[str, Any]) -> dict[str, float]:
     """Where the path ends that a method had to stop short of t = 0, if training text has chosen it."""
     method = final.get("method")
-    return {"t₀": method["stop"]} if isinstance(method, dict) and "stop" in method else {}
+    if not isinstance(method, dict):
+        return {}
+    stop = method.get("dynamics", method).get("stop")
+    return {} if stop in (None, get_method(method["name"]).dynamics.stop) else {"t₀": stop}
 
 
 def _protocol(rows: Rows) -> str:

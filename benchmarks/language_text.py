@@ -11,7 +11,7 @@ from typing import Any
 from language_cells import Arguments
 
 from cedd.data.corpora import Corpus, FileCorpus, Piece
-from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set, open_evaluation_set
+from cedd.data.evaluation_sets import EvaluationData, evaluation_data, load_evaluation_set, open_evaluation_set
 from cedd.data.folders import data_root
 from cedd.data.packing import PackedDataset, pack, select_documents
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
@@ -72,6 +72,11 @@ class Texts:
         return root
 
     @property
+    def sets(self) -> Sequence[str]:
+        """The names of the test sets: all, or none where no data folder is named."""
+        return () if data_root(self.arguments.data) is None else tuple(SETS)
+
+    @property
     def files(self) -> list[Path]:
         """The files of the corpus, in the order of their names."""
         given = [Path(path).expanduser() for path in self.arguments.corpus]
@@ -99,12 +104,14 @@ class Texts:
         made: dict[str, EvaluationData] = {}
         for file in self.files:
             packed = self.packed(Documents([file], self.arguments.holdout, held_out=True), length)
-            made[stem(file)] = EvaluationData(packed, {"set": stem(file), **packed.report()})
+            made[stem(file)] = evaluation_data(packed, {"set": stem(file)})
         return made
 
     def test_sets(self, length: int) -> dict[str, EvaluationData]:
-        options = {"root": self.root, "cache": self.arguments.cache, "workers": self.arguments.workers}
-        return {name: load_evaluation_set(name, self.tokenizer, length, **options) for name in SETS}
+        options = {"cache": self.arguments.cache, "workers": self.arguments.workers}
+        return {
+            name: load_evaluation_set(name, self.tokenizer, length, root=self.root, **options) for name in self.sets
+        }
 
     def training(self, length: int, batch: int) -> TrainingData:
         """What cells of a length are trained on; what a trainer validates on by itself is not asked for here."""
@@ -123,7 +130,7 @@ class Texts:
         return {
             "corpus": {stem(file): Documents([file], share, held_out=True).content_sha256() for file in files},
             "tokenizer": self.tokenizer.fingerprint,
-            "test_sets": {name: open_evaluation_set(name, root=self.root).content_sha256() for name in SETS},
+            "test_sets": {name: open_evaluation_set(name, root=self.root).content_sha256() for name in self.sets},
         }
 
 

@@ -21,7 +21,7 @@ from helps import parser_of
 from cedd.cli import run_command
 from cedd.evaluation.likelihood import DRAWS, TextLikelihoods
 from cedd.models.folder import load_folder
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 
 TEXT = "the of and to in that was his it with he as for not her by be she him which had but from this there said when"
 

@@ -15,11 +15,11 @@ import torch
 from command_line import command
 from profile_training import milliseconds, print_kernels
 
-from cedd.bench.options import read_shape
-from cedd.bench.sample import CountingNetwork, random_network
+from cedd.apps.bench.options import read_shape
+from cedd.apps.bench.sample import CountingNetwork, random_network
 from cedd.device import pick_device
 from cedd.models.kernels.gelu import product_with_gelu
-from cedd.models.transformer import TransformerConfig
+from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.process import PROCESSES
 from cedd.samplers import GraphedNetwork, sample
 
@@ -75,6 +75,7 @@ def main(arguments: Arguments) -> None:
     (batch, length), device = read_shape(arguments.shape), pick_device("cuda")
     process = PROCESSES[arguments.process](arguments.vocab)
     model = random_network("small", process, length, device, 0)
+    assert isinstance(model, Transformer)
     network = CountingNetwork(GraphedNetwork(model, batch, length))
 
     def draw() -> None:
@@ -85,7 +86,7 @@ def main(arguments: Arguments) -> None:
     draw()  # records the graphs
     whole, enqueued = milliseconds(draw, 2)
     print(f"{arguments.shape}: {whole / 1000:.4f} s a batch, {enqueued / 1000:.4f} s to enqueue, {network.calls} calls")
-    time_products(model.config, batch * length)
+    time_products(model.options, batch * length)
     print_kernels(draw, network.calls, arguments.kernels)
 
 

@@ -21,8 +21,8 @@ from command_line import command
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from cedd.bench.options import read_shape
-from cedd.bench.train import synthetic_trainer
+from cedd.apps.bench.options import read_shape
+from cedd.apps.bench.train import synthetic_trainer
 from cedd.device import pick_device
 from cedd.training.config import PRESETS, BatchConfig, ProcessConfig
 
@@ -84,11 +84,11 @@ def profile_step(arguments: Arguments, batch: int, length: int) -> None:
     print(f"noising on the CPU: {1000 * (time.perf_counter() - start):.1f} ms")
     ready = ready.pin_memory().to(torch.device("cuda"))
     for _ in range(6):
-        trainer.stepper.step(ready)
-    done, enqueued = milliseconds(lambda: trainer.stepper.step(ready), arguments.steps)
+        trainer.train_step.step(ready)
+    done, enqueued = milliseconds(lambda: trainer.train_step.step(ready), arguments.steps)
     peak = torch.cuda.max_memory_allocated() / 2**30
     print(f"{arguments.shape}: {done:.2f} ms a step, {enqueued:.2f} ms to enqueue, peak {peak:.1f} GiB")
-    print_kernels(lambda: [trainer.stepper.step(ready) for _ in range(3)], 3, arguments.kernels)
+    print_kernels(lambda: [trainer.train_step.step(ready) for _ in range(3)], 3, arguments.kernels)
 
 
 def print_kernels(run: Callable[[], object], times: int, most: int) -> None:

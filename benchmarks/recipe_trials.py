@@ -52,12 +52,13 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.data.batches import Prefetcher
 from cedd.data.packing import PackedDataset
 from cedd.data.training_data import TrainingData
+from cedd.models.deepening import deepened
+from cedd.models.transformer import Transformer
 from cedd.storage import read_json, write_json
 from cedd.training.config import PRESETS, TrainConfig, from_json, to_json
 from cedd.training.distributed import Ranks
-from cedd.training.loop import Trainer, share_the_interpreter
-from cedd.training.start import deepened
-from cedd.training.step import StepFigures
+from cedd.training.loop import Trainer, switch_threads_often
+from cedd.training.step import StepMetrics
 
 SPEC_FILE, RESULT, READY, GO, LINES = "spec.json", "result.json", "ready", "go", "trials.jsonl"
 PARTS = ("base", "entries", "finals", "overhead", "final_start")
@@ -85,28 +86,35 @@ GAIN = 0.002
 # --- one trial ---------------------------------------------------------------------------------------------------
 
 
+def network(trainer: Trainer) -> Transformer:
+    """The network of a trial."""
+    model = trainer.state.model
+    assert isinstance(model, Transformer)
+    return model
+
+
 def frequencies(trainer: Trainer) -> None:
     """The head's bias begins at the logarithms of the tokens' frequencies."""
-    bias = trainer.state.model.head.bias
+    bias = network(trainer).head.bias
     counts = np.bincount(trainer.data.train.blocks.reshape(-1), minlength=len(bias)) + 0.5
     bias.copy_(torch.from_numpy(np.log(counts / counts.sum())))
 
 
 def large_embedding(trainer: Trainer) -> None:
     """Tokens begin ten times as far apart."""
-    trainer.state.model.backbone.embedding.weight.mul_(10.0)
+    network(trainer).backbone.embedding.weight.mul_(10.0)
 
 
 def zero_branches(trainer: Trainer) -> None:
     """Without gates: every block begins as the identity."""
-    for name, parameter in trainer.state.model.backbone.blocks.named_parameters():
+    for name, parameter in network(trainer).backbone.blocks.named_parameters():
         if name.endswith("output.weight"):
             parameter.zero_()
 
 
 def open_gates(trainer: Trainer) -> None:
     """With gates: they begin at 1, and the branches at zero."""
-    conditioning = trainer.state.model.backbone.conditioning
+    conditioning = network(trainer).backbone.conditioning
     assert conditioning is not None
     conditioning.modulation.bias.view(conditioning.count, -1)[2:-2:3] = 1.0
     zero_branches(trainer)
@@ -183,7 +191,7 @@ class Trial:
             for moment in optimizer.tensors().values():
                 moment.zero_()
         state.ema.updates = state.step = 0
-        self.trainer.stepper.update.refresh()
+        self.trainer.train_step.update.refresh()
 
     @torch.no_grad()
     def start_from(self, other: Trial) -> None:
@@ -193,8 +201,8 @@ class Trial:
         theirs = deepened(dict(other.trainer.state.model.named_parameters()), fewer, depth)
         for name in theirs.keys() & self.first.keys():
             self.first[name].copy_(theirs[name])
-        had = other.trainer.state.model.backbone.conditioning
-        if (conditioning := self.trainer.state.model.backbone.conditioning) is not None and had is None:
+        had = network(other.trainer).backbone.conditioning
+        if (conditioning := network(self.trainer).backbone.conditioning) is not None and had is None:
             bias = self.first["backbone.conditioning.modulation.bias"].view(conditioning.count, -1)
             scales = [weight - 1 for name, weight in theirs.items() if name.endswith("norm.weight")]
             bias[1::3] = torch.stack(scales)
@@ -207,7 +215,7 @@ class Trial:
         step = self.step_seconds()
         steps = steps or max(1, math.floor(seconds / step))
         optimizer = replace(trainer.config.optimizer, warmup=max(1, round(spec["warmup_share"] * steps)))
-        trainer.config = trainer.stepper.config = replace(trainer.config, steps=steps, optimizer=optimizer)
+        trainer.config = trainer.train_step.config = replace(trainer.config, steps=steps, optimizer=optimizer)
         ema = trainer.state.ema
         ema.decay = max(0.0, 1 - 1 / max(1.0, spec["ema_share"] * steps))
         ema.every = min(4, max(1, steps // 100))
@@ -232,7 +240,7 @@ class Trial:
                 synchronize()
                 before = time.perf_counter()
                 for _ in range(steps):
-                    self.trainer.stepper.step(next(batches))
+                    self.trainer.train_step.step(next(batches))
                 synchronize()
                 times.append((time.perf_counter() - before) / steps)
         self.begin()
@@ -241,12 +249,12 @@ class Trial:
     def run(self, steps: int, every: int = 50) -> tuple[float, list[float]]:
         """That many steps: their seconds, and the mean losses of every `every`."""
         trainer, losses = self.trainer, list[float]()
-        waiting: list[StepFigures] = []
+        waiting: list[StepMetrics] = []
         synchronize()
         before = time.perf_counter()
         with Prefetcher(trainer.noising(), trainer.ranks.device) as batches:
             for _ in range(steps):
-                waiting.append(trainer.stepper.step(next(batches)))
+                waiting.append(trainer.train_step.step(next(batches)))
                 if len(waiting) == every + 2:
                     losses.append(mean_loss(waiting[:every]))
                     waiting = waiting[every:]
@@ -260,7 +268,7 @@ class Trial:
         trainer, spec = self.trainer, self.spec
         chosen = np.linspace(0, len(held_out) - 1, min(spec["sequences"], len(held_out))).astype(np.int64)
         model = trainer.state.averaged_model() if averaged else trainer.state.model
-        with torch.no_grad(), trainer.stepper.precision.autocast():
+        with torch.no_grad(), trainer.train_step.precision.autocast():
             estimate = estimate_bound(
                 model,
                 trainer.process,
@@ -276,7 +284,7 @@ class Trial:
         return {name: round(value, 5) for name, value in values.items()}, estimate.per_sequence
 
 
-def mean_loss(figures: list[StepFigures]) -> float:
+def mean_loss(figures: list[StepMetrics]) -> float:
     """Of some steps, none of which may have failed."""
     read = [one.read() for one in figures]
     if not all(finite for _, _, finite, _ in read):
@@ -293,7 +301,7 @@ def synchronize() -> None:
 def run_trial(folder: Path) -> None:
     """Compile, say that it is ready, wait to be asked, train, measure."""
     spec = read_json(folder / SPEC_FILE)
-    share_the_interpreter()
+    switch_threads_often()
     began = time.perf_counter()
     device = torch.device("cuda", 0) if spec["device"] == "cuda" else torch.device(spec["device"])
     first = [spec["first"]] if isinstance(spec["first"], dict) else spec["first"] or []

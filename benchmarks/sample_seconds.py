@@ -27,8 +27,9 @@ import torch
 from command_line import command
 from torch import nn
 
-from cedd.cli.given import WRITER
+from cedd.cli.inputs import DEFAULT_MODEL
 from cedd.models.locate import packaged
+from cedd.models.transformer import Transformer
 from cedd.tasks import load
 
 HERE = Path(__file__).resolve().parents[1]
@@ -109,6 +110,7 @@ def call(model: str | Path, seed: int) -> dict[str, float]:
     """The calls of the network that a text takes; and a call for one text, two tokens of which are drawn."""
     loaded = load(model, "cpu")
     network, length, calls = loaded.model, loaded.length, list[int]()
+    assert isinstance(network, Transformer)
     counting = network.backbone.register_forward_pre_hook(lambda module, given: calls.append(1))
     loaded.generate(1, seed=seed)
     counting.remove()
@@ -124,7 +126,7 @@ def call(model: str | Path, seed: int) -> dict[str, float]:
     return {
         "calls": len(calls),
         "milliseconds": round(least(lambda: network.features(x, sigma, where=where)), 1),
-        "of_products": round(products, 1),
+        "of_products": round(products, 3),
         "gigaflops_a_second": round(flops / products, 1),
         "threads": torch.get_num_threads(),
     }
@@ -140,7 +142,7 @@ def main(arguments: Arguments) -> int:
             whole[name] += [timed(checkout, [*words, "--seed", str(seed)]) for seed in arguments.seeds]
             start[name].append(timed(checkout, [*words, "--length", "2", "--steps", "1"]))
     found = {name: {"sample": summary(whole[name]), "start": summary(start[name])} for name in checkouts}
-    print(json.dumps({**found, "call": call(arguments.model or packaged(WRITER), arguments.seeds[0])}, indent=2))
+    print(json.dumps({**found, "call": call(arguments.model or packaged(DEFAULT_MODEL), arguments.seeds[0])}, indent=2))
     return 0
 
 

@@ -1,6 +1,6 @@
 """Do fewer network calls cost quality? Samplers of one model, judged without any bound and without another network.
 
-    cedd train char --data python-manual --process.name absorb --method cedd-star --length 64 --out runs/absorb
+    cedd train char --data python-manual --process absorb --method cedd-star --length 64 --out runs/absorb
     python benchmarks/sampler_quality.py runs/absorb -n 256
 
 The judge is a character n-gram model (Witten and Bell's interpolation) of the corpus the model was trained on. It has
@@ -34,14 +34,13 @@ from helps import parser_of
 from numpy.typing import NDArray
 
 import cedd
-from cedd.bench.sample import CountingNetwork
+from cedd.apps.bench.sample import CountingNetwork
 from cedd.cli import run_command
 from cedd.data.corpora import open_corpus
 from cedd.evaluation.baselines import NGram
 from cedd.evaluation.generative import token_entropy
 from cedd.models.folder import load_folder
-from cedd.samplers import GraphedNetwork
-from cedd.samplers.loop import check_sampler
+from cedd.samplers import GraphedNetwork, check_sampler
 
 RUNS = ("first-hitting", "analytic:1024", "analytic:256", "analytic:64", "analytic:16", "analytic:4")
 HELD_OUT, STRETCHES = 0.05, 50

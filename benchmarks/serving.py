@@ -1,6 +1,6 @@
 """The server under load: one request at a time, many clients at once, and its memory over thousands of requests.
 
-    python benchmarks/serving.py --page docs/serving.md
+    python benchmarks/serving.py --page docs/results/speed.md
 
 A server is started as a user would, with english and a network of the preset `tiny` (its weights by chance, which
 does not change what it costs). For each kind of request, some are asked one after the other, for a while; then 200

@@ -2,7 +2,7 @@
 
     python benchmarks/spelling.py --data novels --out runs/spelling --results runs/spelling.json
     python benchmarks/spelling.py --only bayes-star/roulette cedd-star/uniform --minutes 9 ...
-    python benchmarks/spelling.py --table runs/spelling.json --plot curves.png --page docs/spelling.md
+    python benchmarks/spelling.py --table runs/spelling.json --plot curves.png --page docs/results/spelling.md
     python benchmarks/spelling.py --table runs/spelling.json runs/seed1.json runs/seed2.json
 
 A cell is METHOD/PROCESS, with /TIME to train at times up to TIME only (the test is at 0.05), and +RECIPE for settings

@@ -15,7 +15,7 @@ from cedd.data.corpora import open_corpus
 from cedd.data.folders import data_folder
 from cedd.data.packing import pack
 from cedd.data.tokenizers import CharAsGPT2, GPT2Tokenizer, load_gpt2
-from cedd.models.transformer import Transformer
+from cedd.models.backbone import Backbone
 from cedd.spelling.paper_protocol import restore
 from cedd.storage import atomic_write
 from cedd.training.loop import Trainer
@@ -90,7 +90,7 @@ class SpellingHooks(CellHooks):
             spread = slice(0, None, max(1, len(packed) // SEEN_BLOCKS)) if name == SEEN else slice(None)
             self.books[name] = torch.from_numpy(packed[spread][: self.arguments.blocks])
 
-    def test(self, trainer: Trainer, model: Transformer) -> dict[str, Any]:
+    def test(self, trainer: Trainer, model: Backbone) -> dict[str, Any]:
         books = {
             name: restore(model, trainer.process, trainer.method, blocks, seed=0).record()
             for name, blocks in self.books.items()

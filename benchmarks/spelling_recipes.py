@@ -18,10 +18,10 @@ from cedd.training.config import (
     OptimizerConfig,
     ProcessConfig,
     TrainConfig,
-    flat,
+    differing_settings,
     from_json,
     model_of_size,
-    same_run,
+    settings_of_run,
 )
 
 METHODS = ("sedd", "sedds", "cedd", "cedd-star", "bayes", "bayes-star")
@@ -217,9 +217,8 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
         data=str(arguments.book(TRAINING_BOOK)),
         out=arguments.out / named(cell).replace("/", "-"),
         method=method,
-        process=ProcessConfig(
-            "uniform" if process == "uniform" else "roulette", p_m=arguments.p_m, sigma_floor=arguments.sigma_floor
-        ),
+        process=ProcessConfig("uniform") if process == "uniform" else ProcessConfig("roulette", {"p_m": arguments.p_m}),
+        sigma_floor=arguments.sigma_floor,
         model=model_of_size(arguments.size, dropout=arguments.dropout, float32_residual=arguments.float32_residual),
         length=arguments.length,
         # A book of its own to validate on: all of War and Peace is trained on.
@@ -255,9 +254,10 @@ def configuration(arguments: Arguments, cell: str) -> TrainConfig:
 def own_settings(cell: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell was trained with otherwise than by default, by the settings' names."""
     config = from_json(TrainConfig, record["config"])
-    different = same_run(config, configuration(Arguments(), cell.partition("+")[0]))
+    different = differing_settings(config, configuration(Arguments(), cell.partition("+")[0]))
     training = [n for n in different if n.startswith(("model.", "optimizer.", "batch.", "process.", "length"))]
-    own = {name.rpartition(".")[2]: flat(config)[name] for name in training}
+    used = settings_of_run(config)
+    own = {name.rpartition(".")[2]: used[name] for name in training if name in used}
     vocabulary, form = Path(config.text.tokenizer).name.rpartition("-")[2], Path(config.data).parent.name
     own |= {"vocabulary": vocabulary} if vocabulary.isdigit() else {}
     own |= {} if form == Arguments.form else {"form": form}

@@ -16,22 +16,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-import tyro
 from command_line import command
 from torch import Tensor
 
+from cedd.cli.parser import argument
 from cedd.data.corpora import open_corpus
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.samplers import Fixed, text_seeds
+from cedd.models.loaded_model import LoadedModel
+from cedd.samplers import Fixed, SamplingOptions, text_seeds
 from cedd.tasks import load
 from cedd.tasks.template import Template
-from cedd.tasks.windows import windows_around
+from cedd.tasks.windows import infilling_windows
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Arguments:
     Time windows and samples of a long text one after another and at once.
     """
 
-    model: tyro.conf.Positional[str]
+    model: str = field(metadata=argument("MODEL"))
     """A run's folder, or a model by its name."""
     data: Path
     """A text."""
@@ -72,7 +72,7 @@ def page(text: str, tokenizer: Tokenizer, length: int, blanks: int, width: int) 
 
 def draw_together(loaded: LoadedModel, template: Template, options: SamplingOptions) -> Tensor:
     """One way to fill it, [1, L]: its windows, none of which has a blank of another, as the rows of one batch."""
-    cuts = windows_around(template.blanks, template.width, loaded.length)
+    cuts = infilling_windows(template.blanks, template.width, loaded.length)
     known, tokens = (
         torch.stack([part[cut.start : cut.stop] for cut in cuts]) for part in (template.given, template.ids)
     )

@@ -4,7 +4,6 @@ one place, and one run is enough."""
 import contextlib
 import functools
 import gc
-import inspect
 import io
 import logging
 from collections.abc import Iterator
@@ -26,36 +25,6 @@ def pytest_collection_finish() -> None:
     """What there is when the tests begin stays, modules above all: the collector need not look at it each time."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def sources_are_read_once() -> Iterator[None]:
-    """The parser of command lines looks up the source of its dataclasses at each of some thousand."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspect, "getsource", functools.cache(inspect.getsource))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def parsers_are_built_once() -> Iterator[None]:
-    """Tyro builds the parser of a dataclass anew for each command line, which takes longer than most commands. It
-    depends on nothing but the dataclass and the defaults it is given. A version without this name is only slower."""
-    try:
-        from tyro._parsers import ParserSpecification
-    except ImportError:
-        yield
-        return
-    build, built = ParserSpecification.from_callable_or_type, dict[tuple[Any, str], Any]()
-
-    def kept(f: Any, **how: Any) -> Any:
-        if how.get("parent_classes"):  # a part of another
-            return build(f, **how)
-        key = f, repr(how)
-        return built[key] if key in built else built.setdefault(key, build(f, **how))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ParserSpecification, "from_callable_or_type", staticmethod(kept))
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,7 +51,7 @@ def torch_begins_alike() -> None:
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
     """A `cedd serve` that runs in this process leaves no log behind, to a stream that is closed by then."""
-    log = logging.getLogger("cedd.serve")
+    log = logging.getLogger("cedd.apps.serve")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("handlers", "propagate", "level"):
             patch.setattr(log, name, getattr(log, name))

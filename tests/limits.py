@@ -1,8 +1,12 @@
-"""A disk that is full, for tests."""
+"""A disk that is full, and little memory, for tests."""
 
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+STATISTICS = Path("/proc/self/statm")
+"""The memory of this process in pages, on Linux."""
 
 
 @contextmanager
@@ -14,3 +18,18 @@ def files_up_to(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def memory_up_to(more: int) -> Iterator[None]:
+    """The system refuses this process more than so many bytes beyond what it has."""
+    if not STATISTICS.is_file():
+        yield
+        return
+    pages = int(STATISTICS.read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

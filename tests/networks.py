@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import cedd
+from cedd.network import Capabilities
 from cedd.process import TokenProcess
 from tests import reference
 
@@ -64,7 +65,7 @@ def as_score(
         t = torch.tensor(times, dtype=torch.float64).repeat_interleave(len(states))
         x = states.repeat(len(times), 1)
         outputs = model(x, process.sigma(t))
-        found = cedd.log_scores(method, process, outputs, x, t).exp().numpy()
+        found = cedd.log_scores(outputs, process, x, t, method=method).exp().numpy()
         return found.reshape(len(times), len(states), length, -1)
 
     known = dict(zip(times, ratios(times), strict=True)) if times else {}
@@ -86,3 +87,42 @@ def every_process(V: int) -> dict[str, TokenProcess]:
         "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
         "hybrid": cedd.hybrid(V, 0.3),
     }
+
+
+class BlockNetwork:
+    """A smooth float64 function of a noisy block, its sigma and the clean text before it, different at each of them.
+
+    Called as the package calls a function in blocks: model(x_t [B, L], sigma [B, L], clean=x_0 [B, L]); `after` is the
+    network of one block after one text.
+    """
+
+    def __init__(self, process: TokenProcess, length: int, block: int, seed: int, time_free: bool = False) -> None:
+        n, V = process.num_states, process.vocab_size
+        generator = torch.Generator().manual_seed(seed)
+        pasts = sum(V**known for known in range(0, length, block))
+        shape = (3, pasts, n**block, block, V)
+        self.level, self.slope, self.phase = torch.randn(shape, generator=generator, dtype=torch.float64)
+        self.slope = 0 * self.slope if time_free else self.slope
+        self.process, self.length, self.block = process, length, block
+        self.capabilities = Capabilities(time_conditioned=False) if time_free else None
+
+    def after(self, past: Sequence[int]) -> Model:
+        """(x_t [B, b], sigma [B]) -> [B, b, V]."""
+        text = torch.tensor([past], dtype=torch.int64)
+        return lambda x_t, sigma: self._outputs(text.expand(len(x_t), -1), x_t, sigma)
+
+    def _outputs(self, past: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+        """[B, b, V] for x_t [B, b] after texts [B, P]."""
+        n, V = self.process.num_states, self.process.vocab_size
+        first = sum(V**known for known in range(0, past.shape[1], self.block))
+        row = first + (past * V ** torch.arange(past.shape[1] - 1, -1, -1)).sum(-1)
+        place = row, (x_t * n ** torch.arange(self.block - 1, -1, -1)).sum(-1)
+        return self.level[place] + self.slope[place] * torch.sin(sigma.double()[:, None, None] + self.phase[place])
+
+    def __call__(self, x_t: Tensor, sigma: Tensor, *, clean: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        for start in range(0, x_t.shape[1], self.block):
+            here = slice(start, start + self.block)
+            assert torch.equal(sigma[:, here], sigma[:, start : start + 1].expand(-1, self.block))
+            parts.append(self._outputs(clean[:, :start], x_t[:, here], sigma[:, start]))
+        return torch.cat(parts, 1)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 
 
 def reading_once(loaded: LoadedModel) -> LoadedModel:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -370,11 +371,28 @@ class Formula(Clocks):
         (Formula(lambda t: t + (t > 0.5)), "alpha_rate must be the derivative of alpha: between t = 0.5"),
         (Formula(lambda t: 1 + t), r"alpha\(0\) must be 0"),
         (Formula(lambda t: t.clamp_max(0.3) + (t - 0.6).clamp_min(0.0)), "both clocks stand still at t = 0.3"),
+        (
+            Formula(lambda t: t[..., None] * torch.arange(4)),
+            r"got shape \[2, 3, 4\]\): a process is two clocks that are functions of time alone, the same for every",
+        ),
+        (Formula(cast(Any, lambda t: 2.0), lambda t: t), r"alpha\(t\) must be a tensor of t's shape, .*got float"),
     ],
 )
-def test_clocks_that_are_none_are_refused(clocks: Clocks, message: str) -> None:
+def test_invalid_clocks_are_refused(clocks: Clocks, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cedd.TokenProcess(4, True, clocks)
+
+
+class Other(Proportional):
+    """A subclass of valid clocks, with a mask clock that its rate does not fit."""
+
+    def alpha(self, t: Tensor | float) -> Tensor:
+        return self.schedule.sigma(t) * (1.2 - check_time(t))
+
+
+def test_subclasses_of_valid_clocks_are_checked() -> None:
+    with pytest.raises(ValueError, match="alpha_rate must be the derivative of alpha"):
+        cedd.TokenProcess(4, True, Other(LogLinear(), 1.0, 0.0))
 
 
 def test_clocks_with_kinks_and_slow_starts_are_accepted() -> None:
@@ -453,7 +471,7 @@ def test_hybrid_without_shuffles_is_absorb() -> None:
     [
         ({"p_u": 1.0}, "p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1; got 1.0"),
         ({"p_u": math.nan}, "p_u"),
-        ({"rise": 0.0}, r"rise must lie in \(0, 1\], or a clock would run backwards; got 0.0"),
+        ({"rise": 0.0}, r"rise must lie in \[0.2, 1\] \(default 0.5\); got 0.0"),
         ({"fall": 1.5}, "fall"),
         ({"eps": 0.0}, "eps"),
     ],

@@ -148,7 +148,7 @@ def test_a_device_without_float64_samples_bounds_and_trains_as_the_cpu(halves: b
         drawn, bound, loss = (torch.Generator().manual_seed(seed) for seed in range(3))
         texts = cedd.sample(model, chain, (2, L), method=method, steps=4, generator=drawn)
         nats = cedd.estimate_bound(model, chain, data, method=method, draws=2, generator=bound).nats_per_token
-        total = cedd.loss(method, chain, model, data.to(device), generator=loss)
+        total = cedd.loss(model, chain, data.to(device), method=method, generator=loss)
         total.backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         return [texts.cpu(), torch.tensor(nats), total.detach().cpu(), gradient.cpu()]

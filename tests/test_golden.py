@@ -60,7 +60,7 @@ def seeded() -> torch.Generator:
 def scores(method: str, process: TokenProcess) -> Tensor:
     """At tokens and, where there is one, the mask."""
     x_t, t = torch.arange(2 * process.num_states).reshape(2, -1) % process.num_states, torch.tensor([0.1, 0.8])
-    return cedd.log_scores(method, process, network(x_t, process.sigma(t)), x_t, t)
+    return cedd.log_scores(network(x_t, process.sigma(t)), process, x_t, t, method=method)
 
 
 def estimate(method: str, process: TokenProcess, bound: Any) -> list[float]:
@@ -109,7 +109,7 @@ def numbers(case: str) -> dict[str, Any]:
     method, name = case.split(" on ")
     process, parts = PROCESSES[name], parts_of(cedd.METHODS[method])
     found = {
-        "loss": unless_refused(cedd.loss, method, process, network, tokens(5, 4), generator=seeded()),
+        "loss": unless_refused(cedd.loss, network, process, tokens(5, 4), method=method, generator=seeded()),
         "log_scores": unless_refused(scores, method, process),
         "exact cross entropy": exact(parts, name, None),
         "samples, corrected": unless_refused(samples, method, process, "analytic", cedd.Corrector()),

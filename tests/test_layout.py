@@ -14,6 +14,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "cedd"
 # A module may import those before it, and itself.
 ORDER = (
     "names",
+    "splitmix",
+    "parts",
     "storage",
     "device",
     "row_sums",
@@ -23,6 +25,8 @@ ORDER = (
     "process",
     "parameterization",
     "network",
+    "block_layout",
+    "constraints",
     "objectives",
     "dynamics",
     "methods",
@@ -36,9 +40,7 @@ ORDER = (
     "evaluation",
     "spelling",
     "tasks",
-    "report",
-    "serve",
-    "bench",
+    "apps",
     "cli",
 )
 # __init__ gathers the public names and __main__ starts the command line: they stand above everything.

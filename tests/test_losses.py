@@ -12,9 +12,11 @@ from torch import Tensor
 import cedd
 from cedd import METHODS, Bayes, Denoiser, Method, PowerShare, ScaledScore, Score, TokenProcess
 from cedd.dynamics.causal import shift_right, start_symbol
-from cedd.losses import Draws, NoisyBatch, batch_loss, draw_times, noisy_batch
+from cedd.losses import NoiseDraws, NoisyBatch, batch_loss, draw_times, noisy_batch
 from cedd.methods import get_method
 from cedd.models.head import VocabularyHead
+from cedd.names import ALIASES
+from cedd.network import Capabilities
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
 from cedd.objectives.objective import Rows
 from cedd.objectives.score_entropy import ScoreEntropy, true_ratios
@@ -88,26 +90,41 @@ def naive_row(method: Method, process: TokenProcess, outputs: Tensor, x: int, x0
     return -weight.get(method.name, 1.0) * f[x0].log()
 
 
+TIMES = torch.tensor([0.02, 0.4, 0.95], dtype=torch.float64)
+TOKEN_TIMES = torch.linspace(0.01, 0.99, B * L, dtype=torch.float64).reshape(L, B).T
+WHERE = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 0, 1, 1]]).bool()
+
+
 @pytest.mark.parametrize(("name", "kind"), pairs())
-def test_value_and_gradient_are_those_of_the_naive_formula(name: str, kind: str) -> None:
+@pytest.mark.parametrize(("t", "where"), [(TIMES, None), (TOKEN_TIMES, WHERE)], ids=["per sequence", "per token"])
+def test_value_and_gradient_are_those_of_the_naive_formula(
+    name: str, kind: str, t: Tensor, where: Tensor | None
+) -> None:
+    """Position by position: at its own time, and counted only where it is selected."""
     method, process = ALL[name], PROCESSES[kind]
     generator = torch.Generator().manual_seed(7)
     x0 = torch.randint(V, (B, L), generator=generator)
-    t = torch.tensor([0.02, 0.4, 0.95], dtype=torch.float64)
     outputs = torch.randn(B, L, V, generator=generator, dtype=torch.float64, requires_grad=True)
-    draws = Draws.make((B, L), V, x0.device, generator)
-    batch = noisy_batch(method, process, x0, t, draws)
-    x_t = process.noise(t).move(x0, draws.u, draws.redraw)
+    draws = NoiseDraws.make((B, L), V, x0.device, generator)
+    batch = noisy_batch(method, process, x0, t, draws, where=where)
+    times = t if t.dim() == 2 else t[:, None].expand(B, L)
+    x_t = x0.clone()
+    for i in range(B):
+        for j in range(L):
+            matrix = process.transition_matrix(times[i, j])
+            kept, alive = matrix[0, 0] - matrix[1, 0], matrix[:V, 0].sum()
+            u = draws.u[i, j]
+            x_t[i, j] = x0[i, j] if u < kept else draws.redraw[i, j] if u < alive else V
     loss = batch_loss(method, lambda x, sigma: outputs, batch)
+    counted = [(i, j) for i in range(B) for j in range(L) if where is None or where[i, j]]
     naive = sum(
         (
-            naive_row(method, process, outputs[i, j], int(x_t[i, j]), int(x0[i, j]), float(t[i]))
-            for i in range(B)
-            for j in range(L)
+            naive_row(method, process, outputs[i, j], int(x_t[i, j]), int(x0[i, j]), float(times[i, j]))
+            for i, j in counted
         ),
         start=torch.zeros((), dtype=torch.float64),
     )
-    naive = naive / (B * L)
+    naive = naive / len(counted)
     torch.testing.assert_close(loss, naive, rtol=1e-9, atol=1e-12)
     (gradient,) = torch.autograd.grad(loss, outputs)
     (expected,) = torch.autograd.grad(naive, outputs)
@@ -117,6 +134,8 @@ def test_value_and_gradient_are_those_of_the_naive_formula(name: str, kind: str)
 
 class WithHead(torch.nn.Module):
     """Features that depend on all of the input, and a head whose losses are its own."""
+
+    capabilities = Capabilities(features=True, selected_rows=True, head_losses=True)
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +157,7 @@ class WithHead(torch.nn.Module):
 def a_batch(method: Method, kind: str, capacity: int | None = None) -> NoisyBatch:
     """Random text at three times."""
     x0, t = torch.randint(V, (B, L)), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    draws = Draws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
+    draws = NoiseDraws.make((B, L), V, torch.device("cpu"), torch.Generator().manual_seed(2))
     return noisy_batch(method, PROCESSES[kind], x0, t, draws, capacity)
 
 
@@ -155,14 +174,6 @@ def test_a_head_with_losses_of_its_own_changes_nothing(name: str, kind: str, fil
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-11)
-
-
-def test_a_head_without_score_entropies_is_asked_for_any_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, model = ALL["sedd"], WithHead()
-    batch = a_batch(method, "roulette")
-    loss = batch_loss(method, model, batch)
-    monkeypatch.delattr(VocabularyHead, "score_entropy")
-    torch.testing.assert_close(batch_loss(method, model, batch), loss)
 
 
 def test_positions_that_cannot_be_left_cost_nothing_in_closed_form() -> None:
@@ -193,7 +204,9 @@ def test_float32_and_half_outputs_give_nearly_the_same(name: str) -> None:
     process = PROCESSES["absorb"] if name == "dfm" else PROCESSES["roulette"]
     generator = torch.Generator().manual_seed(3)
     x0, outputs = torch.randint(V, (B, L), generator=generator), torch.randn(B, L, V, generator=generator)
-    batch = noisy_batch(method, process, x0, torch.tensor([0.1, 0.5, 0.9]), Draws.make((B, L), V, x0.device, generator))
+    batch = noisy_batch(
+        method, process, x0, torch.tensor([0.1, 0.5, 0.9]), NoiseDraws.make((B, L), V, x0.device, generator)
+    )
     exact = float(batch_loss(method, lambda x, s: outputs.double(), batch))
     assert float(batch_loss(method, lambda x, s: outputs, batch)) == pytest.approx(exact, rel=1e-5)
     assert float(batch_loss(method, lambda x, s: outputs.bfloat16(), batch)) == pytest.approx(exact, rel=0.05)
@@ -242,7 +255,7 @@ def test_weights_are_finite_at_zero() -> None:
 
 def test_absorb_counts_masked_positions_only() -> None:
     x0 = torch.zeros(2, 4, dtype=torch.int64)
-    draws = Draws(torch.tensor([[0.1, 0.9, 0.2, 0.8]] * 2).double(), x0)
+    draws = NoiseDraws(torch.tensor([[0.1, 0.9, 0.2, 0.8]] * 2).double(), x0)
     for name in ("sedd", "cedd", "ceddt", "bayes"):
         batch = noisy_batch(METHODS[name], cedd.absorb(V), x0, torch.tensor([0.5, 0.5]), draws)
         assert batch.places.tolist() == [1, 3, 5, 7]
@@ -256,7 +269,7 @@ def test_absorb_counts_masked_positions_only() -> None:
 def test_a_batch_without_noise_costs_nothing() -> None:
     x0 = torch.zeros(2, 4, dtype=torch.int64)
     model = torch.nn.Embedding(V + 1, V)
-    loss = cedd.loss("cedd", cedd.absorb(V), lambda x, s: model(x), x0, t=0.0)
+    loss = cedd.loss(lambda x, s: model(x), cedd.absorb(V), x0, method="cedd", t=0.0)
     assert float(loss.detach()) == 0.0
     loss.backward()  # and can be differentiated all the same
 
@@ -270,11 +283,11 @@ def test_the_network_sees_noise_and_float32_sigma() -> None:
 
     x0 = torch.randint(V, (6, 50), generator=torch.Generator().manual_seed(0))
     t = torch.linspace(0.1, 0.9, 6)
-    cedd.loss("cedd", cedd.absorb(V), model, x0, t, torch.Generator().manual_seed(1))
+    cedd.loss(model, cedd.absorb(V), x0, method="cedd", t=t, generator=torch.Generator().manual_seed(1))
     assert seen["sigma"].dtype == torch.float32
     torch.testing.assert_close(seen["sigma"], cedd.absorb(V).sigma(t).float())
     assert bool(((seen["x"] == x0) | (seen["x"] == V)).all())
-    cedd.loss("ar", cedd.absorb(V), model, x0, t)
+    cedd.loss(model, cedd.absorb(V), x0, method="ar", t=t)
     assert torch.equal(seen["x"], torch.cat([torch.full((6, 1), V), x0[:, :-1]], 1))
 
 
@@ -288,7 +301,7 @@ def test_the_same_seed_gives_the_same_loss() -> None:
     x0 = torch.randint(V, (8, 20), generator=torch.Generator().manual_seed(0))
     model = torch.nn.Embedding(V + 1, V).double()
     first, second = (
-        float(cedd.loss("sedd", cedd.roulette(V), lambda x, s: model(x), x0, generator=g).detach())
+        float(cedd.loss(lambda x, s: model(x), cedd.roulette(V), x0, method="sedd", generator=g).detach())
         for g in (torch.Generator().manual_seed(4), torch.Generator().manual_seed(4))
     )
     assert first == second
@@ -320,13 +333,34 @@ def test_independent_times_and_limits() -> None:
 
 
 def test_names() -> None:
-    assert set(METHODS) == {"sedd", "sedds", "cedd", "cedd-star", "ceddt", "bayes", "bayes-star", "dfm", "ar"}
+    assert {"sedd", "sedds", "cedd", "cedd-star", "ceddt", "bayes", "bayes-star", "dfm", "ar"} < set(METHODS)
     assert get_method("CEDD*") is METHODS["cedd-star"] is METHODS["cedd*"] is METHODS.get("Cedd*")
     assert "bayes*" in METHODS
     assert METHODS.get("gpt*") is None
     with pytest.raises(KeyError, match=r"gpt\*"):
         METHODS["gpt*"]
     assert get_method(METHODS["dfm"]) is METHODS["dfm"]
+    for alias, (method, process) in ALIASES.items():
+        assert get_method(alias) is get_method(alias.upper()) is METHODS[method]
+        assert alias not in list(METHODS)
+        METHODS[method].check(PROCESSES[process])
+
+
+def test_mdlm_is_the_bound_of_masked_diffusion() -> None:
+    """Its weighted cross entropy and the bound of a leave-one-out denoiser differ by a number without a gradient."""
+    process = cedd.absorb(V)
+    generator = torch.Generator().manual_seed(5)
+    x0, outputs = torch.randint(V, (B, L), generator=generator), torch.randn(B, L, V, generator=generator).double()
+    gradients: list[Tensor] = []
+    for name in ("mdlm", "bayes-elbo"):
+        leaf = outputs.clone().requires_grad_()
+        cedd.loss(
+            lambda x, s, o=leaf: o, process, x0, method=name, generator=torch.Generator().manual_seed(1)
+        ).backward()
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+    assert float(gradients[0].abs().max()) > 0.01
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
 
 
 MODEL = torch.nn.Embedding(V + 1, V)
@@ -338,24 +372,27 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
     [
         (lambda: get_method(3), "unknown method 3; use one of sedd"),  # type: ignore[arg-type]
         (lambda: get_method("gpt"), "unknown method 'gpt'; use one of sedd, sedds"),
-        (lambda: cedd.loss("dfm", cedd.uniform(V), MODEL, TOKENS), r"use absorb\(V, Polynomial\(power=k\)\)"),
-        (lambda: cedd.loss("dfm", cedd.roulette(V), MODEL, TOKENS), "dfm runs from a mask source"),
-        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS[0]), r"a batch of sequences \[B, L\]"),
-        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS[:0]), r"a batch of sequences \[B, L\]"),
-        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS + V), "token ids must lie in 0..3"),
-        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS, t=1.5), "time t must lie in"),
+        (lambda: cedd.loss(MODEL, cedd.uniform(V), TOKENS, method="dfm"), r"use absorb\(V, Polynomial\(power=k\)\)"),
+        (lambda: cedd.loss(MODEL, cedd.roulette(V), TOKENS, method="dfm"), "dfm runs from a mask source"),
+        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS[0], method="cedd"), r"a batch of sequences \[B, L\]"),
+        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS[:0], method="cedd"), r"a batch of sequences \[B, L\]"),
+        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS + V, method="cedd"), "token ids must lie in 0..3"),
+        (lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS, method="cedd", t=1.5), "time t must lie in"),
         (
-            lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS, t=torch.ones(2, 1)),
-            r"one time per sequence: x0 is \[2, 3\], t is \[2, 1\]",
+            lambda: cedd.loss(MODEL, cedd.absorb(V), TOKENS, method="cedd", t=torch.ones(2, 1)),
+            r"one per sequence or one per position: x0 is \[2, 3\], t is \[2, 1\]",
         ),
         (
             lambda: cedd.loss(
-                Method("wrong", Score(), CrossEntropy()), cedd.uniform(V), lambda x, s: torch.zeros(2, 3, V), TOKENS
+                lambda x, s: torch.zeros(2, 3, V),
+                cedd.uniform(V),
+                TOKENS,
+                method=Method("wrong", Score(), CrossEntropy()),
             ),
             "Score gives ratios; use Denoiser or Bayes",
         ),
         (
-            lambda: cedd.log_scores("ar", cedd.absorb(V), torch.zeros(1, 1, V), torch.zeros(1, 1).long(), 0.5),
+            lambda: cedd.log_scores(torch.zeros(1, 1, V), cedd.absorb(V), torch.zeros(1, 1).long(), 0.5, method="ar"),
             "ar is autoregressive and has no noise process",
         ),
     ],
@@ -369,14 +406,14 @@ def test_tokens_are_a_tensor() -> None:
     for wrong in (TOKENS.numpy(), TOKENS.tolist()):
         said = f"token ids are a tensor of integers; got {type(wrong).__name__}"
         with pytest.raises(TypeError, match=said):
-            cedd.loss("cedd", cedd.absorb(V), MODEL, wrong)  # pyright: ignore[reportArgumentType]
+            cedd.loss(MODEL, cedd.absorb(V), wrong, method="cedd")  # pyright: ignore[reportArgumentType]
         with pytest.raises(TypeError, match=said):
             cedd.estimate_bound(MODEL, cedd.absorb(V), wrong, method="cedd")  # pyright: ignore[reportArgumentType]
 
 
 def test_log_scores_by_name() -> None:
     x_t, outputs = torch.tensor([[0, V], [1, 2]]), torch.randn(2, 2, V)
-    scores = cedd.log_scores("cedd*", cedd.absorb(V), outputs, x_t, torch.tensor([0.5, 0.9]))
+    scores = cedd.log_scores(outputs, cedd.absorb(V), x_t, torch.tensor([0.5, 0.9]), method="cedd*")
     assert scores[0, 0].tolist() == [0.0] + [-math.inf] * 3
     alpha = cedd.absorb(V).alpha(0.5)
     expected = torch.log_softmax(outputs[0, 1], -1) - torch.log(torch.expm1(alpha)).float()
@@ -394,4 +431,112 @@ def test_log_scores_by_name() -> None:
 )
 def test_log_scores_refuse_what_does_not_fit(outputs, x_t, t, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        cedd.log_scores("cedd", cedd.absorb(5), torch.zeros(outputs), x_t, t)
+        cedd.log_scores(torch.zeros(outputs), cedd.absorb(5), x_t, t, method="cedd")
+
+
+@pytest.mark.parametrize(
+    ("call", "usage"),
+    [
+        (lambda: cedd.loss("cedd", cedd.absorb(V), MODEL, TOKENS), "cedd.loss(model, process, x0, method=...)"),  # pyright: ignore
+        (
+            lambda: cedd.loss(cedd.absorb(V), MODEL, TOKENS, method="cedd"),  # pyright: ignore
+            "cedd.loss(model, process, x0, method=...)",
+        ),
+        (
+            lambda: cedd.log_scores("cedd", cedd.absorb(V), torch.zeros(2, 3, V), TOKENS, 0.5),  # pyright: ignore
+            "cedd.log_scores(outputs, process, x_t, t, method=...)",
+        ),
+        (
+            lambda: cedd.estimate_bound(MODEL, TOKENS, cedd.absorb(V), method="cedd"),  # pyright: ignore
+            "cedd.estimate_bound(model, process, data, method=...)",
+        ),
+    ],
+)
+def test_arguments_in_another_order_are_refused_with_the_right_call(call, usage):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value).endswith(f"call {usage}")
+
+
+# ---- a time per token, and positions that count -------------------------------------------------------------------
+
+
+def own(x_t: Tensor, sigma: Tensor) -> Tensor:
+    """A plain function of a token and its own noise level, [B] or [B, L]."""
+    level = sigma[:, None].expand(x_t.shape) if sigma.dim() == 1 else sigma
+    return torch.sin(x_t[..., None] + torch.arange(V) * (1 + level[..., None].double()))
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+@pytest.mark.parametrize("name", ["sedd", "sedds", "cedd-star", "ceddt", "bayes"])
+def test_equal_times_per_token_are_a_time_per_sequence(name: str, kind: str) -> None:
+    x0 = torch.randint(V, (B, L), generator=torch.Generator().manual_seed(1))
+
+    def found(t: Tensor, where: Tensor | None = None) -> Tensor:
+        generator = torch.Generator().manual_seed(2)
+        return cedd.loss(own, PROCESSES[kind], x0, method=name, t=t, where=where, generator=generator)
+
+    per_token = TIMES[:, None].expand(B, L)
+    assert torch.equal(found(per_token), found(TIMES))
+    assert torch.equal(found(per_token, torch.ones(B, L, dtype=torch.bool)), found(TIMES))
+    x_t = PROCESSES[kind].sample(x0, per_token, generator=torch.Generator().manual_seed(2))
+    outputs = own(x_t, PROCESSES[kind].sigma(TIMES))
+    scores = [cedd.log_scores(outputs, PROCESSES[kind], x_t, t, method=name) for t in (TIMES, per_token)]
+    assert torch.equal(*scores)
+
+
+def test_log_scores_at_a_time_per_token_are_those_of_each_position() -> None:
+    for process in PROCESSES.values():
+        x_t = torch.arange(B * L).reshape(B, L) % process.num_states
+        outputs = own(x_t, process.sigma(TOKEN_TIMES))
+        together = cedd.log_scores(outputs, process, x_t, TOKEN_TIMES, method="bayes")
+        for i in range(B):
+            for j in range(L):
+                here = outputs[i : i + 1, j : j + 1], process, x_t[i : i + 1, j : j + 1], TOKEN_TIMES[i, j]
+                torch.testing.assert_close(together[i, j], cedd.log_scores(*here, method="bayes")[0, 0])
+
+
+def test_a_clean_prompt_neither_counts_nor_changes() -> None:
+    """t = 0 keeps a prompt clean; with `where` the loss is that of the rest, as a mean over the rest."""
+    x0 = torch.randint(V, (B, L), generator=torch.Generator().manual_seed(1))
+    seen: list[Tensor] = []
+
+    def model(x_t: Tensor, sigma: Tensor) -> Tensor:
+        seen.extend((x_t, sigma))
+        return own(x_t, sigma)
+
+    prompt = torch.arange(L) < 2
+    t = torch.where(prompt, 0.0, 0.9).expand(B, L)
+    where = (~prompt).expand(B, L)
+
+    def found(where: Tensor | None) -> float:
+        generator = torch.Generator().manual_seed(2)
+        return float(cedd.loss(model, PROCESSES["roulette"], x0, method="bayes", t=t, where=where, generator=generator))
+
+    alone = found(where)
+    assert torch.equal(seen[0][:, :2], x0[:, :2])
+    assert not torch.equal(seen[0], x0)
+    assert seen[1].shape == (B, L)
+    assert float(seen[1][:, :2].max()) == 0
+    assert alone == pytest.approx(found(None) * L / (L - 2))  # a position at t = 0 has no loss
+
+
+def test_a_network_that_takes_one_level_per_sequence_is_not_given_more() -> None:
+    x0 = torch.zeros(B, L, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"takes one noise level per sequence; .* Capabilities\(token_times=True\)"):
+        cedd.loss(WithHead(), PROCESSES["absorb"], x0, method="cedd", t=TOKEN_TIMES)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (torch.ones(B, L), r"where must be a Boolean tensor of x0's shape \[3, 5\]; got \[3, 5\] torch.float32"),
+        (torch.ones(B, dtype=torch.bool), r"got \[3\] torch.bool"),
+        ([True], "got list"),
+        (torch.zeros(B, L, dtype=torch.bool), "where selects no position"),
+    ],
+)
+def test_what_does_not_select_positions_is_refused(where, message: str) -> None:
+    x0 = torch.zeros(B, L, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        cedd.loss(own, PROCESSES["absorb"], x0, method="cedd", where=where)

@@ -12,26 +12,28 @@ from torch import Tensor, nn
 import cedd
 from cedd import network as network_module
 from cedd.models.transformer import Transformer, TransformerConfig
-from cedd.network import Network, Places, evaluating
+from cedd.network import Capabilities, Network, Places, evaluating
 
 V, L = 5, 4
 
 
 class Halves(nn.Module):
-    """Two halves, of which the features remember what they were shown."""
+    """A backbone that remembers what it was shown, and a head."""
+
+    capabilities = Capabilities(features=True)
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Embedding(V + 1, 8), nn.Linear(8, V)
         self.seen: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
 
-    def features(self, x_t: Tensor, sigma: Tensor, **extras: Tensor) -> Tensor:
-        self.seen.append((x_t, sigma, extras))
+    def features(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
+        self.seen.append((x_t, sigma, conditions))
         hidden = self.body(x_t)
-        return hidden + extras["label"][:, None, None] if "label" in extras else hidden
+        return hidden + conditions["label"][:, None, None] if "label" in conditions else hidden
 
-    def forward(self, x_t: Tensor, sigma: Tensor, **extras: Tensor) -> Tensor:
-        return self.head(self.features(x_t, sigma, **extras))
+    def forward(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
+        return self.head(self.features(x_t, sigma, **conditions))
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def small_transformer(**settings: Any) -> Transformer:
 def calls(model, process: cedd.TokenProcess, method: str) -> Iterator[Callable[[], object]]:
     """Everything that runs a network that was handed over, on two sequences."""
     x0 = torch.zeros(2, L, dtype=torch.int64)
-    yield lambda: cedd.loss(method, process, model, x0)
+    yield lambda: cedd.loss(model, process, x0, method=method)
     yield lambda: cedd.estimate_bound(model, process, x0, method=method, draws=2, batch=2)
     yield lambda: cedd.sample(model, process, (2, L), method=method, steps=2)
 
@@ -76,14 +78,14 @@ def test_a_gpu_holds_as_many_outputs_as_its_memory_allows(
 
 def test_only_the_chosen_sequences_are_run(halves: Halves) -> None:
     x, sigma = torch.arange(12).reshape(3, L) % V, torch.tensor([0.1, 0.2, 0.3])
-    extras = {"label": torch.tensor([1.0, 2.0, 3.0])}
+    conditions = {"label": torch.tensor([1.0, 2.0, 3.0])}
     places = Places(torch.tensor([4, 9]), torch.tensor([1, 2]), torch.tensor([0, 5]))
-    found = Network.of(halves, V, extras=extras, sequences=3).rows(x, sigma, places).map(lambda o, _: o)
+    found = Network.of(halves, V, conditions=conditions, sequences=3).rows(x, sigma, places).map(lambda o, _: o)
     shown, told, given = halves.seen[-1]
     assert torch.equal(shown, x[1:])
     assert torch.equal(told, sigma[1:])
     assert given["label"].tolist() == [2.0, 3.0]
-    torch.testing.assert_close(found, halves(x, sigma, label=extras["label"]).flatten(0, 1)[[4, 9]])
+    torch.testing.assert_close(found, halves(x, sigma, label=conditions["label"]).flatten(0, 1)[[4, 9]])
 
 
 @pytest.mark.parametrize("wrong", [(2, L, V + 1), (2, V, L), (L, 2, V)])
@@ -124,10 +126,10 @@ def test_a_condition_reaches_the_networks_of_the_loss_and_of_the_bound() -> None
     process, label = cedd.absorb(V), torch.arange(6) % V
     x0 = label[:, None].expand(6, L)
     for method in ("cedd", "ar"):
-        assert float(cedd.loss(method, process, labelled, x0, label=label)) < 1e-9
+        assert float(cedd.loss(labelled, process, x0, method=method, label=label)) < 1e-9
         assert cedd.estimate_bound(labelled, process, x0, method=method, batch=4, label=label).nats_per_token < 0.01
     wrong = label.roll(1)
-    assert float(cedd.loss("cedd", process, labelled, x0, t=0.9, label=wrong)) > 10
+    assert float(cedd.loss(labelled, process, x0, method="cedd", t=0.9, label=wrong)) > 10
     assert cedd.estimate_bound(labelled, process, x0, method="cedd", label=wrong).nats_per_token > 10
 
 
@@ -141,11 +143,11 @@ def test_a_condition_reaches_first_hitting_and_a_causal_network() -> None:
 def test_what_is_no_condition_is_refused() -> None:
     process = cedd.absorb(V)
     for wrong in (torch.zeros(1), torch.tensor(1.0)):
-        with pytest.raises(ValueError, match="one entry a sequence, 2"):
-            cedd.loss("cedd", process, labelled, torch.zeros(2, L, dtype=torch.int64), label=wrong)
-    with pytest.raises(TypeError, match="unknown argument 'stepps'"):
+        with pytest.raises(ValueError, match="one entry per sequence, 2"):
+            cedd.loss(labelled, process, torch.zeros(2, L, dtype=torch.int64), method="cedd", label=wrong)
+    with pytest.raises(TypeError, match="unexpected argument 'stepps'"):
         cedd.sample(labelled, process, (2, L), method="cedd", stepps=3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="one entry a sequence, 2"):
+    with pytest.raises(ValueError, match="one entry per sequence, 2"):
         cedd.sample(labelled, process, (2, L), method="cedd", label=torch.zeros(3))
 
 
@@ -187,7 +189,7 @@ def test_a_loss_of_halves_that_are_no_numbers_is_refused() -> None:
     model = small_transformer()
     torch.nn.init.constant_(model.head.bias, float("nan"))
     with pytest.raises(ValueError, match="the network returned nan"):
-        cedd.loss("cedd", cedd.absorb(V), model, torch.zeros(2, L, dtype=torch.int64))
+        cedd.loss(model, cedd.absorb(V), torch.zeros(2, L, dtype=torch.int64), method="cedd")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_what_is_no_tensor_of_floats_is_refused(wrong, named: str, method: str) 
         return wrong(torch.zeros(*x_t.shape, V))
 
     for call in calls(model, cedd.absorb(V), method):
-        with pytest.raises(TypeError, match=f"must return a tensor of floats.*; got .*{named}"):
+        with pytest.raises(TypeError, match=f"must return a floating-point tensor.*; got .*{named}"):
             call()
 
 
@@ -214,13 +216,13 @@ def test_a_head_that_returns_no_tensor_of_floats_is_refused(halves: Halves, head
     monkeypatch.setattr(halves.head, "forward", head)
     run, x_t = Network.of(halves, V), torch.zeros(2, L, dtype=torch.int64)
     for network in (run, replace(run, double=True)):
-        with pytest.raises(TypeError, match="must return a tensor of floats"):
+        with pytest.raises(TypeError, match="must return a floating-point tensor"):
             network.rows(x_t, torch.rand(2), Places(torch.arange(3))).map(lambda o, _: o)
 
 
 def test_features_of_another_shape_are_refused(halves: Halves, monkeypatch) -> None:
     monkeypatch.setattr(halves, "features", lambda x_t, sigma: torch.zeros(len(x_t), 8))
-    with pytest.raises(ValueError, match=r"features must be \[B, L, D\], \[.*4\] and D; got \[.*8\]"):
+    with pytest.raises(ValueError, match=r"features must be \[B, L, D\] with \[B, L\] = \[.*4\]; got \[.*8\]"):
         cedd.sample(halves, cedd.absorb(V), (2, L), method="cedd", steps=2)
 
 
@@ -281,7 +283,7 @@ def test_a_token_without_a_chance_costs_a_text_without_it_nothing(method: str) -
     assert exact < 50
     found = cedd.estimate_bound(without_zero, process, tokens, method=method, draws=512, fixed_set=True)
     assert abs(found.nats_per_token - exact) < 5 * found.stderr + 1e-6
-    assert float(cedd.loss(method, process, without_zero, tokens)) < 50
+    assert float(cedd.loss(without_zero, process, tokens, method=method)) < 50
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

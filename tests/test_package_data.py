@@ -8,14 +8,14 @@ import time
 import pytest
 
 import cedd
-from cedd.cli.given import CORRECTOR, WRITER
+from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
+from cedd.cli.inputs import DEFAULT_CORRECTOR, DEFAULT_MODEL
 from cedd.data.text import encode_text
 from cedd.models.folder import load_folder
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE, pretrained_root
 from cedd.spelling.book import Book
 from cedd.spelling.correct import corrections
 from cedd.spelling.corruption import corrupt_letters, swap_letters
-from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
 from cedd.spelling.options import correction_options
 from cedd.spelling.user_protocol import UserProtocol, outcomes
 from cedd.tasks.card import model_card
@@ -57,20 +57,20 @@ going to bring in the hay, and then he asked how far it was.
 
 @pytest.fixture(scope="module")
 def model():
-    return reading_once(cedd.load(CORRECTOR, device="cpu"))
+    return reading_once(cedd.load(DEFAULT_CORRECTOR, device="cpu"))
 
 
 @pytest.fixture(scope="module")
 def writer():
-    return cedd.load(WRITER, device="cpu")
+    return cedd.load(DEFAULT_MODEL, device="cpu")
 
 
 def test_the_models_are_here():
     """In the source and in what is built: without them most of the following could not be run, and nothing may skip."""
-    assert {WRITER, CORRECTOR} <= set(cedd.PRETRAINED)
+    assert {DEFAULT_MODEL, DEFAULT_CORRECTOR} <= set(cedd.PRETRAINED)
 
 
-@pytest.mark.parametrize(("name", "script"), [(CORRECTOR, "english_char.py"), (WRITER, "english.py")])
+@pytest.mark.parametrize(("name", "script"), [(DEFAULT_CORRECTOR, "english_char.py"), (DEFAULT_MODEL, "english.py")])
 def test_a_model_is_small_and_described(name, script):
     folder = pretrained_root() / name
     names = {file.name for file in folder.iterdir()}
@@ -78,7 +78,7 @@ def test_a_model_is_small_and_described(name, script):
     assert "train.json" not in names  # which names a machine's folders
     assert sum(file.stat().st_size for file in folder.iterdir()) <= LIMIT
     card = (folder / CARD_FILE).read_text("utf-8")
-    for said in ("What it was trained on", "What it scores", "What it is not for", "CC BY-SA"):
+    for said in ("## Training", "## Results", "## Limitations", "CC BY-SA"):
         assert said in card
     assert f"$ python benchmarks/{script}" in card
 
@@ -90,7 +90,7 @@ def test_the_card_says_what_the_folder_has(which, request):
     assert (folder.path / CARD_FILE).read_text("utf-8") == model_card(config, folder.model.num_parameters())
 
 
-@pytest.mark.parametrize("name", [CORRECTOR, WRITER])
+@pytest.mark.parametrize("name", [DEFAULT_CORRECTOR, DEFAULT_MODEL])
 def test_a_flipped_bit_in_a_model_is_found(name, tmp_path):
     """Of each file of numbers; the checksums of these files stand beside them."""
     folder = shutil.copytree(pretrained_root() / name, tmp_path / name)
@@ -108,7 +108,7 @@ def test_the_writer_writes_words(writer):
     assert [text] == writer.generate(seed=1, steps=8)
     words = [word.lower() for word in re.findall("[A-Za-z]{3,}", text)]
     assert len(words) > 20
-    known = set(load_lexicon(pretrained_root() / WRITER / LEXICON_FILE).words)
+    known = set(load_lexicon(pretrained_root() / DEFAULT_MODEL / LEXICON_FILE).words)
     assert sum(word in known for word in words) > 0.75 * len(words)
 
 
@@ -121,7 +121,7 @@ def test_the_writer_fills_in_what_is_meant(writer):
 
 def test_the_writer_is_loaded_in_a_second():
     began = time.process_time()
-    cedd.load(WRITER, device="cpu")
+    cedd.load(DEFAULT_MODEL, device="cpu")
     assert time.process_time() - began < 2.0  # of one core; slow ones are not in a hurry
 
 

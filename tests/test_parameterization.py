@@ -55,7 +55,7 @@ def expected_ratios(kind: str, matrix: np.ndarray, outputs: np.ndarray, x: int) 
 @quick
 @given(st.sampled_from(list(PARAMETERIZATIONS)), VOCAB, TIME, SEED)
 def test_at_a_mask_of_a_process_that_only_masks_outputs_are_logits(kind: str, V: int, t: float, seed: int) -> None:
-    """Whatever else they mean: `cedd.models.arrays` relies on it."""
+    """Whatever else they mean: `cedd.apps.correct.numpy_network` relies on it."""
     outputs, x, noise = one_of_each(cedd.absorb(V), t, seed)
     posterior = PARAMETERIZATIONS[kind].log_posterior(outputs, x, noise)[V]
     torch.testing.assert_close(posterior, outputs[V].log_softmax(-1))
@@ -269,7 +269,7 @@ def test_a_sure_denoiser_keeps_its_digits_in_float32(V: int, margin: float) -> N
     base = (others + e / (e + V)) / (1 + others)
     right = [math.log(base + V / e * math.exp(o - margin) / (1 + others)) for o in (0.0, -margin)]
     for dtype, error in ((torch.float32, 2e-6), (torch.float64, 1e-9)):
-        found = cedd.log_scores("cedd", cedd.uniform(V), outputs.to(dtype), torch.tensor([[5]]), t)[0, 0]
+        found = cedd.log_scores(outputs.to(dtype), cedd.uniform(V), torch.tensor([[5]]), t, method="cedd")[0, 0]
         assert found[[0, 7]].tolist() == pytest.approx(right, abs=error * max(1.0, abs(right[1])))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from scipy.stats import chi2
 
 import cedd
 from cedd import Cosine, Geometric, LogLinear, Polynomial, PowerShare, TokenProcess, process_from_config
+from cedd.clocks import CLOCKS, SHARES, Clocks
+from cedd.schedules import double
 from tests import reference
 from tests.networks import matching_chain
 
@@ -327,8 +330,44 @@ def test_a_process_survives_json(process: TokenProcess, t: float) -> None:
 
 
 def test_a_function_of_time_cannot_be_saved() -> None:
-    with pytest.raises(ValueError, match="use a PowerShare, or give it a `spec`"):
+    with pytest.raises(
+        ValueError, match=r"the share of masking <lambda> cannot be saved: add it to cedd.clocks.SHARES"
+    ):
         cedd.eroulette(4, mask_share=lambda t: t).config()
+
+
+@dataclass(frozen=True)
+class Slowly(Clocks):
+    """A mask clock of its own, and no shuffles."""
+
+    speed: float = 2.0
+    p_m: float = 1.0  # a plain number, whatever fields of that name are elsewhere
+
+    def alpha(self, t: torch.Tensor | float) -> torch.Tensor:
+        return self.speed * double(t) ** 2
+
+    def alpha_rate(self, t: torch.Tensor | float) -> torch.Tensor:
+        return 2 * self.speed * double(t)
+
+    def beta(self, t: torch.Tensor | float) -> torch.Tensor:
+        return 0 * double(t)
+
+    beta_rate = beta
+
+
+def squared(t: torch.Tensor) -> torch.Tensor:
+    return t**2
+
+
+def test_a_process_of_ones_own_is_saved_by_its_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = TokenProcess(4, True, Slowly(3.0))
+    with pytest.raises(ValueError, match=r"Slowly cannot be saved: add it to cedd\.clocks\.CLOCKS"):
+        own.config()
+    monkeypatch.setitem(CLOCKS, "slowly", Slowly)
+    assert own.config()["clocks"] == {"name": "slowly", "speed": 3.0, "p_m": 1.0}
+    monkeypatch.setitem(SHARES, "squared", squared)
+    for process in (own, cedd.eroulette(4, mask_share=squared, schedule=Cosine(0.01))):
+        assert process_from_config(json.loads(json.dumps(process.config()))) == process
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------
@@ -355,7 +394,7 @@ def test_a_function_of_time_cannot_be_saved() -> None:
         (lambda: cedd.absorb(4).sample(torch.zeros(2, 3, dtype=torch.uint16), 0.5), "32 or 64 bits.*got torch.uint16"),
         (
             lambda: cedd.absorb(4).sample(torch.zeros(2, 3).long(), torch.rand(5)),
-            r"one time per sequence: x0 is \[2, 3\], t is \[5\]",
+            r"one per sequence or one per position: x0 is \[2, 3\], t is \[5\]",
         ),
         (lambda: process_from_config({"name": "nothing"}), "unknown process 'nothing'; use one of absorb"),
     ],
@@ -400,3 +439,16 @@ def test_what_is_no_process_is_refused(make, message: str) -> None:
 def test_numbers_of_other_libraries_are_saved_as_plain_ones() -> None:
     process = cedd.roulette(np.int64(5), np.float32(0.5))  # pyright: ignore[reportArgumentType]
     assert cedd.process_from_config(json.loads(json.dumps(process.config()))) == process
+
+
+def test_a_process_is_two_clocks_and_nothing_else() -> None:
+    """What a subclass overrides would not be used by losses and bounds."""
+    message = "Own overrides kernel, sample of TokenProcess, which .* do not call: a process is two clocks"
+    with pytest.raises(TypeError, match=message):
+        type("Own", (TokenProcess,), {"sample": lambda self, x0, t: x0, "kernel": None})
+    named = type("Named", (TokenProcess,), {"label": "a method of its own"})
+    process = named(4, True, cedd.absorb(4).clocks)
+    loss = cedd.loss(lambda x, s: torch.zeros(*x.shape, 4), process, torch.zeros(2, 3).long(), method="bayes")
+    assert float(loss) > 0
+    with pytest.raises(TypeError, match=r"a process is a TokenProcess: absorb\(\).*; got object"):
+        cedd.get_method("bayes").check(object())  # type: ignore[arg-type]

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from cedd.apps.correct.lexicon import load_lexicon
 from cedd.cli.correct import rewrite_file
-from cedd.cli.given import Source
+from cedd.cli.inputs import TextSource
+from cedd.models.numpy_weights import read_metadata
 from cedd.models.published import open_checkpoint
-from cedd.models.stored import read_metadata
 from cedd.models.weights import read_weights, save_weights
 from cedd.spelling.correct import Change, Corrected
-from cedd.spelling.lexicon import load_lexicon
 from cedd.storage import (
     atomic_file,
     atomic_files,
@@ -186,10 +186,10 @@ def test_what_is_write_protected_stays_as_it_is(nobody: Path):
         with pytest.raises(PermissionError) as refused:
             write()
         assert refused.value.filename == "protected/new"
-    change = Change(2, "speling", "spelling", confidence=1, doubt=1)
+    change = Change(2, "speling", "spelling", confidence=1, error_probability=1)
     with pytest.raises(ValueError, match=r"letter.txt cannot be written: it is write-protected$"):
         rewrite_file(
-            Source("letter", path=letter), [Corrected("a spelling mistake\n", "a speling mistake\n", [change])]
+            TextSource("letter", path=letter), [Corrected("a spelling mistake\n", "a speling mistake\n", [change])]
         )
     assert letter.read_text() == "a speling mistake\n"
     assert names(nobody) == ["letter.txt", "protected"]

@@ -24,12 +24,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cedd import constraints as constraints
     from cedd.bounds.estimate import BoundEstimate
     from cedd.bounds.estimator import estimate_bound
     from cedd.bounds.exact import exact_bound, exact_cross_entropy
+    from cedd.bounds.exact_likelihood import exact_likelihood
     from cedd.clocks import PowerShare
+    from cedd.evaluation.evaluate import EvaluationResult, evaluate
     from cedd.losses import loss
     from cedd.methods import METHODS, Method, get_method, log_scores
+    from cedd.models.architectures import ARCHITECTURES
+    from cedd.models.backbone import Backbone
+    from cedd.network import Capabilities
     from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
     from cedd.process import (
         Kernel,
@@ -51,13 +57,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ARCHITECTURES",
     "METHODS",
     "PRETRAINED",
+    "Backbone",
     "Bayes",
     "BoundEstimate",
+    "Capabilities",
     "Corrector",
     "Cosine",
     "Denoiser",
+    "EvaluationResult",
     "Fixed",
     "Geometric",
     "Kernel",
@@ -75,8 +85,10 @@ __all__ = [
     "absorb",
     "eroulette",
     "estimate_bound",
+    "evaluate",
     "exact_bound",
     "exact_cross_entropy",
+    "exact_likelihood",
     "get_method",
     "hybrid",
     "import_model",
@@ -94,9 +106,14 @@ _HOMES = {
     "bounds.estimate": ("BoundEstimate",),
     "bounds.estimator": ("estimate_bound",),
     "bounds.exact": ("exact_bound", "exact_cross_entropy"),
+    "bounds.exact_likelihood": ("exact_likelihood",),
     "clocks": ("PowerShare",),
+    "evaluation.evaluate": ("EvaluationResult", "evaluate"),
     "losses": ("loss",),
     "methods": ("METHODS", "Method", "get_method", "log_scores"),
+    "models.architectures": ("ARCHITECTURES",),
+    "models.backbone": ("Backbone",),
+    "network": ("Capabilities",),
     "parameterization": ("Bayes", "Denoiser", "Parameterization", "ScaledScore", "Score"),
     "process": (
         *("Kernel", "Noise", "TokenProcess", "absorb", "eroulette", "hybrid", "process_from_config", "roulette"),
@@ -116,8 +133,12 @@ def __getattr__(name: str) -> Any:
     """
     if name == "PRETRAINED":
         return importlib.import_module("cedd.models.locate").pretrained_names()
+    if name == "constraints":
+        return importlib.import_module("cedd.constraints")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'cedd' has no attribute {name!r}")
+    if _HOME_OF[name] == "tasks":
+        importlib.import_module("cedd.apps.correct")  # registers the engine `words` of LanguageModel.correct
     value = getattr(importlib.import_module(f"cedd.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value

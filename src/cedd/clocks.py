@@ -19,25 +19,44 @@ while it is still unmasked, and how much masking it meets while it has never bee
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from cedd.parts import Part, Table
 from cedd.quadrature import Panels, adaptive_panels, bisect, integrate, integrate_panels
 from cedd.schedules import Schedule, Time, check_time, double
 
 TimeFunction = Callable[[Tensor], Tensor | float]
+_JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
+_SMALLEST_RISE = 0.2
+"""Of Hybrid: with a smaller power the smallest positive time of float64 has a sigma that matters."""
+_SMALLEST_EPS = 1e-12
+"""Of Hybrid: t has 16 digits, so that 1 - t has four of them left at the end."""
 
 
-class Clocks(ABC):
+CLOCKS: dict[str, type[Clocks]] = {}
+"""The clocks by name; those of your own can be added."""
+SHARES: dict[str, Any] = {}
+"""Shares of masking by name: functions of time, and classes of them."""
+
+
+class Clocks(Part, ABC):
     """alpha and beta with their rates: four functions of t are enough. A field `schedule` is what they run on."""
 
+    table: ClassVar[Table] = Table("clocks", "cedd.clocks.CLOCKS", CLOCKS)
+    parts: ClassVar[Mapping[str, Table]] = {
+        "schedule": Schedule.table,
+        **dict.fromkeys(("p_m", "mask_share"), Table("share of masking", "cedd.clocks.SHARES", SHARES)),
+    }
+
     valid: ClassVar[bool] = False
-    """Whether all clocks of the class are known to be clocks; those of other classes are checked (`check_clocks`)."""
+    """Whether every instance of this very class is known to be valid. Instances of other classes, subclasses included,
+    are checked (`check_clocks`)."""
 
     @property
     def axis(self) -> Schedule:
@@ -152,6 +171,11 @@ class Proportional(Clocks):
     def beta_rate(self, t: Time) -> Tensor:
         return self.shuffle_scale * self.schedule.rate(t)
 
+    def time(self, sigma: Tensor) -> Tensor:
+        """The schedule's own inverse; just after 0 where the schedule starts above sigma."""
+        time = self.schedule.inverse(sigma / (self.mask_scale + self.shuffle_scale))
+        return torch.where(sigma > 0, time.clamp_min(_JUST_AFTER_ZERO), 0.0)
+
     def shuffling_while_alive(self) -> float:
         whole = _exponential_integral(self.mask_scale, self.schedule.start, self.schedule.end)
         return self.shuffle_scale * whole
@@ -173,9 +197,9 @@ class Hybrid(Clocks):
 
     Args:
         p_u: the share of shuffled tokens at t = 1/2, in [0, 1).
-        rise: how the shuffled share starts, in (0, 1]: 1/2 in GIDD.
+        rise: how the shuffled share starts, in [0.2, 1]: 1/2 in GIDD.
         fall: how it ends, in (0, 1]: 1/2 in GIDD.
-        eps: see above; GIDD's times end at 1 - 1e-4.
+        eps: see above, in [1e-12, 1/2); GIDD's times end at 1 - 1e-4.
     """
 
     valid: ClassVar[bool] = True
@@ -187,11 +211,12 @@ class Hybrid(Clocks):
     def __post_init__(self) -> None:
         if not 0.0 <= self.p_u < 1.0:
             raise ValueError(f"p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1; got {self.p_u!r}")
-        for name, power in (("rise", self.rise), ("fall", self.fall)):
-            if not 0.0 < power <= 1.0:
-                raise ValueError(f"{name} must lie in (0, 1], or a clock would run backwards; got {power!r}")
-        if not 0.0 < self.eps < 0.5:
-            raise ValueError(f"eps must lie strictly between 0 and 1/2 (1e-4 is the usual choice); got {self.eps!r}")
+        if not _SMALLEST_RISE <= self.rise <= 1.0:
+            raise ValueError(f"rise must lie in [{_SMALLEST_RISE:g}, 1] (default 0.5); got {self.rise!r}")
+        if not 0.0 < self.fall <= 1.0:
+            raise ValueError(f"fall must lie in (0, 1], or the mask clock would run backwards; got {self.fall!r}")
+        if not _SMALLEST_EPS <= self.eps < 0.5:
+            raise ValueError(f"eps must be at least {_SMALLEST_EPS:g} and below 1/2 (default 1e-4); got {self.eps!r}")
 
     @property
     def scale(self) -> float:
@@ -243,7 +268,11 @@ class Hybrid(Clocks):
 class _SharedSchedule(Clocks):
     """Two clocks that share a schedule by a share of masking, which is refused where a clock would run backwards."""
 
-    valid: ClassVar[bool] = True
+    schedule: Schedule
+
+    def time(self, sigma: Tensor) -> Tensor:
+        """The schedule's own inverse, since alpha + beta is the schedule."""
+        return self.schedule.inverse(sigma)
 
     def _require_clean_start(self, schedule: Schedule) -> None:
         if schedule.start != 0.0:
@@ -313,10 +342,20 @@ def _pin_down(grid: Tensor, bad: Tensor, is_bad: Callable[[Tensor, int], bool]) 
 
 
 def check_clocks(clocks: Clocks) -> None:
-    """Refuse clocks that do not start at 0, run backwards, both stand still, or whose rates are not their slopes."""
-    if clocks.valid:
+    """Refuse clocks that depend on more than time, do not start at 0, run backwards, both stand still, or whose rates
+    are not their slopes."""
+    if vars(type(clocks)).get("valid", False):
         return
     named = {"alpha": (clocks.alpha, clocks.alpha_rate), "beta": (clocks.beta, clocks.beta_rate)}
+    times = torch.linspace(0.1, 0.9, 6, dtype=torch.float64).reshape(2, 3)
+    for called in ("alpha", "beta", "alpha_rate", "beta_rate"):
+        found: object = getattr(clocks, called)(times)
+        if not isinstance(found, Tensor) or found.shape != times.shape:
+            got = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"{called}(t) must be a tensor of t's shape, here {list(times.shape)} (got {got}): a process is two "
+                "clocks that are functions of time alone, the same for every token and position"
+            )
     edges = torch.linspace(1e-3, 1 - 1e-3, 257, dtype=torch.float64)
     for name, (clock, rate) in named.items():
         if abs(float(clock(0.0))) > 1e-12:
@@ -368,6 +407,7 @@ def value_and_slope(function: TimeFunction, t: Tensor) -> tuple[Tensor, Tensor]:
 class EvolvingShare(_SharedSchedule):
     """alpha = p_m(t) sigma(t), beta = (1 - p_m(t)) sigma(t); valid only where neither product decreases."""
 
+    valid: ClassVar[bool] = True
     schedule: Schedule
     p_m: TimeFunction
 
@@ -408,6 +448,7 @@ class RunningShare(_SharedSchedule):
     Gauss-Legendre sum per value.
     """
 
+    valid: ClassVar[bool] = True
     schedule: Schedule
     mask_share: TimeFunction
 
@@ -465,3 +506,14 @@ class PowerShare:
 
     def __call__(self, t: Tensor) -> Tensor:
         return self.start + (self.stop - self.start) * t**self.power
+
+
+CLOCKS.update(
+    {
+        "proportional": Proportional,
+        "evolving-share": EvolvingShare,
+        "running-share": RunningShare,
+        "hybrid": Hybrid,
+    }
+)
+SHARES["power"] = PowerShare

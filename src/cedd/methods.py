@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
+from cedd.block_layout import blocks_of, check_block
 from cedd.dynamics import BOUNDS, Causal, Dynamics, Flow, Reversal
-from cedd.names import suggestion
+from cedd.names import ALIASES, suggestion
 from cedd.objectives.cross_entropy import CrossEntropy, constant, likelihood, star
 from cedd.objectives.objective import Objective
 from cedd.objectives.score_entropy import ScoreEntropy
 from cedd.parameterization import Bayes, Denoiser, Parameterization, ScaledScore, Score
+from cedd.parts import Table
 from cedd.process import TokenProcess
 from cedd.schedules import Time, check_times
 
@@ -28,12 +31,15 @@ class Method:
         parameterization: what the outputs mean.
         objective: what a row of outputs costs in training.
         dynamics: what the model has learned to run backwards; time reversal unless given.
+        block: the number of tokens of a block, for block diffusion: each block is a diffusion of its own, given the
+            blocks before it. None: the whole text is one.
     """
 
     name: str
     parameterization: Parameterization
     objective: Objective
     dynamics: Dynamics = field(default_factory=Reversal)
+    block: int | None = None
 
     def __post_init__(self) -> None:
         kinds = {"parameterization": Parameterization, "objective": Objective, "dynamics": Dynamics}
@@ -44,9 +50,19 @@ class Method:
                 )
         self.objective.check(self.parameterization)
         self.dynamics.check_parts(self.parameterization, self.objective)
+        if self.block is not None and check_block(self.block) and not self.dynamics.noisy:
+            raise ValueError(
+                f"{self.name} writes one token after another, and has no blocks (got block={self.block}); leave block "
+                "out, or use a diffusion method"
+            )
 
     def check(self, process: TokenProcess) -> None:
         """Refuse a process that makes no sense, saying what to use instead."""
+        if not isinstance(process, TokenProcess):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                "a process is a TokenProcess: absorb(), uniform(), roulette(), eroulette(), hybrid(), or "
+                f"TokenProcess(vocab_size, has_mask, clocks) with clocks of your own; got {type(process).__name__}"
+            )
         self.dynamics.check_process(process)
 
     def check_bound(self, bound: str, time_floor: float | None = None) -> None:
@@ -70,20 +86,10 @@ class Method:
             raise ValueError(f"{self.name} is autoregressive and has no noise process; use a diffusion method")
         return self.parameterization
 
-    def config(self) -> str | dict[str, Any]:
-        """A JSON record of a method of the table, for `method_from_config`: its name, and what was changed of it, the
-        floor of sigma and where its path stops."""
-        usual = METHODS.get(self.name)
-        if usual is None or self.with_sigma_floor(_SIGMA_FLOOR).with_stop(usual.dynamics.stop) != usual:
-            raise ValueError(
-                f"{self.name} cannot be saved: METHODS has no such method, or another one of this name; give it a name "
-                "of its own there"
-            )
-        floor = getattr(self.parameterization, "sigma_floor", _SIGMA_FLOOR)
-        changed = {} if floor == _SIGMA_FLOOR else {"sigma_floor": floor}
-        if self.dynamics.stop != usual.dynamics.stop:
-            changed["stop"] = self.dynamics.stop
-        return {"name": self.name, **changed} if changed else self.name
+    def config(self) -> dict[str, Any]:
+        """A JSON record of the name and the parts, from which `method_from_config` makes this method again."""
+        parts = {name: getattr(self, name).config() for name in _PARTS}
+        return {"name": self.name, **parts, **({} if self.block is None else {"block": self.block})}
 
     def stops_short(self, process: TokenProcess) -> bool:
         """Whether the path ends before t = 0, at a time that can be chosen (`with_stop`)."""
@@ -97,6 +103,28 @@ class Method:
             raise ValueError(f"a path stops at a time between 0 and 1; got {stop!r}")
         return replace(self, dynamics=replace(self.dynamics, stop=stop))
 
+    def in_blocks(self, block: int | None) -> Method:
+        """The same in blocks of so many tokens; None: as it is. A model for other blocks is refused."""
+        if block is None or block == self.block:
+            return self
+        if self.block is not None:
+            raise ValueError(f"the model is for blocks of {self.block} tokens (got block={block})")
+        return replace(self, block=block)
+
+    @property
+    def of_one_block(self) -> Method:
+        """The method by which a block is written, given those before it."""
+        return replace(self, block=None)
+
+    def check_whole(self, what: str) -> None:
+        """Refuse something that reads a text from both sides, where texts are written block by block."""
+        if self.block is not None:
+            raise ValueError(f"{what} is not available for models that write blocks (of {self.block} tokens)")
+
+    def blocks_of(self, length: int) -> int:
+        """The number of blocks of a text of this length, which they have to divide."""
+        return blocks_of(length, self.block)
+
     def with_sigma_floor(self, floor: float) -> Method:
         """The same with another floor of sigma in the denoiser's ratios; as it is for other parameterizations."""
         if not isinstance(self.parameterization, Denoiser):
@@ -104,11 +132,12 @@ class Method:
         return replace(self, parameterization=replace(self.parameterization, sigma_floor=floor))
 
 
-_SIGMA_FLOOR = Denoiser().sigma_floor
+_PARTS: Mapping[str, Table] = {kind.table.kind: kind.table for kind in (Parameterization, Objective, Dynamics)}
 
 
 class _ByName(UserDict[str, Method]):
-    """Methods by name, as it is or as the paper writes it, in whatever case: "CEDD*" is "cedd-star"."""
+    """Methods by name, in any case, as the paper writes it ("CEDD*" is "cedd-star") or by a published name (`ALIASES`:
+    "mdlm" is "ceddt")."""
 
     def __missing__(self, name: str) -> Method:
         if name not in self:
@@ -120,7 +149,8 @@ class _ByName(UserDict[str, Method]):
 
 
 def _plain(name: str) -> str:
-    return name.replace("*", "-star").lower()
+    plain = name.replace("*", "-star").lower()
+    return ALIASES[plain].method if plain in ALIASES else plain
 
 
 METHODS: Mapping[str, Method] = _ByName(
@@ -133,6 +163,7 @@ METHODS: Mapping[str, Method] = _ByName(
         Method("ceddt", Denoiser(), CrossEntropy(likelihood)),
         Method("bayes", Bayes(), CrossEntropy(constant)),
         Method("bayes-star", Bayes(), CrossEntropy(star)),
+        Method("bayes-elbo", Bayes(), ScoreEntropy()),
         Method("dfm", Denoiser(rescale=False), CrossEntropy(constant), Flow()),
         Method("ar", Denoiser(rescale=False), CrossEntropy(constant), Causal()),
     )
@@ -140,24 +171,48 @@ METHODS: Mapping[str, Method] = _ByName(
 
 
 def get_method(method: str | Method) -> Method:
-    """A method by its name in `METHODS` ("cedd*" is "cedd-star"), or as it is."""
+    """A method by its name in `METHODS` ("cedd*" is "cedd-star", "mdlm" is "ceddt"), or as it is."""
     if isinstance(method, Method):
         return method
     if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}{suggestion(str(method), METHODS)}")
+        raise ValueError(f"unknown method {method!r}{suggestion(str(method), (*METHODS, *ALIASES))}")
     return METHODS[method]
 
 
-def method_from_config(record: str | Mapping[str, Any], sigma_floor: float | None = None) -> Method:
-    """The method whose `config()` was this record, with the floor of sigma that is given if the record has none."""
-    changed = {} if isinstance(record, str) else record
-    sigma_floor, stop = changed.get("sigma_floor", sigma_floor), changed.get("stop")
-    method = get_method(record if isinstance(record, str) else record["name"])
-    method = method if sigma_floor is None else method.with_sigma_floor(float(sigma_floor))
-    return method if stop is None else method.with_stop(float(stop))
+def method_from_config(record: str | Mapping[str, Any]) -> Method:
+    """The method whose `config()` was this record; a name stands for the method of `METHODS`."""
+    if isinstance(record, str):
+        return get_method(record)
+    if missing := [name for name in ("name", *_PARTS) if name not in record]:
+        raise ValueError(f"the record of a method needs {', '.join(('name', *_PARTS))}; {missing[0]} is missing")
+    parts = {name: table.build(record[name]) for name, table in _PARTS.items()}
+    return Method(record["name"], **parts, block=record.get("block"))
 
 
-def log_scores(method: str | Method, process: TokenProcess, outputs: Tensor, x_t: Tensor, t: Time) -> Tensor:
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def model_first(usage: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Decorate a function (model or outputs, process, ..., *, method): arguments in the wrong order raise a TypeError
+    that shows `usage`."""
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if args and isinstance(args[0], (str, Method, TokenProcess)):
+                raise TypeError(f"the first argument is a {type(args[0]).__name__}; call {usage}")
+            if len(args) > 1 and not isinstance(args[1], TokenProcess):
+                raise TypeError(f"the second argument must be a process (got {type(args[1]).__name__}); call {usage}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+@model_first("cedd.log_scores(outputs, process, x_t, t, method=...)")
+def log_scores(outputs: Tensor, process: TokenProcess, x_t: Tensor, t: Time, *, method: str | Method) -> Tensor:
     """log p_t(y)/p_t(x_t) as the method's network gives it, for each token y: [B, L, V].
 
     0 at x_t itself; -inf where the process cannot jump back (absorb, unmasked).

@@ -1,13 +1,13 @@
-"""The one way to run a network: what is asked of it, where it runs, and its outputs at chosen positions.
+"""The adapter between networks and the mathematics: what a network declares, where it runs, its outputs at positions.
 
-Shapes: B batch, L positions, V vocabulary, D width; R chosen positions in S chosen sequences.
+Shapes: B batch, L positions, V vocabulary, D width; R selected positions in S selected sequences.
 
-    model(x_t [B, L] int64, sigma [B] float32, **extras) -> outputs [B, L, V]        any callable will do
-    model.features(x_t, sigma, **extras) -> [B, L, D],   model.head([N, D]) -> [N, V]      a network in two halves
+    model(x_t [B, L] int64, sigma [B] float32, **conditions) -> outputs [B, L, V]           any callable
+    model.features(x_t, sigma, **conditions) -> [B, L, D],  model.head([N, D]) -> [N, V]     a backbone with a head
 
-With two halves the network runs on the S sequences and its head on the R positions, a chunk at a time, so that
-[B, L, V] outputs never exist. Extras (a label, another text) are tensors with one entry a sequence; they are handed to
-the network as they are.
+A backbone runs on the S sequences and its head on the R positions, in chunks, so that [B, L, V] outputs never exist.
+Conditions, such as a label, are tensors with one entry per sequence, which are passed to the network unchanged.
+Networks declare what they offer in `capabilities`; `models/backbone.py` is the base class of those in this package.
 """
 
 from __future__ import annotations
@@ -34,25 +34,80 @@ Module = TypeVar("Module", bound=nn.Module)
 _ENTRIES_AT_ONCE = {"cpu": 1 << 24, "mps": 1 << 25}
 _ENTRIES_ON_A_GPU = 1 << 25, 1 << 27
 
-FEW = 4
-"""Places are few if there are so many times as many positions: then a network need not finish the others."""
+SPARSE = 4
+"""A network skips other positions if there are at least this many times as many positions as selected ones."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What is asked of a network
+# What a network offers
 
 
 def entries_at_once(device: torch.device) -> int:
-    """Entries of [R, V] outputs that are held at once: 128 MiB, in float64 on a CPU, in float32 on MPS; on a GPU a
-    128th of its memory in float64, from 256 MiB to 1 GiB: with fewer a large one waits for the host."""
+    """Entries of [R, V] outputs that are held at once: 128 MiB, in float64 on a CPU and in float32 on MPS; on a GPU
+    1/128 of its memory in float64, from 256 MiB to 1 GiB: with smaller chunks a large GPU waits for the host."""
     fewest, most = _ENTRIES_ON_A_GPU
     if device.type != "cuda":
         return _ENTRIES_AT_ONCE.get(device.type, fewest)
     return min(most, max(fewest, torch.cuda.get_device_properties(device).total_memory // 1024))
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """What a network offers beyond `model(x_t, sigma) -> outputs`, declared as its attribute `capabilities`.
+
+    A network that declares nothing is any callable: it is called as it is, which is slower but correct.
+    """
+
+    features: bool = False
+    """`model.features(x_t, sigma, **conditions) -> [B, L, D]` and `model.head([N, D]) -> [N, V]` (`HasHead`)."""
+    selected_rows: bool = False
+    """`features(..., where=places)` skips work that only other positions need, and `rows(features, places)` gathers
+    the selected ones (`SelectsRows`)."""
+    head_losses: bool = False
+    """`head` has `loss`, `cross_entropy` and `score_entropy` of rows, computed in chunks (`HeadLosses`)."""
+    cache: bool = False
+    """`new_cache(batch, length)` and `features(..., cache=cache)`: keys and values of earlier tokens are kept
+    (`HasCache`)."""
+    attention: bool = False
+    """`features(..., attention=pattern)` takes an `AttentionPattern`. Together with `token_times`, or without time
+    conditioning, block diffusion needs no more (`cedd.block_layout`)."""
+    causal_past: bool = False
+    """In block diffusion clean tokens attend to those up to their own position only, not to all of their block."""
+    causal: bool = False
+    """The outputs at a position depend on the positions up to it only, as autoregressive methods need."""
+    time_conditioned: bool = True
+    """Outputs depend on sigma, not on x_t alone."""
+    token_times: bool = False
+    """sigma may be [B, G], one noise level for each of G equal stretches of a sequence; G = L is one per token."""
+    any_length: bool = False
+    """It was trained on sequences of many lengths, so that a short one needs no padding."""
+    cuda_graphs: bool = False
+    """The forward pass can be compiled and recorded as a CUDA graph: tensor operations only, no synchronization."""
+    recorder: bool = False
+    """`recorded(function, rows)` runs a function of rows as a CUDA graph (`RecordsFunctions`)."""
+
+
+def capabilities_of(model: object) -> Capabilities:
+    """What a network declares; nothing for other callables."""
+    declared = getattr(model, "capabilities", None)
+    return declared if isinstance(declared, Capabilities) else Capabilities()
+
+
+@dataclass(frozen=True)
+class AttentionPattern:
+    """Which positions a position attends to, where that is not all of them (or all earlier ones, if causal)."""
+
+    visible: Tensor
+    """[L, L] or [B, L, L] bool: whether query i attends to key j. With a cache of P tokens keys are [P + L]."""
+    positions: Tensor | None = None
+    """[L] for the positional encoding; by default 0..L-1, or with a cache those that follow its tokens."""
+    rule: Callable[[Tensor, Tensor], Tensor] | None = None
+    """The same as `visible`, [L, L], as a function of the numbers of query and key. Compiled networks on a GPU skip the
+    tiles in which it is false everywhere."""
+
+
 class HasHead(Protocol):
-    """A network in two halves."""
+    """A network as a backbone and a vocabulary head: `Capabilities.features`."""
 
     @property
     def head(self) -> Callable[[Tensor], Tensor]:
@@ -61,34 +116,25 @@ class HasHead(Protocol):
 
     @property
     def features(self) -> Callable[..., Tensor]:
-        """(x_t [B, L], sigma [B], **extras) -> [B, L, D], just before the vocabulary head."""
+        """(x_t [B, L], sigma [B], **conditions) -> [B, L, D], the input of the head."""
         ...
 
 
 AnyModel = Callable[..., Tensor] | HasHead
-"""A callable `(x_t [B, L], sigma [B]) -> [B, L, V]`, or a network in two halves."""
-
-
-def knows_time(model: object) -> bool:
-    """Whether what a network says depends on the noise level besides the text; unless it says that it does not."""
-    return getattr(model, "knows_time", True)
+"""A callable `(x_t [B, L], sigma [B]) -> [B, L, V]`, or a backbone with a head."""
 
 
 def has_head(model: object) -> TypeIs[HasHead]:
-    """Whether a network can be run in two halves.
-
-    The object itself is asked: since Python 3.12 `isinstance` with a run-time protocol looks at the class, and misses
-    a module's submodules.
-    """
-    return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
+    """Whether a network declares a backbone and a head."""
+    return capabilities_of(model).features
 
 
 class ScoreRows(NamedTuple):
-    """What the score entropy of a row of outputs o comes down to, [N] each:
+    """The numbers that define the score entropy of a row of outputs o, [N] each:
 
         sum s_y - common sum log s_y - extra log s_target,        log s_y = o_y + shift,
 
-    with sums over all tokens y but `skip` (one of V or more: over all). `extra` is 0 where `skip` is the target.
+    with sums over all tokens y except `skip` (V or more: over all). `extra` is 0 where `skip` is the target.
     """
 
     target: Tensor
@@ -99,14 +145,14 @@ class ScoreRows(NamedTuple):
 
 
 class RowTotal(Protocol):
-    """What a head's loss returns: the differentiable sum over rows."""
+    """The result of a head's loss: the differentiable sum over rows."""
 
     @property
     def total(self) -> Tensor: ...
 
 
-class SupportsRowLosses(Protocol):
-    """A vocabulary head that costs chosen rows of features in chunks, without all outputs at once."""
+class HeadLosses(Protocol):
+    """A vocabulary head that computes losses of rows of features in chunks: `Capabilities.head_losses`."""
 
     def loss(
         self,
@@ -129,17 +175,13 @@ class SupportsRowLosses(Protocol):
         ...
 
 
-class SupportsRows(Protocol):
-    """A network that can leave out what only other rows than the chosen ones need, and whose head can be trained on
-    those."""
-
-    @property
-    def head(self) -> SupportsRowLosses: ...
+class SelectsRows(Protocol):
+    """A network that can skip work at positions that are not selected: `Capabilities.selected_rows`."""
 
     @property
     def features(self) -> Callable[..., Tensor]:
-        """(x_t [B, L], sigma [B], *, where=None, **extras) -> [B, L, D], just before the vocabulary head; only those
-        at the distinct places `where` [C] of the flattened batch are asked for, if it is given."""
+        """(x_t [B, L], sigma [B], *, where=None, **conditions) -> [B, L, D]; with `where`, distinct places [C] of the
+        flattened batch, only the features there are defined."""
         ...
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
@@ -147,34 +189,80 @@ class SupportsRows(Protocol):
         ...
 
 
-def supports_rows(model: object) -> TypeGuard[SupportsRows]:
-    """Whether a network has two halves, and a head that costs rows."""
-    return has_head(model) and hasattr(model, "rows") and hasattr(model.head, "cross_entropy")
+class TrainsOnRows(SelectsRows, Protocol):
+    """A network that selects rows and whose head computes their losses."""
+
+    @property
+    def head(self) -> HeadLosses: ...
 
 
-class Records(Protocol):
-    """A network that records what is done at every step."""
+def selects_rows(model: object) -> TypeGuard[SelectsRows]:
+    """Whether a network declares that it can skip unselected positions."""
+    declared = capabilities_of(model)
+    return declared.features and declared.selected_rows
+
+
+def trains_on_rows(model: object) -> TypeGuard[TrainsOnRows]:
+    """Whether a network declares a head with losses of selected rows."""
+    return selects_rows(model) and capabilities_of(model).head_losses
+
+
+class HasCache(Protocol):
+    """A network that continues from keys and values it has computed before: `Capabilities.cache`.
+
+    Every call adds its tokens to the cache; to remove the last ones, set `cache.length` back.
+    """
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]: ...
+
+    def new_cache(self, batch: int, length: int | None = None) -> Any:
+        """An empty cache for `batch` sequences of at most `length` tokens."""
+        ...
+
+    @property
+    def features(self) -> Callable[..., Tensor]:
+        """(new tokens [B, n], sigma=None, *, cache=None, **conditions) -> [B, n, D]; new tokens attend to those in the
+        cache and to each other, to earlier ones only if the network is causal."""
+        ...
+
+
+def has_cache(model: object) -> TypeGuard[HasCache]:
+    """Whether a network declares a cache of keys and values."""
+    declared = capabilities_of(model)
+    return declared.features and declared.cache
+
+
+class RecordsFunctions(Protocol):
+    """A network that runs functions of rows as CUDA graphs: `Capabilities.recorder`."""
 
     def recorded(
         self, function: Callable[..., tuple[Tensor, ...]], of_rows: Sequence[Tensor]
     ) -> tuple[Tensor, ...] | None:
-        """function(*of_rows) of tensors [R, ...]; None if it does not record so many rows. What it returns may have
-        more rows, and is overwritten by the next call."""
+        """function(*of_rows) of tensors [R, ...]; None if R is too large to be recorded. The result may have more rows
+        and is overwritten by the next call."""
         ...
 
 
-def records(model: object) -> TypeGuard[Records]:
-    """Whether a network records what is done at every step."""
-    return callable(getattr(model, "recorded", None))
+def records_functions(model: object) -> TypeGuard[RecordsFunctions]:
+    """Whether a network declares that it records functions of rows."""
+    return capabilities_of(model).recorder
+
+
+class GraphNetwork(HasHead, Protocol):
+    """A network that can be compiled and recorded: `Capabilities.cuda_graphs`."""
+
+    def rounded_parameters(self) -> set[str]:
+        """Names of the parameters that autocast rounds at every use."""
+        ...
 
 
 class RowFunction(Protocol):
-    """A function of outputs [R, V] and other tensors of those rows -> [R]. Functions that are equal do the same."""
+    """A function of outputs [R, V] and other tensors of those rows -> [R]. Equal functions do the same."""
 
     @property
     def of_tensors(self) -> bool:
-        """Whether it is made of operations on tensors alone and never looks at their values, so that a GPU can record
-        it."""
+        """Whether it consists of tensor operations that never read values on the host, so that a GPU can record it."""
         ...
 
     def __call__(self, *inputs: Any, **_: Any) -> Tensor: ...
@@ -186,7 +274,9 @@ class RowFunction(Protocol):
 
 @contextmanager
 def evaluating(model: object) -> Generator[None]:
-    """Without gradients, and with a module in evaluation mode for as long."""
+    """A context without gradients, in which a module, or the one that `model.model` is, is in evaluation mode."""
+    while not isinstance(model, nn.Module) and hasattr(model, "model"):
+        model = getattr(model, "model", None)
     module = model if isinstance(model, nn.Module) and model.training else None
     if module is not None:
         module.eval()
@@ -200,15 +290,18 @@ def evaluating(model: object) -> Generator[None]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where outputs are wanted: flat positions [R] in the batch, and the same inside the `sequences` [S] alone."""
+    """The positions at which outputs are computed."""
 
     rows: Tensor
+    """[R], in the flattened batch [B * L]."""
     sequences: Tensor | None = None
+    """[S], the sequences that the network runs on; by default all."""
     local: Tensor | None = None
+    """[R], the same positions in the flattened batch [S * L] of these sequences."""
 
     @property
     def index(self) -> Tensor:
-        """The positions in what the network is run on."""
+        """[R], in the flattened batch that the network runs on."""
         return self.rows if self.local is None else self.local
 
     def __len__(self) -> int:
@@ -216,7 +309,7 @@ class Places:
 
 
 def flat_places(where: Tensor) -> Tensor:
-    """The flat positions [R] at which `where` [B, L] holds. The host waits for a GPU to say how many."""
+    """The flat positions [R] at which `where` [B, L] is true. This synchronizes with a GPU, since R is needed."""
     return where.flatten().nonzero().squeeze(1)
 
 
@@ -226,31 +319,31 @@ def put_at(x: Tensor, rows: Tensor, values: Tensor) -> Tensor:
 
 
 class OutputCheck:
-    """Checks outputs for nan and infinity: at once on a CPU; on a GPU in `settle`, to avoid a synchronization."""
+    """Checks outputs for NaN and infinity: immediately on a CPU, and in `settle` on a GPU, to avoid synchronization."""
 
     def __init__(self) -> None:
         self._totals: list[Tensor] = []
 
     def look_at(self, outputs: Tensor) -> None:
-        """Outputs [.., V]."""
+        """Check outputs [..., V]."""
         if outputs.numel():
             self.add(_sum_of_largest(outputs))
 
     def add(self, total: Tensor) -> None:
-        """Such a sum of outputs."""
+        """Check the sum of the rows' largest outputs, []."""
         self._totals.append(total)
         if total.device.type == "cpu":
             self.settle()
 
     def settle(self) -> None:
-        """Raise a ValueError if any output so far was nan or infinite."""
+        """Raise a ValueError if any output so far was NaN or infinite."""
         totals, self._totals = self._totals, []
         if totals and not math.isfinite(totals[0] if len(totals) == 1 else torch.stack(totals).sum()):
-            raise no_numbers()
+            raise invalid_outputs()
 
 
-def no_numbers() -> ValueError:
-    """What is raised where a network's outputs are no numbers."""
+def invalid_outputs() -> ValueError:
+    """The error for outputs that are not finite."""
     return ValueError(
         "the network returned nan, or infinity, or rows without any possible token: its weights may be damaged, or its "
         "training has diverged"
@@ -258,37 +351,39 @@ def no_numbers() -> ValueError:
 
 
 def _sum_of_largest(outputs: Tensor) -> Tensor:
-    """Of [.., V]: the largest of a row is nan if any is, and -inf if no token is possible; so is their sum."""
+    """The sum over rows [..., V] of their largest output: NaN if any output is, and -inf if a row allows no token."""
     return outputs.detach().amax(-1).sum(dtype=torch.float64)
 
 
 def _chosen(values: Tensor, which: Tensor | slice) -> Tensor:
-    """Some entries, wherever their index is."""
+    """Entries of a tensor, by an index on any device."""
     return values[which.to(values.device) if isinstance(which, Tensor) else which]
 
 
 @dataclass(frozen=True)
-class Only:
-    """Positions, [L] or [B, L] bool, at which only some tokens, [V] bool, are possible."""
+class AllowedTokens:
+    """Positions at which only some tokens are allowed."""
 
     where: Tensor
+    """[L] or [B, L] bool, these positions."""
     tokens: Tensor
+    """[V] bool, the tokens allowed there."""
 
-    def of(self, which: Tensor | slice) -> Only:
-        """Those of some sequences, or of some positions of one."""
+    def of(self, which: Tensor | slice) -> AllowedTokens:
+        """The same for some of the sequences, or for some positions of one."""
         return replace(self, where=_chosen(self.where, which))
 
     def barred(self, rows: Tensor) -> Tensor:
-        """Which tokens are not possible at the flat positions [R], [R, V]."""
+        """[R, V] bool: the tokens that are not allowed at the flat positions [R]."""
         return self.where.to(rows.device).flatten()[rows, None] & ~self.tokens.to(rows.device)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A model as the mathematics runs it; make one with `Network.of`.
+    """A model as losses, bounds and samplers run it; construct it by `Network.of`.
 
-    `device` is where the arithmetic around the network is done. It is the model's own (`home`), or the CPU where that
-    has no float64 (MPS).
+    `home` is the device of the model. `device`, where the computation around it is done, is the same, or the CPU if
+    `home` does not support float64 (MPS).
     """
 
     model: AnyModel
@@ -296,12 +391,12 @@ class Network:
     home: torch.device
     sigma_dtype: torch.dtype = torch.float32
     double: bool = False
-    """Whether outputs are turned into float64."""
-    extras: Mapping[str, Tensor] | None = None
-    only: Only | None = None
-    """What is possible in some positions [B, L]; other tokens have no probability in `rows`."""
+    """Whether outputs are converted to float64."""
+    conditions: Mapping[str, Tensor] | None = None
+    only: AllowedTokens | None = None
+    """Tokens that are allowed at some positions [B, L]; the others have probability 0 in `rows`."""
     one_by_one: bool = False
-    """Whether `rows` runs the model on one sequence at a time, so that no bit of its outputs depends on the others."""
+    """Whether `rows` runs the model on one sequence at a time, so that its outputs do not depend on the batch."""
     check: OutputCheck = field(default_factory=OutputCheck, compare=False)
 
     @staticmethod
@@ -309,65 +404,68 @@ class Network:
         model: AnyModel,
         vocab_size: int,
         device: torch.device | str | None = None,
-        extras: Mapping[str, Tensor] | None = None,
+        conditions: Mapping[str, Tensor] | None = None,
         sequences: int | None = None,
     ) -> Network:
-        """A model on a device (where its parameters are, if none is given), with extras for so many sequences."""
+        """A model on a device, by default that of its parameters, with conditions for this number of sequences."""
         home = torch.device(device) if device is not None else model_device(model)
-        check_extras(extras or {}, sequences)
-        return Network(model, vocab_size, home, extras=extras or None)
+        check_conditions(conditions or {}, sequences)
+        return Network(model, vocab_size, home, conditions=conditions or None)
 
     @property
     def device(self) -> torch.device:
         return self.home if has_float64(self.home) else torch.device("cpu")
 
     @property
-    def in_halves(self) -> bool:
+    def has_head(self) -> bool:
+        """Whether the model is a backbone with a head."""
         return has_head(self.model)
 
     def of_sequences(self, which: Tensor | slice) -> Network:
-        """The same network for some of the sequences that extras and `only` are of."""
-        if self.extras is None and self.only is None:
+        """The same network for some of the sequences: their conditions and allowed tokens."""
+        if self.conditions is None and self.only is None:
             return self
-        extras = None if self.extras is None else {name: _chosen(value, which) for name, value in self.extras.items()}
-        return replace(self, extras=extras, only=self.only and self.only.of(which))
+        own = self.conditions
+        conditions = None if own is None else {name: _chosen(value, which) for name, value in own.items()}
+        return replace(self, conditions=conditions, only=self.only and self.only.of(which))
 
     def reading(self, deterministic: bool | None) -> Network:
-        """The same network, one sequence at a time or not; by default so for modules on a CPU, where it costs little.
+        """The same network, run on one sequence at a time if `deterministic`; by default for modules on a CPU, where it
+        costs little.
 
-        Products of matrices are rounded otherwise for other numbers of rows.
+        Matrix products round differently for different numbers of rows.
         """
         if deterministic is None:
             deterministic = isinstance(self.model, nn.Module) and self.home.type == "cpu"
         return replace(self, one_by_one=deterministic)
 
     def outputs(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        """All outputs [B, L, V] for x_t [B, L] and sigma [B] (or one for all)."""
+        """All outputs [B, L, V] for x_t [B, L] and sigma [], [B] or [B, L]."""
         assert callable(self.model)
         outputs = self.checked(self._run(self.model, x_t, sigma), (*x_t.shape, self.vocab_size))
         return outputs.double() if self.double else outputs
 
-    def given(self) -> dict[str, Tensor]:
-        """The extras, where the network is."""
-        return {name: value.to(self.home) for name, value in (self.extras or {}).items()}
+    def condition_inputs(self) -> dict[str, Tensor]:
+        """The conditions, on the device of the model."""
+        return {name: value.to(self.home) for name, value in (self.conditions or {}).items()}
 
     def checked(self, outputs: Tensor, expected: tuple[int, ...]) -> Tensor:
-        """Outputs of the shape that was asked for, which are numbers."""
+        """The outputs, checked for their shape and for NaN."""
         self.check.look_at(checked_outputs(outputs, expected))
         return outputs
 
     def possible(self, outputs: Tensor, rows: Tensor) -> Tensor:
-        """Outputs [R, V] of the flat positions [R], without those of tokens that are not possible there."""
+        """Outputs [R, V] at the flat positions [R], with -inf for tokens that are not allowed there."""
         return outputs if self.only is None else outputs.masked_fill(self.only.barred(rows), -math.inf)
 
     def check_outputs(self) -> None:
-        """Refuse outputs that were no numbers, if there were any since the last call."""
+        """Raise a ValueError if outputs since the last call were NaN or infinite."""
         self.check.settle()
 
     def rows(self, x_t: Tensor, sigma: Tensor, places: Places, *, full_precision: bool = False) -> OutputRows:
-        """Run on x_t [B, L] at sigma [B] (or one for all), ready to give the outputs at `places`.
+        """Run the backbone on x_t [B, L] and sigma [], [B] or [B, L]; the result computes the outputs at `places`.
 
-        full_precision: of the head, whatever autocast says. For few rows: three digits of the logits are worth more.
+        full_precision: run the head outside autocast, whose three digits are too few for logits that are sampled from.
         """
         model = self.model
         if self.one_by_one and len(x_t) > 1:
@@ -382,15 +480,13 @@ class Network:
             network = self.of_sequences(places.sequences)
         hidden = network._run(_at_places(model, places.index.to(self.home), x_t.numel()), x_t, sigma)
         if hidden.dim() != 3 or hidden.shape[:2] != x_t.shape:
-            raise ValueError(
-                f"a network's features must be [B, L, D], {list(x_t.shape)} and D; got {list(hidden.shape)}"
-            )
+            raise ValueError(f"features must be [B, L, D] with [B, L] = {list(x_t.shape)}; got {list(hidden.shape)}")
         hidden = hidden.flatten(0, 1).index_select(0, places.index)
         head = FullPrecisionHead(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head), places.rows)
 
     def _each(self, x_t: Tensor, sigma: Tensor, rows: Tensor, full_precision: bool) -> Iterator[OutputRows]:
-        """The outputs at ascending rows [R], of one sequence after the other."""
+        """The outputs at ascending rows [R], one sequence at a time."""
         length, start = x_t.shape[1], 0
         sequences, counts = torch.unique_consecutive(rows // length, return_counts=True)
         for i, count in zip(sequences.tolist(), counts.tolist(), strict=True):
@@ -399,47 +495,65 @@ class Network:
             yield self.of_sequences(one).rows(x_t[one], level, places, full_precision=full_precision)
             start += count
 
-    def _run(self, half: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
-        level = sigma.to(self.sigma_dtype).expand(len(x_t))
-        return _floats(half(x_t.to(self.home), level.to(self.home), **self.given())).to(self.device)
+    def _run(self, function: Callable[..., Tensor], x_t: Tensor, sigma: Tensor) -> Tensor:
+        level = self._levels(sigma.to(self.sigma_dtype), x_t)
+        return _floats(function(x_t.to(self.home), level.to(self.home), **self.condition_inputs())).to(self.device)
+
+    def _levels(self, sigma: Tensor, x_t: Tensor) -> Tensor:
+        """sigma as [B], or as [B, L] for a network that takes one noise level per token."""
+        if sigma.dim() < 2:
+            return sigma.expand(len(x_t))
+        check_token_times(self.model)
+        return sigma.expand(x_t.shape)
 
     def _on_host(self, head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """The head as it is, or called from where the rows are."""
+        """The head, called with rows on `device`."""
         if self.home == self.device and not self.double:
             return head
         return lambda rows: _floats(head(rows.to(self.home))).to(self.device, torch.float64 if self.double else None)
 
 
 def _at_places(model: HasHead, places: Tensor, positions: int) -> Callable[..., Tensor]:
-    """The features of a network in two halves, which need not be right but at few places [R] of so many positions."""
-    if not supports_rows(model) or FEW * len(places) > positions:
+    """The features of a backbone; if it can skip positions and few are selected, only those at `places` [R]."""
+    if not selects_rows(model) or SPARSE * len(places) > positions:
         return model.features
     return partial(model.features, where=places)
 
 
-def check_extras(extras: Mapping[str, Tensor], sequences: int | None) -> None:
-    """Refuse what cannot be handed to a network: all but tensors with one entry a sequence."""
-    for name, value in extras.items():
+def check_token_times(model: object) -> None:
+    """Refuse sigma [B, L] for a network that declares its capabilities, but not that it takes one level per token."""
+    declared = getattr(model, "capabilities", None)
+    if isinstance(declared, Capabilities) and declared.time_conditioned and not declared.token_times:
+        raise ValueError(
+            "this network takes one noise level per sequence; one that takes sigma [B, L] declares "
+            "Capabilities(token_times=True)"
+        )
+
+
+def check_conditions(conditions: Mapping[str, Tensor], sequences: int | None) -> None:
+    """Refuse conditions that are not tensors with one entry per sequence."""
+    for name, value in conditions.items():
         if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"unknown argument {name!r}; extra arguments for the network must be tensors")
+            raise TypeError(f"unexpected argument {name!r}; conditions of the network must be tensors")
         if value.dim() == 0 or (sequences is not None and len(value) != sequences):
-            raise ValueError(f"{name!r} needs one entry a sequence, {sequences}; got {list(value.shape)}")
+            raise ValueError(f"{name!r} must have one entry per sequence, {sequences}; got {list(value.shape)}")
 
 
 @dataclass(frozen=True)
 class FullPrecisionHead:
-    """The head in the type of its weights, outside autocast."""
+    """The head in the dtype of its weights, outside autocast."""
 
     head: Callable[[Tensor], Tensor]
 
     def __call__(self, rows: Tensor) -> Tensor:
         with torch.autocast(rows.device.type, enabled=False):
             weight = getattr(self.head, "weight", None)
-            return self.head(rows.to(weight.dtype) if isinstance(weight, Tensor) else rows.float())
+            exact = torch.promote_types(rows.dtype, weight.dtype if isinstance(weight, Tensor) else torch.float32)
+            return self.head(rows.to(exact))
 
 
 def _parts(rows: int, size: int, together: Sequence[int] | None) -> Iterator[slice]:
-    """Rows in parts of at most `size`; or of as many of the groups `together` as fit, and of one that does not."""
+    """Slices of at most `size` rows; of whole groups, if `together` has their sizes, and of one that is larger."""
     start = stop = 0
     for count in [min(size, rows - first) for first in range(0, rows, size)] if together is None else together:
         if start < stop and stop + count - start > size:
@@ -451,15 +565,15 @@ def _parts(rows: int, size: int, together: Sequence[int] | None) -> Iterator[sli
 
 
 class OutputRows:
-    """Outputs of some positions, made a chunk at a time."""
+    """Outputs at selected positions, computed in chunks."""
 
     def __init__(self, network: Network, hidden: Tensor, head: Callable[[Tensor], Tensor] | None, at: Tensor) -> None:
         self._network, self._hidden, self._head, self._at = network, hidden, head, at
 
     def chunks(self, together: Sequence[int] | None = None) -> Iterator[tuple[Tensor, slice]]:
-        """Outputs [r, V], and which rows they are of.
+        """Outputs [r, V] of a chunk, and the slice of rows that it covers.
 
-        together: how many rows after one another belong together, and come in one chunk.
+        together: sizes of consecutive groups of rows, none of which is split.
         """
         vocab_size = self._network.vocab_size
         size = max(1, entries_at_once(self._hidden.device) // vocab_size)
@@ -469,13 +583,13 @@ class OutputRows:
             yield self._network.possible(made, self._at[part]), part
 
     def map(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """function(outputs, which rows) of all chunks, put together; there must be a row."""
+        """function(outputs, slice of rows) of all chunks, concatenated; there must be at least one row."""
         return torch.cat([function(outputs, part) for outputs, part in self.chunks()])
 
     def apply(self, function: RowFunction, of_rows: Sequence[Tensor]) -> Tensor:
-        """function(outputs [r, V], *of_rows [r, ...]) of all chunks, put together: [R].
+        """function(outputs [r, V], *of_rows [r, ...]) of all chunks, concatenated to [R].
 
-        A network that records what is done at every step (`GraphedNetwork`) records the function with its head.
+        A network that records functions (`GraphedNetwork`) records it together with its head.
         """
         recorded = self._recorded(function, of_rows)
         if recorded is not None:
@@ -484,7 +598,12 @@ class OutputRows:
 
     def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor]) -> Tensor | None:
         model = self._network.model
-        if self._head is None or self._network.only is not None or not records(model) or not function.of_tensors:
+        if (
+            self._head is None
+            or self._network.only is not None
+            or not records_functions(model)
+            or not function.of_tensors
+        ):
             return None
         step = _HeadAnd(function, self._head, self._network.vocab_size)
         recorded = model.recorded(step, (self._hidden, *of_rows))
@@ -497,7 +616,7 @@ class OutputRows:
 
 @dataclass(frozen=True)
 class _HeadAnd:
-    """A function of the outputs of rows as one of their hidden values; and the sum by which outputs are checked."""
+    """A function of outputs as a function of features, which also returns the sum that `OutputCheck` reads."""
 
     function: RowFunction
     head: Callable[[Tensor], Tensor]
@@ -509,16 +628,16 @@ class _HeadAnd:
 
 
 class RowsOneByOne(OutputRows):
-    """Outputs of one sequence after the other, each of which is run when its rows are asked for."""
+    """Outputs of one sequence at a time, each of which is run when its rows are reached."""
 
     def __init__(self, sequences: Iterator[OutputRows]) -> None:
         self._sequences = sequences
 
     def _recorded(self, function: RowFunction, of_rows: Sequence[Tensor]) -> None:
-        """Nothing: each sequence has its own number of rows."""
+        """None: sequences have different numbers of rows."""
 
     def chunks(self, together: Sequence[int] | None = None) -> Iterator[tuple[Tensor, slice]]:
-        """As of other rows; what belongs together must be a sequence's."""
+        """As in `OutputRows`; a group must lie within a sequence."""
         start, counts = 0, itertools.repeat(None) if together is None else ([count] for count in together if count)
         for rows, count in zip(self._sequences, counts, strict=False):
             for outputs, _ in rows.chunks(count):
@@ -527,15 +646,15 @@ class RowsOneByOne(OutputRows):
 
 
 def _floats(made: object) -> Tensor:
-    """What a network returned, which must be a tensor of floats."""
+    """The result of a network, which must be a floating-point tensor."""
     if isinstance(made, Tensor) and made.is_floating_point():
         return made
     kind = f"one of {made.dtype}" if isinstance(made, Tensor) else "None" if made is None else type(made).__name__
-    raise TypeError(f"the network must return a tensor of floats, without anything around it; got {kind}")
+    raise TypeError(f"the network must return a floating-point tensor, not wrapped in anything; got {kind}")
 
 
 def checked_outputs(outputs: object, expected: tuple[int, ...]) -> Tensor:
-    """Outputs of the shape that was asked for."""
+    """The outputs, which must have the expected shape."""
     outputs = _floats(outputs)
     if tuple(outputs.shape) != expected:
         form = "[B, L, V]" if len(expected) == 3 else "[N, V]"
@@ -545,14 +664,20 @@ def checked_outputs(outputs: object, expected: tuple[int, ...]) -> Tensor:
     return outputs
 
 
-def with_rounded(model: Module, names: Collection[str], dtype: torch.dtype) -> Module:
-    """The same network with copies in `dtype` of the parameters that are named, and its own parameters otherwise.
-
-    Autocast would round each of them at every use, and widen its gradient again: two sweeps over all weights, in
-    kernels of some microseconds each.
-    """
-    kept = {
-        id(parameter): nn.Parameter(parameter.detach().to(dtype)) if name in names else parameter
-        for name, parameter in model.named_parameters()
-    }
+def with_parameters(model: Module, values: Mapping[str, Tensor]) -> Module:
+    """A copy of the network with these tensors as the parameters that are named, and otherwise with the parameters and
+    buffers of the network itself, not copies."""
+    kept: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for name, parameter in model.named_parameters():
+        kept[id(parameter)] = nn.Parameter(values[name], parameter.requires_grad) if name in values else parameter
     return deepcopy(model, kept)  # which takes from there what it finds there
+
+
+def with_rounded(model: Module, names: Collection[str], dtype: torch.dtype) -> Module:
+    """The same network with copies in `dtype` of the parameters that are named.
+
+    Autocast would round each of them at every use, and widen its gradient again: two passes over all weights, in
+    kernels of a few microseconds each.
+    """
+    parameters = dict(model.named_parameters())
+    return with_parameters(model, {name: parameters[name].detach().to(dtype) for name in names})

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from cedd.parts import Part, Table
 from cedd.process import Kernel, Noise, TokenProcess
 from cedd.row_sums import at_token, full_precision, log_probabilities, log_sum_exp, put_at_token
 from cedd.schedules import double
@@ -67,8 +68,14 @@ def step_law(stay: Tensor, remask: Tensor, jumps: Tensor, x_t: Tensor, noise: Ke
     return torch.cat([law, torch.where(masked, stay, remask)[..., None]], -1) if noise.has_mask else law
 
 
-class Parameterization(ABC):
+PARAMETERIZATIONS: dict[str, type[Parameterization]] = {}
+"""The parameterizations by name; those of your own can be added."""
+
+
+class Parameterization(Part, ABC):
     """The meaning of outputs [*S, V] at noisy tokens x_t [*S]."""
+
+    table: ClassVar[Table] = Table("parameterization", "cedd.parameterization.PARAMETERIZATIONS", PARAMETERIZATIONS)
 
     meaning: ClassVar[str] = "of a kind of their own"
     """What the outputs are, in words: networks of the same can be trained on as one another's."""
@@ -484,3 +491,6 @@ class Bayes(Affine):
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
         """log(c/b) = log(1 + V/E): how much the token that is there speaks for itself."""
         return torch.where(noise.is_mask(x_t), 0.0, _evidence(noise))
+
+
+PARAMETERIZATIONS.update({"score": Score, "scaled-score": ScaledScore, "denoiser": Denoiser, "bayes": Bayes})

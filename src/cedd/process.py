@@ -259,6 +259,11 @@ class Noise(Kernel):
 # ----------------------------------------------------------------------------------------------------------------
 # The process
 
+_LARGEST_TOTAL = 1e30
+"""The largest sigma(1): networks take sigma in float32."""
+_SMALLEST_SHARE = 1e-20
+"""The smallest share of masking, but for 0."""
+
 
 @dataclass(frozen=True)
 class Terminal:
@@ -291,6 +296,15 @@ class TokenProcess:
     clocks: Clocks
     spec: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
+    def __init_subclass__(cls) -> None:
+        """Refuse subclasses that replace a part of the process, since losses and bounds would not use it."""
+        replaced = sorted(name for name in vars(TokenProcess) if not name.startswith("_") and name in vars(cls))
+        if replaced:
+            raise TypeError(
+                f"{cls.__name__} overrides {', '.join(replaced)} of TokenProcess, which losses, bounds and samplers do "
+                "not call: a process is two clocks, functions of time alone; subclass cedd.clocks.Clocks instead"
+            )
+
     def __post_init__(self) -> None:
         try:  # a plain int, from anything that is one
             object.__setattr__(self, "vocab_size", operator.index(self.vocab_size))
@@ -299,6 +313,8 @@ class TokenProcess:
         if self.vocab_size < 2:
             raise ValueError(f"a vocabulary needs at least 2 tokens; got V = {self.vocab_size}")
         check_clocks(self.clocks)
+        if not (total := float(self.sigma(1.0))) <= _LARGEST_TOTAL:
+            raise ValueError(f"sigma(1) = alpha(1) + beta(1) must be at most {_LARGEST_TOTAL:g}; got {total:g}")
 
     # Names of things
 
@@ -331,12 +347,11 @@ class TokenProcess:
         return self.axis.start > 0
 
     def config(self) -> dict[str, Any]:
-        """A JSON record from which `process_from_config` makes this process again."""
+        """A JSON record from which `process_from_config` makes this process again: by its `spec`, or else by its
+        clocks."""
         if self.spec is None:
-            raise ValueError(
-                "a process made from functions of time cannot be saved; use a PowerShare, or give it a `spec` and an "
-                "entry of PROCESSES"
-            )
+            sizes = {"vocab_size": self.vocab_size, "has_mask": self.has_mask}
+            return {"name": "clocks", **sizes, "clocks": self.clocks.config()}
         record = {"vocab_size": self.vocab_size, **self.spec}
         return record if self.schedule is None else {**record, "schedule": self.schedule.config()}
 
@@ -430,11 +445,11 @@ class TokenProcess:
         """The terms of the bound at t = 1, in closed form."""
         V, end = self.vocab_size, self.kernel(1.0)
         alive, a, b, c = end.alive, end.a, end.b, end.c
-        xlogy = torch.xlogy
+        xlogy, unchanged = torch.xlogy, torch.exp(-end.beta)
         return Terminal(
             cross_entropy=float(-xlogy(a, a) - xlogy(alive, alive / V)),
             conditional_entropy=float(end.entropy),
-            kl=float(xlogy(c, c * V / alive) + (V - 1) * xlogy(b, b * V / alive)),
+            kl=float(c * torch.log1p((V - 1) * unchanged) + (V - 1) * xlogy(b, -torch.expm1(-end.beta))),
             paper_prior_entropy=0.0 if self.has_mask else math.log(V),
         )
 
@@ -496,6 +511,8 @@ def _share(value: float, name: str = "p_m") -> float:
     share = float(value)
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"{name} is a probability and must lie in [0, 1]; got {share!r}")
+    if 0.0 < share < _SMALLEST_SHARE:
+        raise ValueError(f"{name} must lie in [{_SMALLEST_SHARE:g}, 1]; got {share!r}; uniform() never masks")
     return share
 
 
@@ -537,7 +554,7 @@ def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = Non
 
     Args:
         vocab_size: V.
-        p_m: the share of masking among all events; 0 is refused, since that is `uniform`.
+        p_m: the share of masking among all events, in [1e-20, 1]; without masking the process is `uniform`.
         schedule: the mask clock, log-linear unless given.
     """
     share = _share(p_m)
@@ -593,12 +610,18 @@ def hybrid(
     Args:
         vocab_size: V.
         p_u: the share of shuffled tokens at t = 1/2; with 0 it is `absorb`.
-        rise: how the shuffled share starts, in (0, 1].
+        rise: how the shuffled share starts, in [0.2, 1].
         fall: how it ends, in (0, 1].
-        eps: the last part of the time, which runs at half the speed: at t = 1 the clocks would be infinite.
+        eps: the last part of the time, in [1e-12, 1/2), which runs at half the speed: at t = 1 the clocks would be
+            infinite.
     """
     clocks = Hybrid(float(p_u), float(rise), float(fall), float(eps))
     return TokenProcess(vocab_size, True, clocks, {"name": "hybrid", **asdict(clocks)})
+
+
+def _of_clocks(vocab_size: int, has_mask: bool, clocks: Mapping[str, Any]) -> TokenProcess:
+    """A process by the record of its clocks."""
+    return TokenProcess(vocab_size, has_mask, Clocks.from_config(clocks))
 
 
 PROCESSES: dict[str, Callable[..., TokenProcess]] = {
@@ -614,6 +637,8 @@ def process_from_config(config: Mapping[str, Any]) -> TokenProcess:
     """The process whose `config()` was this record."""
     arguments = dict(config)
     name = arguments.pop("name", None)
+    if name == "clocks":
+        return _of_clocks(**arguments)
     if name not in PROCESSES:
         raise ValueError(f"unknown process {name!r}{suggestion(str(name), PROCESSES)}")
     if isinstance(arguments.get("schedule"), Mapping):

@@ -56,7 +56,7 @@ class Panels:
 
     def up_to(self, f: Integrand, x: Tensor) -> Tensor:
         """The integral of f from the first edge to x (elementwise): whole panels from the table, then the rest."""
-        k = (torch.searchsorted(self.edges, x, right=True) - 1).clamp(0, len(self.edges) - 2)
+        k = (torch.searchsorted(self.edges, x.contiguous(), right=True) - 1).clamp(0, len(self.edges) - 2)
         return self.cumulative[k] + integrate_panels(f, self.edges[k], x)
 
 
@@ -108,7 +108,7 @@ def integrate(f: Integrand, lo: float, hi: float, tolerance: float = 1e-12) -> f
     return total
 
 
-def bisect(rising: Callable[[Tensor], Tensor], goal: Tensor, low: float, high: float, halvings: int = 100) -> Tensor:
+def bisect(rising: Callable[[Tensor], Tensor], goal: Tensor, low: float, high: float, halvings: int = 500) -> Tensor:
     """Where a function that rises on [low, high] reaches each goal, from above.
 
     A call of the function takes as long for one number as for hundreds: few goals have three halvings at once.

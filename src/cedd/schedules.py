@@ -14,18 +14,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from cedd.device import has_float64
-from cedd.names import suggestion
+from cedd.parts import Part, Table
 
 Time = Tensor | float
 _LARGEST_SIGMA = 700.0
-"""Of a given noise: exp(-sigma) is 0 in float64 from 745 on, and what is divided by it no number."""
+"""The largest sigma_max: exp(-sigma) underflows in float64 from 745 on."""
+_SMALLEST_EPS = 1e-12
+"""1 - eps has 16 digits: of a smaller eps, fewer than four would be left."""
+_LARGEST_POWER = 1e20
 
 
 def double(value: Tensor | float) -> Tensor:
@@ -50,22 +53,31 @@ def check_time(t: Time) -> Tensor:
     return time
 
 
-def check_times(t: Time, x: Tensor, name: str, *, by_position: bool = True) -> Tensor:
-    """t as float64, for sequences x [B, L] of this name: one time for all, one a sequence [B], or one a position [B, L]
-    where these may differ."""
+def check_times(t: Time, x: Tensor, name: str) -> Tensor:
+    """t as float64, for sequences x [B, L] of this name: one time for all, one per sequence [B], or one per position
+    [B, L]."""
     time = check_time(t)
-    if time.shape != x.shape[: time.dim()] or (time.dim() > 1 and not by_position):
-        raise ValueError(f"t needs one time per sequence: {name} is {list(x.shape)}, t is {list(time.shape)}")
+    if time.shape != x.shape[: time.dim()]:
+        raise ValueError(
+            "t must be one time, one per sequence or one per position: "
+            f"{name} is {list(x.shape)}, t is {list(time.shape)}"
+        )
     return time
 
 
 def _check_eps(eps: float) -> None:
-    if not 0.0 < eps < 1.0:
-        raise ValueError(f"eps must lie strictly between 0 and 1 (1e-3 is the usual choice); got {eps!r}")
+    if not _SMALLEST_EPS <= eps < 1.0:
+        raise ValueError(f"eps must be at least {_SMALLEST_EPS:g} and below 1 (default 1e-3); got {eps!r}")
 
 
-class Schedule(ABC):
+SCHEDULES: dict[str, type[Schedule]] = {}
+"""The schedules by name; those of your own can be added."""
+
+
+class Schedule(Part, ABC):
     """sigma(t) on [0, 1], increasing; subclasses are frozen dataclasses of plain numbers."""
+
+    table: ClassVar[Table] = Table("schedule", "cedd.schedules.SCHEDULES", SCHEDULES)
 
     @abstractmethod
     def sigma(self, t: Time) -> Tensor:
@@ -88,13 +100,6 @@ class Schedule(ABC):
     def end(self) -> float:
         """sigma(1)."""
         return float(self.sigma(1.0))
-
-    def config(self) -> dict[str, Any]:
-        """A JSON record from which `schedule_from_config` makes this schedule again."""
-        name = next((name for name, kind in SCHEDULES.items() if kind is type(self)), None)
-        if name is None:
-            raise ValueError(f"{type(self).__name__} cannot be saved: give it a name in cedd.schedules.SCHEDULES first")
-        return {"name": name, **asdict(self)}  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,8 @@ class Polynomial(Schedule):
 
     def __post_init__(self) -> None:
         _check_eps(self.eps)
-        if not (math.isfinite(self.power) and self.power > 0):
-            raise ValueError(f"power must be a positive number; got {self.power!r}")
+        if not 0 < self.power <= _LARGEST_POWER:
+            raise ValueError(f"power must be positive and at most {_LARGEST_POWER:g}; got {self.power!r}")
 
     def sigma(self, t: Time) -> Tensor:
         return self.power * LogLinear(self.eps).sigma(t)
@@ -194,21 +199,9 @@ class Geometric(Schedule):
         return (torch.log(double(sigma) / self.sigma_min) / self._log_ratio).clamp(0.0, 1.0)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "log-linear": LogLinear,
-    "polynomial": Polynomial,
-    "cosine": Cosine,
-    "geometric": Geometric,
-}
+SCHEDULES.update({"log-linear": LogLinear, "polynomial": Polynomial, "cosine": Cosine, "geometric": Geometric})
 
 
 def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
     """The schedule whose `config()` was this record."""
-    fields = dict(config)
-    name = fields.pop("name", None)
-    if name not in SCHEDULES:
-        raise ValueError(f"unknown schedule {name!r}{suggestion(str(name), SCHEDULES)}")
-    try:
-        return SCHEDULES[name](**fields)
-    except TypeError as error:
-        raise ValueError(f"the record of {name} does not fit: {error}") from error
+    return Schedule.from_config(config)

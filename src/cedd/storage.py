@@ -131,6 +131,8 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """A sealed record from a JSON file; a ValueError says what is wrong with the file."""
+    if path.exists() and not path.is_file():  # reading a named pipe would wait for a writer
+        raise ValueError(f"{path.name} is not a regular file")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -360,6 +362,10 @@ def from_json(kind: Any, values: Any, name: str = "") -> Any:
     hints = _hints(kind)
     if unknown := sorted(set(values) - set(hints)):
         raise ValueError(f"{where} has no {unknown[0]!r}; made by a newer cedd?")
+    for part in dataclasses.fields(kind):
+        needed = part.default is part.default_factory is dataclasses.MISSING
+        if needed and part.name not in values:
+            raise ValueError(f"{where}.{part.name} is missing")
     return kind(**{key: _restored(hints[key], value, f"{where}.{key}") for key, value in values.items()})
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from cedd.apps.correct.lexicon import LEXICON_WEIGHTS_FILE
+from cedd.apps.correct.word_protocol import Misspelt, Pair
 from cedd.models.locate import packaged
-from cedd.spelling.lexicon import LEXICON_WEIGHTS_FILE
-from cedd.spelling.word_protocol import Misspelt, Pair
 from cedd.storage import read_json
 from tests.benchmarks.scripts import definitions
 

@@ -37,7 +37,7 @@ def test_a_question_is_a_word_of_a_sentence_in_its_block():
 def test_words_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """A random model is never right; one way is not worse than itself."""
     (tmp_path / "text.txt").write_text(TEXT)
-    run = save_random(tmp_path / "run", "absorb", "cedd", told="nothing", length=128)
+    run = save_random(tmp_path / "run", "absorb", "cedd", time_input="none", length=128)
     words = ["infilling.py", str(run), "--data", str(tmp_path / "text.txt"), "--words", "3"]
     monkeypatch.setattr(sys, "argv", [*words, "--ways", *infilling.WAYS])
     assert infilling.main() == 0

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 from cedd.bounds.stop import STOPS
+from cedd.data.packing import evenly_spaced
 from cedd.data.tokenizers import BPETokenizer
 from cedd.models.folder import load_folder
 from cedd.training.config import from_json, to_json
-from cedd.training.step import Stepper
+from cedd.training.step import TrainStep
 from tests.benchmarks.scripts import BENCHMARKS, definitions
 
 BENCHMARK = BENCHMARKS / "language.py"
-PAGE = BENCHMARK.parents[1] / "docs" / "language.md"
+PAGE = BENCHMARK.parents[1] / "docs" / "results" / "language.md"
 FILES = ("wikitext2.test.raw.txt", "wikitext103.test.txt", "ptb.test.txt", "lm1b.heldout-00000-of-00050.txt")
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "an", "old", "dog", "run")
 
@@ -62,6 +63,9 @@ TINY = {
     "point_blocks": 2,
     "blocks": 4,
     "draws": 2,
+    "orders": 2,
+    "order_blocks": 3,
+    "order_texts": ("books",),
     "sampled_tokens": 32,
     "sampler_steps": (2, 3),
     "device": "cpu",
@@ -124,6 +128,7 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
 
     (row,) = final["rows"].values()
     assert row["texts"].keys() == {"books", "wikipedia", *benchmark.SETS}
+    weighted = row["texts"]["books"].pop("importance")
     assert all(bounds.keys() == {"tight", "j1", "j2"} for bounds in row["texts"].values())
     with np.load(arguments.extras("cedd-star/absorb")) as arrays:
         bounds, samples = arrays["bounds/books"], arrays["samples/3"]
@@ -131,6 +136,12 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
         assert samples.shape == (2, 16)
         nats = row["texts"]["books"]["tight"]["nats_per_token"]
         assert float(bounds.mean()) == pytest.approx(nats, rel=1e-6)
+        values, same = arrays["importance/books"], bounds[evenly_spaced(len(bounds), 3)]
+        assert weighted["nats_per_token"] == pytest.approx(float(values.mean()), rel=1e-6)
+        assert weighted["less_tight"] == pytest.approx(float((values - same).mean()), rel=1e-3)
+    assert (weighted["blocks"], weighted["orders"], list(weighted["by_orders"])) == (3, 2, ["1", "2"])
+    exact = saved["cells"]["ar"]["final"]["rows"][""]["texts"]["books"]["importance"]
+    assert exact["less_tight"] == pytest.approx(0.0, abs=1e-6)
     ways = saved["cells"]["dfm/kappa-t2"]["final"]["rows"]
     assert ways.keys() == {"", "corrector"}
     assert ways[""]["texts"]["ptb"]["tight"] != ways["corrector"]["texts"]["ptb"]["tight"]
@@ -180,7 +191,7 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
     nowhere = replace(arguments, out=tmp_path)
     assert list(benchmark.judge_rows(nowhere, content)) == []
     assert capsys.readouterr().err == f"the judge ar is missing for 3 cells: train it in {tmp_path}\n"
-    with pytest.raises(ValueError, match=r"there is no judge at .*none\.gguf"):
+    with pytest.raises(ValueError, match=r"judge not found: .*none\.gguf"):
         list(benchmark.judge_rows(replace(nowhere, judge={"smollm2": str(tmp_path / "none.gguf")}), content))
     assert content == done.content
 
@@ -240,14 +251,14 @@ def test_a_row_is_of_the_process_that_its_folder_describes(benchmark, arguments,
     folder = load_folder(arguments.out / "dfm-kappa-t2")
     final = done.content["cells"]["dfm/kappa-t2"]["final"]
     assert final["method"] == folder.method.config()
-    assert final["method"]["stop"] in STOPS
+    assert final["method"]["dynamics"]["stop"] in STOPS
     texts = benchmark.Texts(arguments)
     blocks, _ = benchmark.choose_sequences(texts.held_out(16)["books"], arguments.blocks, texts.tokenizer)
     again = benchmark.measure(folder, blocks, {}, device="cpu", batch=64, fixed_set=True, draws=2).bounds["tight"]
     found = final["rows"][""]["texts"]["books"]["tight"]["nats_per_token"]
     assert found == pytest.approx(again.nats_per_token, rel=1e-6)
     rows = benchmark.tables(done.content, arguments)["rows"]
-    assert f"| dfm/kappa-t2 | lowest_time 0.001, highest_time 1.0, t₀ {final['method']['stop']} |" in rows
+    assert f"| dfm/kappa-t2 | lowest_time 0.001, highest_time 1.0, t₀ {folder.method.dynamics.stop} |" in rows
 
 
 def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
@@ -323,7 +334,7 @@ def test_what_cannot_be_written_is_said_before_tables_are_printed(benchmark, don
 
 
 def test_the_page_has_what_the_results_say(benchmark):
-    """docs/language.md is what the command writes into it from the committed results."""
+    """docs/results/language.md is what the command writes into it from the committed results."""
     results = BENCHMARK.parent / "results" / "language.json"
     content = json.loads(results.read_text()) if results.is_file() else {"format": 1, "cells": {}}
     made = benchmark.tables(content, benchmark.Arguments(results=results))
@@ -398,7 +409,7 @@ def test_a_file_without_a_part_is_no_results_file(benchmark, arguments, done, ca
         monkeypatch.setattr(sys, "argv", ["language.py", "--table", str(path)])
         assert benchmark.main(benchmark.Language) == 2, part
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said == f"language: {path} is no results file of this benchmark, or a damaged one"
+        assert said == f"language: error: {path} is no results file of this benchmark, or a damaged one"
         with pytest.raises(ValueError, match="or a damaged one"):
             benchmark.Results(path, benchmark.Language(replace(arguments, results=path)))
 
@@ -469,12 +480,12 @@ def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_pat
 
 def test_a_bad_command_line_is_one_line(benchmark, capsys, monkeypatch):
     for words, said in (
-        (["--judge", "smollm2"], "--judge takes pairs of a name and a text; got 'smollm2'"),
-        (["--onyl", "ar"], "there is no option --onyl; did you mean --only?"),
+        (["--judge", "smollm2"], "--judge expects pairs of a name and a value (got 'smollm2')"),
+        (["--onyl", "ar"], "unexpected argument '--onyl'; did you mean --only?"),
     ):
         monkeypatch.setattr(sys, "argv", ["language.py", *words])
         assert benchmark.main(benchmark.Language) == 2
-        assert capsys.readouterr().err == f"language: {said} (language.py --help tells more)\n"
+        assert capsys.readouterr().err == f"language: error: {said} (see language.py --help)\n"
 
 
 def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
@@ -501,7 +512,7 @@ def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     for share in (0.0, 1.0, float("nan")):
         refused("--holdout is a share of the documents between 0 and 1", holdout=share)
     refused("give either --minutes, .* or --budget", minutes=1.0, budget=60.0)
-    refused(r"there is no judge at .*none\.gguf", judge={"smollm2": str(tmp_path / "none.gguf")})
+    refused(r"judge not found: .*none\.gguf", judge={"smollm2": str(tmp_path / "none.gguf")})
     one = tmp_path / "one.txt"
     one.write_text("just one document, of which nothing can be held out. " * 20)
     refused(r"of .*one\.txt, which has 1 document, a share of 0.1 holds out none", corpus=(one,))
@@ -673,7 +684,7 @@ def test_what_was_trained_and_not_measured_is_measured(benchmark, arguments, mon
     before, raw = benchmark.file_sha256(folder / "model.safetensors"), results.content["cells"][cell]["raw"]
     assert not results.is_done(cell, language)
     monkeypatch.setattr(benchmark.LanguageHooks, "finish", finish)
-    monkeypatch.setattr(Stepper, "step", trained)
+    monkeypatch.setattr(TrainStep, "step", trained)
     benchmark.work(language)
     record = results.content["cells"][cell]
     assert results.is_done(cell, language)
@@ -774,12 +785,29 @@ def test_every_cell_of_the_tables_can_be_configured(benchmark):
     configs = {cell: benchmark.configuration(arguments, cell) for cell in arguments.only}
     tokens = {config.steps * config.batch.size * config.length for config in configs.values()}
     assert tokens == {5000 * 32_768}
-    assert configs["cedd-star/roulette-0.35"].process.p_m == 0.35
+    assert configs["cedd-star/roulette-0.35"].process.arguments == {"p_m": 0.35}
     assert configs["sedd/absorb"].batch.highest_time == 1.0
     assert not configs["ar"].batch.complementary
     paper = benchmark.configuration(arguments, "sedd/absorb+paper")
     assert (paper.optimizer.matrices, paper.optimizer.rate, paper.model.dropout) == ("adamw", 3e-4, 0.1)
     assert benchmark.file_name("cedd*/absorb@1024+paper") == "cedd-star-absorb@1024+paper"
+
+
+def test_a_corpus_in_bytes_needs_no_data_folder(benchmark, arguments, done, monkeypatch):
+    """Without test sets, the held-out documents are measured; the tables have no columns for the others."""
+    monkeypatch.delenv("CEDD_DATA", raising=False)
+    corpus = tuple(sorted((arguments.data / "corpus").iterdir()))
+    alone = benchmark.Language(replace(arguments, data=None, corpus=corpus))
+    alone.prepare(CELLS)
+    assert alone.protocol["test_sets"] == {}
+    assert alone.texts.held_out(16).keys() == {"books", "wikipedia"}
+    assert alone.texts.test_sets(16) == {}
+    content = {**done.content, "protocol": alone.protocol}
+    shown = "\n".join(benchmark.tables(content, arguments).values())
+    assert "held-out books" in shown
+    assert "LAMBADA" not in shown
+    with pytest.raises(ValueError, match="by --data, or set CEDD_DATA"):
+        benchmark.Texts(replace(alone.arguments, tokenizer="gpt2")).tokenizer  # noqa: B018
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ seconds = definitions("sample_seconds")
 
 def test_two_versions_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """The first run is a process; the others, which would only import everything again, are in this one."""
-    run = save_random(tmp_path / "run", "absorb", "cedd", told="nothing", length=16)
+    run = save_random(tmp_path / "run", "absorb", "cedd", time_input="none", length=16)
     timed, ran = seconds.timed, list[tuple[Path, list[str]]]()
 
     def here(checkout: Path, words: list[str]) -> Any:

@@ -20,7 +20,7 @@ def test_no_two_requests_are_the_same():
 
 def test_the_page_has_a_place_for_the_figures_and_they_are_those_found(tmp_path: Path):
     script, page = definitions("serving"), tmp_path / "serving.md"
-    shutil.copy(BENCHMARKS.parent / "docs" / "serving.md", page)
+    shutil.copy(BENCHMARKS.parent / "docs" / "results" / "speed.md", page)
     row = {"answered": 1000, "refused": 3, "mixed_up": 0, "wrong": 0, "checked": 25}
     row |= {"alone_per_second": 31.5, "together_per_second": 63.0, "gain": 2.0}
     row |= {"alone_computed_ms": 38.6, "together_computed_ms": 31.2}

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from cedd.training.config import same_run, to_json
+from cedd.training.config import differing_settings, to_json
 from tests.benchmarks.scripts import BENCHMARKS, definitions, run
 
 BENCHMARK = BENCHMARKS / "spelling.py"
@@ -45,7 +45,7 @@ def test_characters_can_be_the_first_tokens_of_fewer(benchmark):
     with pytest.raises(ValueError, match="--vocabulary must be at least 3"):
         benchmark.renumbered(characters, 2)
     small, plain = (benchmark.configuration(benchmark.Arguments(vocabulary=v), "cedd/uniform") for v in (512, None))
-    assert set(same_run(small, plain)) == {"text.tokenizer"}  # so that neither is taken for the other
+    assert set(differing_settings(small, plain)) == {"text.tokenizer"}  # so that neither is taken for the other
 
 
 def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path):
@@ -147,7 +147,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
     for seed, shares in enumerate([(0.80, 0.81), (0.82, 0.85), (0.84, 0.86)]):
         write(seed, shares)
     code, said = table(*paths)
-    assert code == 0
+    assert code == 0, said.err
     wanted = 4.30265 * statistics.stdev([1, 3, 2]) / 3**0.5
     between = f"2.00 ({2 - wanted:.2f} to {2 + wanted:.2f})"
     assert said.out.splitlines() == [
@@ -161,7 +161,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
     def refused(*names):
         code, said = table(*names)
         assert code == 2
-        return said.err.removeprefix("spelling: ").removesuffix("\n")
+        return said.err.removeprefix("spelling: error: ").removesuffix("\n")
 
     own = "each file must have a seed of its own, in all of its cells;"
     assert refused(paths[0], paths[0]) == f"{own} sedd/uniform+twice has [0, 0]"
@@ -173,7 +173,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
     assert refused(*paths) == "these results files share no cell that was tested at the same step"
     assert refused() == "--table needs a results file"
     # before anything is trained, or read
-    for page, why in ((tmp_path / "none.md", "there is no file"), (paths[1], "has no place for a table")):
+    for page, why in ((tmp_path / "none.md", "file not found"), (paths[1], "has no place for a table")):
         monkeypatch.setattr(sys, "argv", ["spelling.py", "--results", str(tmp_path / "new.json"), "--page", str(page)])
         assert benchmark.main(benchmark.Spelling) == 2
         assert why in capsys.readouterr().err
@@ -184,9 +184,9 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
 
 
 def test_the_page_has_what_the_results_say(benchmark):
-    """docs/spelling.md is what the command writes into it from the committed results."""
+    """docs/results/spelling.md is what the command writes into it from the committed results."""
     content = json.loads((BENCHMARK.parent / "results" / "spelling.json").read_text())
-    text = (BENCHMARK.parents[1] / "docs" / "spelling.md").read_text()
+    text = (BENCHMARK.parents[1] / "docs" / "results" / "spelling.md").read_text()
     made = benchmark.tables(content)
     assert set(made) == {"measured", "curves"}
     for name, table in made.items():
@@ -224,15 +224,15 @@ def test_a_recipe_stands_above_the_command_line(benchmark):
         benchmark.configuration(given, f"cedd/uniform+{recipe}").check()
     fast, faster = (benchmark.configuration(given, f"cedd/uniform/0.45+{name}") for name in ("fast", "faster"))
     assert (fast.batch.highest_time, fast.batch.last_highest_time, fast.model.dropout) == (0.45, 0.1, 0.0)
-    assert set(same_run(fast, faster)) == {"optimizer.rate"}
+    assert set(differing_settings(fast, faster)) == {"optimizer.rate"}
     long = benchmark.configuration(given, "cedd/uniform/0.45+long")
-    assert set(same_run(fast, long)) == {"model.dropout"}
+    assert set(differing_settings(fast, long)) == {"model.dropout"}
     assert (fast.steps, long.steps) == (25_000, 50_000)
     assert fast.steps < long.checkpoint_every < long.steps  # only the long one has a checkpoint on its way
     longer = benchmark.configuration(given, "cedd/uniform+50000")  # the paper's settings, for as long as its last table
-    assert (same_run(plain, longer), longer.steps, plain.out != longer.out) == ([], 50_000, True)
+    assert (differing_settings(plain, longer), longer.steps, plain.out != longer.out) == ([], 50_000, True)
     crlf = benchmark.configuration(given, "cedd/uniform+crlf")
-    assert set(same_run(plain, crlf)) == {"data", "text.tokenizer", "text.validation"}
+    assert set(differing_settings(plain, crlf)) == {"data", "text.tokenizer", "text.validation"}
 
 
 def test_the_papers_settings_are_the_defaults(benchmark):
@@ -242,7 +242,7 @@ def test_the_papers_settings_are_the_defaults(benchmark):
     assert (config.optimizer.rate, config.optimizer.warmup, config.optimizer.ema) == (3e-4, 2500, 0.9999)
     optimizer = config.optimizer.of_mean(config.length)
     assert (optimizer.clip, optimizer.eps) == (1 / 128, 1e-8 / 128)
-    assert (config.process.name, config.process.sigma_floor) == ("uniform", 0.003)
+    assert (config.process.name, config.sigma_floor) == ("uniform", 0.003)
     assert config.checkpoint_every > config.steps
     config.check()
     assert benchmark.configuration(benchmark.Arguments(), "bayes*/roulette/0.3").batch.highest_time == 0.3
@@ -273,7 +273,7 @@ def test_the_benchmark_asks_for_its_books(tmp_path, monkeypatch):
     places = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--device", "cpu"]
     code, said = run(BENCHMARK, *places)
     assert code == 2
-    assert said == "spelling: name the folder of the novels, or set CEDD_DATA to a folder with novels/ in it\n"
+    assert said == "spelling: error: name the folder of the novels, or set CEDD_DATA to a folder with novels/ in it\n"
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cedd.models.loaded import SamplingOptions
+from cedd.samplers import SamplingOptions
 from cedd.tasks import load
-from cedd.tasks.windows import windows_around
+from cedd.tasks.windows import infilling_windows
 from tests.benchmarks.scripts import definitions
 from tests.tasks.models import save_random
 
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_windows_of_a_page_have_no_blank_in_common_and_are_filled_as_one_by_one(run: Path):
     loaded = load(run, "cpu")
     page = batches.page(TEXT, loaded.tokenizer, loaded.length, 5, 3)
-    cuts = windows_around(page.blanks, page.width, loaded.length)
+    cuts = infilling_windows(page.blanks, page.width, loaded.length)
     assert [range(cut.first, cut.last) for cut in cuts] == page.blanks
     assert len(page.blanks) == 5
     for cut in cuts:

@@ -541,7 +541,7 @@ def test_the_record() -> None:
     assert found.bits_per_token == pytest.approx(found.nats_per_token / math.log(2))
     assert found.perplexity_ci95[0] < found.perplexity < found.perplexity_ci95[1]
     assert found.terminal == pytest.approx(process.terminal().kl)
-    assert found.evaluations == 30 * 6 + 4  # draws are made even; four sequences are searched for a divergence
+    assert found.evaluations == 30 * 6 + 30  # draws are made even; each sequence is searched for a divergence
     assert found.monte_carlo_stderr < found.sequence_stderr == found.stderr
     mean, half = found.running()
     assert mean.shape == half.shape == (29,)
@@ -648,6 +648,9 @@ def test_progress_counts_every_evaluation() -> None:
         ("cedd", {"draws": 0}, "at least one draw"),
         ("cedd", {"batch": -1}, "a batch has at least one sequence; got -1"),
         ("cedd", {"tolerance": 0.0}, "positive share"),
+        ("cedd", {"tolerance": math.inf}, "positive share"),
+        ("cedd", {"tolerance": math.nan}, "positive share"),
+        ("cedd", {"max_draws": -1}, "max_draws must be at least 1; got -1"),
         ("cedd", {"time_floor": 1.0}, "earliest time"),
         ("cedd", {"sampling": "importance"}, "stratified or independent"),
         ("cedd", {"corrector": Corrector()}, "belongs to flow matching"),

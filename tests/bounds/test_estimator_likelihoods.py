@@ -143,9 +143,10 @@ def test_flow_matchings_bound_is_infinite_without_a_floor() -> None:
     assert math.isfinite(cedd.estimate_bound(model, process, data, method="dfm", draws=2).nats_per_token)
 
 
-def test_a_corrector_has_no_negative_strength() -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
-        Corrector(-1.0)
+@pytest.mark.parametrize("strength", [-1.0, math.nan, math.inf])
+def test_a_corrector_has_a_strength_of_at_least_0(strength: float) -> None:
+    with pytest.raises(ValueError, match="must be finite and at least 0"):
+        Corrector(strength)
 
 
 # ---- autoregressive -----------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def generators(process: TokenProcess, method: str, model, w: np.ndarray) -> np.n
     t = process.axis.inverse(torch.from_numpy(sigma))
     x = torch.tensor(states).repeat(len(w), 1)
     times = t.repeat_interleave(len(states))
-    scores = cedd.log_scores(method, process, model(x, process.sigma(times)), x, times).exp().numpy()
+    scores = cedd.log_scores(model(x, process.sigma(times)), process, x, times, method=method).exp().numpy()
     scores = scores.reshape(len(w), len(states), L, V)
     factor = -np.expm1(-sigma) / process.axis.rate(t).numpy()
     masking, shuffling = process.alpha_rate(t).numpy() * factor, process.beta_rate(t).numpy() * factor

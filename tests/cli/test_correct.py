@@ -16,7 +16,7 @@ from rich.style import Style
 
 from cedd.cli import main
 from cedd.cli.correct import FIRST_PIECE, PIECE, coloured, corrected_pieces, joined, pieces
-from cedd.cli.given import file_source
+from cedd.cli.inputs import file_source, looks_like_path
 from cedd.data.corpora import python_manual_documents
 from cedd.models import locate
 from cedd.names import printable
@@ -32,7 +32,7 @@ def models(tmp_path_factory):
     """Those of a package: of the corrector random weights that, at these settings, change some letters."""
     root = tmp_path_factory.mktemp("package") / "pretrained"
     save_random(root / "english-char", depth=2, extra={"correction": {"t": 0.6}})
-    save_random(root / "english", "absorb", "cedd", told="nothing")
+    save_random(root / "english", "absorb", "cedd", time_input="none")
     return root
 
 
@@ -89,7 +89,7 @@ def test_a_text_that_cannot_be_a_path_is_no_model(text, shelf, run, capsys):
         assert capsys.readouterr().out == f"{text}\n"
     assert main(["correct", text, text, "--device", "cpu"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"cedd correct: no run or model at {text[:10]}")
+    assert said.startswith(f"cedd: error: no run or model at {text[:10]}")
     assert len(said) < 200
 
 
@@ -180,17 +180,6 @@ def test_colours_are_for_terminals_that_show_them(screen, environment, coloured,
     assert shown.replace(coloured or "-", "").replace("\x1b[0m", "") == now.text + "\n"
 
 
-@pytest.mark.parametrize("words", [["--strange", "9"], ["--strange=9"]])
-def test_an_option_is_taken_by_its_earlier_name(words, shelf, capsys):
-    assert main(["correct", "teh cat sat on teh mat", *words, "--device", "cpu"]) == 0
-    said = capsys.readouterr()
-    assert said.err == "cedd correct: --strange is now called --max-surprise\n"
-    assert main(["correct", "teh cat sat on teh mat", "--max-surprise", "9", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out == said.out
-    assert main(["correct", "--threshold", "0", "--device", "cpu", "--", "--strange"]) == 0  # a text
-    assert capsys.readouterr() == ("--strange\n", "")
-
-
 def test_an_empty_text_is_a_text_even_in_a_models_folder(shelf, run, capsys, monkeypatch):
     monkeypatch.chdir(run)
     monkeypatch.setattr(sys, "stdin", object())  # is not asked
@@ -230,33 +219,52 @@ def test_infill_reads_files_and_standard_input_byte_by_byte(way, shelf, run, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["correct", "teh", "cat", "sat"], "put the text in quotes"),
-        (["correct", "teh", "cat"], "no run or model at teh (a text of several words is put in quotes)"),
+        (["correct", "teh", "cat", "sat"], "put a text of several words in quotes"),
+        (["correct", "teh", "cat"], "no run or model at teh (put a text of several words in quotes)"),
         (["correct", "english-chra", "cat"], "did you mean english-char?"),
         (["infill", "a ____", "--file", "x"], "not both"),
-        (["infill", "--file", "/no/such/file"], "there is no file or folder /no/such/file\n"),
+        (
+            ["infill", "--file", "/no/such/file"],
+            "file not found: /no/such/file; if it is text, give it on standard input (-)\n",
+        ),
         (["infill", "FOLDER/letter.txt"], "the text has no blank to fill"),
         (["correct", "teh", "--file", "x"], "not both"),
-        (["correct", "--file", "/no/such/file"], "there is no file or folder /no/such/file\n"),
+        (
+            ["correct", "--file", "/no/such/file"],
+            "file not found: /no/such/file; if it is text, give it on standard input (-)\n",
+        ),
         (["correct", "--file", "FOLDER/lettre.txt"], "FOLDER/lettre.txt; did you mean FOLDER/letter.txt?"),
-        (["correct", "--file", "FOLDER"], "FOLDER is a folder; name a file of it, such as FOLDER/letter.txt"),
-        (["correct", "teh", "--rate", "0"], "rate is a share of wrong tokens"),
+        (["correct", "--file", "FOLDER"], "FOLDER is a folder; name a file in it, such as FOLDER/letter.txt"),
+        (["correct", "nosuch.txt"], "file not found: nosuch.txt; if it is text, give it on standard input (-)"),
+        (["correct", "RUN", "notes.md"], "file not found: notes.md"),
+        (["infill", "my page.HTML"], "file not found: my page.HTML"),
+        (["correct", "no/such"], "file not found: no/such"),
+        (["correct", "FOLDER/lettre.txt"], "FOLDER/lettre.txt; did you mean FOLDER/letter.txt?"),
+        (["correct", "FOLDER"], "FOLDER is a folder"),
+        (["correct", "FOLDER/link"], "FOLDER/link is a broken link"),
+        (["correct", "teh", "--rate", "0"], "rate must lie in (0, 1)"),
         (["correct", "teh", "--reach", "-1"], "reach"),
         (
             ["correct", "teh", "--max-surprise", "nan"],
-            "max_surprise is in nats a letter and must be 0 or more; got nan",
+            "max_surprise must be 0 or more (nats per letter); got nan",
         ),
-        (["correct", "teh", "--temperature", "nan"], "temperature must be"),
+        (["correct", "teh", "--steps", "2", "--temperature", "nan"], "temperature must be"),
         (["sample", "a", "b"], "b"),
     ],
 )
 def test_bad_input_is_one_line(words, message, shelf, run, capsys, tmp_path):
     (tmp_path / "letter.txt").write_text("teh cat")
+    (tmp_path / "link").symlink_to("nowhere")
     named = [run if word == "RUN" else word.replace("FOLDER", str(tmp_path)) for word in words]
     assert main([*named, "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert message.replace("FOLDER", str(tmp_path)) in said
+
+
+@pytest.mark.parametrize("text", ["black and/or white", "e.g. a/b c", "teh cat.", "", "one\ntwo.txt", "x" * 5000])
+def test_text_is_not_taken_for_a_path(text):
+    assert not looks_like_path(text)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +307,7 @@ def test_no_text_at_a_terminal_is_said(words, example, shelf, run, capsys, monke
     feed(monkeypatch, b"")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     assert main([*(run if word == "RUN" else word for word in words), "--device", "cpu"]) == 2
-    assert f"there is no text: {example}, - to type it, or a FILE" in capsys.readouterr().err
+    assert f"no text was given: {example}, a FILE, or - to type it" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -569,10 +577,15 @@ def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
         (["--in-place", "-"], "--in-place corrects files"),
         (["--in-place", "--json", "LETTER"], "prints nothing"),
         (["--suggest", "0", "LETTER"], "1 or more"),
-        (["--check", "LETTER", "/no/such/file"], "there is no file or folder /no/such/file"),
-        (["LETTER", "/no/such/file"], "there is no file or folder /no/such/file"),
-        (["LETTER", "--ignore-words", "/no/such/words"], "there is no file or folder /no/such/words"),
-        (["LETTER", "--ignore-words", "LETTER"], "can ignore words"),
+        (["--check", "LETTER", "/no/such/file"], "file not found: /no/such/file"),
+        (["LETTER", "/no/such/file"], "file not found: /no/such/file"),
+        (["LETTER", "--engine", "words", "--ignore-words", "/no/such/words"], "file not found: /no/such/words"),
+        (["LETTER", "--ignore-words", "LETTER"], "--ignore-words is an option of --engine words"),
+        (["LETTER", "--engine", "words", "--rate", "0.05"], "--rate is an option of --engine letters"),
+        (
+            ["LETTER", "--engine", "words", "--ignore-words", "/dev/zero"],
+            "/dev/zero is longer than 16,777,216 characters",
+        ),
     ],
 )
 def test_files_that_cannot_be_corrected_are_one_line(words, message, letter, capsys):
@@ -590,9 +603,9 @@ def test_a_folder_names_who_corrects_its_words(shelf, tmp_path, capsys):
         main(["export", "english-char", "--out", str(tmp_path / "mine"), "--words", "english", "--device", "cpu"]) == 0
     )
     capsys.readouterr()
-    assert main(["correct", str(tmp_path / "mine"), text, "--change", "words", "--device", "cpu"]) == 2
+    assert main(["correct", str(tmp_path / "mine"), text, "--engine", "words", "--device", "cpu"]) == 2
     assert "words are corrected with a lexicon, and" in capsys.readouterr().err  # this english has none
-    assert main(["correct", str(tmp_path / "mine"), text, "--change", "letters", "--device", "cpu"]) == 0
+    assert main(["correct", str(tmp_path / "mine"), text, "--engine", "letters", "--device", "cpu"]) == 0
     assert capsys.readouterr().out != f"{text}\n"
     save_random(tmp_path / "other", extra={"words": "../run"})
     assert main(["correct", str(tmp_path / "other"), text, "--device", "cpu"]) == 2

@@ -24,7 +24,7 @@ import pytest
 
 from cedd.cli import COMMANDS, main
 from cedd.cli.arguments import ARGUMENTS
-from cedd.cli.parsing import option_names
+from cedd.cli.parser import options_of
 from tests.tasks.models import save_random
 
 PARTS, DEFAULT = 8, 4
@@ -106,7 +106,7 @@ ON_A_MODEL = {
     "quickstart": "quickstart --fast --steps 1 --out quick",
     "bench": "bench train --preset tiny --vocab 8 --shapes 1x4 --steps 1 --warmup 0",
     "theory": "theory --vocab 2 --length 1",
-    "serve": "serve model --port 0 --readers 0",
+    "serve": "serve model --port 0 --lookup-processes 0",
     "completion": "completion bash",
 }
 """A command line of each command that has nothing wrong with it."""
@@ -126,8 +126,8 @@ def usage_inputs() -> Iterator[Input]:
     """Options that there are not, values that they cannot have, words that have no place."""
     for command, line in ON_A_MODEL.items():
         words = line.split()
-        options = [*option_names(ARGUMENTS[command])]
-        numeric = [name for name in options if is_number(command, name)]
+        taken = [one for one in options_of(ARGUMENTS[command]) if not one.positional]
+        options, numeric = [one.name for one in taken], [one.name for one in taken if one.kind in (int, float)]
         for wrong in ("--no-such-option", "--zzz=3", "-q", "--[/red]", "--\x1b[31m"):
             yield Input((*words, wrong))
         for name in numeric:
@@ -144,18 +144,9 @@ def usage_inputs() -> Iterator[Input]:
                 yield Input((*words, name, value))
 
 
-def is_number(command: str, option: str) -> bool:
-    """Whether an option takes a number, or numbers."""
-    import typing
-
-    hints = typing.get_type_hints(ARGUMENTS[command])
-    hint = str(hints.get(option[2:].replace("-", "_"), ""))
-    return "int" in hint or "float" in hint
-
-
 RANGES = {
     "sample": """
-        --steps 0 | --steps -3 | --length 0 | --length 99999 | -n -1 | --temperature nan | --top-p 2 | --batch 0 |
+        --steps 0 | --steps -3 | --length 0 | -n -1 | --temperature nan | --top-p 2 | --batch 0 |
         --sampler eulr | --grid x | --steps 99999999999999999999 | --length 99999999999999999999
     """,
     "infill": """
@@ -168,7 +159,7 @@ RANGES = {
     "evaluate": """
         --draws 0 | --batch 0 | --tolerance 0 | --tolerance x% | --bound tihgt | --max-sequences 0 |
         --data nowhere.txt | --data ~nosuchuser/x | --data model/model.safetensors | --workers 0 | --split x\x1b |
-        --most-unknown nan | --time-floor 2 | --draws 99999999999999999999
+        --max-unknown nan | --time-floor 2 | --draws 99999999999999999999
     """,
     "spelling": """
         --rate 0 | --rate nan | --blocks -1 | --batch 0 | --t 7 | --passes 0 | --thresholds nan | --data '' |
@@ -186,9 +177,10 @@ RANGES = {
         --frontier curves | --step-counts x | --temperatures ½ | --entropy x
     """,
     "train": """
-        --steps 0 | --batch.size 0 | --optimizer.rate nan | --method x | --process.name x | --length 0 |
+        --steps 0 | --batch.size 0 | --optimizer.rate nan | --method x | --process x | --length 0 |
         --data nowhere | --process.p-m 7 | --model.width 3 | --text.holdout 7 | --text.tokenizer x | --keep 0 |
-        --process.settings a | --process.schedule.name x | --out book.txt | --resume x | --batch.accumulate 0
+        --process.settings a | --process.schedule x | --process.schedule.eps x |
+        --out book.txt | --resume x | --batch.accumulate 0
     """,
     "import": """
         --weights int4 | --tokenizer ~nosuchuser/x | --tokenizer nowhere | --out model | --out nowhere/x | more
@@ -248,11 +240,13 @@ def changed(value: Any, path: tuple[str, ...], new: Any) -> Any:
 
 def is_wrong(old: Any, new: Any, counts: bool) -> bool:
     """Whether one value cannot stand for another: of another type, or a number that can be no size of a network."""
+    if old is None:
+        return False  # the types that it may have instead are not known here
     if isinstance(old, bool) or isinstance(new, bool):
         return type(old) is not type(new)
     if isinstance(old, int | float) and isinstance(new, int | float):
         return (counts and new in (-1, 2**70)) or (isinstance(old, int) and isinstance(new, float))
-    return old is not None and type(old) is not type(new)
+    return type(old) is not type(new)
 
 
 DESCRIBED = ("method", "process", "network", "length", "tokenizer", "format")
@@ -409,8 +403,8 @@ def serve_inputs() -> Iterator[Input]:
         "model --port -1",
         "model --port 0 --host 999.1.1.1",
         "model --port 0 --host [/red]",
-        "model --port 0 --readers -1",
-        "model --port 0 --readers 1000",
+        "model --port 0 --lookup-processes -1",
+        "model --port 0 --lookup-processes 1000",
         "model --port 0 --device meta",
     ):
         yield Input(("serve", *words.split()))
@@ -428,7 +422,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     make_world(folder)
     with pytest.MonkeyPatch.context() as patch:
         if importlib.util.find_spec("starlette") and importlib.util.find_spec("uvicorn"):
-            patch.setattr("cedd.serve.server.Server.run", a_server)
+            patch.setattr("cedd.apps.serve.server.Server.run", a_server)
         yield folder
     os.chdir(before)
     del os.environ["CEDD_CACHE"]
@@ -460,7 +454,7 @@ def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, st
     restore(world, original, clean, after)
     if code not in (1, 2):
         return f"{code}"
-    if not lines or not lines[-1].startswith("cedd ") or "\x1b" in lines[-1] or "Traceback" in said.getvalue():
+    if not lines or not lines[-1].startswith("cedd: error: ") or "\x1b" in lines[-1] or "Traceback" in said.getvalue():
         return f"said {lines[-1:]!r}"
     if before != after:
         return f"left {sorted(set(after.items()) ^ set(before.items()))[:3]}"

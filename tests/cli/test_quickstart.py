@@ -15,10 +15,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from cedd.bench.train import our_step, timed
+from cedd.apps.bench.train import our_step, timed
 from cedd.cli import main
 from cedd.cli.arguments import Quickstart, parse
-from cedd.cli.completion import help_text
 from cedd.cli.quickstart import (
     BOXED_CORRECTION,
     EVERY,
@@ -28,16 +27,17 @@ from cedd.cli.quickstart import (
     activation,
     configuration,
     first_choice,
-    in_time,
-    of_steps,
     seconds_per_step,
     summary,
     vocabulary,
+    with_steps,
+    within,
 )
 from cedd.storage import write_json
 from cedd.training.config import read_config, to_json
-from cedd.training.in_time import InTime
 from cedd.training.run_folder import TRAIN_FILE
+from cedd.training.time_limit import TimeLimit
+from tests.cli.helps import help_text
 
 Record = dict
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,9 +97,7 @@ def test_figures_of_the_page_are_those_of_the_record(out: Path, record: Record):
     for baseline in record["baselines"]:
         assert f"{baseline['name']}{baseline['bits_per_character']:.3f}" in table
     correction = record["correction"]
-    assert f"Of {correction['wrong']:,} wrong letters {correction['fixed']:,} were put right" in shown(
-        text, "correction"
-    )
+    assert f"It fixes {correction['fixed']:,} of {correction['wrong']:,} wrong letters" in shown(text, "correction")
     assert record["losses"][-1][0] == 60
     assert record["bounds"][-1][0] == 60
 
@@ -159,7 +157,7 @@ def test_what_comes_next_begins_with_the_activation_where_cedd_is_no_command(tmp
     assert activation() == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/quickstart.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/start/tutorial.md"])
 def test_pages_say_how_cedd_becomes_a_command_before_they_use_it(page):
     text = (ROOT / page).read_text("utf-8")
     uses = re.search(r"^(\$ |    )cedd ", text, re.MULTILINE)
@@ -190,15 +188,15 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
     said = io.StringIO()
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
     for minutes in (4, 20):
-        chosen, hooks = in_time(config, 60 * minutes, Console(file=said, width=200))
+        chosen, hooks = within(config, 60 * minutes, Console(file=said, width=200))
         found = re.findall(rf"{milliseconds} ms on this machine: (\d+) steps for {minutes} minutes", said.getvalue())
         steps = int(found[-1])
         seconds = OTHER_SECONDS + (steps + OTHER_STEPS) * milliseconds / 1000
         assert steps == LEAST_STEPS or 0.97 * 60 * minutes < seconds <= 60 * minutes
         assert ("may take longer" in said.getvalue().splitlines()[-1]) == (seconds > 60 * minutes)
         assert chosen.optimizer.warmup + EVERY == LEAST_STEPS  # what a run without any time left is given
-        assert isinstance(hooks, InTime)
-        assert hooks.announced == steps  # which is told in the end if it has become another
+        assert isinstance(hooks, TimeLimit)
+        assert hooks.planned == steps  # which is told in the end if it has become another
         assert 60 * minutes - OTHER_SECONDS - 5 < hooks.seconds <= 60 * minutes - OTHER_SECONDS
         falls = (1 - chosen.optimizer.decay_share) * chosen.steps
         assert chosen.steps == max(steps, first_choice(chosen.optimizer))
@@ -207,7 +205,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
         chosen.check()
     monkeypatch.setattr("cedd.cli.quickstart.pick_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("cedd.cli.quickstart.our_step", lambda config, vocabulary: contextlib.nullcontext())
-    faster, _ = in_time(configuration(Quickstart(out=tmp_path / "run")), 240, Console(quiet=True))
+    faster, _ = within(configuration(Quickstart(out=tmp_path / "run")), 240, Console(quiet=True))
     assert faster.steps <= 1500
     assert (faster.steps == 1500) == (OTHER_SECONDS + (1500 + OTHER_STEPS) * milliseconds / 1000 < 240)
 
@@ -215,7 +213,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
 @pytest.mark.parametrize("steps", ["0", "-3"])
 def test_a_number_of_steps_that_is_none_is_one_line(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["quickstart", "--steps", steps, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"cedd quickstart: steps must be at least 1; got {steps}"]
+    assert capsys.readouterr().err.splitlines() == [f"cedd: error: steps must be at least 1; got {steps}"]
     assert not (tmp_path / "run").exists()
 
 
@@ -242,10 +240,10 @@ def test_a_step_is_really_timed(tmp_path: Path):
 def test_a_run_that_was_begun_keeps_its_steps(out: Path):
     config = configuration(Quickstart(fast=True, out=out, device="cpu"))
     said = io.StringIO()
-    again, hooks = in_time(config, 6000, Console(file=said, width=200))
+    again, hooks = within(config, 6000, Console(file=said, width=200))
     assert again.steps == config.steps == 60
-    assert "was begun with 60 steps and keeps them, whatever --minutes says" in said.getvalue()
-    assert not isinstance(hooks, InTime)
+    assert "was started with 60 steps, which --minutes does not change" in said.getvalue()
+    assert not isinstance(hooks, TimeLimit)
 
 
 def test_a_run_that_was_stopped_before_it_chose_its_steps_is_timed_again(
@@ -254,10 +252,10 @@ def test_a_run_that_was_stopped_before_it_chose_its_steps_is_timed_again(
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
     monkeypatch.setattr("cedd.cli.quickstart.seconds_per_step", lambda *_: 1000.0)
     for begun in (False, True):
-        first, hooks = in_time(config, 60, Console(quiet=True))
+        first, hooks = within(config, 60, Console(quiet=True))
         assert first.steps == first_choice(config.optimizer) > LEAST_STEPS
-        assert isinstance(hooks, InTime), begun
-        assert hooks.announced == LEAST_STEPS
+        assert isinstance(hooks, TimeLimit), begun
+        assert hooks.planned == LEAST_STEPS
         write_json(config.out / TRAIN_FILE, to_json(first))
 
 
@@ -266,8 +264,8 @@ def test_a_run_that_was_begun_keeps_the_fall_of_its_rate(tmp_path: Path):
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
     begun = replace(config, steps=690, optimizer=replace(config.optimizer, decay_share=0.19))
     write_json(config.out / TRAIN_FILE, to_json(begun))
-    again, _ = in_time(config, 240, Console(quiet=True))
-    assert again == replace(of_steps(config, 690), optimizer=begun.optimizer)
+    again, _ = within(config, 240, Console(quiet=True))
+    assert again == replace(with_steps(config, 690), optimizer=begun.optimizer)
 
 
 def test_its_steps_are_timed_with_as_many_tokens_as_it_will_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -281,14 +279,14 @@ def test_its_steps_are_timed_with_as_many_tokens_as_it_will_have(monkeypatch: py
     monkeypatch.setattr("cedd.cli.quickstart.our_step", step)
     monkeypatch.setattr("cedd.cli.quickstart.timed", lambda step, steps, warmup, device: [50.0])
     config = configuration(Quickstart(out=tmp_path / "run", device="cpu"))
-    in_time(config, 240, Console(quiet=True))
+    within(config, 240, Console(quiet=True))
     assert config.text.tokenizer == f"bpe:{timed_with[0]}"
     assert vocabulary(replace(config, text=replace(config.text, tokenizer="char"))) == 97
 
 
 @pytest.mark.slow
 def test_it_is_below_gzip_after_a_fraction_of_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """As on cores of a third of the speed of those that docs/lab-notes.md was measured on."""
+    """As on cores of a third of the speed of those that dev/lab-notes.md was measured on."""
     assert main(["quickstart", "--steps", "500", "--out", str(tmp_path / "run"), "--device", "cpu", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     gzip = next(baseline for baseline in record["baselines"] if baseline["name"] == "gzip")
@@ -305,7 +303,7 @@ def test_a_model_above_gzip_is_called_so(record: Record, out: Path):
         commands={},
     )
     above = summary(report, 60, out / "report.html", 30.0)
-    assert "above gzip: 60 steps are too few; cedd quickstart --minutes 20" in above
+    assert "above gzip: 60 steps are too few; train longer with cedd quickstart --minutes 20" in above
     report.bound.bits_per_character = 2.5
     below = summary(report, 60, out / "report.html", 30.0)
     assert "above gzip" not in below
@@ -318,7 +316,7 @@ def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     """Of torchrun's ranks the first says so in a line, and none does anything."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, code, said in (
-        ("0", 2, "cedd quickstart: it runs in one process, and WORLD_SIZE is 2; start it without torchrun\n"),
+        ("0", 2, "cedd: error: quickstart runs in one process, but WORLD_SIZE is 2; run it without torchrun\n"),
         ("1", 0, ""),
     ):
         monkeypatch.setenv("RANK", rank)

@@ -10,7 +10,7 @@ import pytest
 
 from cedd.cli import main
 from cedd.cli.genppl import samples_of
-from cedd.evaluation.generative import Judged
+from cedd.evaluation.generative import JudgedText
 from cedd.tasks import trajectory
 
 
@@ -161,7 +161,7 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
             self.name = name
 
         def judge(self, texts):
-            return [Judged(2.0 * len(text), len(text)) for text in texts]
+            return [JudgedText(2.0 * len(text), len(text)) for text in texts]
 
     monkeypatch.setattr("cedd.evaluation.generative.HubJudge", Judge)
     out = tmp_path / "s.jsonl"
@@ -175,7 +175,7 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
     assert json.loads(capsys.readouterr().out) == report
     assert main(["genppl", "--samples", str(out), "--judge", "j", "--device", "cpu"]) == 0
     assert "the paper's" in capsys.readouterr().out
-    monkeypatch.setattr(Judge, "judge", lambda self, texts: [Judged(math.inf, len(text)) for text in texts])
+    monkeypatch.setattr(Judge, "judge", lambda self, texts: [JudgedText(math.inf, len(text)) for text in texts])
     assert main(["genppl", "--samples", str(out), *words]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out, parse_constant=pytest.fail)["corpus_perplexity"] == dict.fromkeys(
@@ -189,6 +189,7 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
     [
         (["sample", "RUN", "--prompt", "a" * 50], "the prompt has 50 tokens"),
         (["sample", "RUN", "--steps", "0"], "steps must be at least 1"),
+        (["sample", "RUN", "-n", "300000000"], "at most 16,777,216 texts are drawn in one call; got 300,000,000"),
         (["sample", "RUN", "--steps", "few"], "few"),
         (["sample", "RUN", "--sampler", "first-hitting"], "use sampler='analytic'"),
         (["sample", "RUN", "--corrector", "1"], "corrector belongs to flow matching"),
@@ -197,14 +198,14 @@ def test_genppl_draws_saves_and_judges_again(run, capsys, tmp_path, monkeypatch)
         (["infill", "RUN", "a ____", "--html", "x.gif"], "x.gif must end in .html or .htm"),
         (["sample", "/no/such/run"], "no run or model at"),
         (["sample", "RUN", "--device", "tpu"], "no device 'tpu'"),
-        (["genppl", "--samples", "/no/samples.jsonl"], "no samples at"),
+        (["genppl", "--samples", "/no/samples.jsonl"], "file not found:"),
         (["infill", "RUN", "a cat"], "no blank"),
         (["infill", "RUN", "a ____{1000001}"], "the text has 1,000,001 tokens in blanks; at most 1,000,000 are filled"),
         (["infill", "RUN", "a ____{" + "9" * 5000 + "}"], "a blank is too wide: at most 1,000,000 tokens are filled"),
         (["infill", "RUN", "a ____{9999}", "--watch"], "show at most 4,096 tokens; the text has 10,001"),
         (["correct", "ABSORB", "teh"], "only masks (absorb)"),
         (["correct", "RUN", "teh", "--threshold", "3"], "threshold"),
-        (["genppl"], "give either a RUN"),
+        (["genppl"], "give either one MODEL"),
         (["genppl", "RUN"], "pip install 'cedd[hub]'"),
     ],
 )

@@ -185,14 +185,14 @@ def test_absorb_is_measured_by_the_papers_protocol_only(absorb, book, capsys):
 
 def test_a_text_below_one_block_is_measured_as_far_as_it_goes(run, tmp_path, capsys):
     (tmp_path / "line.txt").write_text("the cat sat by the bay")
-    words = ["spelling", run, "--data", str(tmp_path / "line.txt"), "--rate", "0.2", "--passes", "1", "--device", "cpu"]
-    assert main([*words, "--json"]) == 0
+    words = ["spelling", run, "--data", str(tmp_path / "line.txt"), "--device", "cpu"]
+    assert main([*words, "--rate", "0.2", "--passes", "1", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["paper"] is None
     assert record["user"]["corrections"][0]["fixed"]["total"] == 3
-    assert record["note"] == "The paper's protocol was left out: the text fills no block of 32 tokens: it has 22."
+    assert record["note"] == "The paper's protocol was left out: the text has 22 tokens, fewer than one block of 32."
     assert main([*words, "--protocol", "paper"]) == 2
-    assert "fills no block of 32 tokens: it has 22" in capsys.readouterr().err
+    assert "the text has 22 tokens, fewer than one block of 32" in capsys.readouterr().err
 
 
 def test_a_text_without_letters_is_said(run, tmp_path, capsys):
@@ -200,15 +200,15 @@ def test_a_text_without_letters_is_said(run, tmp_path, capsys):
     words = ["spelling", run, "--data", str(tmp_path / "figures.txt"), "--device", "cpu"]
     assert main([*words, "--protocol", "user"]) == 2
     error = capsys.readouterr().err
-    assert "too few letters: at a rate of 0.05 there are no letters replaced" in error
+    assert "too short: at a rate of 0.05 there are no letters replaced" in error
     assert error.count("\n") == 1
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "Paper's protocol" in printed
-    assert "The user's protocol was left out: the text has too few letters" in " ".join(printed.split())
+    assert "The user's protocol was left out: the text is too short" in " ".join(printed.split())
     (tmp_path / "figures.txt").write_text("., .")
     assert main(words) == 2
-    assert "fills no block of 32 tokens: it has 4; the text has too few letters" in capsys.readouterr().err
+    assert "the text has 4 tokens, fewer than one block of 32; the text is too short" in capsys.readouterr().err
 
 
 def test_one_block_has_no_interval(run, book, capsys):
@@ -223,12 +223,12 @@ def test_one_block_has_no_interval(run, book, capsys):
     [
         (["--blocks", "-1"], "0 for the whole book"),
         (["--t", "0"], "must lie in"),
-        (["--thresholds", "2"], "threshold is a probability"),
+        (["--thresholds", "2"], "threshold must lie in"),
         (["--steps", "0"], "steps must be at least 1"),
-        (["--rate", "1.5"], "share between 0 and 1"),
-        (["--rate", "0"], "share between 0 and 1, of at least one mistake; got 0"),
+        (["--rate", "1.5"], "above 0 and at most 1"),
+        (["--rate", "0"], "above 0 and at most 1; got 0"),
         (["--plot", "fixed.txt"], "must end in"),
-        (["--protocol", "paper", "--plot", "fixed.png"], "leave it out"),
+        (["--protocol", "paper", "--plot", "fixed.png"], "does not support"),
         (["--data", "nowhere.txt"], "nowhere.txt"),
     ],
 )

@@ -1,5 +1,6 @@
 """`cedd theory` passes, says so in JSON, and fails as soon as a formula is broken."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -44,6 +45,14 @@ def test_every_claim_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert all(name in out for name in CLAIMS)
     assert "comparisons hold" in out
     assert "FAILS" not in out
+
+
+def test_every_seed_has_numbers_of_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "CLAIMS", {"Proposition 5": CLAIMS["Proposition 5"]})
+    code, record = run(capsys, "--seed", str(2**63 - 1))
+    assert (code, record["passed"]) == (0, True)
+    first = [ToyProblem(seed=seed).data() for seed in (0, 1, 2**61, 2**62, 2**63 - 1)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(first, 2))
 
 
 def failing(*names: str) -> list[str]:
@@ -144,5 +153,5 @@ def test_verdicts() -> None:
 def test_a_space_that_cannot_be_enumerated_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main(["theory", *words]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("cedd theory: the claims are checked by enumeration")
+    assert error.startswith("cedd: error: the claims are checked by enumeration")
     assert error.count("\n") == 1

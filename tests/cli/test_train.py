@@ -14,6 +14,7 @@ import torch
 
 from cedd.cli import main
 from cedd.methods import method_from_config
+from cedd.names import ALIASES
 from cedd.training.config import PRESETS
 from cedd.training.distributed import LossModule
 from tests.training.processes import command, command_on_terminal, command_within, start_server, wait
@@ -47,7 +48,7 @@ def refusal(words: Words, capsys: pytest.CaptureFixture[str], code: int = 2) -> 
     assert printed.out == ""
     lines = printed.err.splitlines()
     assert len(lines) == 1, printed.err
-    assert lines[0].startswith("cedd train: ")
+    assert lines[0].startswith("cedd: error: ")
     return lines[0]
 
 
@@ -72,20 +73,30 @@ def test_it_trains_and_prints_one_line_of_json(words: Words, out: Path, capsys: 
 
 def test_the_bound_of_scaled_scores_is_a_number(words: Words, capsys: pytest.CaptureFixture[str]):
     quick = "--evaluation.every 4 --evaluation.sequences 4 --evaluation.draws 2 --evaluation.samples 0"
-    assert main([*words, *quick.split(), "--method", "sedds", "--process.name", "uniform", "--json"]) == 0
+    assert main([*words, *quick.split(), "--method", "sedds", "--process", "uniform", "--json"]) == 0
     printed = capsys.readouterr()
     assert 0 < json.loads(printed.out)["bound"] < 1000
     assert "bound inf" not in printed.err
 
 
 def test_settings_reach_the_run(words: Words, out: Path):
-    changes = "--method sedd --process.name uniform --optimizer.schedule cosine --batch.accumulate 2 --keep 1"
+    changes = "--method sedd --process uniform --optimizer.schedule cosine --batch.accumulate 2 --keep 1"
     assert main([*words, *changes.split(), "--checkpoint-every", "1"]) == 0
     saved = json.loads((out / "train.json").read_text())
     assert (saved["method"], saved["process"]["name"]) == ("sedd", "uniform")
     assert (saved["optimizer"]["schedule"], saved["batch"]["accumulate"]) == ("cosine", 2)
     assert method_from_config(json.loads((out / "config.json").read_text())["method"]).name == "sedd"
     assert checkpoint_steps(out) == [4]
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_a_published_name_is_a_method_on_a_process(words: Words, out: Path, alias: str):
+    assert main([*words, "--method", alias]) == 0
+    for file in ("train.json", "config.json"):
+        saved = json.loads((out / file).read_text())
+        assert (method_from_config(saved["method"]).name, saved["process"]["name"]) == ALIASES[alias]
+    method, process = ALIASES[alias]
+    assert main([*words, "--method", method, "--process", process, "--resume", "must"]) == 0
 
 
 @pytest.mark.parametrize("preset", ["", *PRESETS])
@@ -109,21 +120,28 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--checkpoint-evry", "3"], "there is no option --checkpoint-evry; did you mean --checkpoint-every?"),
+        (["--checkpoint-evry", "3"], "unexpected argument '--checkpoint-evry'; did you mean --checkpoint-every?"),
         (["--optimizer.amsgrad", "0.9"], "--optimizer.amsgrad"),
         (["--optimizer.momentum", "1"], "optimizer.momentum must lie in [0, 1); got 1.0"),
         (["--steps", "ten"], "--steps"),
-        (["--process.name", "absorbing"], "process.name has no choice 'absorbing'; did you mean 'absorb'?"),
-        (["--process.settings", "until"], "--process.settings takes pairs of a name and a number"),
-        (["--process.settings", "until", "0.4"], "roulette has no setting 'until' of its own; it has none"),
+        (["--process", "absorbing"], "--process: invalid choice: 'absorbing'; did you mean 'absorb'?"),
+        (["--process.schedule", "cosin"], "--process.schedule: invalid choice: 'cosin'; did you mean 'cosine'?"),
+        (["--process.until", "0.4"], "unexpected argument --process.until: roulette takes p_m, schedule"),
+        (["--process.p-m", "half"], "--process.p-m must be a number (got 'half')"),
+        (["--process.p-m"], "--process.p-m needs a value"),
+        (["--process", "eroulette", "--process.mask-share.end", "1"], "mask_share takes start, stop, power"),
         (["--method", "sed"], "unknown method 'sed'; did you mean 'sedd'?"),
+        (
+            ["--method", "mdlm", "--process", "uniform"],
+            "mdlm is ceddt on absorb: leave the process out, or use ceddt on uniform",
+        ),
         (["--method", "dfm"], "absorb"),
         (["--data", "/nowhere/words.txt"], "there is no folder /nowhere"),
         (["--steps", "0"], "steps must be at least 1"),
         (["--optimizer.ema-every", "0"], "optimizer.ema_every must be at least 1, if given; got 0"),
         (["--optimizer.ema-every", "8", "--steps", "7"], "optimizer.ema_every is 8, but the run has 7 steps"),
-        (["--seed", "-5"], "seed must be a whole number from 0 up, below 2^63; got -5"),
-        (["--seed", str(2**63)], "seed must be a whole number from 0 up"),
+        (["--seed", "-5"], "seed must be between 0 and 2^63 - 1; got -5"),
+        (["--seed", str(2**63)], "seed must be between 0 and 2^63 - 1"),
         (["--model.width", "18", "--model.heads", "4"], "use a multiple of 8"),
         (["--model.depth", "0"], "depth must be at least 1"),
         (["--process.p-m", "2"], "p_m is a probability and must lie in [0, 1]; got 2.0"),
@@ -131,7 +149,7 @@ def test_the_presets_stand_in_columns(capsys: pytest.CaptureFixture[str]):
         (["--optimizer.rate", "inf"], "optimizer.rate must be positive and finite; got inf"),
         (["--optimizer.beta1", "1.5"], "optimizer.beta1 must lie in [0, 1); got 1.5"),
         (["--optimizer.weight-decay", "-1"], "optimizer.weight_decay must be finite, and 0 (none) or more; got -1.0"),
-        (["--optimizer.warmup", "-5"], "optimizer.warmup must be a number of steps from 0 up; got -5"),
+        (["--optimizer.warmup", "-5"], "optimizer.warmup must be at least 0; got -5"),
         (["--optimizer.clip", "nan"], "optimizer.clip must be a norm, or 0 for no clipping; got nan"),
         (["--optimizer.final-share", "2"], "optimizer.final_share must lie in [0, 1]; got 2.0"),
         (["--evaluation.samples", "-1"], "evaluation.samples must be at least 0, which turns it off; got -1"),
@@ -170,7 +188,7 @@ def test_too_little_memory_gets_one_line(
         raise error
 
     monkeypatch.setattr("cedd.training.loop.train", refuse)
-    assert "not enough memory for this; take a smaller batch" in refusal(words, capsys, code=1)
+    assert "out of memory; use a smaller batch" in refusal(words, capsys, code=1)
 
 
 def test_a_mistake_of_ours_is_not_hidden(words: Words, monkeypatch: pytest.MonkeyPatch):
@@ -192,8 +210,9 @@ def test_a_missing_folder_or_preset_gets_one_line(capsys: pytest.CaptureFixture[
 def test_another_runs_folder_gets_one_line(words: Words, out: Path, capsys: pytest.CaptureFixture[str]):
     assert main(words) == 0
     capsys.readouterr()
-    assert f"{out} holds another run (optimizer.rate differs)" in refusal([*words, "--optimizer.rate", "1"], capsys)
-    assert f"{out} holds a run already" in refusal([*words, "--resume", "never"], capsys)
+    refused = refusal([*words, "--optimizer.rate", "1"], capsys)
+    assert f"{out} holds another run (optimizer.rate is 1.0, not 0.003); add --allow-changes" in refused
+    assert f"{out} already holds a run" in refusal([*words, "--resume", "never"], capsys)
 
 
 def test_a_loss_that_is_no_number_gets_one_line(
@@ -207,7 +226,7 @@ def test_a_loss_that_is_no_number_gets_one_line(
     monkeypatch.setattr(LossModule, "forward", forward)
     assert main([*words, "--checkpoint-every", "2"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("cedd train: step 3 (batch 2): the loss is nan")
+    assert line.startswith("cedd: error: step 3 (batch 2): the loss is nan")
     assert str(out / "checkpoints" / "step-00000002") in line
 
 
@@ -269,7 +288,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_written_folder(words: Words,
     before = {path.relative_to(out): path.stat().st_size for path in out.rglob("*.safetensors")}
     assert wait(command_within([*run, "--steps", "6"], tmp_path / "full", size // 2)) == 1
     lines = (tmp_path / "full" / "stderr").read_text().splitlines()
-    assert lines[-1] == f"cedd train: {out / 'checkpoints' / 'step-00000006'}: File too large"
+    assert lines[-1] == f"cedd: error: {out / 'checkpoints' / 'step-00000006'}: File too large"
     assert not [line for line in lines if "Traceback" in line]
     assert {path.relative_to(out): path.stat().st_size for path in out.rglob("*.safetensors")} == before
     assert not [path for path in out.rglob("*") if path.name.startswith(".")]

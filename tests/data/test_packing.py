@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cedd.data import packing as packing_module
 from cedd.data.corpora import TextCorpus, open_corpus
+from cedd.data.data_config import DataConfig
 from cedd.data.packing import HEADER_FILE, TOKENS_FILE, PackedDataset, PackingPolicy, open_packed, pack
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, Tokenizer, load_tokenizer
 from cedd.data.training_data import prepare_training_data
@@ -359,21 +360,21 @@ def test_the_document_split_is_exact_and_disjoint() -> None:
 def test_training_data_in_one_call(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 50)
     (tmp_path / "b.txt").write_text("the mat sat. " * 10)
-    data = prepare_training_data(tmp_path / "a.txt", length=16, holdout=0.1)
+    data = prepare_training_data(tmp_path / "a.txt", 16, DataConfig(holdout=0.1))
     assert data.tokenizer.kind == "char"
     assert len(data.train) + len(data.validation) == 24 * 50 // 16
     assert len(data.validation) == round(0.1 * (24 * 50 // 16))
     assert data.tokenizer.decode(data.train[0]) == "the cat sat on t"
-    own = prepare_training_data(tmp_path / "a.txt", length=16, tokenizer=data.tokenizer, validation=tmp_path / "b.txt")
+    own = prepare_training_data(tmp_path / "a.txt", 16, DataConfig(validation=str(tmp_path / "b.txt")), data.tokenizer)
     assert len(own.validation) == 130 // 16
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": f"document {i}"}) for i in range(40)))
     by_document = prepare_training_data(
-        tmp_path / "c.jsonl", length=8, tokenizer="byte", holdout=0.25, holdout_by="documents"
+        tmp_path / "c.jsonl", 8, DataConfig("byte", holdout=0.25, holdout_by="documents")
     )
     assert by_document.train.report()["documents"] == 30
     assert by_document.validation.report()["documents"] == 10
     with pytest.raises(ValueError, match="too few to hold some out"):
-        prepare_training_data(tmp_path / "b.txt", length=100)
+        prepare_training_data(tmp_path / "b.txt", 100)
 
 
 def test_a_tokenizer_learns_nothing_from_documents_that_are_held_out(tmp_path: Path) -> None:
@@ -382,8 +383,8 @@ def test_a_tokenizer_learns_nothing_from_documents_that_are_held_out(tmp_path: P
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in documents))
 
     def of(tokenizer: str) -> Tokenizer:
-        split: dict[str, Any] = {"holdout": 0.25, "holdout_by": "documents"}
-        return prepare_training_data(tmp_path / "c.jsonl", length=8, tokenizer=tokenizer, **split).tokenizer
+        options = DataConfig(tokenizer, holdout=0.25, holdout_by="documents")
+        return prepare_training_data(tmp_path / "c.jsonl", 8, options).tokenizer
 
     pieces = of("bpe:300")
     assert len(pieces.encode(" horse")) == 1
@@ -396,12 +397,10 @@ def test_a_tokenizer_learns_nothing_from_documents_that_are_held_out(tmp_path: P
 def test_an_alphabet_has_what_stands_between_documents(alphabet: str, holdout_by: Any, tmp_path: Path) -> None:
     """Documents of a line each have no line end of their own."""
     (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": "a b" * 3}) for _ in range(40)))
-    data = prepare_training_data(
-        tmp_path / "c.jsonl", length=11, tokenizer=alphabet, holdout=0.1, holdout_by=holdout_by
-    )
+    data = prepare_training_data(tmp_path / "c.jsonl", 11, DataConfig(alphabet, holdout=0.1, holdout_by=holdout_by))
     assert data.tokenizer.decode(data.train[0]) == "a ba ba b\n\n"
     (tmp_path / "one.jsonl").write_text(json.dumps({"text": "a b" * 30}))
-    alone = prepare_training_data(tmp_path / "one.jsonl", length=11, tokenizer="char").tokenizer
+    alone = prepare_training_data(tmp_path / "one.jsonl", 11).tokenizer
     assert alone.characters == {" ": 0, "a": 1, "b": 2}
 
 
@@ -410,7 +409,7 @@ def test_halves_of_characters_are_no_characters(tmp_path: Path) -> None:
     so that an alphabet of halves could not be read again."""
     (tmp_path / "c.jsonl").write_text('{"text": "cut\\ud83d\\n"}\n{"text": "\\ude00, and \\ud83d\\ude00"}\n')
     for name in ("char", "byte", "bpe:300"):
-        tokenizer = prepare_training_data(tmp_path / "c.jsonl", length=2, tokenizer=name).tokenizer
+        tokenizer = prepare_training_data(tmp_path / "c.jsonl", 2, DataConfig(name)).tokenizer
         tokenizer.save(tmp_path / name)
         assert load_tokenizer(tmp_path / name).vocab_size == tokenizer.vocab_size
     assert list(open_corpus(tmp_path / "c.jsonl").documents()) == ["cut\ufffd\n", "\ufffd, and \U0001f600"]
@@ -431,7 +430,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path: Path, monkey
 
 
 def test_the_manual_packs(tmp_path: Path) -> None:
-    data = prepare_training_data("python-manual", length=128)
+    data = prepare_training_data("python-manual", 128)
     assert data.tokenizer.vocab_size <= 96
     assert len(data.train) * 128 > 300_000
     whole = open_corpus("python-manual")

@@ -181,7 +181,7 @@ def test_a_library_tokenizer_file_alone_is_enough(tmp_path: Path) -> None:
     (tmp_path / HEADER_FILE).unlink()
     assert load_tokenizer(tmp_path) == BPE
     (tmp_path / BPE_FILE).write_text('{"model": {"type": "WordPiece"}}')
-    with pytest.raises(ValueError, match="not a byte-level BPE"):
+    with pytest.raises(ValueError, match=r"tokenizer.json cannot be read"):
         load_tokenizer(tmp_path)
 
 

@@ -13,14 +13,14 @@ from cedd.cli import COMMANDS, main
 from cedd.cli.arguments import parse
 from docs.refresh import ROOT, blocks, commands
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("cedd", "torchrun", "make", "python")
-_SPAN = re.compile(r"`((?:cedd|torchrun|make|python) [^`]*)`")
+_SPAN = re.compile(r"(?<!`)`((?:cedd|torchrun|make|python) [^`]*)`")
 
 
 def shown(text: str) -> Iterator[str]:
     """Commands of a page: after a dollar sign, alone in an indented block, or in the text between backquotes."""
-    yield from (command.code for command in commands(text) if not command.is_python)
+    yield from (command.code.replace("\\\n", " ") for command in commands(text) if not command.is_python)
     whole = re.sub(r"\\\n\s*", "", text)  # a command may go on in the next line
     indented = (line.strip() for line in whole.splitlines() if line.startswith("    "))
     yield from (line for line in indented if line.startswith(tuple(f"{name} " for name in PROGRAMS)))

@@ -17,13 +17,25 @@ import pytest
 
 import cedd
 from cedd.cli import main
-from cedd.cli.given import WRITER
+from cedd.cli.inputs import DEFAULT_MODEL
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, packaged
 from cedd.process import PROCESSES
 from cedd.storage import file_sha256
-from docs.refresh import ENVIRONMENT, PAGES, ROOT, Command, commands, is_there_if_needed, prepare, tidied
+from docs.refresh import (
+    ENVIRONMENT,
+    PAGES,
+    PAGES_WITH_CODE,
+    ROOT,
+    Command,
+    commands,
+    is_there_if_needed,
+    prepare,
+    tidied,
+    with_code,
+)
 
-README = (ROOT / "README.md").read_text("utf-8")
+README = ROOT / "README.md"
+METHODS_PAGE = ROOT / "docs" / "reference" / "methods.md"
 _NUMBER = re.compile(r"\b[0-9a-f]{12}\b|[-+±]?\d[\d,]*\.?\d*(e[-+]?\d+)?%?")
 
 
@@ -111,6 +123,14 @@ def test_a_page_does_what_it_shows(page: str, folder: Path):
     assert not wrong
 
 
+@pytest.mark.parametrize("name", ["add_process", "add_dynamics"])
+def test_an_example_that_no_page_runs(name: str, folder: Path):
+    """Its bound is at least the entropy of the data."""
+    printed = execute(Command(f"python {folder}/docs/examples/{name}.py", False, "", slice(0), {}))
+    (bound, entropy), *_ = re.findall(r"(\d\.\d+) ± .*entropy (\d\.\d+)", printed)
+    assert float(bound) > float(entropy)
+
+
 def test_a_page_that_is_stale_is_noticed():
     page = "```console\n$ cedd --version\ncedd 0.1.0 from afar\n```\n"
     (command,) = commands(page)
@@ -122,6 +142,19 @@ def test_a_page_that_is_stale_is_noticed():
     assert complaint(command, "loss 2.9\n") is not None
 
 
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
+def test_the_code_on_a_page_is_that_of_the_examples(page: str):
+    """Where it is not, run `python docs/refresh.py --code`."""
+    text = (ROOT / page).read_text("utf-8")
+    assert text == with_code(text)
+
+
+def test_an_example_that_changed_is_noticed():
+    page = "<!-- code: examples/my_cedd.py register -->\n```python\nimport os\n```\n"
+    assert "PROCESSES[" in with_code(page)
+    assert "import os\n" not in with_code(page)
+
+
 def test_what_is_not_run_says_why():
     for page in PAGES:
         for command in commands((ROOT / page).read_text("utf-8")):
@@ -130,12 +163,12 @@ def test_what_is_not_run_says_why():
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Tables of the README
+# Tables
 
 
-def rows(heading: str) -> list[dict[str, str]]:
-    """The rows of the first table of the README that has this column."""
-    lines = README.splitlines()
+def rows(page: Path, heading: str) -> list[dict[str, str]]:
+    """The rows of the first table of a page that has this column."""
+    lines = page.read_text("utf-8").splitlines()
     first = next(n for n, line in enumerate(lines) if line.startswith("|") and f" {heading} " in f"{line} ")
 
     def cells(line: str) -> list[str]:
@@ -167,7 +200,7 @@ def is_allowed(method: str, process: str) -> bool:
 
 
 def test_the_table_of_methods_is_that_of_the_code():
-    table = {row["method"]: row for row in rows("method")}
+    table = {row["method"]: row for row in rows(METHODS_PAGE, "method")}
     assert {*table, "ar"} == set(cedd.METHODS)
     for method, row in table.items():
         cells = {process.strip("`"): cell for names, cell in row.items() for process in names.split(", ")}
@@ -177,27 +210,33 @@ def test_the_table_of_methods_is_that_of_the_code():
 
 
 def test_the_table_of_processes_is_that_of_the_code():
-    assert [row["process"] for row in rows("process")] == list(PROCESSES) == list(MAKERS)
-    for row in rows("process"):
+    assert [row["process"] for row in rows(METHODS_PAGE, "process")] == list(PROCESSES) == list(MAKERS)
+    for row in rows(METHODS_PAGE, "process"):
         process = MAKERS[row["process"]]()
         assert (row["spelling correction"] == "✓") == process.can_shuffle
         assert (row["first-hitting sampler"] == "✓") == (not process.can_shuffle)
 
 
-def test_measured_figures_are_those_of_the_performance_page():
-    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
-    for row in rows("textbook"):
-        for cell in (row["textbook"], row["cedd"]):
-            figure = cell.replace("*", "").split()[0]
-            assert figure == "1" or re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", page), row
+def test_the_results_of_the_readme_are_those_of_the_pages_it_links_to():
+    table = rows(README, "what")
+    assert 1 <= len(table) <= 8
+    for row in table:
+        (link,) = re.findall(r"\]\(([^)]+)\)", row["what"])
+        page = (ROOT / link).read_text("utf-8")
+        for figure in re.findall(r"\d[\d.]*\d", row["cedd"] + " " + row["compared with"]):
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", page), (row["what"], figure)
+
+
+def test_the_readme_is_short():
+    assert len(README.read_bytes()) <= 9 * 1024
 
 
 def test_figures_on_the_card_of_english_are_those_of_their_commands():
-    """Of infilled words as docs/sampling.md has them, of samples and corrected words as benchmarks/results has them."""
-    folder = packaged(WRITER)
+    """Infilled words as in docs/results/samplers.md; samples and corrected words as in benchmarks/results."""
+    folder = packaged(DEFAULT_MODEL)
     results = json.loads((folder / CONFIG_FILE).read_text("utf-8"))["results"]
     (infilled,) = (found for name, found in results.items() if "benchmarks/infilling.py" in name)
-    page = (ROOT / "docs" / "sampling.md").read_text("utf-8")
+    page = (ROOT / "docs" / "results" / "samplers.md").read_text("utf-8")
     for book, ways in infilled.items():
         title = book.replace("_", " ").title().replace(" And ", " and ")
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {title} |"))

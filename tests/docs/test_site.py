@@ -1,5 +1,6 @@
 """The documentation builds without a warning, has every page, and asks no other machine for anything."""
 
+import html
 import re
 import subprocess
 import sys
@@ -7,8 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import cedd
+from cedd.cli.arguments import ARGUMENTS
+from cedd.cli.parser import options_of
+from docs.commands import spelled
 from docs.refresh import ROOT
 
 mkdocs = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed: pip install 'cedd[dev]'")
@@ -20,9 +25,9 @@ _FETCHED = (
 )
 
 
-def build(site: Path) -> None:
-    """What `make docs` does, in another folder."""
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+def build(site: Path, config: Path = ROOT / "mkdocs.yml") -> None:
+    """What `make docs` does, in another folder. (With --quiet, warnings would not fail a strict build.)"""
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(site)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -47,28 +52,57 @@ def listed(nav: object) -> Iterator[str]:
 
 def test_the_navigation_lists_each_page_once():
     pages = sorted(listed(mkdocs.load_config(str(ROOT / "mkdocs.yml")).nav))
-    assert pages == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert pages == sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 
 def test_the_site(tmp_path: Path):
     """One build for everything that is asked of it."""
     build(tmp_path)
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
-    assert {path.parent.name for path in tmp_path.glob("*/index.html")} >= pages
+    pages = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")} - {
+        Path("index")
+    }
+    assert {path.parent.relative_to(tmp_path) for path in tmp_path.rglob("index.html")} >= pages
 
     files = [path for path in tmp_path.rglob("*") if path.suffix in (".html", ".css")]
     addresses = {address for path in files for address in fetched(path.read_text("utf-8"))}
     assert any(address.endswith(".js") for address in addresses)
     assert not [address for address in addresses if re.match(r"(https?:)?//", address)]
 
-    explained = re.sub(r"<[^>]+>", "", (tmp_path / "extend" / "index.html").read_text("utf-8"))
-    for name in ("class Quadratic", "def towards_data", "def remasking", "def counting"):
+    explained = re.sub(r"<[^>]+>", "", (tmp_path / "guides" / "extend" / "index.html").read_text("utf-8"))
+    for name in ("def shuffle_first", "def towards_data", "def remasking"):
         assert name in explained
 
-    reference = (tmp_path / "api" / "index.html").read_text("utf-8")
+    options = html.unescape(
+        re.sub(r"<[^>]+>", "", (tmp_path / "reference" / "commands" / "index.html").read_text("utf-8"))
+    )
+    for name, kind in ARGUMENTS.items():
+        assert f"cedd {name}" in options
+        assert not [one.name for one in options_of(kind) if spelled(one) not in options], name
+
+    reference = (tmp_path / "reference" / "api" / "index.html").read_text("utf-8")
     assert not [name for name in cedd.__all__ if f'id="cedd.{name}"' not in reference]
 
 
 def test_what_comes_from_elsewhere_is_noticed():
     text = '<script src="https://a/b.js"></script><link href="//c/d.css" rel="stylesheet"> @font-face{src:url(//e/f)}'
     assert set(fetched(text)) == {"https://a/b.js", "//c/d.css", "//e/f"}
+
+
+def test_a_link_without_a_target_fails_the_build(tmp_path: Path):
+    """By the rules of the real configuration, on a page of its own."""
+    rules = yaml.safe_dump(
+        {"validation": dict(mkdocs.load_config(str(ROOT / "mkdocs.yml")).user_configs[0]["validation"])}
+    )
+    (tmp_path / "mkdocs.yml").write_text(
+        f"site_name: x\nstrict: true\ntheme: {{name: null, custom_dir: theme}}\n{rules}"
+    )
+    (tmp_path / "theme").mkdir()
+    (tmp_path / "theme" / "main.html").write_text("{{ page.content }}")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "index.md"
+    for text in ("[a](nowhere.md)", "[a](index.md#nowhere)", "![a](nowhere.png)"):
+        page.write_text(f"# Title\n\n{text}\n")
+        with pytest.raises(AssertionError, match="nowhere"):
+            build(tmp_path / "site", tmp_path / "mkdocs.yml")
+    page.write_text("# Title\n\n[a](index.md#title)\n")
+    build(tmp_path / "site", tmp_path / "mkdocs.yml")

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 import cedd
 from cedd.bounds.estimate import mean_interval
 from cedd.cli import main
+from cedd.data.evaluation_sets import EvaluationData
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, IdTokenizer, PaddedTokenizer, Tokenizer
-from cedd.evaluation.comparison import BLOCKS_PER_STRETCH, MOST_STRETCHES, Reading, units_of
+from cedd.evaluation.comparison import BLOCKS_PER_SEGMENT, MAX_SEGMENTS, TextUnits, block_edges, common_units
 from cedd.evaluation.perplexity import load_data
 from cedd.models.folder import ModelFolder, load_folder
 from tests.tasks.models import save_random
@@ -38,6 +40,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEDD_CACHE", str(place / "cache"))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model and the blocks that it reads."""
+
+    folder: ModelFolder
+    data: EvaluationData
+
+    @property
+    def edges(self) -> np.ndarray:
+        return block_edges(self.data, self.folder.tokenizer)
+
+
+def units_of(pair: list[Reading], max_sequences: int | None) -> TextUnits:
+    return common_units([one.data for one in pair], [one.folder.tokenizer for one in pair], max_sequences)
 
 
 def readings(place: Path, *names: str, wrap: bool = False) -> list[Reading]:
@@ -74,10 +92,10 @@ def test_nothing_is_lost_or_counted_twice(place: Path) -> None:
     """A run that costs one nat a byte costs one nat a byte in each stretch, however it cuts the text."""
     pair = readings(place, "bytes", "pieces")
     units = units_of(pair, None)
-    assert units.name == "stretches"
+    assert units.name == "segments"
     assert units.shares is not None
     longest = max(np.diff(reading.edges).mean() for reading in pair)
-    assert units.bytes >= BLOCKS_PER_STRETCH * longest
+    assert units.bytes >= BLOCKS_PER_SEGMENT * longest
     for run, reading in enumerate(pair):
         sizes = torch.from_numpy(np.diff(reading.edges)[units.blocks[run]])
         values = units.nats_per_byte(run, sizes / reading.folder.length, reading.folder.length)
@@ -110,9 +128,7 @@ def test_few_sequences_are_stretches_over_all_of_the_text(place: Path) -> None:
         assert edges[0] == 0
         assert edges[-1] > 0.9 * min(r.edges[-1] for r in pair)
         assert len(edges) < 0.5 * len(reading.data.packed)
-    assert len(units_of(pair, None).shares[0]) <= MOST_STRETCHES  # pyright: ignore[reportOptionalSubscript]
-    with pytest.raises(ValueError, match="at least one sequence"):
-        units_of(pair, 0)
+    assert len(units_of(pair, None).shares[0]) <= MAX_SEGMENTS  # pyright: ignore[reportOptionalSubscript]
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -132,7 +148,7 @@ def test_runs_with_different_tokenizers_are_paired_by_stretches(place: Path, cap
     record = evaluate(capsys, place, "pieces", "bytes", "causal", "--draws", "4")
     first, second, third = (run["in_common"]["tight"] for run in record["runs"])
     for run, found in zip((second, third), record["comparisons"], strict=True):
-        assert found["paired_over"] == "stretches"
+        assert found["paired_over"] == "segments"
         assert found["pairs"] > 5
         difference = run["bits_per_byte"] - first["bits_per_byte"]
         assert found["bounds"]["tight"]["bits_per_byte"] == pytest.approx(difference, abs=1e-9)
@@ -169,7 +185,7 @@ def test_the_table_is_one(place: Path, capsys) -> None:
     assert main(words) == 0
     said = capsys.readouterr().out
     assert said.count("┏") == 1
-    assert re.search(r"paired over the same \d+ stretches of [\d,]+ bytes", " ".join(said.split()))
+    assert re.search(r"paired over the same \d+ segments of [\d,]+ bytes", " ".join(said.split()))
     assert main([*words, "--per-sequence", str(place / "values.npy")]) == 2
     assert "read different sequences" in capsys.readouterr().err
 
@@ -190,7 +206,10 @@ def test_wrapped_blocks_stand_between_end_tokens(place: Path, capsys) -> None:
     assert (data["wrap"], data["length"]) == ("bos-eos", reading.folder.length)
     assert data["blocks"] * data["length"] + data["remainder_tokens"] == data["tokens"]
     # Their nats are counted, their bytes are not there.
-    bits = bound["nats_per_token"] * data["tokens"] / data["utf8_bytes"] / math.log(2)
+    text = reading.folder.tokenizer.decode(reading.data.packed.blocks.reshape(-1).astype(np.int64))
+    assert end is not None
+    text = text.replace(reading.folder.tokenizer.decode([end]), "")
+    bits = bound["nats_per_token"] * reading.data.blocks(np.arange(data["blocks"])).size / len(text) / math.log(2)
     assert bound["bits_per_byte"] == pytest.approx(bits)
     model = cedd.load(place / "causal", device="cpu")
     direct = cedd.estimate_bound(

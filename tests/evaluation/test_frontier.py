@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+import cedd
 from cedd.cli import main
 from cedd.evaluation.frontier import (
     Frontier,
     Point,
     Setting,
     common_entropy,
-    compared,
+    compare_curves,
     curves_of,
-    interval,
-    text_weights,
 )
-from cedd.evaluation.generative import Judged, ModelJudge, judge_label, load_samples, open_judge
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.evaluation.generative import JudgedText, ModelJudge, judge_label, load_samples, open_judge
+from cedd.models.loaded_model import LoadedModel
+from cedd.samplers import SamplingOptions
 from cedd.tasks import load
 from tests.tasks.models import save_random
 from tests.training.processes import command as started
@@ -32,7 +32,7 @@ from tests.training.processes import start_server, wait
 def point(setting, nats, entropies) -> Point:
     """Texts of ten of the judge's tokens each."""
     nats, entropies = np.asarray(nats, dtype=float), np.asarray(entropies, dtype=float)
-    return Point(setting, 10 * nats, np.full(len(nats), 10.0), entropies, {"2": 1.0}, None)
+    return Point(setting, 10 * nats, np.full(len(nats), 10.0), np.zeros(len(nats)), entropies, {"2": 1.0}, None)
 
 
 def two_curves(noise) -> list[Point]:
@@ -45,7 +45,7 @@ def two_curves(noise) -> list[Point]:
 
 
 def test_curves_are_interpolated_along_entropy_and_compared_there():
-    few, many = compared(two_curves(np.zeros(5)), 4.25)[::-1]
+    few, many = compare_curves(two_curves(np.zeros(5)), 4.25)[::-1]
     assert many.perplexity is not None
     assert many.perplexity.value == pytest.approx(math.exp(3.5))
     assert many.perplexity.low == pytest.approx(math.exp(3.5))
@@ -57,22 +57,22 @@ def test_curves_are_interpolated_along_entropy_and_compared_there():
 def test_points_of_equal_entropy_are_averaged():
     """Short texts of which no token comes twice all have the same."""
     points = [point(Setting("run", "analytic", 8, t), [nats] * 3, [2.0] * 3) for t, nats in ((1.0, 3.0), (0.5, 4.0))]
-    (found,) = compared(points, 2.0)
+    (found,) = compare_curves(points, 2.0)
     assert found.perplexity is not None
     assert found.perplexity.value == pytest.approx(math.exp(3.5))
     assert found.perplexity.high == pytest.approx(math.exp(3.5))
 
 
-def test_a_resample_is_not_continued_far():
-    """Its two points may have nearly the same entropy, and then their slope says nothing of what lies beyond."""
+def test_a_curve_is_not_extrapolated_far_when_a_text_is_left_out():
+    """Its two points may then have nearly the same entropy, and an arbitrary slope."""
     nats = ((1.0, [3.0, 5.0, 4.0], [2.0, 2.1, 2.2]), (0.5, [4.0, 3.0, 5.0], [2.15, 2.0, 2.16]))
     points = [point(Setting("run", "analytic", 8, temperature), *of_texts) for temperature, *of_texts in nats]
-    (found,) = compared(points, 2.102)
+    (found,) = compare_curves(points, 2.102)
     shown = found.perplexity
     assert shown is not None
     assert shown.low is not None
     assert shown.high is not None
-    assert math.exp(2) < shown.low < shown.high < math.exp(6)
+    assert 1 < shown.low < shown.high < math.exp(7)  # three texts: Student's t has two degrees of freedom
 
 
 def width(interval) -> float:
@@ -81,18 +81,18 @@ def width(interval) -> float:
 
 
 def test_what_cells_have_in_common_is_not_in_their_difference():
-    """Texts of the same number have the same seed, and so the same weight in every cell."""
+    """Text i has the same seed in every cell, and is left out of all cells together."""
     noise = np.random.default_rng(0).normal(0, 0.3, 40)
-    few = compared(two_curves(noise), 4.5)[1]
+    few = compare_curves(two_curves(noise), 4.5)[1]
     assert width(few.perplexity) > 1.1
     assert width(few.over_most_steps) == pytest.approx(1)
 
 
 def test_no_curve_is_continued_beyond_its_ends():
-    rows = compared(two_curves(np.zeros(5)), 5.1)
+    rows = compare_curves(two_curves(np.zeros(5)), 5.1)
     assert [row.perplexity for row in rows] == [None, None]
     alone = two_curves(np.zeros(5))[:1]
-    assert compared(alone, 5.0)[0].perplexity is None, "a point is no curve"
+    assert compare_curves(alone, 5.0)[0].perplexity is None, "a point is no curve"
 
 
 def test_the_entropy_at_which_curves_are_compared():
@@ -104,18 +104,12 @@ def test_the_entropy_at_which_curves_are_compared():
     assert len(curves_of([*curves, *apart])) == 3
 
 
-def test_weights_of_a_text_do_not_depend_on_how_many_there_are():
-    assert (text_weights(9)[:, :4] == text_weights(4)).all()
-    assert (text_weights(3)[0] == 1).all()
-
-
-def test_intervals_cover():
-    """95% intervals of 300 sets of 60 texts cover the truth between 91% and 98% of the time (fixed seed)."""
-    generator, weights = np.random.default_rng(0), text_weights(60)
-    sets = generator.normal(2.0, 0.3, (300, 60))
-    found = [interval(point(Setting("r", "s", 1), nats, nats).log_perplexity(weights), 60) for nats in sets]
-    covered = sum(one.low <= 2.0 <= one.high for one in found if one.low is not None and one.high is not None)
-    assert 0.91 < covered / 300 < 0.98
+def test_cells_with_more_texts_do_not_widen_the_others():
+    """A cell of 40 texts has the same interval next to a cell of 90 as alone, but for Student's degrees of freedom."""
+    noise = np.random.default_rng(3).normal(0, 0.3, 90)
+    more = [point(Setting("more", "analytic", 8, t), 3 + noise, x + 0 * noise) for t, x in ((1.0, 5.0), (0.8, 4.0))]
+    alone, together = (compare_curves([*two_curves(noise[:40]), *rest], 4.5)[0].perplexity for rest in ([], more))
+    assert math.log(width(together)) == pytest.approx(math.log(width(alone)), rel=0.05)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -188,7 +182,7 @@ def test_another_judge_of_the_same_name_is_refused(runs, tmp_path, capsys):
     capsys.readouterr()
     for given in (["genppl", "--frontier", str(folder)], words([runs["roulette"]], folder)):
         assert main([*given, "--judge", str(other)]) == 2
-        assert "has figures of another judge called causal; rename this one" in capsys.readouterr().err
+        assert "has scores of another judge named causal; rename this one" in capsys.readouterr().err
     moved = shutil.copytree(runs["causal"], tmp_path / "moved" / "causal")
     assert main(["genppl", "--frontier", str(folder), "--judge", str(moved)]) == 0, "wherever it lies"
     assert main(["genppl", "--frontier", str(folder), "--judge", str(tmp_path / "elsewhere" / "causal")]) == 0
@@ -258,7 +252,7 @@ def test_what_others_add_stays(runs, tmp_path, capsys):
             self.readings += 1
             if self.readings == 1:
                 other.draw(first, model, 5, SamplingOptions())
-            return [Judged(1.0, 2) for _ in texts]
+            return [JudgedText(1.0, 2) for _ in texts]
 
     slow = Slow()
     one.judge(first.name, slow, "slow")
@@ -285,7 +279,7 @@ def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
     ("more", "message"),
     [
         ("--samplers eulr", "did you mean 'euler'?"),
-        ("--steps 4", "give --step-counts in the place of --steps"),
+        ("--steps 4", "use --step-counts instead of --steps"),
         ("--top-ps 1 0.9", "sweep temperatures or top-p, not both"),
         ("--temperatures -1", "temperature must be a number >= 0"),
         ("--step-counts 0", "steps must be at least 1"),
@@ -293,9 +287,9 @@ def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
         ("--seed 5", "has cells of another seed"),
         ("--out x.jsonl", "leave out --samples and --out"),
         ("--plot x.txt", "x.txt must end in"),
-        ("-n 0", "at least one sample"),
-        ("--entropy nan", "--entropy must be a number of nats"),
-        ("--judge /no/judge", "there is no judge at /no/judge"),
+        ("-n 0", "-n must be at least 1"),
+        ("--entropy nan", "--entropy must be a finite number of nats"),
+        ("--judge /no/judge", "judge not found: /no/judge"),
         ("--text /no/text", "there is no folder /no"),
     ],
 )
@@ -314,17 +308,17 @@ def test_bad_input_is_one_line(more, message, runs, tmp_path, capsys, monkeypatc
 def test_texts_of_one_token_are_not_judged(runs, tmp_path, capsys):
     given = words([runs["absorb"]], tmp_path / "curves", "--judge", runs["causal"], "--length", "1")
     assert main(given) == 2
-    assert "has two tokens of the judge; there is nothing to judge" in capsys.readouterr().err
+    assert "has two tokens of the judge" in capsys.readouterr().err
 
 
 def test_what_cannot_stand_in_one_picture_is_refused(runs, tmp_path, capsys):
     other = save_random(tmp_path / "absorb", "absorb", "ceddt", mlp_ratio=2)
     folder = tmp_path / "curves"
     assert main(words([runs["absorb"], str(other)], folder, "--judge", runs["causal"])) == 2
-    assert "two of the runs are called absorb" in capsys.readouterr().err
+    assert "two of the models are named absorb" in capsys.readouterr().err
     assert main(words([runs["absorb"]], folder, "--draw-only")) == 0
     assert main(words([str(other)], folder, "--draw-only")) == 2
-    assert "has cells of another model called absorb" in capsys.readouterr().err
+    assert "has cells of another model named absorb" in capsys.readouterr().err
     whole = (folder / "frontier.json").read_text()
     for damaged in ('{"format": 7}', whole.replace("entropies", "x"), whole.replace('"texts": 3', '"texts": 4'), "{"):
         (folder / "frontier.json").write_text(damaged)
@@ -333,7 +327,7 @@ def test_what_cannot_stand_in_one_picture_is_refused(runs, tmp_path, capsys):
         assert re.search(r"frontier.json(:| is damaged)", said)
         assert said.count("\n") == 1
     assert main(["genppl", "--frontier", str(tmp_path / "empty")]) == 2
-    assert "there are no texts in" in capsys.readouterr().err
+    assert "no texts in" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -355,13 +349,38 @@ def test_a_causal_judge_is_exact_and_reads_texts_alone(runs):
 
 
 def test_a_judge_with_noise_bounds_all_tokens(runs):
-    (one, none) = open_judge(runs["absorb"], "cpu").judge(["the cat sat", ""])
-    model = load(runs["absorb"], "cpu")
-    bound = model.perplexity("the cat sat", draws=16, seed=0)
+    one, none, again = open_judge(runs["absorb"], "cpu").judge(["the cat sat", "", "the cat sat"])
+    bound = load(runs["absorb"], "cpu").perplexity("the cat sat", seed=0)
     assert one.nats == pytest.approx(bound.nats_per_token * 11)
-    assert (one.tokens, none.tokens) == (11, 0)
-    with pytest.raises(ValueError, match="a batch has at least one text; got 0"):
+    assert one.stderr == pytest.approx(bound.stderr * 11)
+    assert (one.tokens, none.tokens, again.tokens) == (11, 0, 11)
+    assert one.nats != again.nats, "each text has times and noise of its own"
+    with pytest.raises(ValueError, match="--judge-batch must be at least 1; got 0"):
         open_judge(runs["absorb"], "cpu", batch=0)
+
+
+def test_a_judge_reads_short_texts_between_masks(tmp_path):
+    """As `LanguageModel.perplexity` does: a network without a time input was trained on whole blocks only."""
+    model = load(save_random(tmp_path / "plain", "absorb", "cedd", time_input="none"), "cpu")
+    torch.manual_seed(0)
+    for parameter in model.model.parameters():  # so that positions attend to each other
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path / "judge")
+    (one,) = open_judge(str(tmp_path / "judge"), "cpu").judge(["the cat sat"])
+    assert one.nats == pytest.approx(model.perplexity("the cat sat").nats_per_token * 11)
+    ids, generator = torch.from_numpy(model.tokenizer.encode("the cat sat"))[None], torch.Generator().manual_seed(0)
+    alone = cedd.estimate_bound(
+        model.model, model.process, ids, method=model.method, draws=64, generator=generator, fixed_set=True
+    )
+    assert abs(one.nats / 11 - alone.nats_per_token) > 0.01
+
+
+def test_errors_of_a_judge_are_independent_between_texts(runs):
+    """64 readings of one text: the scatter of their mean is what their standard errors say, within a factor of 2 (a
+    variance of 64 values leaves this range with a probability below 1e-6)."""
+    read = open_judge(runs["absorb"], "cpu").judge(["the cat sat on the mat."] * 64)
+    stated = np.mean([one.stderr**2 for one in read])
+    assert 0.25 < np.var([one.nats for one in read], ddof=1) / stated < 4
 
 
 def test_a_judge_refuses_texts_that_it_cannot_read():

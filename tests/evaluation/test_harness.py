@@ -9,7 +9,7 @@ import pytest
 from cedd.data.tokenizers import CharTokenizer
 from cedd.evaluation.likelihood import TextLikelihoods
 from cedd.models.folder import load_folder
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 from tests.tasks.models import save_random
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and what it imports

@@ -1,5 +1,6 @@
 """Likelihoods of answers: against enumeration and plain torch, with the same noise for the answers of a question."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from torch import Tensor
 import cedd
 from cedd.bounds.drawing import Evaluation
 from cedd.data.tokenizers import ByteTokenizer, CharTokenizer
-from cedd.evaluation.likelihood import Continuing, TextLikelihoods
+from cedd.evaluation.likelihood import TextLikelihoods, WithContext
 from cedd.models.folder import load_folder
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.loaded_model import LoadedModel
 from cedd.network import Network
+from cedd.samplers import SamplingOptions
 from tests.tasks.models import save_random
 
 LETTERS = CharTokenizer("ab ")
@@ -69,18 +71,48 @@ def test_masks_leave_the_context_clean(models: dict[str, LoadedModel]) -> None:
     """The estimate is that of the path over the answer alone, with the context before it: by enumeration."""
     model = models["absorb"]
     context, answer = (torch.from_numpy(LETTERS.encode(text)) for text in ("ab b", " a"))
-    after = Continuing(model.model, context)
+    after = WithContext(model.model, context)
 
     def network(x_t: Tensor, sigma: Tensor) -> Tensor:
         return after.head(after.features(x_t, sigma))
 
     expected = -exact(model, network, answer)
-    found = TextLikelihoods(model, draws=512).answer("ab b", " a")
+    found = TextLikelihoods(model, draws=512).answer("ab b", " a", exact=False)
+    assert not found.exact
     assert abs(found.value - expected) < 5 * found.stderr
     assert found.stderr < 0.02 * abs(expected)
     whole = model.model(torch.cat([context, answer])[None], torch.ones(1))[:, 4:]
     torch.testing.assert_close(network(answer[None], torch.ones(1)), whole)  # sums differ in the last bit on some CPUs
     assert float((whole - model.model(answer[None], torch.ones(1))).abs().max()) > 1e-3
+
+
+def test_a_short_answer_is_exact_and_all_of_its_length_sum_to_one(tmp_path: Path) -> None:
+    """Of a time-free network also at few draws: 7 contexts for three tokens."""
+    folder = save_random(tmp_path / "run", "absorb", "cedd", tokenizer=LETTERS, time_input="none")
+    model = LoadedModel(load_folder(folder))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.model.parameters():
+        parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    likelihoods = TextLikelihoods(model, draws=4)
+    answers = ["".join(letters) for letters in itertools.product("ab ", repeat=3)]
+    found = likelihoods.answers("ab", [answer for answer in answers if not answer.isspace()])
+    assert all(one.exact and one.stderr == 0 and one.evaluations == 7 for one in found)
+    blank = -float(
+        cedd.exact_likelihood(
+            model.reader(5),
+            model.process,
+            torch.from_numpy(LETTERS.encode("ab   "))[None],
+            [2, 3, 4],
+            method="cedd",
+        )
+    )
+    total = sum(math.exp(one.value) for one in found) + math.exp(blank)
+    assert total == pytest.approx(1.0, abs=1e-5)
+    mixed = likelihoods.answers("ab", [" ba", " ab ba ab"])
+    assert not any(one.exact for one in mixed)  # the bound of the longer one would lose against an exact value
+    bound = likelihoods.answer("ab", " ba", exact=False)
+    assert mixed[0] == bound
+    assert likelihoods.answer("ab", " ba").exact
 
 
 def test_a_process_that_shuffles_has_a_joint_likelihood(models: dict[str, LoadedModel]) -> None:
@@ -187,5 +219,5 @@ def test_text_ends_where_it_is_told_to(models: dict[str, LoadedModel], name: str
 def test_an_unknown_character_is_read_as_the_nearest(tmp_path: Path) -> None:
     model = LoadedModel(load_folder(save_random(tmp_path / "run", "absorb", "ceddt", tokenizer=ByteTokenizer())))
     assert TextLikelihoods(model, draws=2).answer("é", "ü").tokens == 2
-    with pytest.raises(ValueError, match="two draws at least"):
+    with pytest.raises(ValueError, match="draws must be at least 2"):
         TextLikelihoods(model, draws=1)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +14,16 @@ import cedd
 from cedd.bounds.estimate import BoundEstimate, mean_interval
 from cedd.bounds.estimator import estimate_bounds
 from cedd.cli import main
+from cedd.data.text import never_written
 from cedd.data.tokenizers import CharTokenizer
-from cedd.evaluation.perplexity import (
-    asked_bounds,
-    choose_sequences,
-    compare,
-    load_data,
-    measure,
-    save_plot,
-)
+from cedd.evaluation.perplexity import choose_sequences, compare, load_data, measure, requested_bounds
 from cedd.models.folder import load_folder
 from cedd.models.locate import pretrained_names
-from cedd.samplers import order_nats
+from cedd.samplers import default_steps, order_nats
 from tests.tasks.models import ALPHABET, save_random
 
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40
+WORDS = len(TEXT.split())
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +92,58 @@ def test_units_and_protocol(runs: dict[str, Path], text: Path, capsys) -> None:
     # a character tokenizer: tokens are characters, of which all are bytes
     assert bound["bits_per_character"] == pytest.approx(bound["bits_per_token"])
     assert bound["bits_per_byte"] == pytest.approx(bound["bits_per_token"])
-    words = len(TEXT.split())
-    assert bound["perplexity_per_word"] == pytest.approx(math.exp(bound["nats_per_token"] * len(TEXT) / words))
+    assert bound["perplexity_per_word"] == pytest.approx(math.exp(bound["nats_per_token"] * len(TEXT) / WORDS))
+    assert data["evaluated_words"] == pytest.approx(WORDS * data["evaluated_tokens"] / len(TEXT))
     assert data["blocks"] * data["length"] + data["remainder_tokens"] == data["tokens"] == len(TEXT)
     assert data["evaluated_sequences"] == data["blocks"] == bound["sequences"]
     for name in ("protocol_sha256", "content_sha256", "policy_sha256", "tokenizer_fingerprint"):
         assert len(data[name]) == 64
     assert data["detokenizer"] == "none"
+
+
+def test_the_protocol_names_the_sequences_that_are_measured(runs: dict[str, Path], text: Path, capsys) -> None:
+    few = ("--data", text, "--draws", "1", "--max-sequences")
+    hashes = [evaluate(capsys, runs["causal"], *few, n)["data"]["protocol_sha256"] for n in ("20", "40", "63", "200")]
+    assert len(set(hashes)) == 3
+    assert hashes[2] == hashes[3], "all 63 of them, either way"
+    other = text.with_name("other.txt")
+    other.write_text(TEXT[::-1], encoding="utf-8")
+    assert evaluate(capsys, runs["causal"], "--data", other, *few[2:], "20")["data"]["protocol_sha256"] != hashes[0]
+
+
+def test_bits_per_byte_are_those_of_the_blocks_measured(tmp_path: Path, text: Path, capsys) -> None:
+    """A text whose second half has characters of two bytes, and a remainder of four: counted by decoding the blocks."""
+    tokenizer = CharTokenizer("ab é😀")
+    run = save_random(tmp_path / "run", "absorb", "ar", tokenizer=tokenizer)
+    text.write_text("ab " * 200 + "éé " * 200 + "😀" * 20, encoding="utf-8")
+    for more in ([], ["--max-sequences", "4"], ["--max-sequences", "1"]):
+        record = evaluate(capsys, run, "--data", text, *more)
+        data, bound = record["data"], record["runs"][0]["bounds"]["tight"]
+        folder = load_folder(run)
+        most = int(more[1]) if more else None
+        blocks, _ = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), most, folder.tokenizer)
+        shown = folder.tokenizer.decode(blocks.flatten().numpy())
+        assert data["evaluated_bytes"] == pytest.approx(len(shown.encode()))
+        assert data["evaluated_characters"] == pytest.approx(len(shown))
+        bits = bound["bits_per_token"] * len(shown) / len(shown.encode())
+        assert bound["bits_per_byte"] == pytest.approx(bits)
+        pair = evaluate(capsys, run, run, "--data", text, *more)
+        assert pair["comparisons"][0]["bytes_per_unit"] == pytest.approx(len(shown.encode()) / len(blocks))
+
+
+def test_the_function_and_the_command_give_the_same(runs: dict[str, Path], text: Path, capsys) -> None:
+    record = evaluate(capsys, runs["roulette"], runs["absorb"], "--data", text, "--draws", "2", "--max-sequences", "9")
+    loaded = cedd.load(runs["roulette"], "cpu")
+    result = cedd.evaluate([loaded, runs["absorb"]], text, draws=2, max_sequences=9, device="cpu")
+    assert {**json.loads(json.dumps(result.record())), "seconds": 0} == {**record, "seconds": 0}
+    assert result.perplexity == record["runs"][0]["bounds"]["tight"]["perplexity"]
+    assert list(result.perplexity_ci95) == record["runs"][0]["bounds"]["tight"]["perplexity_ci95"]
+    alone = cedd.evaluate(loaded, text, draws=2, max_sequences=9, tolerance=0.5)
+    assert alone.evaluations[0].main.reached
+    with pytest.raises(ValueError, match="do not include 'drws'"):
+        cedd.evaluate(loaded, text, drws=2)
+    with pytest.raises(ValueError, match="at least one model"):
+        cedd.evaluate([], text)
 
 
 def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path) -> None:
@@ -122,13 +163,32 @@ def test_the_likelihood_of_an_order_stands_beside_the_bound(steps, runs: dict[st
     assert run["bounds"]["tight"] == evaluate(capsys, *words, "--batch", "2")["runs"][0]["bounds"]["tight"]
     folder, found = load_folder(runs["absorb"]), run["bounds"]["margin-order"]
     data, _ = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 3, folder.tokenizer)
-    taken = int(steps[1]) if steps else folder.length
-    nats = order_nats(folder.model, folder.process, data, method="cedd", order="margin", steps=taken) / folder.length
+    taken = int(steps[1]) if steps else min(default_steps(folder.length), folder.length)
+    options = {"method": "cedd", "order": "margin", "steps": taken, "exclude": never_written(folder.tokenizer)}
+    nats = order_nats(folder.model, folder.process, data, **options) / folder.length
     assert found["nats_per_token"] == pytest.approx(float(nats.mean()), rel=1e-12)
     assert found["ci95"] == pytest.approx(mean_interval(nats))
     assert (found["monte_carlo_stderr"], found["evaluations"]) == (0.0, 3 * taken)
     assert main(["evaluate", *map(str, words), "--order", "margin", "--steps", "2", "--device", "cpu"]) == 0
     assert "margin-order is the exact likelihood of a sampler" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_likelihood_of_an_order_is_that_of_what_the_model_draws(
+    runs: dict[str, Path], text: Path, tmp_path, capsys
+):
+    """With the model's own temperature and top-p, unless they are given. Text that they cut off is never drawn."""
+    own = tmp_path / "own"
+    shutil.copytree(runs["absorb"], own)
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | {"sampling": {"temperature": 0.8, "top_p": 0.5}}))
+    words = ("--data", text, "--draws", "2", "--max-sequences", "2", "--order", "margin", "--steps", "4")
+    (given,) = evaluate(capsys, runs["absorb"], *words, "--temperature", "0.8")["runs"]
+    (plain,) = evaluate(capsys, own, *words, "--top-p", "1")["runs"]
+    assert plain["bounds"]["margin-order"] == given["bounds"]["margin-order"]
+    (cut,) = evaluate(capsys, own, *words)["runs"]
+    assert cut["bounds"]["margin-order"]["infinite"]
+    assert main(["evaluate", *map(str, (own, *words)), "--device", "cpu"]) == 0
+    assert "margin-order is infinite: the sampler never draws some" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("name", "freedom"), [("flow", True), ("causal", False)])
@@ -159,10 +219,10 @@ def test_scaled_scores_have_a_finite_bound(runs: dict[str, Path], text: Path, ca
     assert later["nats_per_token"] < usual["nats_per_token"]
     down_to_zero = evaluate(capsys, runs["scaled"], *few, "--time-floor", "0")["runs"][0]["bounds"]["tight"]
     assert down_to_zero["infinite"]
-    assert down_to_zero["why_infinite"] == "the cost of clean tokens grows like 1/t"
+    assert down_to_zero["why_infinite"] == "the cost of clean tokens is infinite"
     assert main(["evaluate", str(runs["scaled"]), *map(str, few), "--time-floor", "0", "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "The bound is infinite: the cost of clean tokens grows like 1/t. --time-floor 1e-3 stops" in said
+    assert "The bound is infinite: the cost of clean tokens is infinite. --time-floor 1e-3 stops" in said
 
 
 def test_a_tolerance_runs_until_it_is_kept(runs: dict[str, Path], text: Path, capsys) -> None:
@@ -190,14 +250,14 @@ def test_text_that_the_tokenizer_cannot_read_has_no_figure(with_unknown: Path, t
     words = ["evaluate", str(with_unknown), "--data", str(foreign), *few, "--device", "cpu"]
     assert main(words) == 2
     assert "80.0% of the text are characters" in capsys.readouterr().err
-    assert main([*words, "--most-unknown", "1"]) == 0
+    assert main([*words, "--max-unknown", "1"]) == 0
     assert "80.00% of the tokens stand for characters" in " ".join(capsys.readouterr().out.split())
-    record = evaluate(capsys, *words[1:-2], "--most-unknown", "1")
+    record = evaluate(capsys, *words[1:-2], "--max-unknown", "1")
     assert record["data"]["unknown_share"] == pytest.approx(0.8, abs=0.01)
     model = cedd.load(with_unknown, "cpu")
     with pytest.raises(ValueError, match="does not know"):
         model.perplexity("\u05e9\u05dc\u05d5\u05dd")
-    assert model.perplexity("\u05e9 cat", draws=2, most_unknown=0.5).unknown_share == 0.2
+    assert model.perplexity("\u05e9 cat", draws=2, max_unknown=0.5).unknown_share == 0.2
 
 
 def test_a_rare_unknown_character_is_said_and_no_more(with_unknown: Path, text: Path, capsys) -> None:
@@ -215,6 +275,7 @@ def test_runs_are_compared_on_the_same_draws(runs: dict[str, Path], text: Path, 
     difference = second["nats_per_token"] - first["nats_per_token"]
     assert comparison["difference_nats_per_token"] == pytest.approx(difference, abs=1e-9)
     assert comparison["ci95"][0] < difference < comparison["ci95"][1]
+    assert -1 <= comparison["correlation"] <= 1
     itself = evaluate(capsys, runs["roulette"], runs["roulette"], "--data", text, "--draws", "4")["comparison"]
     assert itself["difference_nats_per_token"] == 0
     assert itself["ci95"] == [0, 0]
@@ -228,10 +289,11 @@ def test_a_paired_interval_is_that_of_the_differences() -> None:
     generator = torch.Generator().manual_seed(1)
     hard = 3 * torch.randn(50, generator=generator, dtype=torch.float64)
     noise = 0.1 * torch.randn(2, 50, generator=generator, dtype=torch.float64)
-    found = compare(estimate_of(hard + noise[0]), estimate_of(hard + 0.2 + noise[1]))
-    assert found.ci95[0] < 0.2 < found.ci95[1]
-    assert found.ci95[1] - found.ci95[0] < 0.1  # while either value alone is known to 0.85 only
-    assert found.correlation > 0.99
+    low, high = compare(estimate_of(hard + noise[0]), estimate_of(hard + 0.2 + noise[1])).ci95
+    assert low is not None
+    assert high is not None
+    assert low < 0.2 < high
+    assert high - low < 0.1  # while either value alone is known to 0.85 only
     with pytest.raises(ValueError, match="same sequences"):
         compare(estimate_of(hard), estimate_of(hard[1:]))
 
@@ -278,10 +340,8 @@ def test_values_of_sequences_are_written(runs: dict[str, Path], text: Path, tmp_
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_running_estimate_is_drawn(runs: dict[str, Path], text: Path, tmp_path: Path, suffix: str) -> None:
-    folder = load_folder(runs["absorb"])
-    data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 10, folder.tokenizer)
     path = tmp_path / f"running{suffix}"
-    save_plot(path, [measure(folder, data, protocol, draws=2)])
+    cedd.evaluate(runs["absorb"], text, draws=2, max_sequences=10, device="cpu").save_plot(path)
     assert path.stat().st_size > 1000
 
 
@@ -289,9 +349,9 @@ def test_the_table_names_what_matters(runs: dict[str, Path], text: Path, tmp_pat
     words = ["evaluate", str(runs["roulette"]), str(runs["absorb"]), "--data", str(text), "--draws", "2"]
     assert main([*words, "--plot", str(tmp_path / "plot.png"), "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for part in ("perplexity per token", "bits per byte", "bits less the first", "roulette", "tokens left over"):
+    for part in ("perplexity per token", "bits per byte", "positive is worse", "roulette", "tokens left over"):
         assert part.split()[0] in said
-    assert "Each run less the first, paired over the same 63 sequences" in said
+    assert "Differences are paired over the same 63 sequences" in said
     assert main([words[0], words[1], *words[3:], "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for part in ("95% interval", "terminal", "bits per character", "network evaluations"):
@@ -299,8 +359,8 @@ def test_the_table_names_what_matters(runs: dict[str, Path], text: Path, tmp_pat
 
 
 def test_asked_bounds(runs: dict[str, Path]) -> None:
-    assert asked_bounds(load_folder(runs["absorb"]), "all") == ("tight", "j1", "j2")
-    assert asked_bounds(load_folder(runs["causal"]), "all") == ("tight",)
+    assert requested_bounds(load_folder(runs["absorb"]), "all") == ("tight", "j1", "j2")
+    assert requested_bounds(load_folder(runs["causal"]), "all") == ("tight",)
 
 
 # ---- bad input --------------------------------------------------------------------------------------------------
@@ -323,12 +383,15 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--tolerance", "small"], "a share such as 0.5%"),
         (["ABSORB", "--data", "TEXT", "--tolerance", "0"], "between 0 and 100%"),
         (["ABSORB", "--data", "TEXT", "--draws", "0"], "at least one draw"),
-        (["ABSORB", "--data", "TEXT", "--steps", "8"], "add --order"),
+        (["ABSORB", "--data", "TEXT", "--seed", "-3"], "--seed must be a whole number from 0 up, below 2^63; got -3"),
+        (["ABSORB", "--data", "TEXT", "--steps", "8"], "no effect without --order"),
+        (["ABSORB", "--data", "TEXT", "--top-p", "0.9"], "--top-p has no effect without --order"),
+        (["ABSORB", "--data", "TEXT", "--order", "entropy", "--top-p", "2"], "top_p must lie in (0, 1]"),
         (["ABSORB", "--data", "TEXT", "--order", "entropy", "--steps", "0"], "at least 1"),
         (["CAUSAL", "--data", "EMPTY", "--order", "entropy"], "its bound is its exact likelihood"),
         (["ROULETTE", "--data", "EMPTY", "--order", "entropy"], "never change once revealed"),
-        (["ABSORB", "--data", "EMPTY", "--batch", "0"], "a batch has at least one sequence"),
-        (["ABSORB", "--data", "TEXT", "--max-sequences", "0"], "at least one sequence"),
+        (["ABSORB", "--data", "EMPTY", "--batch", "0"], "--batch must be at least 1 (got 0)"),
+        (["ABSORB", "--data", "TEXT", "--max-sequences", "0"], "--max-sequences must be at least 1"),
         (["ABSORB", "--data", "TEXT", "--corrector", "1"], "belongs to flow matching"),
         (["ABSORB", "--data", "TEXT", "--plot", "OUT/x.txt"], "must end in .png"),
         (["ABSORB", "--data", "TEXT", "--plot", "/nowhere/x.png"], "no folder"),

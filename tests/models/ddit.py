@@ -64,12 +64,19 @@ def write(folder: Path, config: dict[str, Any], weights: Weights, prefix: str = 
     return folder
 
 
-def outputs(weights: Weights, x: Tensor, told: Tensor, mistake: str = "") -> Tensor:
+def outputs(
+    weights: Weights,
+    x: Tensor,
+    told: Tensor,
+    mistake: str = "",
+    visible: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
     """What their network returns for tokens x [B, L] and the number it is told [B]: [B, L, R], in float64.
 
-    mistake: one convention is taken wrongly.
+    mistake: one convention is taken wrongly. visible [L, L]: which keys a query attends to. positions [L]: other ones.
     """
-    twin = Twin({name: value.double() for name, value in weights.items()}, mistake)
+    twin = Twin({name: value.double() for name, value in weights.items()}, mistake, visible, positions)
     c, h = twin.conditioning(told), twin.embedded(x)
     for i in range(DEPTH):
         h = twin.block(i, h, c)
@@ -82,6 +89,8 @@ class Twin:
 
     w: Weights
     mistake: str
+    visible: Tensor | None = None
+    positions: Tensor | None = None
 
     def linear(self, name: str, value: Tensor, bias: bool = True) -> Tensor:
         return F.linear(value, self.w[f"{name}.weight"], self.w[f"{name}.bias"] if bias else None)
@@ -148,13 +157,16 @@ class Twin:
         keys = k if self.mistake == "queries turned alone" else self.turned(k)
         size = D if self.mistake == "scores over D" else width
         scores = torch.einsum("blhw,bmhw->bhlm", self.turned(q), keys) / math.sqrt(size)
+        if self.visible is not None:
+            scores = scores.masked_fill(~self.visible, -math.inf)
         values = self.turned(v) if self.mistake == "values turned" else v
         if self.mistake == "causal":
             scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
         return torch.einsum("bhlm,bmhw->blhw", scores.softmax(-1), values).flatten(2)
 
     def turned(self, value: Tensor) -> Tensor:
-        angles = torch.arange(value.shape[1], dtype=torch.float64)[:, None] * self.w["rotary_emb.inv_freq"]  # [L, W/2]
+        positions = torch.arange(value.shape[1]) if self.positions is None else self.positions
+        angles = positions.double()[:, None] * self.w["rotary_emb.inv_freq"]  # [L, W/2]
         angles = {"other angles": angles.square(), "no positions": 0 * angles}.get(self.mistake, angles)
         cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
         if self.mistake == "neighbours turned":

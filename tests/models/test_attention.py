@@ -123,7 +123,7 @@ def agree_with_torch(patch, preset, device, dtype, tolerance, causal, largest_sc
     torch.manual_seed(0)
     changes = {"dropout": 0.0, "causal": causal, "time_conditioning": not causal, "largest_score": largest_score}
     model = Transformer(config_from_preset(preset, vocab_size=50, has_mask=True, **changes)).to(device)
-    x_t = torch.randint(51, (4, model.config.length - 3), device=device)
+    x_t = torch.randint(51, (4, model.options.length - 3), device=device)
     with torch.no_grad():  # what starts at zero would hide the attention
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import cedd
+from cedd.block_layout import BlockLayout, InBlocks
 from cedd.cli import main
 from cedd.data.folders import data_root
 from cedd.data.tokenizers import load_tokenizer
-from cedd.losses import Draws, batch_loss, noisy_batch
+from cedd.losses import NoiseDraws, batch_loss, noisy_batch
+from cedd.models.transformer import Transformer
 from tests.models import ddit
 
 V = 17
@@ -37,6 +40,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], int, str]] = {
     "mdlm, told sigma": ({"model_type": "mdlm", "vocab_size": V + 1, **FLAT, "time_conditioning": True}, V + 1, "b."),
     "bd3lm": (
         {"model_type": "bd3lm", "vocab_size": V + 1, **FLAT, "block_size": ddit.LENGTH, "cross_attn": False},
+        V + 1,
+        "backbone.",
+    ),
+    "bd3lm, blocks": (
+        {"model_type": "bd3lm", "vocab_size": V + 1, **FLAT, "block_size": 4, "cross_attn": True, "var_min": True},
         V + 1,
         "backbone.",
     ),
@@ -63,6 +71,7 @@ KINDS: dict[str, tuple[cedd.TokenProcess, str, Told]] = {
     "mdlm": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
     "mdlm, told sigma": (cedd.absorb(V), "ceddt", lambda t, sigma: sigma),
     "bd3lm": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
+    "bd3lm, blocks": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
     "sdtt": (cedd.absorb(V), "ceddt", lambda t, sigma: 0 * t),
     "duo": (cedd.uniform(V), "bayes", lambda t, sigma: sigma),
     "udlm": (cedd.uniform(V), "bayes", lambda t, sigma: sigma),
@@ -147,7 +156,7 @@ def test_outputs_are_those_of_their_code(fixture) -> None:
         scaled = found - (torch.log(torch.expm1(io["sigma"])) + math.log(size))[:, None, None]
         known, there = io["log_score"][..., :size], io["x_t"][..., None] == torch.arange(size)
         assert float((scaled - known)[~there].abs().max()) < TOLERANCE
-        scores = cedd.log_scores(model.method, model.process, found, io["x_t"], io["t"])
+        scores = cedd.log_scores(found, model.process, io["x_t"], io["t"], method=model.method)
         masked = io["x_t"] == model.process.mask_id
         assert float((scores - known)[masked].abs().max()) < TOLERANCE
     else:
@@ -161,9 +170,9 @@ def test_losses_are_those_of_their_code(fixture) -> None:
     """MDLM's is our loss of ceddt; SEDD's is ours and the constant that it adds at a mask, sigma' r (log r - 1)."""
     name, model, io = fixture
     masked = io["x_t"] == model.process.mask_id
-    draws = Draws(torch.where(masked, 1 - 1e-9, 0.0).double(), torch.zeros_like(io["x0"]))
+    draws = NoiseDraws(torch.where(masked, 1 - 1e-9, 0.0).double(), torch.zeros_like(io["x0"]))
     for k in range(len(io["x0"])):
-        one = Draws(draws.u[k : k + 1], draws.redraw[k : k + 1])
+        one = NoiseDraws(draws.u[k : k + 1], draws.redraw[k : k + 1])
         batch = noisy_batch(model.method, model.process, io["x0"][k : k + 1], io["t"][k : k + 1].double(), one)
         assert torch.equal(batch.inputs, io["x_t"][k : k + 1])
         ours = float(batch_loss(model.method, model.model, batch)) * io["x0"].shape[1]
@@ -173,6 +182,101 @@ def test_losses_are_those_of_their_code(fixture) -> None:
             ratio = 1 / torch.expm1(model.process.sigma(io["t"][k]))
             constant = model.process.alpha_rate(io["t"][k]) * ratio * (torch.log(ratio) - 1) * masked[k].sum()
             assert ours + float(constant) == pytest.approx(float(io["loss_64"][k]), rel=1e-5)
+
+
+def paired_mask(length: int, block: int) -> Tensor:
+    """Who attends to whom in [x_t, x_0], by the words of BD3-LM."""
+    visible = torch.zeros(2 * length, 2 * length, dtype=torch.bool)
+    for query in range(2 * length):
+        for key in range(2 * length):
+            own, other = query % length // block, key % length // block
+            if query < length:
+                visible[query, key] = own == other if key < length else own > other
+            else:
+                visible[query, key] = key >= length and own >= other
+    return visible
+
+
+def test_a_network_of_blocks_reads_noisy_and_clean_text(tmp_path: Path) -> None:
+    folder, weights = published(tmp_path / "theirs", "bd3lm, blocks")
+    model = cedd.import_model(folder, device="cpu")
+    assert (model.method.name, model.method.block) == ("ceddt", 4)
+    x_t, _ = noisy(model.process)
+    x0 = torch.randint(V, x_t.shape, generator=torch.Generator().manual_seed(2))
+    length, told = ddit.LENGTH, torch.zeros(len(x_t))
+    both, twice = torch.cat([x_t, x0], 1), torch.arange(length).repeat(2)
+    expected = ddit.outputs(weights, both, told, visible=paired_mask(length, 4), positions=twice)[:, :length]
+    for found in (
+        model.original_logits(x_t, x0=x0),
+        model.original_logits(both),
+        model.original_logits(both, sigma=told, sample_mode=False),
+    ):
+        assert float((found - expected).abs().max()) < TOLERANCE
+    number = torch.arange(length) // 4
+    alone = ddit.outputs(weights, x_t, told, visible=number[:, None] >= number)
+    assert float((model.original_logits(x_t) - alone).abs().max()) < TOLERANCE
+    assert float((alone - expected).abs().max()) > 100 * TOLERANCE
+    with pytest.raises(ValueError, match=r"has an even number of tokens \(got 13\)"):
+        model.original_logits(both[:, :13])
+    # As a model of ours, saved and loaded, it is measured in its blocks.
+    model.save_pretrained(tmp_path / "ours")
+    ours = cedd.load(tmp_path / "ours", device="cpu")
+    assert ours.method.block == 4
+    how: dict[str, Any] = {"method": ours.method, "bound": "exact"}
+    exact = cedd.estimate_bound(ours.model, ours.process, x0, **how)
+    other = cedd.estimate_bound(model.model, model.process, x0, method="ceddt", block=4, bound="exact")
+    torch.testing.assert_close(exact.per_sequence, other.per_sequence)
+
+
+@pytest.fixture(scope="module")
+def bd3lm() -> tuple[cedd.LanguageModel, dict[str, Tensor]]:
+    root = data_root()
+    given = os.environ.get("CEDD_FIXTURES", str(root.parent / "fixtures") if root else "")
+    folder = Path(given) / "bd3lm"
+    if not given or not (folder / "io.safetensors").is_file():
+        pytest.skip("needs outputs of the published code: set CEDD_FIXTURES to a folder with bd3lm/")
+    return cedd.import_model(folder, device="cpu"), load_file(folder / "io.safetensors")
+
+
+def test_blocks_are_those_of_their_code(bd3lm: tuple[cedd.LanguageModel, dict[str, Tensor]]) -> None:
+    model, io = bd3lm
+    x_t, x0, V = io["x_t"], io["x0"], model.process.vocab_size
+    found = model.original_logits(x_t, x0=x0)
+    assert found.shape == io["logits"].shape
+    assert float((found - io["logits"]).abs().max()) < TOLERANCE
+    assert float((model.original_logits(torch.cat([x_t, x0], 1)) - io["logits"]).abs().max()) < TOLERANCE
+    before = torch.cat([x0[:, :12], x_t[:, 12:]], 1)
+    assert float((model.original_logits(before, sample_mode=True) - io["logits_prefix"]).abs().max()) < TOLERANCE
+    layout = BlockLayout(model.length, 4)
+    assert torch.equal(layout.pattern("cpu").visible, io["mask"].bool())
+    outputs = InBlocks(model.model, 4)(x_t, torch.zeros(4, 4), clean=x0)
+    assert float((outputs - io["logits"][..., :V]).abs().max()) < TOLERANCE
+    rows = torch.log_softmax(outputs, -1).gather(-1, x0[..., None])[..., 0]
+    masked = x_t == model.process.mask_id
+    assert float((rows - io["log_p_x0"])[masked].abs().max()) < TOLERANCE
+    # One block after another, with a cache of the finished ones.
+    assert isinstance(model.model, Transformer)
+    cache, parts = model.model.new_cache(len(x0), model.length), list[Tensor]()
+    for number, (noisy_block, clean) in enumerate(zip(x_t.split(4, 1), x0.split(4, 1), strict=True)):
+        parts.append(model.model.head(model.model.features(noisy_block, torch.zeros(4), cache=cache)))
+        cache.length = 4 * number
+        model.model.features(clean, torch.zeros(4), cache=cache)
+    for name in ("logits_cached", "logits_blocks"):
+        assert float((torch.cat(parts, 1) - io[name][..., :V]).abs().max()) < TOLERANCE
+
+
+def test_the_loss_in_blocks_is_that_of_their_code(bd3lm: tuple[cedd.LanguageModel, dict[str, Tensor]]) -> None:
+    """In validation the first token, which is never masked, is not counted; in training it is."""
+    model, io = bd3lm
+    masked = io["x_t"] == model.process.mask_id
+    draws = NoiseDraws(torch.where(masked, 1 - 1e-9, 0.0).double(), torch.zeros_like(io["x0"]))
+    first = torch.ones_like(masked)
+    first[:, 0] = False
+    for where, expected in ((first, io["nelbo_64"]), (None, io["loss_train"])):
+        batch = noisy_batch(model.method, model.process, io["x0"], io["t"].double(), draws, where=where)
+        assert torch.equal(batch.inputs, io["x_t"])
+        loss = batch_loss(model.method, model.model, batch)
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------
@@ -185,8 +289,8 @@ def _with(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
 MDLM, UDLM = CONFIGS["mdlm"][0], CONFIGS["udlm"][0]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "of no family": (
-        {"model_type": "llama"},
-        "describes a model of type 'llama' and is of no family that is imported: SE",
+        {"model_type": "t5"},
+        "describes a model of type 't5' and is of no family that is imported: SE",
     ),
     "no type": ({"hidden_size": 3}, "has no model_type and is of no family"),
     "remote code": (
@@ -195,7 +299,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "labels": (_with(UDLM, cfg=True, cfg_num_classes=3), "cfg is True; a network that is conditioned on labels"),
     "causal": (_with(MDLM, causal=True), "causal is True; an autoregressive network is not imported"),
-    "blocks": (_with(CONFIGS["bd3lm"][0], block_size=4), "block_size is 4; block diffusion is imported only where one"),
+    "blocks": (_with(CONFIGS["bd3lm, blocks"][0], block_size=5), "block_size 5 does not divide the length, 12"),
+    "longer blocks": (_with(CONFIGS["bd3lm"][0], block_size=24), "block_size must be from 1 to 12; got 24"),
+    "blocks alone": (_with(CONFIGS["bd3lm, blocks"][0], cross_attn=False), "cross_attn is False; blocks are imported"),
+    "blocks and time": (
+        _with(CONFIGS["bd3lm, blocks"][0], time_conditioning=True),
+        "time_conditioning is True; networks of blocks are imported only without",
+    ),
     "no size": (
         {k: v for k, v in MDLM.items() if k != "cond_dim"},
         "gives no whole number as cond_dim or timestep_cond_dim; got None",
@@ -352,7 +462,7 @@ def test_blocks_were_wrapped_by_mdlm_and_duo_alone(tmp_path: Path, name: str) ->
     (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "[SEP]", *"abcdefghijklmno"]), encoding="utf-8")
     model = cedd.import_model(folder, tmp_path, device="cpu")
     assert model.folder.wrap == ("bos-eos" if name.startswith(("mdlm", "sdtt", "duo")) else "none")
-    assert model.model.config.float32_residual
+    assert model.model.config()["float32_residual"]
 
 
 # ---- a folder like any other ------------------------------------------------------------------------------------
@@ -361,7 +471,7 @@ def test_blocks_were_wrapped_by_mdlm_and_duo_alone(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("name", ["sedd", "mdlm", "duo", "gidd"])
 def test_an_imported_folder_is_a_model(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = published(tmp_path / "theirs", name)
-    out = tmp_path / "ours"
+    out = tmp_path / "above" / "ours"  # whose folders are made, as by cedd train
     assert main(["import", str(folder), "--out", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["tokenizer"] == "ids"
@@ -384,4 +494,6 @@ def test_an_imported_folder_is_a_model(tmp_path: Path, name: str, capsys: pytest
     assert shown["infilling"]["template"].count("____") == 2
     assert ("correction" in shown["notes"], "no learning curve" in page) == (True, True)
     assert main(["import", str(folder), "--out", str(out)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
+    assert main(["import", str(folder), "--out", str(folder / "config.json" / "ours")]) == 2
+    assert "config.json is not a folder that can be written" in capsys.readouterr().err

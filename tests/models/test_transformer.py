@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from cedd.models.kernels.gelu import CHUNK, gelu, product_with_gelu
 from cedd.models.kernels.rotation import project_and_rotate, rotary_tables, rotate
 from cedd.models.transformer import SIZES, Transformer, TransformerConfig, config_from_preset
-from cedd.network import with_rounded
+from cedd.network import AttentionPattern, with_rounded
 
 VOCABULARY = 11
 
@@ -146,6 +146,48 @@ def test_gelu_in_chunks_is_torchs_with_its_gradient(dtype):
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_one_sigma_per_token_with_equal_entries_is_one_per_sequence(checkpointed):
+    """Outputs and gradients, with the same dropout, and with features at selected places only."""
+    x_t, places, found = tokens(), torch.tensor([1, 20, 46]), []
+    for sigma in (SIGMA, SIGMA[:, None].expand(3, 16)):
+        model = tiny(dropout=0.2, checkpoint_blocks=checkpointed).train()
+        torch.manual_seed(2)
+        everywhere = model(x_t, sigma)
+        somewhere = model.rows(model.features(x_t, sigma, where=places), places)
+        (everywhere.square().mean() + somewhere.sin().mean()).backward()
+        found.append([everywhere.detach(), somewhere.detach(), *(one.grad for one in model.parameters())])
+    for by_sequence, by_token in zip(*found, strict=True):
+        torch.testing.assert_close(by_token, by_sequence, rtol=1e-9, atol=1e-11)
+
+
+def test_tokens_that_see_only_themselves_are_sequences_of_one_with_their_own_sigma():
+    model, x_t = tiny(), tokens()
+    sigma = torch.rand(3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    alone = AttentionPattern(torch.eye(16, dtype=torch.bool))
+    features = model.features(x_t, sigma, attention=alone).flatten(0, 1)
+    torch.testing.assert_close(features, model.features(x_t.view(-1, 1), sigma.flatten())[:, 0])
+    assert (features - model.features(x_t, sigma.mean(1), attention=alone).flatten(0, 1)).abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("largest_score", [None, 8.0])
+def test_an_attention_pattern_says_who_sees_whom(largest_score):
+    """Up to oneself: the causal network. Two texts side by side that do not see each other: each by itself."""
+    model = tiny(time_conditioning=False, largest_score=largest_score)
+    twin = causal(largest_score=largest_score)
+    twin.load_state_dict(model.state_dict())
+    first, second = tokens(), tokens(seed=2)
+    earlier = AttentionPattern(torch.ones(16, 16, dtype=torch.bool).tril())
+    torch.testing.assert_close(model.features(first, attention=earlier), twin.features(first))
+    text = torch.arange(32) // 16
+    apart = AttentionPattern(text[:, None] == text, positions=torch.arange(32) % 16)
+    both = model.features(torch.cat([first, second], 1), attention=apart)
+    torch.testing.assert_close(both, torch.cat([model.features(first), model.features(second)], 1))
+    batch = AttentionPattern(torch.stack([earlier.visible, *torch.ones(2, 16, 16, dtype=torch.bool)]))
+    expected = torch.cat([twin.features(first[:1]), model.features(first[1:])])
+    torch.testing.assert_close(model.features(first, attention=batch), expected)
+
+
 def test_positions_matter():
     """Attention alone cannot tell a permuted sequence: the rotations do."""
     model, x_t = tiny(), tokens()
@@ -173,11 +215,44 @@ def test_cache_equals_the_whole_forward_pass(pieces, largest_score):
     assert cache.length == 16
 
 
-def test_a_cache_needs_a_causal_network_and_room():
-    with pytest.raises(ValueError, match="causal=True"):
-        tiny().features(tokens(), SIGMA, tiny().new_cache(3))
+@pytest.mark.parametrize("pieces", [[4] * 4, [8, 4, 4], [12, 4], [16]])
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_a_cache_of_blocks_equals_attention_to_earlier_blocks(pieces, conditioned):
+    """Several blocks at once, with a pattern, are the same as one after the other; what is not kept leaves no trace."""
+    model, x = tiny(time_conditioning=conditioned), tokens()
+    block = torch.arange(16) // 4
+    pattern = AttentionPattern(block[:, None] >= block)
+    whole = model.features(x, 0 * SIGMA, attention=pattern)
+    cache, found = model.new_cache(3, length=16), []
+    for piece in x.split(pieces, dim=1):
+        past, new = cache.length, piece.shape[1]
+        model.features((piece + 1) % VOCABULARY, SIGMA, cache=cache)  # a noisy version, which is not kept
+        cache.length = past
+        here = AttentionPattern(pattern.visible[past : past + new, : past + new])
+        found.append(model.features(piece, 0 * SIGMA, cache=cache, attention=here if new > 4 else None))
+    torch.testing.assert_close(torch.cat(found, 1), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_a_sequence_does_not_exceed_the_length():
     with pytest.raises(ValueError, match="do not fit"):
         tiny()(tokens(length=33), SIGMA)
+    with pytest.raises(ValueError, match="do not fit"):
+        tiny().features(tokens(length=33), SIGMA, cache=tiny().new_cache(3, length=40))
+
+
+@pytest.mark.parametrize("stretches", [1, 2, 4, 16])
+def test_a_noise_level_of_a_stretch_is_that_of_its_tokens(stretches):
+    model, x_t = tiny().train(), tokens()
+    sigma = torch.rand(3, stretches, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found = []
+    for levels in (sigma, sigma.repeat_interleave(16 // stretches, 1)):
+        model.zero_grad()
+        torch.manual_seed(1)
+        features = model.features(x_t, levels)
+        features.square().sum().backward()
+        found.append([features.detach(), *(parameter.grad for parameter in model.backbone.parameters())])
+    for by_stretch, by_token in zip(*found, strict=True):
+        torch.testing.assert_close(by_stretch, by_token, rtol=1e-9, atol=1e-11)
 
 
 def test_dropout_only_in_training():

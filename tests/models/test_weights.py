@@ -1,5 +1,6 @@
 """Weights files: exact, whole or absent, and refused in one line if they do not fit."""
 
+import json
 import math
 import os
 import zlib
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from cedd.models.stored import CHECKSUM, read_arrays, read_metadata
-from cedd.models.stored import FORMS as ARRAY_FORMS
+from cedd.models.numpy_weights import CHECKSUM, read_arrays, read_metadata
+from cedd.models.numpy_weights import FORMS as ARRAY_FORMS
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.models.weights import FORMS, SkipInitialization, load_weights, read_weights, save_weights
 
@@ -101,17 +102,65 @@ def test_every_flipped_bit_is_found(tmp_path, form):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def relabel(path, name, **changes):
+    """Change the header's entry of a tensor, and none of the numbers."""
+    content = path.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    header[name] |= changes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[size:])
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "changes"),
+    [
+        ("float32", "w", {"dtype": "I32"}),
+        ("float32", "w", {"shape": [5, 3]}),
+        ("float32", "n", {"dtype": "F64"}),
+        ("bf16", "w", {"dtype": "F16"}),
+        ("int8", "w", {"dtype": "U8"}),
+        ("deflated", "w", {"dtype": "I8"}),
+    ],
+)
+def test_another_dtype_or_shape_of_the_same_bytes_is_found(tmp_path, form, name, changes):
+    path = tmp_path / "file"
+    save_weights(path, {"w": torch.randn(3, 5), "n": torch.tensor(7)}, form=form)
+    relabel(path, name, **changes)
+    with pytest.raises(ValueError, match="file is damaged: its tensors do not match their checksum"):
+        read_weights(path, form=form)
+    if form in ARRAY_FORMS:
+        with pytest.raises(ValueError, match="file is damaged: its tensors do not match their checksum"):
+            read_arrays(path, form=form)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_dtype_that_is_not_supported_is_named(tmp_path, dtype):
+    tensors = {"w": torch.zeros(2, 2, dtype=dtype)}
+    with pytest.raises(ValueError, match=r"w has the unsupported dtype torch\.float8"):
+        save_weights(tmp_path / "file", tensors)
+    save_file(tensors, tmp_path / "file")
+    for form in ("float32", "int8"):
+        for read in (read_weights, read_arrays):
+            with pytest.raises(ValueError, match=r"file: w has the unsupported dtype F8_E\d") as error:
+                read(tmp_path / "file", form=form)
+            assert "\n" not in str(error.value)
+    save_weights(tmp_path / "file", {"w": torch.zeros(2, 2)}, form="bf16")
+    with pytest.raises(ValueError, match="unsupported dtype BF16; use BOOL, F64, F32"):
+        read_arrays(tmp_path / "file", form="float32")
+
+
 def test_a_file_without_a_checksum_is_read(tmp_path):
-    """Of an earlier version, or of another program; its checksum may stand beside it, but its own counts."""
+    """The file of another program; config.json may hold the checksum, which then counts."""
     state = {"w": torch.ones(2, 2)}
     save_weights(tmp_path / "own", state)
     save_file(state, tmp_path / "file")
     own = read_metadata(tmp_path / "own")[CHECKSUM]
     for checksum in (None, own):
         assert torch.equal(read_weights(tmp_path / "file", checksum=checksum)["w"], state["w"])
-    with pytest.raises(ValueError, match="file is damaged: its numbers do not match their checksum"):
-        read_weights(tmp_path / "file", checksum="00000000")
-    assert torch.equal(read_weights(tmp_path / "own", checksum="00000000")["w"], state["w"])
+    for name in ("file", "own"):
+        with pytest.raises(ValueError, match="is damaged: its tensors do not match their checksum"):
+            read_weights(tmp_path / name, checksum="00000000")
 
 
 def test_forms_that_do_not_fit_are_refused(tmp_path):
@@ -125,7 +174,7 @@ def test_forms_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"file is not stored as int8: the matrix w is float32"):
         read_weights(path, form="int8")
     save_weights(path, {"w": torch.ones(2, 2, dtype=torch.int8)})
-    with pytest.raises(ValueError, match="w has no steps"):
+    with pytest.raises(ValueError, match="w lacks its steps"):
         read_weights(path, form="int8")
     save_weights(path, {"weight": torch.ones(2, 2)}, form="int8")
     with pytest.raises(ValueError, match=r"1 tensors that the model does not have, first weight.step"):
@@ -211,7 +260,7 @@ def test_a_network_to_be_filled_from_a_file_draws_no_weights(tmp_path):
     save_weights(tmp_path / "file", trained.state_dict())
     before = torch.get_rng_state()
     with SkipInitialization():
-        empty = Transformer(trained.config)
+        empty = Transformer(trained.options)
     assert torch.equal(torch.get_rng_state(), before)
     load_weights(empty, tmp_path / "file")
     x_t = torch.arange(8)[None] % 7

@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 import cedd
+from cedd.network import Capabilities
 from cedd.process import TokenProcess
 from cedd.samplers import Corrector
 
@@ -57,7 +58,9 @@ class Table:
 
 
 class HalvedTable(Table):
-    """The same network in two halves, so that samplers run it on chosen sequences and its head on chosen rows."""
+    """The same network as backbone and head: samplers run it on chosen sequences, and its head on chosen rows."""
+
+    capabilities = Capabilities(features=True)
 
     rows = 0
 
@@ -70,7 +73,7 @@ class HalvedTable(Table):
         return features.double()
 
     def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
-        raise AssertionError("a network in two halves is run by its halves")
+        raise AssertionError("a network with features and a head is run through them")
 
 
 def all_sequences(process: TokenProcess, length: int) -> Tensor:
@@ -123,7 +126,7 @@ def _remasking_law(rule: str, process: TokenProcess, outputs: Tensor, x: Tensor,
 
 def _reconstruction_law(process: TokenProcess, outputs: Tensor, x: Tensor, t: float) -> np.ndarray:
     """The last step of scaled scores, which their bound pays for: p(x_t | z) s_z over the tokens z."""
-    scores, V = cedd.log_scores("sedds", process, outputs, x, t).exp(), process.vocab_size
+    scores, V = cedd.log_scores(outputs, process, x, t, method="sedds").exp(), process.vocab_size
     law = process.transition_matrix(t)[x, :V] * scores
     law = law / law.sum(-1, keepdim=True)
     return torch.nn.functional.pad(law, (0, process.num_states - V)).numpy()
@@ -140,7 +143,7 @@ def _clean(law: np.ndarray, s: float, process: TokenProcess) -> np.ndarray:
 def _law_by_rates(
     method: str, rule: str, process: TokenProcess, outputs: Tensor, x: Tensor, t: float, s: float
 ) -> np.ndarray:
-    scores = cedd.log_scores(method, process, outputs, x, t).exp().numpy()
+    scores = cedd.log_scores(outputs, process, x, t, method=method).exp().numpy()
     rates, V = process.rate_matrix(t).numpy(), process.vocab_size
     law = np.zeros((*x.shape, process.num_states))
     for place in np.ndindex(*x.shape):
@@ -237,7 +240,11 @@ def continuous_law(model: Table, method: str, process: TokenProcess, start: floa
     times = torch.linspace(start, end, 2 * pieces + 1, dtype=torch.float64)  # each piece has its middle
     at = times.repeat_interleave(len(x))
     outputs = model.outputs(x.repeat(len(times), 1), process.sigma(at).float())
-    scores = cedd.log_scores(method, process, outputs, x.repeat(len(times), 1), at).exp().view(len(times), *x.shape, -1)
+    scores = (
+        cedd.log_scores(outputs, process, x.repeat(len(times), 1), at, method=method)
+        .exp()
+        .view(len(times), *x.shape, -1)
+    )
     matrices = np.zeros((len(times), len(x), len(x)))
     for rates, of_token, score in zip(matrices, process.rate_matrix(times).numpy(), scores.numpy(), strict=True):
         rates[row, column] = of_token[here, y] * score[column, i, y]
@@ -252,13 +259,15 @@ def continuous_law(model: Table, method: str, process: TokenProcess, start: floa
     return law
 
 
-def reveal_law(model: Table, process: TokenProcess, nodes: int = 40) -> np.ndarray:
+def reveal_law(model: Table, process: TokenProcess, nodes: int = 160) -> np.ndarray:
     """The law over V^2 of absorb's reverse process on two positions, whose reveal times are a_i = a_1 u_i.
 
     Given that both are masked at t = 1, one of them (either, with probability 1/2) is revealed first, at the larger of
-    two uniform numbers, the other at the smaller: a double integral.
+    two uniform numbers, the other at the smaller: a double integral. Numbers below u_0 = a(0+) / a_1 are not reached:
+    the masks that are left at 0+ are drawn at once, none of them seeing the other.
     """
     V, a = process.vocab_size, float(process.kernel(1.0).a)
+    least = -math.expm1(-float(process.alpha(torch.tensor(1e-300, dtype=torch.float64)))) / a
     points, weights = np.polynomial.legendre.leggauss(nodes)
     points, weights = (points + 1) / 2, weights / 2
 
@@ -268,22 +277,28 @@ def reveal_law(model: Table, process: TokenProcess, nodes: int = 40) -> np.ndarr
         found = torch.softmax(model.outputs(torch.tensor([x]).expand(len(sigma), 2), sigma)[:, i], -1).numpy()
         return found.reshape(*u.shape, V)
 
+    def revealed(x: tuple[int, int], i: int, below: np.ndarray) -> np.ndarray:
+        """Of a mask whose number is uniform below `below` [N], what it becomes, [N, V]."""
+        u = least + (below[:, None] - least) * points
+        later = np.einsum("s,nsv->nv", weights, probs(x, i, u)) * (below - least)[:, None]
+        return (later + least * probs(x, i, np.full(len(below), least))) / below[:, None]
+
     law, alive = np.zeros((V, V)), 1 - a
     law += alive**2 / V**2
     for late in (0, 1):  # the other position is a token from the start
         for token in range(V):
             x = (V, token) if late == 0 else (token, V)
-            law[(slice(None), token) if late == 0 else (token, slice(None))] += (
-                alive / V * a * (weights @ probs(x, late, points))
-            )
-    # (m, n) ordered uniform numbers have the density 2 on n < m; n = m share
-    m, share = points[:, None], points[None]
-    weight = a**2 * 0.5 * weights[:, None] * weights * 2 * m
+            place = (slice(None), token) if late == 0 else (token, slice(None))
+            law[place] += alive / V * a * revealed(x, late, np.ones(1))[0]
+    first_two = [probs((V, V), i, np.full(1, least))[0] for i in (0, 1)]
+    law += (a * least) ** 2 * np.outer(*first_two)
+    larger = least + (1 - least) * points  # with density 2 m
+    weight = a**2 * 0.5 * weights * (1 - least) * 2 * larger
     for first in (0, 1):
-        early = probs((V, V), first, points)
+        early = probs((V, V), first, larger)
         for token in range(V):
             x = (token, V) if first == 0 else (V, token)
-            row = np.einsum("ms,m,msv->v", weight, early[:, token], probs(x, 1 - first, m * share))
+            row = np.einsum("m,m,mv->v", weight, early[:, token], revealed(x, 1 - first, larger))
             law[(token, slice(None)) if first == 0 else (slice(None), token)] += row
     return law.flatten()
 

@@ -8,7 +8,8 @@ import torch
 
 import cedd
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.samplers import ORDERS, Fixed, GraphedNetwork, sample
+from cedd.network import Capabilities
+from cedd.samplers import CONFIDENCE_ORDERS, Fixed, GraphedNetwork, sample
 from tests.samplers.chains import ERROR_RATE, p_value
 
 pytestmark = [
@@ -17,10 +18,10 @@ pytestmark = [
 ]
 
 
-def network(process: cedd.TokenProcess, length: int, told: str = "sigma") -> Transformer:
+def network(process: cedd.TokenProcess, length: int, time_input: str = "sigma") -> Transformer:
     torch.manual_seed(0)
     states = {"vocab_size": process.vocab_size, "has_mask": process.has_mask}
-    config = config_from_preset("tiny", **states, length=length, told=told)
+    config = config_from_preset("tiny", **states, length=length, time_input=time_input)
     model = Transformer(config).cuda().eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     return model
@@ -111,13 +112,13 @@ def test_no_step_waits_for_the_device(process, method, recorded, monkeypatch):
 @pytest.mark.parametrize(
     ("sampler", "process", "waits"),
     [("gibbs", "absorb", 8), ("gibbs", "roulette", 8), ("remask-confidence", "absorb", 6), ("stratified", "uniform", 6)]
-    + [(order, "absorb", 8) for order in ORDERS],
+    + [(order, "absorb", 8) for order in CONFIDENCE_ORDERS],
 )
 def test_steps_wait_seldom_for_the_device(sampler, process, waits):
-    """And a network that is not told the time is asked as any other: the host does not look at the texts."""
+    """And a network without time conditioning is asked as any other: the host does not look at the texts."""
     made = getattr(cedd, process)(50)
-    graphed = GraphedNetwork(network(made, 16, told="nothing"), 8, 16)
-    assert not graphed.knows_time
+    graphed = GraphedNetwork(network(made, 16, time_input="none"), 8, 16)
+    assert not graphed.capabilities.time_conditioned
     options = {"method": "bayes", "sampler": sampler, "steps": 8}
     first = sample(graphed, made, (8, 16), generator=torch.Generator().manual_seed(3), **options)  # records
     torch.cuda.set_sync_debug_mode("warn")
@@ -132,13 +133,13 @@ def test_steps_wait_seldom_for_the_device(sampler, process, waits):
     assert len(waited) < waits * 9 + 20
 
 
-@pytest.mark.parametrize("sampler", ["gibbs", "remask-confidence", *ORDERS])
+@pytest.mark.parametrize("sampler", ["gibbs", "remask-confidence", *CONFIDENCE_ORDERS])
 def test_the_device_draws_what_the_host_draws(sampler):
     """A table of outputs, which no product of matrices rounds; exponentials may differ by a bit."""
     process = cedd.absorb(6)
 
     class Same:
-        knows_time = False
+        capabilities = Capabilities(features=True, time_conditioned=False)
 
         def __init__(self, device):
             self.device = torch.device(device)
@@ -161,6 +162,7 @@ def test_the_law_of_a_step_on_the_device(method):
     logits = torch.tensor([0.1, 1.0, -0.5, 0.3], dtype=torch.float64, device="cuda")
 
     class Same:
+        capabilities = Capabilities(features=True)
         device = torch.device("cuda")
 
         def features(self, x_t, sigma):

@@ -13,7 +13,7 @@ from cedd.cli import main
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import Network, Places
 from cedd.samplers import Fixed, sample, text_seeds
-from cedd.samplers.draws import Draws, Use
+from cedd.samplers.random_numbers import RandomNumbers, Use
 from tests.samplers.chains import ERROR_RATE, Table
 from tests.tasks.models import save_random
 
@@ -36,15 +36,18 @@ def transformer(process: cedd.TokenProcess, causal: bool = False) -> Transformer
 
 def test_seeds_are_integers_of_any_kind():
     assert text_seeds(np.int64(7), 5) == SEEDS  # pyright: ignore[reportArgumentType]
-    assert torch.equal(Draws(np.array([3, 4]), 2).uniform(Use.JUMP, 0), Draws([3, 4], 2).uniform(Use.JUMP, 0))  # pyright: ignore[reportArgumentType]
-    assert text_seeds(-1, 2) == text_seeds(2**64 - 1, 2)
+    of_array = RandomNumbers(np.array([3, 4]), 2)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(of_array.uniform(Use.JUMP, 0), RandomNumbers([3, 4], 2).uniform(Use.JUMP, 0))
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match=rf"a seed must lie in 0..2\^64 - 1; got {seed}"):
+            text_seeds(seed, 2)
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         text_seeds(1.0, 2)  # pyright: ignore[reportArgumentType]
 
 
 def test_numbers_are_uniform_and_independent():
     """Bits, pairs of neighbours in every direction, and texts of neighbouring seeds: chi-square, 2^14 numbers each."""
-    draws = Draws(text_seeds(3, 128), 128)
+    draws = RandomNumbers(text_seeds(3, 128), 128)
     u = draws.uniform(Use.JUMP, 5)
     assert u.dtype == torch.float64
     assert 0 <= float(u.min()) < float(u.max()) < 1
@@ -53,8 +56,8 @@ def test_numbers_are_uniform_and_independent():
         "text": (u[0::2], u[1::2]),
         "step": (u, draws.uniform(Use.JUMP, 6)),
         "use": (u, draws.uniform(Use.TARGET, 5)),
-        "run": (u, Draws(text_seeds(4, 128), 128).uniform(Use.JUMP, 5)),
-        "seed": (u, Draws([seed + 1 for seed in text_seeds(3, 128)], 128).uniform(Use.JUMP, 5)),
+        "run": (u, RandomNumbers(text_seeds(4, 128), 128).uniform(Use.JUMP, 5)),
+        "seed": (u, RandomNumbers([seed + 1 for seed in text_seeds(3, 128)], 128).uniform(Use.JUMP, 5)),
     }
     for name, (one, other) in neighbours.items():
         counts = torch.bincount(((one * 8).long() * 8 + (other * 8).long()).flatten(), minlength=64).numpy()
@@ -65,7 +68,7 @@ def test_numbers_are_uniform_and_independent():
 
 
 def test_numbers_at_chosen_positions_are_those_of_all():
-    draws, rows = Draws(SEEDS, L), np.array([0, 14, 63])
+    draws, rows = RandomNumbers(SEEDS, L), np.array([0, 14, 63])
     everywhere = draws.uniform(Use.TARGET, 3).flatten().numpy()
     assert np.array_equal(draws.at(rows, Use.TARGET, 3), everywhere[rows])
     for limit in (0.0, 0.2, 1.0):
@@ -168,6 +171,7 @@ def test_a_batch_that_is_too_large_is_drawn_again_in_parts():
     [
         ({"seeds": [1, 2]}, "3 sequences need a seed each; got 2"),
         ({"seeds": [1, 2, 3], "generator": torch.Generator()}, "not both"),
+        ({"seeds": [1, 2, 2**64]}, r"a seed must lie in 0..2\^64 - 1"),
     ],
 )
 def test_seeds_that_say_nothing_clear_are_refused(options, message):

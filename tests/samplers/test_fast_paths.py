@@ -12,34 +12,35 @@ from torch import Tensor
 
 import cedd
 from cedd import network
-from cedd.models.surroundings import AmidMasks
+from cedd.models.mask_padding import MaskPadded
 from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import Capabilities
 from cedd.parameterization import Affine, Score, at_token, can_jump, put_at_token
 from cedd.process import Noise
 from cedd.samplers import (
-    ORDERS,
+    CONFIDENCE_ORDERS,
     RULES,
-    Order,
     Sharpening,
     StepRule,
+    gibbs,
     graphs,
+    grid_sampler,
     inverse_cdf,
-    loop,
     sample,
-    steppers,
+    stratified,
     text_seeds,
 )
 from cedd.samplers.choice import beliefs, is_surely_mask, jump_weights, leap_of, may_move
-from cedd.samplers.draws import Draws, Use
 from cedd.samplers.graphs import MOST_ROWS, Recorder
 from cedd.samplers.memory import RememberingNetwork, remembering
 from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
+from cedd.samplers.random_numbers import RandomNumbers, Use
 
 
-def transformer(process: cedd.TokenProcess, *, told: str = "sigma", depth: int = 1) -> Transformer:
+def transformer(process: cedd.TokenProcess, *, time_input: str = "sigma", depth: int = 1) -> Transformer:
     torch.manual_seed(0)
     size = {"vocab_size": process.vocab_size, "has_mask": process.has_mask, "length": 16, "depth": depth}
-    config = config_from_preset("tiny", dropout=0.0, told=told, **size)
+    config = config_from_preset("tiny", dropout=0.0, time_input=time_input, **size)
     model = Transformer(config).eval()
     conditioning = model.backbone.conditioning
     assert conditioning is not None
@@ -58,7 +59,7 @@ class Counted:
     def __init__(self, model: Any) -> None:
         self._model, self.head, self.sequences = model, model.head, 0
         self.asked: list[int | None] = []
-        self.knows_time = model.knows_time
+        self.capabilities = replace(model.capabilities, head_losses=False)
 
     def features(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Tensor:
         self.sequences += len(x_t)
@@ -145,7 +146,7 @@ def test_calls_reach_another_device_as_they_are() -> None:
     known = chances(RULES["analytic"], parameterization, process.noise(times[:-1]), process.noise(times[1:]))
 
     def calls(device: str) -> list[list[tuple[Any, Any]]]:
-        masked, draws = torch.ones(5, 16, dtype=torch.bool), Draws(range(5), 16)
+        masked, draws = torch.ones(5, 16, dtype=torch.bool), RandomNumbers(range(5), 16)
         made = list(Plan(known, masked, ~masked, draws, by_sequence=True).calls(0, 30, torch.device(device)))
         places = ([call.places.rows, call.places.sequences, call.places.index] for call in made)
         numbers = ([call.u, call.v, call.masked_again, call.steps, call.of_rows] for call in made)
@@ -167,12 +168,12 @@ def test_a_network_that_finishes_few_places_draws_the_same(name: str, method: st
     counted = Counted(model)
     few = drawn(counted, process, method, steps=40)
     assert any(places is not None for places in counted.asked)
-    monkeypatch.setattr(network, "FEW", 10**9)
+    monkeypatch.setattr(network, "SPARSE", 10**9)
     assert torch.equal(few, drawn(model, process, method, steps=40, deterministic=False))
 
 
 def test_places_amid_masks_are_those_of_the_text() -> None:
-    model = AmidMasks(transformer(cedd.absorb(20), told="nothing", depth=2), 16)
+    model = MaskPadded(transformer(cedd.absorb(20), time_input="none", depth=2), 16)
     x, sigma, where = torch.randint(21, (3, 5)), torch.ones(3), torch.tensor([1, 7, 14])
     torch.testing.assert_close(
         model.rows(model.features(x, sigma, where=where), where), model.rows(model.features(x, sigma), where)
@@ -185,10 +186,10 @@ def test_places_amid_masks_are_those_of_the_text() -> None:
 @pytest.mark.parametrize("method", ["sedd", "bayes"])
 def test_a_text_that_has_not_changed_is_not_read_again_without_the_time(method: str, monkeypatch) -> None:
     process = cedd.uniform(20)
-    model = transformer(process, told="nothing", depth=2)
+    model = transformer(process, time_input="none", depth=2)
     once, always = Counted(model), Counted(model)
     remembered = drawn(once, process, method, (2, 4), steps=50, deterministic=True)
-    monkeypatch.setattr(loop, "remembering", lambda model: model)
+    monkeypatch.setattr(grid_sampler, "remembering", lambda model: model)
     assert torch.equal(remembered, drawn(always, process, method, (2, 4), steps=50, deterministic=True))
     assert once.sequences < 0.8 * always.sequences
 
@@ -201,7 +202,7 @@ def test_a_network_that_knows_the_time_is_asked_at_every_step() -> None:
 
 
 def test_a_gpu_is_not_kept_waiting_to_look_at_texts() -> None:
-    model = transformer(cedd.uniform(20), told="nothing")
+    model = transformer(cedd.uniform(20), time_input="none")
     assert isinstance(remembering(model), RememberingNetwork)
 
     class Elsewhere(Counted):
@@ -218,6 +219,8 @@ SHARPENED = [{}, {"temperature": 0.6}, {"top_p": 0.8, "exclude": [0, 5]}, {"cons
 
 class HeadRows:
     """Counts the rows that a head is asked for."""
+
+    capabilities = Capabilities(features=True)
 
     def __init__(self, model: Transformer) -> None:
         self._model, self.features, self.rows = model, model.features, 0
@@ -237,7 +240,7 @@ def test_masks_that_stay_by_their_numbers_are_not_asked_for(
     few, all_ = HeadRows(model), HeadRows(model)
     how = {"sampler": "gibbs", "steps": 10, "deterministic": True, **options}
     spared = drawn(few, process, method, **how)
-    for module in (loop, steppers):
+    for module in (grid_sampler, gibbs):
         monkeypatch.setattr(module, "is_surely_mask", lambda v, chance: torch.zeros_like(v, dtype=torch.bool))
     assert torch.equal(spared, drawn(all_, process, method, **how))
     assert few.rows < share * all_.rows
@@ -272,24 +275,24 @@ def test_only_tokens_that_change_are_asked_where_to(method: str, options: dict[s
         all_rows.append(len(given[4]))
         return leap_of(*given)
 
-    monkeypatch.setattr(steppers, "jump_weights", counted)
-    monkeypatch.setattr(steppers, "leap_of", counted_leaps)
+    monkeypatch.setattr(stratified, "jump_weights", counted)
+    monkeypatch.setattr(stratified, "leap_of", counted_leaps)
     how = {"sampler": "stratified", "steps": 16, "deterministic": True, **options}
     spared = drawn(model, process, method, **how)
     assert sum(asked) < 0.4 * sum(all_rows)
 
-    def everywhere(scene: steppers.Scene, x: Tensor) -> steppers.Stepping:
-        reached = scene.numbers(Use.JUMP, 0).flatten()
+    def everywhere(run: grid_sampler.GridRun, x: Tensor, plain: Any) -> grid_sampler.GridStep:
+        reached = run.uniform(Use.JUMP).flatten()
 
         def step(x: Tensor, k: int, noise: Noise, earlier: Noise) -> Tensor:
             nonlocal reached
-            v, rows = scene.numbers(Use.TARGET, k).flatten(), scene.free.flatten().nonzero().squeeze(1)
-            said = scene.network.rows(x, noise.sigma.float(), network.Places(rows), full_precision=True)
+            v, rows = run.uniform(Use.TARGET, k).flatten(), run.free.flatten().nonzero().squeeze(1)
+            said = run.network.rows(x, noise.sigma.float(), network.Places(rows), full_precision=True)
             outputs, here = said.map(lambda part, _: part.double()), x.flatten()[rows]
             now, next_ = noise.like(here), earlier.like(here)
-            how = (RULES["analytic"], scene.parameterization, scene.sharpening)
+            how = (RULES["analytic"], run.affine, run.sharpening)
             leap, probs = leap_of(*how, outputs, here, now, next_)
-            weights = jump_weights(leap, probs, here, now, scene.sharpening)
+            weights = jump_weights(leap, probs, here, now, run.sharpening)
             after = reached[rows] + (1 - leap.stay)
             moves = (after.floor() > reached[rows].floor()) & (weights.sum(-1) > 0)
             reached = reached.index_copy(0, rows, after)
@@ -298,19 +301,20 @@ def test_only_tokens_that_change_are_asked_where_to(method: str, options: dict[s
 
         return step
 
-    brute = replace(steppers.STEPPERS["stratified"], start=everywhere)
-    assert torch.equal(spared, drawn(model, process, method, **{**how, "sampler": brute}))
+    monkeypatch.setattr(stratified.Stratified, "own_step", lambda self, *scene: everywhere(*scene))
+    assert torch.equal(spared, drawn(model, process, method, **how))
 
 
 @pytest.mark.parametrize("options", SHARPENED)
-@pytest.mark.parametrize("name", [*ORDERS, "bounded"])
+@pytest.mark.parametrize("name", [*CONFIDENCE_ORDERS, "bounded"])
 def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> None:
     """Confidence orders: all masks judged by sorting, and all drawn, give the same."""
     process, steps, length = cedd.absorb(20), 6, 16
-    order = ORDERS.get(name, Order("entropy", ORDERS["entropy"].sureness, entropy_bound=1.5))
+    bounded = replace(CONFIDENCE_ORDERS["entropy"], entropy_bound=1.5)
+    order = CONFIDENCE_ORDERS.get(name, bounded)
     model = transformer(process)
     how = {"sampler": order, "steps": steps, "deterministic": True, **options}
-    spared, draws = drawn(model, process, "cedd", **how), Draws(seeds_of_drawn(3), length)
+    spared, draws = drawn(model, process, "cedd", **how), RandomNumbers(seeds_of_drawn(3), length)
     sharpening = Sharpening(options.get("temperature", 1.0), options.get("top_p", 1.0), options.get("exclude", ()))
     x = torch.full((3, length), 20)
     x = HELD(x) if "constraint" in options else x
@@ -346,6 +350,8 @@ def test_only_revealed_tokens_are_drawn(name: str, options: dict[str, Any]) -> N
 class Lookup:
     """Outputs from a table, which no product of matrices rounds."""
 
+    capabilities = Capabilities(features=True)
+
     def __init__(self) -> None:
         self._table = torch.randn(21, 20, generator=torch.Generator().manual_seed(1))
 
@@ -357,7 +363,7 @@ class Lookup:
 
 
 @pytest.mark.parametrize("options", SHARPENED)
-@pytest.mark.parametrize("sampler", [*ORDERS, "gibbs", "remask-confidence"])
+@pytest.mark.parametrize("sampler", [*CONFIDENCE_ORDERS, "gibbs", "remask-confidence"])
 def test_chunks_of_any_size_give_the_same(sampler: str, options: dict[str, Any], monkeypatch) -> None:
     process, how = cedd.absorb(20), {"sampler": sampler, "steps": 6, **options}
     at_once = drawn(Lookup(), process, "cedd", **how)
@@ -375,7 +381,7 @@ def seeds_of_drawn(n: int) -> list[int]:
 def test_the_margin_is_that_of_sorted_probabilities(log_probs: Tensor) -> None:
     best = torch.cat([log_probs.double(), torch.full((len(log_probs), 1), -torch.inf)], 1).sort(-1, descending=True)
     best = best.values.exp()
-    assert torch.equal(ORDERS["margin"].sureness(log_probs.double()), best[:, 0] - best[:, 1])
+    assert torch.equal(CONFIDENCE_ORDERS["margin"].confidence(log_probs.double()), best[:, 0] - best[:, 1])
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------
@@ -383,6 +389,8 @@ def test_the_margin_is_that_of_sorted_probabilities(log_probs: Tensor) -> None:
 
 class LowPrecisionFeatures:
     """A network whose features are in bfloat16 and whose head is in float32, as a GPU's recorded one."""
+
+    capabilities = Capabilities(features=True)
 
     device = torch.device("cpu")
 
@@ -418,6 +426,8 @@ def test_features_of_low_precision_meet_a_head_of_full_precision(
 class AtEachToken(torch.nn.Module):
     """A network that looks at each token alone."""
 
+    capabilities = Capabilities(features=True)
+
     def __init__(self, size: int) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -436,14 +446,14 @@ class AtEachToken(torch.nn.Module):
 def test_positions_that_surely_stay_are_asked_for_no_law(name: str, method: str, sampler: str, monkeypatch) -> None:
     process = getattr(cedd, name)(20)
     model, asked = AtEachToken(20), {"rows": 0}
-    draw = loop._draw_dense
+    draw = grid_sampler._draw_dense
 
-    def counting(rule: StepRule, run: loop.Run, outputs: Tensor, *others: Any) -> Tensor:
+    def counting(rule: StepRule, run: grid_sampler.GridRun, outputs: Tensor, *others: Any) -> Tensor:
         asked["rows"] += len(outputs)
         return draw(rule, run, outputs, *others)
 
-    monkeypatch.setattr(loop, "_draw_dense", counting)
-    monkeypatch.setattr(loop, "FEW_OUTPUTS", 0)
+    monkeypatch.setattr(grid_sampler, "_draw_dense", counting)
+    monkeypatch.setattr(grid_sampler, "FEW_OUTPUTS", 0)
     for options in ({}, {"temperature": 0.7, "top_p": 0.9}, {"exclude": [3, 5]})[: 3 if sampler == "analytic" else 1]:
         found, counts = [], []
         for rule in (RULES[sampler], replace(RULES[sampler], stay=None)):
@@ -476,7 +486,7 @@ def surely(x: Tensor, sigma: Tensor) -> Tensor:
 def test_no_rounding_of_a_sum_keeps_a_position_from_moving(
     process: cedd.TokenProcess, method: str, model: Any, monkeypatch
 ) -> None:
-    monkeypatch.setattr(loop, "FEW_OUTPUTS", 0)
+    monkeypatch.setattr(grid_sampler, "FEW_OUTPUTS", 0)
     fast, slow = (
         drawn(model, process, method, (40, 100), steps=2, sampler=rule)
         for rule in (RULES["analytic"], replace(RULES["analytic"], stay=None))
@@ -485,7 +495,7 @@ def test_no_rounding_of_a_sum_keeps_a_position_from_moving(
 
 
 def test_a_start_may_be_of_any_whole_numbers(monkeypatch) -> None:
-    monkeypatch.setattr(loop, "FEW_OUTPUTS", 0)
+    monkeypatch.setattr(grid_sampler, "FEW_OUTPUTS", 0)
     for method in ("sedd", "cedd"):
         options: dict[str, Any] = {"steps": 3, "t_start": 0.5}
         narrow, wide = (
@@ -553,6 +563,8 @@ def rerun(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...
 class Recording:
     """A network on a CPU that records as a GPU's does."""
 
+    capabilities = Capabilities(features=True, recorder=True)
+
     device, recorded = torch.device("cpu"), graphs.GraphedNetwork.recorded
 
     def __init__(self, model: Transformer) -> None:
@@ -602,7 +614,7 @@ def test_rules_that_declare_it_look_at_no_values(rule: StepRule, name: str, meth
     """Tensors on the meta device have none."""
     process, parameterization = getattr(cedd, name)(20), cedd.get_method(method).parameterization
     assert isinstance(parameterization, Affine)
-    jump = loop.Jump(rule, parameterization, Sharpening(excluded=(3,)), (20, process.has_mask))
+    jump = grid_sampler.Jump(rule, parameterization, Sharpening(excluded=(3,)), (20, process.has_mask))
     numbers = torch.empty(6, dtype=torch.float64, device="meta")
     levels = torch.empty(6, 2, 5, dtype=torch.float64, device="meta")
     drawn = jump(torch.empty(6, 20, device="meta"), numbers.long(), numbers, numbers, levels)

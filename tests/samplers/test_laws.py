@@ -11,9 +11,8 @@ import torch
 import cedd
 from cedd.bounds.exact import learned_distribution
 from cedd.dynamics import Flow
-from cedd.network import Only
-from cedd.samplers import Corrector, Fixed, sample, time_grid
-from cedd.samplers import loop as loop_module
+from cedd.network import AllowedTokens
+from cedd.samplers import Corrector, Fixed, grid_sampler, sample, time_grid
 from tests.samplers.chains import (
     ERROR_RATE,
     METHODS,
@@ -30,6 +29,7 @@ from tests.samplers.chains import (
     sampler_law,
     token_law,
 )
+from tests.samplers.grid_distances import Perfect, data, distance
 
 GRID = list(itertools.product(PROCESSES, METHODS, RULE_NAMES))
 
@@ -162,7 +162,7 @@ def test_whole_trajectory_where_some_tokens_alone_may_be_drawn(process, method, 
     # Ratios that are tamed near t = 0 leave some noise there, which is not of this chain.
     ends = {"final_denoise": method != "cedd", "grid": time_grid(made, 7, end=0.05, final_denoise=False)}
     free, generator = torch.zeros(2, dtype=torch.int64), torch.Generator().manual_seed(11)
-    held = Fixed(free, free.bool(), Only(torch.tensor([True, False]), possible))
+    held = Fixed(free, free.bool(), AllowedTokens(torch.tensor([True, False]), possible))
     drawn = sample(model, made, (12000, 2), method=method, sampler=rule, constraint=held, generator=generator, **ends)
     times = time_grid(made, 7, **ends)
     assert p_value(model.counts(drawn), sampler_law(told, method, rule, made, times, first=possible)) > ERROR_RATE
@@ -178,7 +178,7 @@ def test_whole_trajectory_of_flow_matching(rule, corrector, kind):
     drawn = sample(
         model, process, (20000, 2), method="dfm", sampler=rule, steps=7, generator=generator, corrector=corrector
     )
-    law = sampler_law(model, "dfm", rule, process, time_grid(process, 7, end=Flow.stop), corrector)
+    law = sampler_law(model, "dfm", rule, process, time_grid(process, 7, "flow", end=Flow.stop), corrector)
     assert p_value(model.counts(drawn), law) > ERROR_RATE
 
 
@@ -189,7 +189,7 @@ def test_dense_and_jump_first_agree(process, monkeypatch):
     model = Table(made, 2, seed=8)
     tables = []
     for dense in (False, True):
-        monkeypatch.setattr(loop_module.Run, "dense", dense)
+        monkeypatch.setattr(grid_sampler.GridRun, "is_dense", dense)
         generator = torch.Generator().manual_seed(13 + dense)
         drawn = sample(model, made, (15000, 2), method="bayes", steps=5, generator=generator)
         tables.append(model.counts(drawn))
@@ -215,19 +215,64 @@ def test_many_steps_reach_the_continuous_process(process, method):
     assert distance[1] < distance[0] / 2.5 or distance[0] < 1e-6
 
 
+# ---- default grids --------------------------------------------------------------------------------------------------
+
+
+def default_times(model, process, method, steps):
+    """The times at which `sample` steps if no grid is given."""
+    times: list[float] = []
+    sample(model, process, (1, model.length), method=method, steps=steps, callback=lambda k, t, x: times.append(t))
+    return torch.tensor(times, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("p_u", [0.1, 0.99])
+def test_a_perfect_network_on_hybrid_draws_the_data(p_u):
+    """Total variation from the data over 32 steps: 0.01 at most, where equal steps in time, down to t = 1e-5, are an
+    order of magnitude off at p_u = 0.99 (noise rises like the root of t)."""
+    process = cedd.hybrid(3, p_u=p_u)
+    model = Perfect(process, data())
+    times = default_times(model, process, "bayes", 32)
+    assert float(process.sigma(times[-2])) <= 1.0001e-4
+    assert distance(process, times) < 0.01
+    even = distance(process, time_grid(process, 32, "uniform", end=1e-5))
+    assert even > (0.1 if p_u == 0.99 else 1.2 * distance(process, times))
+
+
+@pytest.mark.parametrize("copies", [0.0, 4.0], ids=["rough", "copying"])
+def test_the_default_grid_of_flow_matching_is_near_the_process_of_its_bound(copies):
+    """Total variation over 64 steps; equal steps in time are three times as far or more. A network that mostly copies
+    what it sees redraws few tokens, and still needs steps near t = 0."""
+    process = cedd.absorb(3)
+    model = Table(process, 2, seed=2)
+    model.level += copies * torch.nn.functional.one_hot(all_sequences(process, 2), 4)[..., :3]
+    exact = learned_distribution(model, process, 2, method="dfm").numpy().flatten()
+
+    def distance(times):
+        law = sampler_law(model, "dfm", "analytic", process, times).reshape(4, 4)[:3, :3].flatten()
+        return np.abs(law - exact).sum() / 2
+
+    times = default_times(model, process, "dfm", 64)
+    assert distance(times) < 0.05
+    assert distance(time_grid(process, 64, "uniform", end=Flow.stop)) > 3 * distance(times)
+
+
 # ---- first-hitting --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Table, HalvedTable])
-@pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine()])
+@pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine(), cedd.Geometric(0.5, 8.0)])
 def test_first_hitting_is_the_continuous_process(kind, schedule):
-    """Against the integral over reveal times: no discretization, so many draws find nothing."""
+    """Against the integral over reveal times: no discretization, so many draws find nothing.
+
+    With sigma(0) > 0 the masks that are left at 0+ are drawn at once, as in the process of the bound."""
     process = cedd.absorb(3, schedule)
     model = kind(process, 2, seed=5)
     exact = reveal_law(model, process)
+    described = learned_distribution(Table(process, 2, seed=5), process, 2, method="cedd").numpy().ravel()
+    np.testing.assert_allclose(exact, described, atol=2e-6)
     generator = torch.Generator().manual_seed(21)
     drawn = sample(model, process, (60000, 2), method="cedd", sampler="first-hitting", generator=generator)
-    assert len(model.calls) <= 2
+    assert len(model.calls) <= 2 + process.jumps_at_zero
     observed = np.bincount((drawn[:, 0] * 3 + drawn[:, 1]).numpy(), minlength=9)
     assert p_value(observed, exact) > ERROR_RATE
 

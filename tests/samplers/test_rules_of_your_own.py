@@ -8,11 +8,21 @@ import torch
 
 import cedd
 from cedd.cli import UserError
-from cedd.cli.arguments import SamplerOptions
-from cedd.cli.sampling import sampling_options
+from cedd.cli.sampling import check_names
 from cedd.parameterization import AffineScore, Denoiser
 from cedd.process import Noise
-from cedd.samplers import GRIDS, RULES, SAMPLERS, Leap, StepRule, check_rule, flow_rules, remask_capped, remask_rescaled
+from cedd.samplers import (
+    GRIDS,
+    RULES,
+    SAMPLERS,
+    Leap,
+    SamplingOptions,
+    StepRule,
+    check_rule,
+    flow_rules,
+    remask_capped,
+    remask_rescaled,
+)
 from tests.samplers.chains import ERROR_RATE, combined, p_value
 
 V = 4
@@ -89,17 +99,34 @@ def test_what_it_cannot_do_is_refused():
         cedd.sample(model, cedd.absorb(V), (2, 4), method="sedd", sampler=REMASK, steps=4)
     with pytest.raises(ValueError, match="corrector belongs to flow matching's own rules"):
         cedd.sample(model, cedd.absorb(V), (2, 4), method="dfm", sampler=REMASK, corrector=cedd.Corrector())
-    with pytest.raises(ValueError, match="or a StepRule"):
+    with pytest.raises(ValueError, match="unknown sampler 'remask'; did you mean"):
         cedd.sample(model, cedd.absorb(V), (2, 4), method="cedd", sampler="remask")
+
+
+@pytest.mark.parametrize("jump_first", [True, False])
+@pytest.mark.parametrize(("method", "steps"), [("cedd", 4), ("bayes", 7)])
+def test_a_rule_with_a_probability_above_one_is_refused(jump_first: bool, method: str, steps: int):
+    """A token is masked again with probability 8 h, which is one too many for fewer than 8 steps."""
+
+    def leap(score: AffineScore, earlier: Noise) -> Leap:
+        remask = torch.where(score.masked, 0.0, 8 * (score.noise.t - earlier.t))
+        stay = torch.where(score.masked, earlier.a / score.noise.a, 1 - remask)
+        return Leap(stay, remask, torch.zeros_like(stay), score.masked.double())
+
+    rule = StepRule.from_leap("greedy", leap, jump_first=jump_first)
+    message = r"the step rule 'greedy' has no law from t = 1 to 0\.\d+: the probability 'stay' of a token is -"
+    with pytest.raises(ValueError, match=message):
+        cedd.sample(model, cedd.absorb(V), (2, 4), method=method, sampler=rule, steps=steps)
+    cedd.sample(model, cedd.absorb(V), (2, 4), method=method, sampler=rule, steps=8)
 
 
 def test_the_command_line_takes_what_the_tables_hold():
     for sampler in SAMPLERS:
-        assert sampling_options(SamplerOptions(sampler=sampler), seed=None).sampler == sampler
+        check_names(SamplingOptions(sampler=sampler))
     for grid in GRIDS:
-        assert sampling_options(SamplerOptions(grid=grid), seed=None).grid == grid
+        check_names(SamplingOptions(grid=grid))
     with pytest.raises(UserError, match="did you mean 'jumps'"):
-        sampling_options(SamplerOptions(grid="jump"), seed=None)
+        check_names(SamplingOptions(grid="jump"))
 
 
 # ---- rules that jump-first cannot know -----------------------------------------------------------------------------

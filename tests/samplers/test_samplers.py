@@ -11,8 +11,9 @@ from scipy import stats
 
 import cedd
 from cedd.models.transformer import Transformer, config_from_preset
-from cedd.network import Only
-from cedd.samplers import Corrector, Fixed, Sharpening, default_steps, inverse_cdf, prompt, sample, time_grid
+from cedd.network import AllowedTokens, Capabilities
+from cedd.samplers import GRIDS, Corrector, Fixed, Sharpening, default_steps, inverse_cdf, prompt, sample, time_grid
+from cedd.samplers.grids import last_time
 from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value, same_law_p_value
 
 COMBINATIONS = [
@@ -120,7 +121,7 @@ def test_no_mask_is_left_where_what_is_likeliest_is_excluded(process):
 
 
 def only_at(where, tokens, V):
-    return Only(torch.tensor(where), torch.isin(torch.arange(V), torch.tensor(tokens)))
+    return AllowedTokens(torch.tensor(where), torch.isin(torch.arange(V), torch.tensor(tokens)))
 
 
 STEPPED = [("uniform", "bayes", "gibbs"), ("uniform", "cedd", "stratified")]
@@ -142,7 +143,7 @@ def test_some_tokens_alone_are_drawn_where_no_others_may_be(combination, tempera
             network(made, 3, seed=7), made, (200, 3), method=method, sampler=sampler, steps=4, exclude=[0],
             constraint=Fixed(given.long(), given, only), temperature=temperature, generator=seeded(),
         )
-        for only in (Only(where, torch.tensor([True, False, True, True])), None)
+        for only in (AllowedTokens(where, torch.tensor([True, False, True, True])), None)
     )  # fmt: skip
     assert set(limited[::2, 1].unique().tolist()) <= {2, 3}
     assert (limited[:, 0] == 1).all()
@@ -378,6 +379,8 @@ def test_inverse_cdf_finds_its_place(weights, u):
 class TwoHalves:
     """A network whose one feature is nothing and whose head says the same everywhere: [.., V] logits."""
 
+    capabilities = Capabilities(features=True)
+
     def __init__(self, logits):
         self.logits = logits
 
@@ -486,10 +489,15 @@ def test_sharpening_leaves_tokens_the_model_is_sure_of(method):
 
 
 @pytest.mark.parametrize("process", PROCESSES)
-@pytest.mark.parametrize("name", ["uniform", "jumps"])
+@pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("steps", [1, 2, 7, 300])
 def test_grids_fall_from_start_to_data(process, name, steps):
-    times = time_grid(PROCESSES[process](100), steps, name, start=0.9)
+    made = PROCESSES[process](100)
+    if name == "flow" and not made.has_mask:
+        with pytest.raises(ValueError, match="even in the share of masks, and this process has none"):
+            time_grid(made, steps, name)
+        return
+    times = time_grid(made, steps, name, start=0.9)
     assert len(times) == steps + 2
     assert times[0] == 0.9
     assert times[-1] == 0
@@ -502,7 +510,38 @@ def test_the_jump_grid_spreads_jumps_evenly():
     times = time_grid(process, 20, "jumps", final_denoise=False)
     assert torch.allclose(-process.sigma(times).diff(), (process.sigma(1.0) - process.sigma(1e-5)) / 20, rtol=1e-2)
     absorb = cedd.absorb(50)
-    assert torch.allclose(time_grid(absorb, 20, "jumps"), time_grid(absorb, 20), atol=1e-4)
+    assert torch.allclose(time_grid(absorb, 20, "jumps"), time_grid(absorb, 20, "uniform"), atol=1e-4)
+
+
+@pytest.mark.parametrize("process", [*PROCESSES, "steep"])
+def test_the_kept_grid_is_even_in_kept_tokens(process):
+    """Also where nearly all tokens are gone after a millionth of the time, as on hybrid with p_u = 0.99."""
+    made = cedd.hybrid(50, p_u=0.99) if process == "steep" else PROCESSES[process](50)
+    keep = torch.exp(-made.sigma(time_grid(made, 20, "kept", final_denoise=False)))
+    torch.testing.assert_close(keep.diff(), ((keep[-1] - keep[0]) / 20).expand(20), rtol=1e-3, atol=0)
+
+
+def test_the_flow_grid_is_even_in_masks_and_in_their_logarithm():
+    process = cedd.absorb(50, cedd.Polynomial(2.0))
+    a = process.kernel(time_grid(process, 20, "flow", end=1e-4, final_denoise=False)).a
+    parts = a.diff() / (a[-1] - a[0]) + a.log().diff() / (a[-1] / a[0]).log()
+    torch.testing.assert_close(parts, torch.full((20,), 2 / 20, dtype=torch.float64), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("process", "time", "noise"),
+    [
+        (cedd.absorb(50), 1e-5, 1e-5),
+        (cedd.hybrid(50, p_u=0.99), 2.55e-13, 1e-4),
+        (cedd.roulette(50, p_m=1e-3), 1e-7, 1e-4),
+        (cedd.absorb(50, cedd.Geometric(0.5, 8.0)), 1e-5, 0.5),
+    ],
+    ids=["absorb", "hybrid", "roulette", "geometric"],
+)  # fmt: skip
+def test_the_steps_end_where_there_is_little_noise(process, time, noise):
+    """A schedule that starts with noise ends where it always did."""
+    assert last_time(process) == pytest.approx(time, rel=1e-2)
+    assert float(process.sigma(last_time(process))) == pytest.approx(noise, rel=1e-2)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -520,6 +559,9 @@ def test_the_jump_grid_spreads_jumps_evenly():
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"grid": "cosine"}, "unknown time grid"),
+        ({"sampler": 5}, "sampler must be a name, a Sampler or a StepRule; got 5"),
+        ({"shape": (2**25, 3)}, "at most 16,777,216 texts are drawn in one call; got 33,554,432"),
+        ({"shape": (2**20, 2**12)}, "at most 1,073,741,824 tokens are drawn in one call; got 1,048,576 x 4,096"),
         ({"grid": torch.tensor([0.1, 0.5])}, "from noise down to data"),
         ({"shape": (0, 3)}, "shape"),
         ({"batch": 0}, "batch must be at least 1"),

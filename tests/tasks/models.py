@@ -10,14 +10,18 @@ from torch import Tensor, nn
 import cedd
 from cedd.data.tokenizers import CharTokenizer, Tokenizer
 from cedd.models.folder import ModelFolder, save_folder
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import Capabilities
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,T"
 
 
 class Mender(nn.Module):
     """Believes that q was meant as a (0.9), that z was meant as y (0.6, or else z), and all else as it stands."""
+
+    capabilities = Capabilities(features=True)
+    has_mask = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import cedd
+from cedd.apps.correct.engine import corrector_folder
+from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
+from cedd.apps.correct.rewrite import FEATURES
 from cedd.models.locate import pretrained_root
-from cedd.spelling.lexicon import LEXICON_FILE, load_lexicon
-from cedd.spelling.rewrite import FEATURES
-from cedd.tasks.correct import corrector_folder
 from tests.readings import reading_once
 
 LATIN = """\
@@ -60,8 +60,8 @@ def test_line_ends_make_no_difference(model):
 
 
 def test_another_language_is_left_alone_in_several_steps_too(model):
-    assert model.correct(LATIN, steps=8, seed=0, max_surprise=100).changes
-    assert not model.correct(LATIN, steps=8, seed=0).changes
+    assert model.correct(LATIN, engine="letters", steps=8, seed=0, max_surprise=100).changes
+    assert not model.correct(LATIN, engine="letters", steps=8, seed=0).changes
 
 
 # ---- correction word by word ---------------------------------------------------------------------------------------
@@ -143,11 +143,18 @@ def test_words_are_corrected_by_the_model_that_its_folder_names(model):
     letters, words = (pretrained_root() / name for name in ("english-char", "english"))
     text = "He came form London to recieve teh prise, and I hav a speling mistke."
     assert cedd.load(words, device="cpu").correct(text).changes == model.correct(text).changes
-    assert corrector_folder(letters, {"threshold": 0.9, "passes": None}) == words
-    assert corrector_folder(letters, {"change": "words"}) == words
-    for options in ({"change": "letters"}, {"passes": 2}, {"change": "all", "threshold": 0.5}):
-        assert corrector_folder(letters, options) == letters
-    assert len(model.correct("It was a drak nihgt", change="letters")) == len("It was a drak nihgt")
+    assert corrector_folder(letters) == corrector_folder(letters, "words") == words
+    assert corrector_folder(letters, "letters") == letters
+    assert len(model.correct("It was a drak nihgt", engine="letters")) == len("It was a drak nihgt")
+
+
+@pytest.mark.parametrize("option", [{"rate": 0.05}, {"passes": 2}, {"change": "letters"}, {"t": 0.1}])
+def test_no_option_switches_the_engine(model, option):
+    """`rate=0.05`, the documented default, used to."""
+    ((name, _),) = option.items()
+    with pytest.raises(ValueError, match=f"{name} is an option of the engine 'letters'; use engine='letters'"):
+        model.correct("It was a drak nihgt", **option)
+    assert model.correct("It was a drak nihgt", engine="letters", **option)
 
 
 def test_all_that_corrects_words_is_32_megabytes_at_most():

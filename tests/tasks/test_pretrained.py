@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import cedd
 from cedd.cli import main
 from cedd.models import locate as locating
 from cedd.models.weights import FORMS
+from cedd.names import hub_failure
 from cedd.tasks import LanguageModel, hub, load
 from tests.tasks.models import save_random
 
@@ -68,8 +70,23 @@ def test_the_hub_is_asked_for_an_owners_model(shelf, run, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert LanguageModel.from_pretrained("owner/model", device="cpu", revision="v2").folder.path == run
     assert asked == [("owner/model", "v2")]
-    with pytest.raises(ValueError, match=r"at owner/english-chr, and the hub does not have it \(OSError\); did you"):
+    with pytest.raises(ValueError, match=r"at owner/english-chr; could not reach the hub \(OSError\); did you"):
         LanguageModel.from_pretrained("owner/english-chr", device="cpu", revision=None)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (404, OSError, "the hub does not have it"),
+        (503, OSError, "the hub answered with status 503"),
+        (None, ConnectionError, "could not reach the hub (ConnectionError)"),
+        (None, ValueError, "not a name"),
+    ],
+)
+def test_a_hub_that_was_not_reached_is_not_one_that_does_not_have_a_model(status, error, said):
+    failed = error("not a name\nand more about it")
+    failed.response = None if status is None else SimpleNamespace(status_code=status)
+    assert hub_failure(failed) == said
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -125,7 +142,7 @@ def test_a_kill_between_two_renames_leaves_the_model_or_is_found(run, tmp_path, 
         if number < 3:
             assert load(folder, device="cpu").method.name == "bayes"
         else:
-            with pytest.raises(ValueError, match="the weights of another model than"):
+            with pytest.raises(ValueError, match=r"config\.json does not describe the model in model\.safetensors"):
                 load(folder, device="cpu")
         other.save_pretrained(folder, force=True)
         assert load(folder, device="cpu").method.name == "cedd"
@@ -167,7 +184,7 @@ def test_what_a_folder_says_beside_the_model_is_kept_and_on_its_card(run, tmp_pa
         "| fixed | 81.2% (79 to 83) of 7,123 |",
         "a\\|b",
         "[1, 2]",
-        "int8 on the disk",
+        "int8 on disk",
         "inserts and deletes letters only",
     ):
         assert said in card
@@ -182,7 +199,9 @@ def test_a_hub_that_is_not_there_is_said_so(run, monkeypatch):
             raise OSError("[Errno -2] Name or service not known")
 
     monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
-    with pytest.raises(ValueError, match=r"owner/model could not be sent to the hub \(OSError\); is there a network"):
+    with pytest.raises(
+        ValueError, match=r"owner/model could not be uploaded to the hub \(OSError\); check the network"
+    ):
         load(run, device="cpu").push_to_hub("owner/model")
     with pytest.raises(TypeError, match="privat"):
         load(run, device="cpu").push_to_hub("owner/model", privat=True)
@@ -207,7 +226,7 @@ def test_a_model_goes_to_the_hub_as_its_folder(run, monkeypatch):
     model = load(run, device="cpu")
     assert model.push_to_hub("owner/model", private=True) == "https://hub/owner/model"
     assert {"config.json", "model.safetensors", "README.md", "cedd_tokenizer.json"} <= set(seen)
-    assert torch.equal(seen["model"].folder.model.head.weight, model.folder.model.head.weight)
+    assert torch.equal(seen["model"].folder.model.head.weight, model.folder.model.head.get_parameter("weight"))
     assert issubclass(hub.HubModel, __import__("huggingface_hub").ModelHubMixin)
 
 
@@ -243,7 +262,7 @@ def test_the_card_of_an_imported_network_claims_nothing(run, tmp_path):
     model.save_pretrained(tmp_path / "theirs", extra={"imported": {"family": "SEDD", "source": "louaaron/sedd-small"}})
     own, theirs = ((tmp_path / name / "README.md").read_text(encoding="utf-8") for name in ("own", "theirs"))
     assert "license: apache-2.0" in own
-    assert "Where it is from" not in own
+    assert "## Source" not in own
     assert "license: other\nbase_model: louaaron/sedd-small" in theirs
     assert "apache" not in theirs
     assert "family SEDD, trained and released by its authors as `louaaron/sedd-small`" in theirs

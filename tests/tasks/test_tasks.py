@@ -15,9 +15,9 @@ from torch import Tensor
 
 import cedd
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharAsGPT2, CharTokenizer, PaddedTokenizer
+from cedd.data.windows import windows
 from cedd.evaluation.likelihood import TextLikelihoods
-from cedd.models.loaded import SamplingOptions
-from cedd.spelling.scores import windows
+from cedd.samplers import SamplingOptions
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
 from cedd.tasks.generate import prompt_template
 from cedd.tasks.template import Blank, Given, Template
@@ -88,9 +88,9 @@ def test_batches_are_split(runs):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompt": "a" * 40}, "the prompt has 40 tokens, but the model writes 32"),
-        ({"length": 33}, "reads 1 to 32 tokens"),
-        ({"length": 16.0}, "reads 1 to 32 tokens; got a length of 16.0"),
+        ({"prompt": "a" * 40}, "the prompt has 40 tokens, but the text only 32"),
+        ({"length": 0}, r"at least 1 \(got 0\)"),
+        ({"length": 16.0}, r"a number of tokens, at least 1 \(got 16.0\)"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"n": 0}, "at least one sample"),
         ({"n": 1.5}, "at least one sample must be asked for; got 1.5"),
@@ -106,7 +106,9 @@ def test_bad_wishes_are_refused(runs, options, message):
 @pytest.mark.parametrize("text", [["a ____ cat", "teh"], b"a ____", None])
 @pytest.mark.parametrize("verb", ["infill", "correct", "perplexity"])
 def test_what_is_no_text_is_refused(runs, verb, text):
-    with pytest.raises(TypeError, match=rf"is a text \(str\), not {type(text).__name__}"):
+    if verb == "perplexity" and isinstance(text, list):
+        text = [text]  # a list of texts is one that it takes
+    with pytest.raises(TypeError, match=r"is a text \(str\), not (list|bytes|NoneType)"):
         getattr(load(runs["roulette", "bayes"], device="cpu"), verb)(text)
 
 
@@ -269,7 +271,7 @@ def test_a_blank_after_a_space_begins_with_one(writers, name, how, far):
     template = parse_template(f"{before}Mr. O ____{{2}} went, a____{{3}} T", writer.tokenizer)
     assert (template.width > writer.length) is far
     first, second = (blank.start for blank in template.blanks)
-    options = SamplingOptions.of(steps=4, seed=0, deterministic=False, **how)  # 16 texts are read at once
+    options = SamplingOptions(steps=4, seed=0, deterministic=False, **how)  # 16 texts are read at once
     ids = template.draw(writer, 16, options).numpy()
     spaced = writer.tokenizer.spaced
     assert spaced[ids[:, first]].all()
@@ -329,10 +331,10 @@ def test_a_model_has_its_own_defaults_of_sampling(tmp_path):
         for name, extra in (("plain", {}), ("own", {"sampling": {"temperature": 0.0, "steps": 2}}))
     )
     assert own.generate(seed=1) == plain.generate(seed=1, steps=2, temperature=0.0) != plain.generate(seed=1)
-    assert own.settled(SamplingOptions(), 32) == SamplingOptions(steps=2, temperature=0.0, top_p=1.0)
-    assert plain.settled(SamplingOptions(), 32) == SamplingOptions(steps=64, temperature=1.0, top_p=1.0)
+    assert own.with_defaults(SamplingOptions(), 32) == SamplingOptions(steps=2, temperature=0.0, top_p=1.0)
+    assert plain.with_defaults(SamplingOptions(), 32) == SamplingOptions(steps=64, temperature=1.0, top_p=1.0)
     asked = SamplingOptions(steps=8, temperature=1.0, top_p=0.5)
-    assert own.settled(asked, 32) == asked
+    assert own.with_defaults(asked, 32) == asked
     assert own.generate(seed=1, steps=8, temperature=1.0) == plain.generate(seed=1, steps=8)
     for wrong in ("temprature", 0.0), ("top_p", "all"):
         damaged = load(save_random(tmp_path / wrong[0], extra={"sampling": dict([wrong])}), device="cpu")
@@ -343,7 +345,7 @@ def test_a_model_has_its_own_defaults_of_sampling(tmp_path):
 @pytest.mark.parametrize("kind", ["sampling", "correction"])
 def test_defaults_that_are_no_options_are_refused(tmp_path, kind):
     damaged = save_random(tmp_path / "damaged", extra={kind: [1]})
-    with pytest.raises(ValueError, match=rf"config\.json: {kind} must be options with their values; got \[1\]"):
+    with pytest.raises(ValueError, match=rf"config\.json: {kind} must be an object of options; got \[1\]"):
         load(damaged, device="cpu")
 
 
@@ -357,8 +359,8 @@ def test_a_document_is_not_ended_in_the_midst_of_a_text():
 def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(tmp_path):
     """It says of the text what it says of it in the middle of a block of masks; others are shown the text alone."""
     told = load(save_random(tmp_path / "told", "absorb", "cedd"), device="cpu")
-    free = load(save_random(tmp_path / "free", "absorb", "cedd", told="nothing"), device="cpu")
-    shuffled = load(save_random(tmp_path / "shuffled", "roulette", "bayes", told="nothing"), device="cpu")
+    free = load(save_random(tmp_path / "free", "absorb", "cedd", time_input="none"), device="cpu")
+    shuffled = load(save_random(tmp_path / "shuffled", "roulette", "bayes", time_input="none"), device="cpu")
     assert [one.reads_passages for one in (told, free, shuffled)] == [False, True, False]
     assert free.network(1, free.length) is free.model
     assert told.network(1, 6) is told.model
@@ -379,7 +381,7 @@ def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(
 
 def test_what_is_said_of_a_short_text_is_of_the_model_that_draws_it(tmp_path, monkeypatch):
     """Its perplexity, and the likelihood of an answer: both are read amid masks, where texts are drawn so."""
-    model, shown = load(save_random(tmp_path / "free", "absorb", "cedd", told="nothing"), device="cpu"), []
+    model, shown = load(save_random(tmp_path / "free", "absorb", "cedd", time_input="none"), device="cpu"), []
     features = model.model.features
     monkeypatch.setattr(
         model.model, "features", lambda x_t, *how, **more: shown.append(x_t) or features(x_t, *how, **more)
@@ -416,7 +418,7 @@ def test_correction_mends_what_is_wrong_and_loses_nothing(text):
         assert change.before == text[change.position]
         assert change.after == result[change.position]
         assert change.confidence == pytest.approx(0.9 if change.before == "q" else 0.6, abs=0.02)
-        assert change.doubt == pytest.approx(1.0 if change.before == "q" else 0.61, abs=0.02)
+        assert change.error_probability == pytest.approx(1.0 if change.before == "q" else 0.61, abs=0.02)
 
 
 def test_the_threshold_protects_what_the_model_believes():
@@ -505,10 +507,74 @@ def test_the_error_of_a_texts_perplexity_is_that_of_repetition(runs, length):
     assert sum(inside) >= 34  # 38 expected; fewer than 34 in three cases of a thousand
 
 
+@pytest.fixture
+def free(tmp_path):
+    """A time-free model that only masks, whose outputs depend on the other positions."""
+    model = load(save_random(tmp_path / "free", "absorb", "cedd", time_input="none"), device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def test_the_perplexity_of_a_short_text_is_exact(free):
+    ids = torch.from_numpy(free.tokenizer.encode("abc de"))[None]
+    nats = float(cedd.exact_likelihood(free.reader(6), free.process, ids, range(6), method="cedd"))
+    found = free.perplexity("abc de")
+    assert found.bound == "exact"
+    assert found.nats_per_token == pytest.approx(nats / 6)
+    assert (found.stderr, found.ci95) == (0.0, (found, found))
+    above = free.perplexity("abc de", bound="tight", draws=256)
+    assert above.bound == "tight"
+    assert above.nats_per_token > found.nats_per_token
+    weighted = free.perplexity("abc de", bound="importance", orders=256)
+    assert weighted.bound == "importance"
+    assert weighted.nats_per_token == pytest.approx(found.nats_per_token, abs=5 * weighted.stderr + 0.003)
+    assert weighted.nats_per_token < above.nats_per_token
+    assert free.perplexity("abc de", draws=8).bound == "tight"  # 63 evaluations instead of 8
+    assert free.perplexity("abc de", draws=8, bound="exact") == pytest.approx(found)
+    with pytest.raises(ValueError, match=r"at most 12 tokens \(got 14\)"):
+        free.perplexity("the cat the ca", bound="exact")
+    with pytest.raises(ValueError, match="bound must be exact, tight or importance"):
+        free.perplexity("abc", bound="j1")
+
+
+def test_texts_of_a_list_are_measured_as_one_by_one(free, runs):
+    texts = ["abc de", "the cat sat on the mat", "abc", "cat", "de abc"]
+    found = free.perplexity(texts, draws=32)
+    assert [one.bound for one in found] == ["exact", "tight", "exact", "exact", "exact"]
+    assert found == pytest.approx([free.perplexity(text, draws=32) for text in texts], rel=1e-4)
+    causal = load(runs["absorb", "ar"], device="cpu")
+    both = ["the cat sat on the mat and the dog sat on the cat.", "a cat"]
+    assert causal.perplexity(both) == pytest.approx([causal.perplexity(text) for text in both], rel=1e-4)
+    assert free.perplexity([]) == []
+    with pytest.raises(ValueError, match="empty"):
+        free.perplexity(["a", ""])
+    with pytest.raises(TypeError, match="is a text"):
+        free.perplexity(["a", 3])
+
+
+def test_answers_are_ranked_by_their_likelihood(free, runs):
+    values = free.log_likelihood("the cat", [" a", " b"])
+    assert all(one.exact and one.stderr == 0 and one.tokens == 2 for one in values)
+    ids = torch.from_numpy(free.tokenizer.encode("the cat a"))[None]
+    nats = cedd.exact_likelihood(free.reader(9), free.process, ids, [7, 8], method="cedd")
+    assert float(values[0]) == pytest.approx(-float(nats))
+    mixed = free.log_likelihood("the cat", [" a", " sat on the mat"])
+    assert not any(one.exact for one in mixed)
+    assert free.log_likelihood("", ["a"])[0] < 0
+    causal = load(runs["absorb", "ar"], device="cpu")
+    assert all(one.exact for one in causal.log_likelihood("the cat", [" a", " sat on the mat"]))
+    for bad in ("a", []):
+        with pytest.raises(ValueError, match="list of at least one text"):
+            free.log_likelihood("a", bad)
+
+
 def test_a_trajectory_is_a_page_and_a_picture(tmp_path):
     loaded = mending("absorb")
     trajectory = Trajectory(loaded.folder.tokenizer)
-    text = generate(loaded, 2, options=SamplingOptions(steps=40, seed=1), callback=trajectory)[0]
+    text = generate(loaded, 2, options=SamplingOptions(steps=40, seed=1, callback=trajectory))[0]
     last = trajectory.frames[-1]
     assert loaded.folder.tokenizer.decode(last) == text
     assert (trajectory.frames[0] == loaded.process.vocab_size).mean() > 0.9
@@ -570,3 +636,72 @@ def test_a_model_says_what_it_is(runs):
     assert repr(load(runs["roulette", "bayes"], device="cpu")) == (
         f"LanguageModel(bayes on roulette, V={len(ALPHABET)}, length=32)"
     )
+
+
+# ---- constraints, and networks that are not in a folder --------------------------------------------------------------
+
+
+def test_a_constraint_holds_next_to_the_prompt_and_the_given_text(runs):
+    model = load(runs["absorb", "cedd"], device="cpu")
+    a, b = model.tokenizer.encode("ab").tolist()
+    where = torch.zeros(12, dtype=torch.bool)
+    where[[0, 10]] = True
+    held = cedd.Fixed(torch.full((12,), b), where)
+    for text in model.generate(3, 12, prompt="a cat", constraint=held, steps=4, seed=0):
+        assert text.startswith("a cat")  # which comes first where both hold a position
+        assert text[10] == "b"
+    for text in model.infill("a cat____{7}", 2, constraint=held, steps=4, seed=0):
+        assert text.startswith("a cat")
+        assert text[10] == "b"
+    only_a = model.generate(1, 6, constraint=lambda x: torch.full_like(x, a), steps=4, seed=0)
+    assert only_a == ["aaaaaa"]
+    with pytest.raises(ValueError, match=f"a constraint needs a text of at most {model.length} tokens"):
+        model.infill("a cat ____" * 99, constraint=held)
+
+
+def test_infill_is_a_text_or_a_list_of_texts(runs):
+    model = load(runs["absorb", "cedd"], device="cpu")
+    one, several = model.infill("a ____ b", seed=1, steps=4), model.infill("a ____ b", 3, seed=1, steps=4)
+    assert isinstance(several, list)
+    assert one == several[0] == model.infill("a ____ b", 1, options=SamplingOptions(seed=1, steps=4))
+
+
+def test_excluded_tokens_are_not_written(runs):
+    model = load(runs["absorb", "cedd"], device="cpu")
+    letters = [i for i in range(model.process.vocab_size) if model.tokenizer.decode([i]).isalpha()]
+    (text,) = model.generate(length=30, exclude=letters, steps=8, seed=0)
+    assert not any(character.isalpha() for character in text)
+
+
+def test_a_network_of_your_own_is_a_model():
+    tokenizer = CharTokenizer("abcd ")
+    process = cedd.absorb(tokenizer.vocab_size)
+    calls = []
+
+    def network(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        calls.append(tuple(x_t.shape))
+        return torch.zeros(*x_t.shape, tokenizer.vocab_size)
+
+    for own in (network, Uniform(tokenizer.vocab_size)):
+        model = cedd.LanguageModel.from_network(own, process, "mdlm", tokenizer, length=16)
+        assert model.method.name == "ceddt"
+        (text,) = model.generate(seed=1, steps=4)
+        assert len(text) == 16
+        assert float(model.perplexity("abcd abcd")) == pytest.approx(tokenizer.vocab_size, rel=0.01)
+        assert model.to("cpu") is model
+    assert calls
+    with pytest.raises(ValueError, match="network, process and tokenizer have"):
+        cedd.LanguageModel.from_network(network, cedd.absorb(4), "cedd", tokenizer)
+    with pytest.raises(ValueError, match=r"use model\.to\(device\)"):
+        cedd.LanguageModel.from_network(network, process, "cedd", tokenizer).generate(device="cpu")
+
+
+class Uniform(torch.nn.Module):
+    """The same of all tokens."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return self.bias.expand(*x_t.shape, -1)

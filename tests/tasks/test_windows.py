@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ import cedd
 from cedd.cli.sampling import last_frame
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from cedd.models.folder import ModelFolder
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.loaded_model import LoadedModel
+from cedd.samplers import SamplingOptions
 from cedd.tasks import Trajectory, infill, load, parse_template
-from cedd.tasks.windows import windows_amid, windows_around
+from cedd.tasks.windows import infilling_windows, windows_of_filled_text
 from tests.tasks.models import ALPHABET, mending, save_random
 
 FAST = SamplingOptions(steps=8, seed=0)
@@ -26,6 +28,8 @@ LETTERS = CharTokenizer(ALPHABET).decode(range(len(ALPHABET)))
 class Counting(nn.Module):
     """Sure that the letters of a text follow each other in the alphabet, and that after the last comes the first: any
     known token says all others. Where none is known, it believes in all alike."""
+
+    has_mask = True
 
     def __init__(self, V: int) -> None:
         super().__init__()
@@ -86,7 +90,7 @@ def texts(draw, least_length: int = 1, least_start: int = 0) -> tuple[list[range
 @example(([range(30, 33), range(60, 70), range(70, 90)], 90, 40))
 def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
     blanks, count, length = asked
-    cuts, half = windows_around(blanks, count, length), max(1, length // 2)
+    cuts, half = infilling_windows(blanks, count, length), max(1, length // 2)
     tokens, ends = {token for blank in blanks for token in blank}, {blank.stop for blank in blanks}
     starts = {blank.start for blank in blanks}
     decided = [token for cut in cuts for token in range(cut.first, cut.last)]
@@ -122,21 +126,21 @@ def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
 @example(([range(500)], 500, 128))
 def test_of_a_filled_text_windows_have_blanks_in_their_middle(asked):
     blanks, count, length = asked
-    cuts = windows_amid(blanks, count, length)
+    cuts = windows_of_filled_text(blanks, count, length)
     assert [(cut.first, cut.last) for cut in cuts] == [
-        (cut.first, cut.last) for cut in windows_around(blanks, count, length)
+        (cut.first, cut.last) for cut in infilling_windows(blanks, count, length)
     ]
     for cut in cuts:
         assert 0 <= cut.start <= cut.first < cut.last <= cut.stop <= count
         assert cut.stop - cut.start == length
         before, after = cut.first - cut.start, cut.stop - cut.last
         assert abs(before - after) <= 1 or (before < after and not cut.start) or (before > after and cut.stop == count)
-    (whole,) = windows_amid(blanks, count, count)
+    (whole,) = windows_of_filled_text(blanks, count, count)
     assert (whole.start, whole.stop, whole.first, whole.last) == (0, count, 0, count)
 
 
 def test_windows_depend_on_the_blanks_and_not_on_the_text():
-    cuts = windows_around([range(10, 14), range(60, 70), range(500_000, 500_004)], 1_000_000, 128)
+    cuts = infilling_windows([range(10, 14), range(60, 70), range(500_000, 500_004)], 1_000_000, 128)
     assert [(cut.start, cut.first, cut.last) for cut in cuts] == [(0, 10, 70), (499_938, 500_000, 500_004)]
 
 
@@ -209,7 +213,7 @@ def test_what_is_given_comes_back_as_it_was(parts, widths, tokens, process):
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     return {
-        method: load(save_random(folder / method, "absorb", method, told="nothing" if method == "cedd" else "time"))
+        method: load(save_random(folder / method, "absorb", method, time_input="none" if method == "cedd" else "time"))
         for method in ("cedd", "ar")
     }
 
@@ -242,7 +246,7 @@ def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, 
     loaded, template = runs[method], parse_template(text, runs[method].tokenizer)
     seen = []
     options = SamplingOptions(steps=8, seed=0, batch=2)
-    drawn = template.draw(loaded, 3, options, lambda step, t, x: seen.append((step, t, x.clone())))
+    drawn = template.draw(loaded, 3, replace(options, callback=lambda step, t, x: seen.append((step, t, x.clone()))))
     assert torch.equal(drawn, template.draw(loaded, 3, options))
     starts = [number for number, (step, _, _) in enumerate(seen) if step == 0]
     assert len(starts) == 2  # of two texts and of one
@@ -256,7 +260,7 @@ def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, 
         assert all((x[:, template.given] == template.ids[template.given]).all() for _, _, x in part)
         blank = part[0][2][:, ~template.given]
         assert (blank[0] == loaded.process.vocab_size).float().mean() > 0.8
-    cuts = windows_around(template.blanks, template.width, loaded.length)
+    cuts = infilling_windows(template.blanks, template.width, loaded.length)
     for _, t, x in seen:  # blanks whose turn has not come are not seen to be filled
         turn = min(int((1 - t) * len(cuts) + 1e-6), len(cuts) - 1)
         later = (torch.arange(template.width) >= cuts[turn].last) & ~template.given
@@ -266,7 +270,7 @@ def test_a_callback_sees_whole_texts_and_one_time_for_all_windows(runs, method, 
 def test_a_long_text_is_recorded_and_shown_where_it_changes(runs, tmp_path):
     template = parse_template(LONG, runs["cedd"].tokenizer)
     trajectory = Trajectory(template.tokenizer, template.characters)
-    (first, _) = template.fill(runs["cedd"], 2, SamplingOptions(steps=8, seed=0, batch=1), trajectory)
+    (first, _) = template.fill(runs["cedd"], 2, SamplingOptions(steps=8, seed=0, batch=1, callback=trajectory))
     assert "".join(trajectory.pieces(trajectory.frames[-1])) == first  # and not the second text
     assert all(trajectory.changed(k).any() for k in range(1, len(trajectory.frames)))
     assert last_frame(trajectory, 1000).plain.startswith(first)
@@ -282,14 +286,15 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(runs):
     for text in (LONG, "the cat ____{60} sat."):  # of the second, windows before the last see a prompt only
         read = list[tuple[object, ...]]()
         with pytest.raises(ValueError, match="prompt, not text after a blank"):
-            infill(runs["ar"], text, callback=lambda *state, read=read: read.append(state))
+            infill(runs["ar"], text, options=SamplingOptions(callback=lambda *state, read=read: read.append(state)))
         assert not read
-    for options, message in (
-        (SamplingOptions(batch=0), "batch must be at least 1"),
-        (SamplingOptions(seeds=[1, 2]), "1 sequences need a seed each; got 2"),
-        (SamplingOptions(seed=1, seeds=[1]), "not both"),
-    ):
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"seeds": [1, 2]}, "1 sequences need a seed each; got 2"),
+        ({"seed": 1, "seeds": [1]}, "not both"),
+    )
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
-            infill(runs["cedd"], LONG, options=options)
+            infill(runs["cedd"], LONG, options=SamplingOptions(**options))
     with pytest.raises(ValueError, match="at least one sample"):
         infill(runs["cedd"], LONG, 0)

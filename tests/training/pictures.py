@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cedd.training import loop
-from cedd.training.records import plot_log
+from cedd.training.run_log import plot_log
 
 
 @pytest.fixture(scope="package", autouse=True)

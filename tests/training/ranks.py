@@ -21,11 +21,11 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import cedd.training.in_time
 import cedd.training.loop
+import cedd.training.time_limit
 from cedd.data.batches import BatchSampler
 from cedd.losses import NoisyBatch
-from cedd.methods import get_method
+from cedd.models.backbone import Backbone
 from cedd.models.transformer import Transformer
 from cedd.training.config import TrainConfig, from_json, to_json
 from cedd.training.distributed import (
@@ -38,9 +38,9 @@ from cedd.training.distributed import (
     joined_ranks,
     without_sync,
 )
-from cedd.training.in_time import InTime
 from cedd.training.loop import Hooks, NonFiniteLoss, Trainer
 from cedd.training.noising import NoisingSampler
+from cedd.training.time_limit import TimeLimit
 from tests.training.processes import POINTS, start, wait
 from tests.training.runs import ALONE, Watching
 
@@ -89,10 +89,10 @@ def gradients(ranks: Ranks, config: TrainConfig, strategy: Strategy, output: Pat
     """The gradient of one step of a network whose zeros were filled, gathered, in a file."""
     trainer = Trainer(config, ALONE, Console(quiet=True))  # its data and process; the network is made anew
     torch.manual_seed(5)
-    model = Transformer(trainer.state.model.config)
+    model = Transformer.from_config(trainer.state.model.config())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    module = distribute(LossModule(model, get_method(config.method)), strategy)
+    module = distribute(LossModule(model, trainer.method), strategy)
     sampler = BatchSampler(trainer.data.train, config.batch.size, rank=ranks.rank, world_size=ranks.world_size)
     parts = NoisingSampler(sampler, trainer.method, trainer.process, config.batch).batch(3).parts
     for index, part in enumerate(parts):
@@ -152,7 +152,7 @@ def train_with_bounds(ranks: Ranks, config: TrainConfig, output: Path) -> None:
     """Bounds that only the first rank measures, and that stop improving; each rank writes how it ended."""
 
     class Scripted(Hooks):
-        def evaluate(self, trainer: Trainer, model: Transformer) -> float:
+        def evaluate(self, trainer: Trainer, model: Backbone) -> float:
             assert trainer.ranks.is_first
             assert not any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
             return [3.0, 2.0, 2.5, 2.5, 1.0, 1.0][trainer.state.step // 2 - 1]
@@ -165,8 +165,8 @@ def train_in_time(ranks: Ranks, config: TrainConfig, output: Path) -> None:
     """As many steps as fit a minute, at most 40, by clocks of which the second runs away; each rank writes how many it
     took."""
     speed = 1e6**ranks.rank
-    cedd.training.in_time.time = SimpleNamespace(monotonic=lambda: speed * time.monotonic())  # type: ignore[attr-defined]
-    result = Trainer(config, ranks, Console(quiet=True), InTime(60.0, first=2, every=5, most=40)).run()
+    cedd.training.time_limit.time = SimpleNamespace(monotonic=lambda: speed * time.monotonic())  # type: ignore[attr-defined]
+    result = Trainer(config, ranks, Console(quiet=True), TimeLimit(60.0, first=2, every=5, most=40)).run()
     (output / f"rank{ranks.rank}").write_text(str(result.step))
 
 

@@ -32,7 +32,7 @@ from cedd.training.config import (
 )
 from cedd.training.distributed import Ranks
 from cedd.training.loop import Hooks, Trainer, TrainResult
-from cedd.training.records import read_log
+from cedd.training.run_log import read_log
 from cedd.training.update import Update, make_optimizers
 
 WORDS = ("one", "two", "three", "tree", "net", "not", "tent", "rotten")
@@ -71,6 +71,13 @@ def changed(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     values = to_json(config)
     for name, value in changes.items():
         *path, leaf = name.split(".")
+        if path == ["process"] and leaf == "name":
+            values["process"] = {"name": value, "arguments": {}}
+            continue
+        if path[:1] == ["process"]:
+            process = from_json(ProcessConfig, values["process"]).replaced([*path[1:], leaf], value)
+            values["process"] = to_json(process)
+            continue
         record = values
         for part in path:
             record = record[part]

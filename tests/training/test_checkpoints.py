@@ -1,11 +1,14 @@
 """A checkpoint is whole or it is not used: torn and damaged ones are found, named and passed over."""
 
 import json
+import os
 import random
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -238,25 +241,64 @@ def test_a_checkpoint_in_the_wrong_place_is_refused(checkpoints: Checkpoints, sa
     assert not said
 
 
-def test_a_checkpoint_of_an_earlier_version_loads_and_what_cannot_be_checked_is_said(
-    checkpoints: Checkpoints, said: Said
-):
-    file = checkpoints.path(3) / STATE_FILE
-    state = read_checkpoint(checkpoints.path(3))
-    del state["run"]
-    file.write_text(json.dumps(sealed(state)))
+def reseal(file: Path, **changes: Any) -> None:
+    """Change a state.json as somebody would who gives it a new checksum."""
+    state = {**json.loads(file.read_text()), **changes}
+    del state["sha256"]
+    file.write_text(json.dumps(sealed({name: value for name, value in state.items() if value is not None})))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"values": None}, {"values": [3]}, {"run": None}, {"files": 7}, {"step": "3"}, {"format": None}]
+)
+def test_a_forged_record_is_damage(checkpoints: Checkpoints, said: Said, changes: dict[str, Any]):
+    reseal(checkpoints.path(3) / STATE_FILE, **changes)
     found = checkpoints.load_latest(tensors(0))
     assert found is not None
-    assert found[0] == 3
-    assert len(said) == 1
-    assert "earlier version: that it belongs to this run cannot be checked" in said[0]
-    checkpoints.path(3).rename(checkpoints.path(99))  # its step it had said already
-    with pytest.raises(ValueError, match="holds the checkpoint of step 3"):
-        checkpoints.load_latest(tensors(0))
+    assert found[0] == 2
+    assert f"{STATE_FILE} has " in said[0]
 
 
-def test_a_setting_that_a_version_adds_makes_no_other_run(checkpoints: Checkpoints, said: Said):
-    newer = RunIdentity({**RUN.settings, "optimizer.new": 1.0})
-    assert newer.record()["config_sha256"] != RUN.record()["config_sha256"]
-    assert Checkpoints(checkpoints.folder, 3, ALONE, newer, said).load_latest(tensors(0)) is not None
+def test_a_named_pipe_is_not_waited_for(checkpoints: Checkpoints, said: Said):
+    file = checkpoints.path(3) / STATE_FILE
+    file.unlink()
+    os.mkfifo(file)
+    with within_seconds(5):
+        found = checkpoints.load_latest(tensors(0))
+    assert found is not None
+    assert found[0] == 2
+    assert f"{STATE_FILE} is not a regular file" in said[0]
+
+
+def test_tensors_of_another_network_are_refused_in_one_line(checkpoints: Checkpoints):
+    with pytest.raises(ValueError, match="step-00000003 does not hold the tensors of this run") as error:
+        checkpoints.load_latest({**tensors(0), "model/other": torch.zeros(2)})
+    assert "\n" not in str(error.value)
+
+
+@contextmanager
+def within_seconds(seconds: int) -> Iterator[None]:
+    """Fail, instead of hanging."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError(f"it took more than {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_setting_that_only_one_run_has_is_a_difference(checkpoints: Checkpoints):
+    other = RunIdentity({**RUN.settings, "optimizer.new": 1.0})
+    with pytest.raises(ValueError, match=r"another run \(its optimizer.new is None, not 1.0\)"):
+        Checkpoints(checkpoints.folder, 3, ALONE, other).load_latest(tensors(0))
+
+
+def test_settings_may_be_allowed_to_differ(checkpoints: Checkpoints, said: Said):
+    other = RunIdentity({**RUN.settings, "optimizer.rate": 0.2}, changeable=["optimizer.rate"])
+    assert Checkpoints(checkpoints.folder, 3, ALONE, other, said).load_latest(tensors(0)) is not None
     assert not said

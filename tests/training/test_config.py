@@ -1,5 +1,6 @@
 """A run's configuration: a row of a table is all that a process or a schedule needs to be trained."""
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 import cedd
+from cedd.apps.report.commands import train_command
 from cedd.cli.arguments import parse
 from cedd.process import PROCESSES
-from cedd.report.commands import train_command
 from cedd.schedules import SCHEDULES, check_time, double
-from cedd.training.config import ProcessConfig, ScheduleConfig, TrainConfig, from_json, same_run, to_json
+from cedd.training.config import PRESETS, ProcessConfig, TrainConfig, differing_settings, dotted, from_json, to_json
 from tests.training.runs import run
 
 Make = Callable[..., TrainConfig]
@@ -50,29 +51,65 @@ def test_every_row_can_be_built_from_its_name():
     for name in PROCESSES:
         assert ProcessConfig(name).build(7).config()["name"] == name
     for name in SCHEDULES:
-        assert ScheduleConfig(name).build().config()["name"] == name
+        assert ProcessConfig("absorb", {"schedule": {"name": name}}).build(7).config()["schedule"]["name"] == name
 
 
-def test_each_process_takes_the_settings_that_are_its_own():
-    config = ProcessConfig("roulette", p_m=0.5, p_u=0.2, share_stop=0.8, schedule=ScheduleConfig("cosine", 0.1))
-    expected = {
-        "absorb": cedd.absorb(5, cedd.Cosine(0.1)),
-        "uniform": cedd.uniform(5, cedd.Cosine(0.1)),
-        "roulette": cedd.roulette(5, 0.5, cedd.Cosine(0.1)),
-        "eroulette": cedd.eroulette(5, schedule=cedd.Cosine(0.1), mask_share=cedd.PowerShare(0.0, 0.8, 1.0)),
-        "hybrid": cedd.hybrid(5, 0.2),
-    }
-    for name, process in expected.items():
-        made = replace(config, name=name).build(5)
-        assert made == process
-        assert made.config() == process.config()
+COSINE = {"schedule": {"name": "cosine", "eps": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("absorb", COSINE, cedd.absorb(5, cedd.Cosine(0.1))),
+        ("uniform", {"schedule": {"eps": 0.1}}, cedd.uniform(5, cedd.LogLinear(0.1))),
+        ("roulette", {"p_m": 0.5, **COSINE}, cedd.roulette(5, 0.5, cedd.Cosine(0.1))),
+        ("eroulette", {"mask_share": {"stop": 0.8}}, cedd.eroulette(5, mask_share=cedd.PowerShare(0.0, 0.8, 1.0))),
+        ("eroulette", {"mask_share": 0.5}, cedd.eroulette(5, mask_share=0.5)),
+        ("eroulette", {"p_m": 0.5}, cedd.eroulette(5, 0.5)),
+        ("hybrid", {"p_u": 0.2, "rise": 0.4}, cedd.hybrid(5, 0.2, rise=0.4)),
+    ],
+)
+def test_a_process_is_a_name_and_its_arguments(
+    name: str, arguments: dict[str, object], expected: cedd.TokenProcess
+) -> None:
+    made = ProcessConfig(name, arguments).build(5)
+    assert made == expected
+    assert made.config() == expected.config()
+    words = [word for key, value in dotted(arguments).items() for word in (f"--process.{key}", str(value))]
+    asked = parse("train", ["tiny", "--out", "x", *words, "--process", name]).config.process
+    assert asked.build(5).config() == expected.config()
+
+
+def test_a_name_resets_the_arguments_and_an_argument_keeps_the_others():
+    preset = PRESETS["english-char"][1].process
+    assert preset.arguments == {"p_m": 0.5, "schedule": {"name": "polynomial", "power": 0.5}}
+
+    def asked(*words: str) -> dict[str, object]:
+        return parse("train", ["english-char", "--out", "x", *words]).config.process.arguments
+
+    assert asked() == preset.arguments
+    assert asked("--process.p-m", "0.9") == {**preset.arguments, "p_m": 0.9}
+    assert asked("--process.schedule.eps=1e-4")["schedule"] == {"name": "polynomial", "power": 0.5, "eps": 1e-4}
+    assert asked("--process.schedule", "cosine") == {"p_m": 0.5, "schedule": {"name": "cosine"}}
+    assert asked("--process.p-m", "0.9", "--process", "roulette") == {"p_m": 0.9}
+
+
+def test_equal_processes_make_no_other_run(config: Make):
+    """However they are written: by default arguments, or by the same numbers."""
+    usual = config("run", {"process.name": "roulette"})
+    same = config("run", {"process.name": "roulette", "process.p_m": 0.95, "process.schedule": {"eps": 1e-3}})
+    assert usual != same
+    assert differing_settings(usual, same) == []
+    assert differing_settings(usual, config("run", {"process.p_m": 0.9})) == ["process.p_m"]
+    assert differing_settings(usual, config("run", {"process.name": "uniform"})) == ["process.name", "process.p_m"]
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_row_of_yours_trains_and_is_loaded_again(config: Make):
-    words = "tiny --out x --process.name shuffle-first --process.settings until 0.3 --process.p-m 0.9"
-    schedule = ["--process.schedule.name", "quadratic", "--process.schedule.settings", "total", "6"]
-    chosen = config("run", {"process": parse("train", [*words.split(), *schedule]).config.process})
+    words = "tiny --out x --process shuffle-first --process.until 0.3 --process.p-m 0.9"
+    schedule = ["--process.schedule", "quadratic", "--process.schedule.total", "6"]
+    process = parse("train", [*words.split(), *schedule]).config.process
+    chosen = replace(config("run"), process=process)
     run(chosen)
     expected = {"name": "shuffle-first", "until": 0.3, "p_m": 0.9, "schedule": {"name": "quadratic", "total": 6.0}}
     saved = cedd.load(chosen.out, device="cpu").process.config()
@@ -82,7 +119,8 @@ def test_a_row_of_yours_trains_and_is_loaded_again(config: Make):
 
 @pytest.mark.usefixtures("registered")
 def test_its_command_can_be_typed_again():
-    words = ["tiny", "--out", "x", "--process.name", "shuffle-first", "--process.settings", "until", "0.3"]
+    words = ["tiny", "--out", "x", "--process", "shuffle-first", "--process.until", "0.3"]
+    words += ["--process.schedule", "quadratic", "--process.schedule.total", "6"]
     asked = parse("train", words)
     command = shlex.split(train_command(asked.config))
     assert command[:3] == ["cedd", "train", "tiny"]
@@ -90,23 +128,25 @@ def test_its_command_can_be_typed_again():
 
 
 @pytest.mark.usefixtures("registered")
-def test_settings_that_a_row_has_not_are_refused():
-    with pytest.raises(ValueError, match="shuffle-first has no setting 'untl' of its own; it has until"):
-        ProcessConfig("shuffle-first", settings={"untl": 0.3}).build(5)
-    with pytest.raises(ValueError, match="roulette has no setting 'vocab_size' of its own; it has none"):
-        ProcessConfig("roulette", settings={"vocab_size": 3}).build(5)
-    with pytest.raises(ValueError, match="quadratic has no setting 'eps' of its own; it has total"):
-        ScheduleConfig("quadratic", settings={"eps": 0.1}).build()
-    with pytest.raises(ValueError, match="there is no 'absorbing'; did you mean 'absorb'"):
-        ProcessConfig("absorbing").build(5)
-
-
-def test_a_run_of_before_goes_on(config: Make):
-    """Its file has no settings of a row's own, and names what differs if there are any now."""
-    now = config("run")
-    before = to_json(now)
-    del before["process"]["settings"], before["process"]["schedule"]["settings"]
-    assert from_json(TrainConfig, before) == now
-    other = replace(now, process=replace(now.process, settings={"until": 0.3}))
-    assert same_run(from_json(TrainConfig, before), other) == ["process.settings"]
-    assert same_run(other, now) == ["process.settings"]
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("shuffle-first", {"untl": 0.3}, "--process.untl: shuffle-first takes until, p_m, schedule"),
+        ("roulette", {"vocab_size": 3}, "--process.vocab-size: roulette takes p_m, schedule"),
+        (
+            "absorb",
+            {"schedule": {"name": "quadratic", "eps": 0.1}},
+            "quadratic takes total (eps is an argument of log-linear",
+        ),
+        (
+            "absorb",
+            {"p_m": 0.5},
+            "--process.p-m: absorb takes schedule (p_m is an argument of roulette and eroulette and",
+        ),
+        ("absorbing", {}, "--process: invalid choice: 'absorbing'; did you mean 'absorb'?"),
+    ],
+)
+def test_arguments_that_a_row_does_not_take_are_refused(name: str, arguments: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        ProcessConfig(name, arguments).build(5)
+    assert "\n" not in str(error.value)

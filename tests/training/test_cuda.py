@@ -9,11 +9,12 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from cedd.losses import Draws, NoisyBatch, batch_loss, noisy_batch
+from cedd.losses import NoiseDraws, NoisyBatch, batch_loss, noisy_batch
 from cedd.methods import get_method
+from cedd.models.backbone import ModuleBackbone
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.process import absorb
-from cedd.training.captured import CapturedGradient
+from cedd.training.captured_gradient import CapturedGradient
 from cedd.training.config import OptimizerConfig, TrainConfig
 from cedd.training.distributed import LossModule, Ranks
 from cedd.training.loop import Trainer
@@ -43,7 +44,7 @@ def test_clipping_inside_the_kernel_is_the_textbooks(clip: float):
     networks = [nn.Linear(5, 3).cuda(), nn.Linear(5, 3).cuda()]
     ours, theirs = networks
     theirs.load_state_dict(ours.state_dict())
-    (optimizer,) = make_optimizers(ours, OptimizerConfig())
+    (optimizer,) = make_optimizers(ModuleBackbone(ours, 1, False), OptimizerConfig())
     textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(3):
         inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step)).cuda()
@@ -78,7 +79,7 @@ def test_a_skipped_step_leaves_weights_and_moments(config: Make, monkeypatch: py
     kept = [name for name in held[6] if not name.startswith("average/")]
     assert all(torch.equal(held[6][name], held[7][name]) for name in kept)
     assert not all(torch.equal(held[7][name], held[8][name]) for name in kept)
-    assert trainer.state.values()["updates"] == 11
+    assert trainer.state.optimizers[0].updates == 11
 
 
 @pytest.mark.parametrize("mode", ["off", "graphs"])
@@ -108,10 +109,22 @@ def test_a_checkpoint_changes_device(config: Make, tmp_path: Path):
         torch.testing.assert_close(alone[name], mixed[name], rtol=0, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize(("method", "process"), [("cedd-star", "absorb"), ("bayes", "roulette"), ("sedd", "uniform")])
-def test_recorded_steps_are_the_steps(config: Make, method: str, process: str):
+IN_BLOCKS: dict[str, Any] = {"block": 4, "batch.complementary": True, "model.width": 64}  # heads of 32, for tiles
+
+
+@pytest.mark.parametrize(
+    ("method", "process", "others"),
+    [
+        ("cedd-star", "absorb", {}),
+        ("bayes", "roulette", {}),
+        ("sedd", "uniform", {}),
+        ("cedd-star", "absorb", IN_BLOCKS),
+        ("bayes", "roulette", {**IN_BLOCKS, "batch.complementary": False, "model.time_conditioning": False}),
+    ],
+)
+def test_recorded_steps_are_the_steps(config: Make, method: str, process: str, others: dict[str, Any]):
     """Compiled and recorded as a graph, a run is the same run, up to rounding."""
-    changes = {**STEADY, "method": method, "process.name": process, "evaluation.every": 0}
+    changes = {**STEADY, "method": method, "process.name": process, "evaluation.every": 0, **others}
     plain, recorded = (
         train_on_cuda(config(f"run-{mode}", {**changes, "compile": mode})).state.tensors() for mode in ("off", "graphs")
     )
@@ -126,8 +139,8 @@ def test_recorded_steps_on_rounded_weights_are_the_steps(config: Make, mode: str
     """The same in bfloat16, whose weights the update rounds."""
     changes = {**STEADY, "precision": "bf16", "evaluation.every": 0}
     plain, recorded = (train_on_cuda(config(f"run-{kind}", {**changes, "compile": kind})) for kind in ("off", mode))
-    assert recorded.stepper.update.swept
-    assert any(copy is not None for copy in recorded.stepper.update.copies.values())
+    assert recorded.train_step.update.swept
+    assert any(copy is not None for copy in recorded.train_step.update.copies.values())
     for name, tensor in plain.state.tensors().items():
         found = recorded.state.tensors()[name]
         torch.testing.assert_close(found, tensor, rtol=2e-2, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
@@ -148,7 +161,7 @@ def test_a_recorded_gradient_is_the_gradient_whatever_the_rows():
     def batch(seed: int, capacity: int | None) -> NoisyBatch:
         generator = torch.Generator().manual_seed(seed)
         x0 = torch.randint(7, (4, 16), generator=generator)
-        draws = Draws.make((4, 16), 7, x0.device, generator)
+        draws = NoiseDraws.make((4, 16), 7, x0.device, generator)
         return noisy_batch(method, process, x0, torch.full((4,), 0.5).double(), draws, capacity).to("cuda")
 
     captured = CapturedGradient(gradient, list(model.parameters()))

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.stop import STOPS, choose_stop
 from cedd.data.training_data import prepare_training_data
 from cedd.models.folder import load_folder
-from cedd.training.config import TrainConfig
+from cedd.training.config import PRESETS, TrainConfig, unused_settings
 from cedd.training.loop import TrainResult
 from cedd.training.state import EVALUATION, derived_seed
 from tests.training.runs import Crash, assert_same_run, crash_at, final_log, final_state, run
@@ -58,7 +59,7 @@ def test_where_a_path_stops_is_chosen_on_training_text_and_stands_in_the_folder(
     settings = config("run", {**SMALL, "method": "sedds", "process.name": "uniform"})
     result = run(settings)
     assert_evaluated(result, settings.out)
-    folder, data = load_folder(settings.out), prepare_training_data(settings.data, length=12, cache=settings.text.cache)
+    folder, data = load_folder(settings.out), prepare_training_data(settings.data, 12, settings.text)
     assert folder.method.dynamics.stop in STOPS
     assert json.loads((settings.out / "config.json").read_text())["method"] == folder.method.config()
     blocks = torch.from_numpy(data.train.evenly_spaced(32))
@@ -80,7 +81,7 @@ def test_the_bound_is_that_of_the_averaged_weights(config: Make):
     settings = config("run", {**SMALL, "optimizer.ema": 0.95})
     result = run(settings)
     folder = load_folder(settings.out)
-    blocks = prepare_training_data(settings.data, length=12, cache=settings.text.cache).validation.evenly_spaced(16)
+    blocks = prepare_training_data(settings.data, 12, settings.text).validation.evenly_spaced(16)
     generator = torch.Generator().manual_seed(derived_seed(settings.seed, EVALUATION))
     again = estimate_bound(
         folder.model, folder.process, torch.from_numpy(blocks), method=folder.method, draws=4, generator=generator
@@ -131,7 +132,7 @@ def test_a_text_that_is_smaller_than_a_batch_is_called_so(config: Make, tmp_path
         run(settings, console=Console(file=said, width=200))
         many = load_folder(settings.out).config["data"]["train"]["blocks"]
         assert (
-            f"the text has {many} blocks of {settings.length} tokens: a batch of {blocks} repeats them"
+            f"the text has only {many} blocks of {settings.length} tokens, so a batch of {blocks} repeats them"
             in said.getvalue()
         )
     said = StringIO()
@@ -151,7 +152,7 @@ def test_score_entropy_at_few_times_is_called_so(
     changes = {"method": method, "batch.lowest_time": lowest, "batch.highest_time": highest, "steps": 1}
     run(config("run", changes), console=Console(file=said, width=200))
     line = (
-        f"{method} has score entropy, which needs all times, and is trained at [{lowest}, {highest}] only: add "
+        f"{method} is trained at times [{lowest}, {highest}] only, but score entropy needs all times: add "
         "--batch.lowest-time 0.001 --batch.highest-time 1.0\n"
     )
     assert (line in said.getvalue()) == ("score entropy" in said.getvalue()) == warned
@@ -163,5 +164,11 @@ def test_sequences_without_masks_twice_in_a_batch_are_called_so(config: Make, me
     said = StringIO()
     changes = {"method": method, "batch.complementary": complementary, "steps": 1}
     run(config("run", changes), console=Console(file=said, width=200))
-    line = "ar has no masks, and is shown every sequence twice: add --batch.complementary False\n"
+    line = "ar has no masks: complementary batches repeat each sequence; add --no-batch.complementary\n"
     assert (line in said.getvalue()) == (method == "ar" and complementary)
+
+
+def test_the_flag_that_the_warning_names_is_accepted():
+    _, preset = PRESETS["small-fast"]
+    changed = replace(preset, method="ar", batch=replace(preset.batch, complementary=False))
+    assert "batch.complementary" not in unused_settings(changed)

@@ -10,7 +10,7 @@ from cedd.data.batches import BatchSampler
 from cedd.data.corpora import TextCorpus
 from cedd.data.packing import PackedDataset, pack
 from cedd.data.tokenizers import CharTokenizer
-from cedd.losses import Draws, batch_loss, filled_up, noisy_batch
+from cedd.losses import NoiseDraws, batch_loss, noisy_batch, pad_rows
 from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.process import TokenProcess, absorb, roulette, uniform
@@ -136,7 +136,7 @@ def test_a_share_that_cannot_be_cut_is_refused(dataset: PackedDataset, tmp_path:
 
 @pytest.mark.parametrize("times", ["stratified", "independent"])
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (2, 2)])
-def test_rows_are_filled_up_to_one_number(dataset: PackedDataset, times, world_size, accumulate):
+def test_rows_are_padded_to_one_number(dataset: PackedDataset, times, world_size, accumulate):
     """Five standard deviations: of 200 batches hardly one is beyond the capacity (about 1e-6 each)."""
     sampler = BatchSampler(dataset, 256, seed=3, world_size=world_size)
     config = BatchConfig(256, accumulate, times)
@@ -160,19 +160,19 @@ def test_the_ends_around_a_block_count_too(dataset: PackedDataset):
 
 
 @pytest.mark.parametrize(("method", "kind"), [("bayes", roulette), ("cedd", uniform), ("ar", absorb)])
-def test_nothing_is_filled_up_where_all_positions_count(dataset: PackedDataset, method: str, kind):
+def test_nothing_is_padded_where_all_positions_count(dataset: PackedDataset, method: str, kind):
     noising = NoisingSampler(BatchSampler(dataset, B), get_method(method), kind(dataset.vocab_size), BatchConfig(B))
     assert noising.capacity is None
     assert noising.batch(0).parts[0].counts is None
 
 
-def test_filling_up():
+def test_padding_rows():
     chosen = torch.tensor([True, False, True, True, False])
     for capacity in (None, 2, 5):  # too few, or no gain
-        assert torch.equal(filled_up(chosen, capacity).places, torch.tensor([0, 2, 3]))
-        assert filled_up(chosen, capacity).counts is None
-    assert len(filled_up(torch.zeros(5, dtype=torch.bool), 2).places) == 0
-    places, counts = filled_up(chosen, 4)
+        assert torch.equal(pad_rows(chosen, capacity).places, torch.tensor([0, 2, 3]))
+        assert pad_rows(chosen, capacity).counts is None
+    assert len(pad_rows(torch.zeros(5, dtype=torch.bool), 2).places) == 0
+    places, counts = pad_rows(chosen, 4)
     assert places.tolist() == [0, 2, 3, 1]
     assert counts is not None
     assert counts.tolist() == [1.0, 1.0, 1.0, 0.0]
@@ -180,7 +180,7 @@ def test_filling_up():
 
 @pytest.mark.parametrize("method", ["cedd-star", "bayes", "sedd", "sedds"])
 @pytest.mark.parametrize("rows", [True, False])
-def test_rows_that_fill_up_change_neither_loss_nor_gradient(method: str, rows: bool):
+def test_rows_of_padding_change_neither_loss_nor_gradient(method: str, rows: bool):
     """With a network whose head runs on rows, and with a plain one."""
     process = absorb(7)
     config = config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0)
@@ -190,7 +190,7 @@ def test_rows_that_fill_up_change_neither_loss_nor_gradient(method: str, rows: b
         torch.nn.init.normal_(parameter, std=0.1)
     called = model if rows else lambda x, sigma: model(x, sigma)
     x0, t = torch.randint(7, (4, 16)), torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
-    draws = Draws.make((4, 16), 7, x0.device, torch.Generator().manual_seed(1))
+    draws = NoiseDraws.make((4, 16), 7, x0.device, torch.Generator().manual_seed(1))
     results: list[list[Tensor]] = []
     for capacity in (None, 48):
         batch = noisy_batch(get_method(method), process, x0, t, draws, capacity)
@@ -201,3 +201,25 @@ def test_rows_that_fill_up_change_neither_loss_nor_gradient(method: str, rows: b
         results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     for plain, filled in zip(*results, strict=True):
         torch.testing.assert_close(plain, filled)
+
+
+@pytest.mark.parametrize("method", ["cedd-star", "sedd"])
+@pytest.mark.parametrize("capacity", [None, 48])
+def test_a_transformer_at_a_time_per_token(method: str, capacity: int | None):
+    """With equal times it is the loss at a time per sequence, and only selected positions have one, padded or not."""
+    process, chosen = absorb(7), get_method(method)
+    torch.manual_seed(0)
+    model = Transformer(config_from_preset("tiny", vocab_size=7, has_mask=True, dropout=0.0)).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    x0, t = torch.randint(7, (4, 16)), torch.tensor([0.2, 0.4, 0.6, 0.8], dtype=torch.float64)
+    draws, where = NoiseDraws.make((4, 16), 7, x0.device, torch.Generator().manual_seed(1)), torch.rand(4, 16) < 0.5
+
+    def loss(t: Tensor, where: Tensor | None = None) -> Tensor:
+        return batch_loss(chosen, model, noisy_batch(chosen, process, x0, t, draws, capacity, where)).detach()
+
+    per_token = t[:, None].expand(4, 16)
+    torch.testing.assert_close(loss(per_token), loss(t), rtol=1e-12, atol=0)
+    assert not torch.equal(loss(per_token.flip(0)), loss(t))
+    parts = loss(t, where) * where.sum() + loss(t, ~where) * (~where).sum()
+    torch.testing.assert_close(parts / 64, loss(t), rtol=1e-12, atol=0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cedd.models.backbone import ModuleBackbone
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.training.config import PRESETS, OptimizerConfig
 from cedd.training.optimizer import learning_rate
@@ -68,6 +69,10 @@ def small_network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
+def wrapped(network: nn.Module) -> ModuleBackbone:
+    return ModuleBackbone(network, vocab_size=1, has_mask=False)
+
+
 def backward(network: nn.Module, step: int) -> None:
     network.zero_grad()
     inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
@@ -77,7 +82,7 @@ def backward(network: nn.Module, step: int) -> None:
 def test_moments_that_exist_from_the_start_change_nothing():
     config = OptimizerConfig(rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1)
     ours, theirs = small_network(), small_network()
-    (optimizer,) = make_optimizers(ours, config)
+    (optimizer,) = make_optimizers(wrapped(ours), config)
     textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
     for step in range(5):
         backward(ours, step)
@@ -91,7 +96,7 @@ def test_moments_that_exist_from_the_start_change_nothing():
 def test_the_rate_is_the_steps_own():
     network = small_network()
     before = [p.detach().clone() for p in network.parameters()]
-    (optimizer,) = make_optimizers(network, OptimizerConfig(rate=1.0))
+    (optimizer,) = make_optimizers(wrapped(network), OptimizerConfig(rate=1.0))
     backward(network, 0)
     optimizer.step(1e-3, torch.tensor(1.0), 0.0, torch.tensor(True))
     # Adam's first step has the length of the rate in every coordinate that has a gradient.
@@ -115,7 +120,7 @@ def test_embedding_and_head_may_have_rates_of_their_own():
 
 def test_a_gradient_that_is_not_finite_touches_nothing():
     network = small_network()
-    (optimizer,) = make_optimizers(network, OptimizerConfig())
+    (optimizer,) = make_optimizers(wrapped(network), OptimizerConfig())
     backward(network, 0)
     optimizer.step(1e-2, torch.tensor(1.0), 0.0, torch.tensor(True))
     held = [p.detach().clone() for p in network.parameters()]
@@ -137,7 +142,7 @@ def test_the_norm_is_of_all_gradients():
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 0.0, 1e3])
 def test_clipping_is_the_textbooks(limit: float):
     ours, theirs = small_network(), small_network()
-    (optimizer,) = make_optimizers(ours, OptimizerConfig())
+    (optimizer,) = make_optimizers(wrapped(ours), OptimizerConfig())
     textbook = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(3):
         for network in (ours, theirs):
@@ -157,7 +162,7 @@ def test_a_mean_is_trained_by_the_steps_of_a_sum(clip: float):
     length, eps = 128, 1e-3  # large enough to matter
     mean, total = small_network(), small_network()
     config = OptimizerConfig(loss="sum", clip=clip, eps=eps).of_mean(length)
-    (optimizer,) = make_optimizers(mean, config)
+    (optimizer,) = make_optimizers(wrapped(mean), config)
     textbook = torch.optim.AdamW(total.parameters(), lr=1e-2, eps=eps, weight_decay=0.0)
     for step in range(3):
         for network, scale in ((mean, 1.0), (total, float(length))):

@@ -203,7 +203,7 @@ def test_what_the_first_rank_cannot_do_ends_all(config: Make, tmp_path: Path, pl
     """Left alone, the others waited for it, or ended in an error of the network between them."""
     assert together(train_where_the_first_rank_fails, config("run", SETTINGS), place, tmp_path) == [0, 0]
     assert "No space left on device" in (tmp_path / "rank0").read_text()
-    assert (tmp_path / "rank1").read_text() == "FirstRankFailed: the first rank cannot go on; it says why"
+    assert (tmp_path / "rank1").read_text() == "FirstRankFailed: the first rank has failed; see its message"
 
 
 def test_a_checkpoint_of_another_step_is_refused_by_all_ranks(config: Make, tmp_path: Path):
@@ -259,9 +259,9 @@ def test_torchrun(tmp_path: Path, corpus: Path, cache: Path, strategy: str):
     assert checkpoint_steps(out) == [4]
     refused = call("--resume", "never")
     assert refused.returncode != 0
-    assert f"cedd train: {out} holds a run already" in refused.stderr
+    assert f"cedd: error: {out} already holds a run" in refused.stderr
     (out / "checkpoints" / "step-00000004").rename(out / "checkpoints" / "step-00000099")
     refused = call()
-    assert refused.stderr.count("cedd train: ") == 1
+    assert refused.stderr.count("cedd: error: ") == 1
     assert "holds the checkpoint of step 4" in refused.stderr
     assert "[rank1]: Traceback" not in refused.stderr

@@ -1,6 +1,7 @@
 """A run that was stopped, in any way, goes on as if it had not been: the same weights to the last bit."""
 
 import json
+import re
 import shutil
 import signal
 import uuid
@@ -13,11 +14,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from cedd.methods import get_method
 from cedd.models.folder import load_folder
-from cedd.training.config import TrainConfig, read_config, same_run
+from cedd.storage import sealed
+from cedd.training import loop
+from cedd.training.config import TrainConfig, differing_settings, read_config
 from cedd.training.loop import Trainer
+from cedd.training.optimizer import learning_rate
 from cedd.training.run_folder import folder_lock
 from cedd.training.validation import Validation
+from tests.limits import memory_up_to
 from tests.training.runs import (
     ALONE,
     Crash,
@@ -252,8 +258,10 @@ def test_a_checkpoint_of_other_data_is_refused(config: Make, tmp_path: Path):
 def test_another_runs_folder_is_refused_by_the_settings_name(config: Make):
     run(config("run", {"steps": 4}))
     for setting, value in {"optimizer.rate": 0.5, "seed": 9, "length": 24, "process.p_m": 0.5}.items():
-        with pytest.raises(ValueError, match=rf"holds another run \({setting} differs\)"):
+        before = config().seed if setting == "seed" else ""
+        with pytest.raises(ValueError, match=rf"holds another run \({setting} is {value}, not {before}") as error:
             run(config("run", {setting: value}))
+        assert f"--from {config().out} --out NEW" in str(error.value)
 
 
 def test_a_run_that_began_and_ended_meanwhile_is_left_as_it_is(config: Make, tmp_path: Path):
@@ -265,7 +273,7 @@ def test_a_run_that_began_and_ended_meanwhile_is_left_as_it_is(config: Make, tmp
     write_corpus(corpus, words=200, seed=2)
     run(config("run", {"data": str(corpus), "steps": 4}))
     files = {path: path.read_bytes() for path in config().out.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"holds another run \(seed differs\)"):
+    with pytest.raises(ValueError, match=r"holds another run \(seed is 1, not 0\)"):
         late.run()
     with pytest.raises(ValueError, match=r"the data .* has changed"):
         later.run()
@@ -275,8 +283,8 @@ def test_a_run_that_began_and_ended_meanwhile_is_left_as_it_is(config: Make, tmp
 def test_some_settings_may_change_on_the_way(config: Make, tmp_path: Path):
     free: dict[str, Any] = {"steps": 99, "keep": 1, "log_every": 7, "evaluation.every": 3, "evaluation.draws": 9}
     free |= {"text.workers": 2, "text.cache": tmp_path / "elsewhere", "model.checkpoint_blocks": True}
-    assert same_run(config(), changed(config(), free)) == []
-    assert same_run(config(), changed(config(), {"text.tokenizer": "byte", **free})) == ["text.tokenizer"]
+    assert differing_settings(config(), changed(config(), free)) == []
+    assert differing_settings(config(), changed(config(), {"text.tokenizer": "byte", **free})) == ["text.tokenizer"]
 
 
 def test_never_and_must(config: Make):
@@ -284,7 +292,7 @@ def test_never_and_must(config: Make):
         run(config("run", {"resume": "must", "steps": 4}))
     assert not config().out.exists()
     run(config("run", {"resume": "never", "steps": 4}))
-    with pytest.raises(ValueError, match="holds a run already"):
+    with pytest.raises(ValueError, match="already holds a run"):
         run(config("run", {"resume": "never"}))
     assert run(config("run", {"resume": "must"})).finished
 
@@ -305,7 +313,7 @@ def test_a_folder_of_other_things_is_left_alone(config: Make, name: str):
     out = config().out
     out.mkdir()
     (out / name).write_text("somebody's")
-    with pytest.raises(ValueError, match=f"is no run's folder: it holds {name}; choose another --out"):
+    with pytest.raises(ValueError, match=f"is not a run's folder: it contains {name}; choose another --out"):
         run(config())
     assert [path.name for path in out.iterdir()] == [name]
     assert (out / name).read_text() == "somebody's"
@@ -329,6 +337,164 @@ def test_data_that_changed_meanwhile_is_refused(config: Make, tmp_path: Path):
     write_corpus(text, 500, seed=1)
     with pytest.raises(ValueError, match="has changed since the run"):
         run(config("run", {"data": str(text)}))
+
+
+def test_a_resume_changes_the_rate_and_schedule_if_allowed(config: Make):
+    new = {"optimizer.rate": 2e-3, "optimizer.schedule": "cosine", "steps": 12}
+    for name in ("changed", "crashed"):
+        run(config(name, {"steps": 6}))
+    with pytest.raises(ValueError, match=r"optimizer.rate is 0.002, not 0.01; .*; add --allow-changes"):
+        run(config("changed", new))
+    allowed = {**new, "allow_changes": True}
+    screen = StringIO()
+    run(config("changed", allowed), console=Console(file=screen, width=200))
+    assert "optimizer.rate is 0.002 from step 6 on (it was 0.01)\n" in screen.getvalue()
+    log = final_log(config("changed").out)
+    rates = {record["step"]: record["rate"] for record in log if record["kind"] == "train"}
+    schedule = config("changed", new)
+    expected = {step + 1: learning_rate(schedule.optimizer, step, 12) for step in range(6, 12)}
+    assert {step: rates[step] for step in range(7, 13)} == expected
+    assert rates[6] == 0.01
+    changes = {"optimizer.rate": [0.01, 2e-3], "optimizer.schedule": ["constant", "cosine"]}
+    assert [record for record in log if record["kind"] == "change"] == [{"step": 6, "kind": "change", **changes}]
+    with pytest.raises(Crash):
+        run(config("crashed", allowed), crash_at(7))
+    with pytest.raises(ValueError, match=r"checkpoint of another run \(its optimizer.rate is 0.01, not 0.002"):
+        run(config("crashed", new))
+    run(config("crashed", allowed))
+    assert_same_run(config("changed").out, config("crashed").out)
+    assert run(config("changed", {**new, "steps": 14})).step == 14  # the new settings are the run's
+    with pytest.raises(ValueError, match=r"\(optimizer.matrices is muon, not adamw\); choose another --out"):
+        run(config("changed", {**allowed, "optimizer.matrices": "muon"}))
+    with pytest.raises(ValueError, match=r"\(length is 24, not 12\); choose another --out"):
+        run(config("changed", {**allowed, "length": 24}))
+
+
+def test_the_same_files_by_another_name_are_the_same_data(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "own.txt", 500)
+    write_corpus(tmp_path / "held.txt", 200, seed=2)
+    run(config("run", {"data": "own.txt", "text.validation": "held.txt", "steps": 4}))
+    (tmp_path / "held.txt").rename(tmp_path / "moved.txt")
+    renamed = {"data": "./own.txt", "text.validation": str(tmp_path / "moved.txt")}
+    assert run(config("run", {**renamed, "steps": 6})).step == 6
+    assert read_config(config().out / "train.json").data == "./own.txt"
+    assert run(config("run", {**renamed, "steps": 8, "text.tokenizer": "./run"})).step == 8
+    write_corpus(tmp_path / "moved.txt", 200, seed=3)
+    with pytest.raises(ValueError, match=r"the validation data \(.*moved.txt\) has changed since the run in .* began"):
+        run(config("run", renamed))
+    (tmp_path / "other.txt").write_text((tmp_path / "own.txt").read_text()[::-1])  # of the same length
+    with pytest.raises(ValueError, match=r"the data \(other.txt\) has changed since the run in .* began"):
+        run(config("run", {**renamed, "data": "other.txt"}))
+    with pytest.raises(ValueError, match=r"another run \(data is hf:owner/name, not ./own.txt\)"):  # before a download
+        run(config("run", {**renamed, "data": "hf:owner/name"}))
+
+
+def test_a_damaged_log_does_not_keep_a_run_from_going_on(config: Make, whole: Path):
+    with pytest.raises(Crash):
+        run(config("crashed"), crash_at(6))
+    log = config("crashed").out / "log.jsonl"
+    content = log.read_bytes().splitlines(keepends=True)
+    content[1] = b"\xff\x00" + content[1][2:]
+    log.write_bytes(b"".join(content))
+    screen = StringIO()
+    run(config("crashed"), console=Console(file=screen, width=300))
+    assert f"{log} is damaged: 1 line cannot be read and will be dropped" in screen.getvalue()
+    expected, found = final_state(whole), final_state(config("crashed").out)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert [record["step"] for record in final_log(config("crashed").out)] == [1, *range(3, 13)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"averaged": "x"}, {"updates": -1}, {"updates": 10**30}, {"best": "low"}, {"stale": None}, {"more": 1}, None],
+)
+def test_forged_counters_end_in_one_line(config: Make, whole: Path, change: dict[str, Any] | None):
+    shutil.copytree(whole, config("forged").out)
+    file = config("forged").out / "checkpoints" / "step-00000012" / "state.json"
+    state = json.loads(file.read_text())
+    del state["sha256"]
+    state["values"] = {} if change is None else {**state["values"], **change}
+    file.write_text(json.dumps(sealed(state)))
+    with pytest.raises(ValueError, match=rf"{file}: values\b") as error:
+        run(config("forged", {"steps": 14}))
+    assert "\n" not in str(error.value)
+
+
+# Weights and their description
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All values in a JSON object, by the names that lead to them."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from leaves(part, (*path, name))
+    else:
+        yield path, value
+
+
+def other_values(value: Any) -> list[Any]:
+    """Values of the same kind that a file could plausibly have instead."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value * 2, value / 2 if isinstance(value, float) else value + 1, 10**9, 10**30]
+    return [8.0] if value is None else ["bayes", "uniform", "linear", value + "2"]
+
+
+def test_no_edit_of_a_runs_config_is_loaded(config: Make, whole: Path):
+    """Every value that says what the weights are, in turn; each is refused in one line that names config.json."""
+    folder = config("edited").out
+    shutil.copytree(whole, folder)
+    file = folder / "config.json"
+    content = json.loads(file.read_text())
+    parts = ("format", "method", "process", "network", "length", "tokenizer")
+    edits = 0
+    for path, value in [*leaves({name: content[name] for name in parts}), (("wrap",), None)]:
+        for other in ["bos-eos"] if path == ("wrap",) else other_values(value):
+            edited = json.loads(file.read_text())
+            place = edited
+            for name in path[:-1]:
+                place = place[name]
+            place[path[-1]] = other
+            file.write_text(json.dumps(edited))
+            with memory_up_to(1 << 30), pytest.raises(ValueError, match=re.escape(str(folder))) as error:
+                load_folder(folder)
+            assert "\n" not in str(error.value), (path, other)
+            file.write_text(json.dumps(content))
+            edits += 1
+    assert edits > 60
+    assert load_folder(folder).length == 12
+
+
+def test_a_run_loads_at_every_moment(config: Make, monkeypatch: pytest.MonkeyPatch):
+    """Its config.json changes at its end, where a method that stops before t = 0 chooses the time, and when it is
+    resumed: whatever is written last, the weights are those of the description."""
+    changes = {"method": "dfm", "process.name": "absorb", "model.checkpoint_blocks": True}
+    out = config().out
+    loads: list[float] = []
+
+    def checked(module: Any, name: str) -> None:
+        write = getattr(module, name)
+
+        def writing(*arguments: Any, **options: Any) -> Any:
+            made = write(*arguments, **options)
+            if (out / "model.safetensors").is_file():
+                loads.append(load_folder(out).method.dynamics.stop)
+            return made
+
+        monkeypatch.setattr(module, name, writing)
+
+    checked(loop, "save_weights")
+    checked(loop, "save_description")
+    run(config("run", {**changes, "steps": 4}))
+    run(config("run", {**changes, "steps": 6, "model.checkpoint_blocks": False}))
+    usual = get_method("dfm").dynamics.stop
+    stops = [stop == usual for stop in loads]
+    # Weights at the end, weights that may be read by both descriptions, the final config.json; the same once resumed.
+    assert stops == [True, True, False, True, True, True, False]
 
 
 def test_a_run_that_is_being_trained_is_refused(config: Make):

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from cedd.losses import Draws, batch_loss, noisy_batch
+from cedd.losses import NoiseDraws, batch_loss, noisy_batch
 from cedd.methods import get_method
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import with_rounded
@@ -42,7 +42,7 @@ def test_gradients_are_autocasts():
     rounded = with_rounded(model, model.rounded_parameters(), torch.bfloat16)
     generator = torch.Generator().manual_seed(1)
     x0 = torch.randint(7, (4, 16), generator=generator)
-    draws = Draws.make((4, 16), 7, x0.device, generator)
+    draws = NoiseDraws.make((4, 16), 7, x0.device, generator)
     batch = noisy_batch(method, process, x0, torch.linspace(0.1, 0.9, 4).double(), draws)
     found: list[dict[str, torch.Tensor]] = []
     for each in (model, rounded):
@@ -63,7 +63,7 @@ def test_gradients_are_autocasts():
 def test_copies_follow_the_weights(config: Make):
     trainer = Trainer(config("run", BF16), ALONE, Console(quiet=True))
     trainer.run()
-    update = trainer.stepper.update
+    update = trainer.train_step.update
     pairs = [(update.parameters[name], copy) for name, copy in update.copies.items() if copy is not None]
     assert len(pairs) == len(trainer.state.model.rounded_parameters())
     assert all(torch.equal(copy, parameter.detach().bfloat16()) for parameter, copy in pairs)
@@ -81,4 +81,4 @@ def test_a_resumed_run_is_the_run(config: Make):
 def test_accumulated_gradients_stay_wide(config: Make):
     """Sums of rounded gradients would lose digits: with micro-batches autocast does the rounding."""
     trainer = Trainer(config("run", {**BF16, "batch.accumulate": 2}), ALONE, Console(quiet=True))
-    assert all(copy is None for copy in trainer.stepper.update.copies.values())
+    assert all(copy is None for copy in trainer.train_step.update.copies.values())

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from cedd.models.backbone import ModuleBackbone
 from cedd.models.ema import EMA
 from cedd.training.config import OptimizerConfig
 from cedd.training.update import Update, make_optimizers
@@ -101,7 +102,8 @@ def test_kernel_on_the_device():
 def steps_of(device, plain):
     """A small network's weights and averages after some updates, one of them skipped."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+    layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+    network = ModuleBackbone(layers, vocab_size=4, has_mask=False)
     (optimizer,), ema = make_optimizers(network, CONFIG), EMA(network, 0.9)
     update = Update(network, [optimizer], ema, CONFIG)
     if plain:
@@ -109,7 +111,7 @@ def steps_of(device, plain):
     inputs = torch.randn(10, 8, generator=torch.Generator().manual_seed(1)).to(device)
     for step in range(4):
         network.zero_grad()
-        network(inputs).square().mean().backward()
+        layers(inputs).square().mean().backward()
         norm = update.norm()
         update.apply(CONFIG.rate, norm, torch.tensor(step != 1, device=device))
     assert ema.updates == 4

@@ -2,6 +2,9 @@
 
 Shapes: N sequences, L positions, D draws per sequence (a draw is a time and a noisy sequence at it), T targets.
 
+In block diffusion the sequences are the blocks of texts, G consecutive ones of each text; the network is shown a draw
+of all blocks of a text at once.
+
 Errors. The Monte Carlo error comes from the two halves, which are independent designs on the same sequences: a quarter
 of the mean squared difference of a sequence's two values estimates the variance of its mean, with N degrees of freedom
 a round. What all sequences have in common at a level is no noise in the mean, since the levels of all together are
@@ -43,8 +46,9 @@ _BLOCK = 1 << 24  # positions whose costs are held at once, for the control vari
 _DRAWS_PER_RECONSTRUCTION = 8
 _FEW_DIFFERENCES = 16
 _NEIGHBOURS = 4
-_PROBE = 1e-10  # in sigma: where nothing but 1/sigma is left
-_PROBED = 4  # sequences looked at there
+_LARGEST_SINGLE = 1e30  # costs beyond are not held in float32
+_PROBES = (1e-9, 1e-12, 1e-15, 1e-20, 1e-30, 1e-37)  # sigmas at which clean sequences are looked at
+_NEGLIGIBLE = 1e-3  # nats per token and e-fold of sigma
 
 
 def parts_of(count: int, size: int) -> Iterator[Tensor]:
@@ -77,6 +81,8 @@ class Evaluation:
     report: Callable[[int], None]
     nested: bool = False
     """Whether sequences that begin alike are shown the same noise there, whatever their lengths."""
+    group: int = 1
+    """G."""
 
     @property
     def device(self) -> torch.device:
@@ -109,7 +115,8 @@ class Evaluation:
     @cached_property
     def times(self) -> PathTimes:
         """The times of all draws."""
-        return PathTimes(self.process, self.data.shape[1], self.low, self.time_shares)
+        deep = self._levels_off if self._may_diverge else None
+        return PathTimes(self.process, self.data.shape[1], self.low, self.time_shares, deep or _PROBES[0])
 
     def _tilt(self, drawn: DrawnTimes) -> Tensor:
         """The second function of time of the control variates."""
@@ -121,12 +128,13 @@ class Evaluation:
         """One stratified design over the sequences `which` [n]: `draws` directed draws of each."""
         drawn = self.times.at(stratified_levels(len(which), draws, generator).reshape(-1))
         magnitude = self.path.magnitude(drawn.noise)
-        share = self.path.share(drawn.noise)
+        order = self._order(len(which), draws)
+        share = self.path.share(drawn.noise.rows(order))
         parts = [
             self._directed(batch, Cases(*self._on_device(batch.part, share.same, share.moved, share.masked)), generator)
-            for batch in self._batches(which.repeat_interleave(draws), drawn.noise)
+            for batch in self._batches(which[order // draws], drawn.noise.rows(order))
         ]
-        cost, case, odds = (torch.cat(column) for column in zip(*parts, strict=True))
+        cost, case, odds = (torch.cat(column)[order.argsort()] for column in zip(*parts, strict=True))
         integrand = cost.mean(-1) * drawn.dt / odds
         values = [torch.where(drawn.noise.t >= one.low, one.scale * integrand, 0.0) for one in self.targets]
 
@@ -143,7 +151,7 @@ class Evaluation:
             probability=by_sequence(case_probabilities(drawn.noise).stack()),
             magnitude=by_sequence(magnitude.stack()),
             case=by_sequence(case),
-            cost=by_sequence(cost.float()),
+            cost=by_sequence(cost if bool(cost.max() > _LARGEST_SINGLE) else cost.float()),
         )
 
     def _directed(self, batch: Batch, share: Cases, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,54 +159,89 @@ class Evaluation:
         x0, noise = batch.x0, batch.noise
         draw = directed_draw(x0, noise, share, self._uniforms(x0, generator))
         cost = position_costs(batch.network, self.path, x0, draw.x_t, noise)
-        self.report(len(x0))
+        self.report(len(x0) // self.group)
         self.network.check_outputs()  # the costs are waited for anyway
         return cost.cpu(), case_codes(draw.x_t, x0, noise).cpu(), draw.odds.cpu()
 
     def plain(self, which: Tensor, t: Tensor, cost: PathCost, generator: torch.Generator) -> Tensor:
-        """The cost per token of one plain draw at time t [M] for each entry of `which` [M]: [M]."""
-        values: list[Tensor] = []
-        for batch in self._batches(which, self.process.noise(t)):
+        """The costs per token of plain draws of the sequences `which` [n] at times t [n, D]: [n, D]."""
+        values, order = list[Tensor](), self._order(*t.shape)
+        for batch in self._batches(which[order // t.shape[1]], self.process.noise(t.reshape(-1)[order])):
             x_t = plain_draw(batch.x0, batch.noise, self._uniforms(batch.x0, generator))
             values.append(position_costs(batch.network, cost, batch.x0, x_t, batch.noise).mean(1).cpu())
-            self.report(len(x_t))
+            self.report(len(x_t) // self.group)
         self.network.check_outputs()
-        return torch.cat(values)
+        return torch.cat(values)[order.argsort()].reshape(t.shape)
 
     def reconstruction(self, target: Target, draws: int, which: Tensor, generator: torch.Generator) -> Tensor:
         """The cost of each sequence at the end of its path, [n, some] (0 where the path ends in the data)."""
         if target.reconstruction is None:
             return torch.zeros(len(which), 1, dtype=torch.float64)
         count = -(-draws // _DRAWS_PER_RECONSTRUCTION)
-        t = torch.full((len(which) * count,), max(target.low, JUST_AFTER_ZERO), dtype=torch.float64)
-        values = self.plain(which.repeat_interleave(count), t, target.reconstruction, generator)
-        return values.reshape(len(which), count)
+        t = torch.full((len(which), count), max(target.low, JUST_AFTER_ZERO), dtype=torch.float64)
+        return self.plain(which, t, target.reconstruction, generator)
 
     def infinite_at_zero(self) -> str | None:
-        """Why the integral is infinite for targets that go down to t = 0, if it is: clean sequences cost more than a
-        thousandth of sigma'/sigma there. Not of 1/t: where sigma starts like a root of t, as hybrid's, all costs grow
-        like its rate, and their integral is finite.
+        """Why the integral is infinite for targets that go down to t = 0; None where it is finite.
 
-        (Smaller shares diverge too, but add a thousandth of a nat only once the earliest sigma is divided by e.)
+        It is infinite if a clean sequence costs more than a thousandth of sigma'/sigma however small sigma is. (Not of
+        1/t: where sigma starts like a root of t, as hybrid's, all costs grow like its rate, and their integral is
+        finite. Shares below a thousandth diverge too, but add a thousandth of a nat only once the earliest sigma is
+        divided by e.)
         """
-        if self.low > 0 or self.process.jumps_at_zero or not self.clean_tokens_cost:
+        if not self._may_diverge or self._levels_off is not None:
             return None
-        first = torch.arange(min(_PROBED, len(self.data)))
-        early = self.process.noise(self.process.clocks.time(torch.full((len(first),), _PROBE, dtype=torch.float64)))
-        network, x0, noise, _ = next(self._batches(first, early))
-        cost = position_costs(network, self.path, x0, x0, noise)
-        self.report(len(x0))
-        per_log_sigma = float(cost.mean()) * float((early.sigma / (early.alpha_rate + early.beta_rate)).mean())
-        if not per_log_sigma > 1e-3:
-            return None
-        return f"the cost of clean tokens {'is infinite' if per_log_sigma == math.inf else 'grows like 1/t'}"
+        how = "is infinite" if self._cost_per_log_sigma[-1] == math.inf else "grows like 1/t"
+        return f"the cost of clean tokens {how}"
+
+    @property
+    def _may_diverge(self) -> bool:
+        return self.low == 0 and not self.process.jumps_at_zero and self.clean_tokens_cost
+
+    @cached_property
+    def _cost_per_log_sigma(self) -> list[float]:
+        """What the most expensive clean sequence costs per token and e-fold of sigma, at each of `_PROBES` until it is
+        negligible. Sequences (groups of them) whose cost is negligible at one are not evaluated at the next."""
+        found, expensive = list[float](), torch.arange(len(self.data))
+        for sigma in _PROBES:
+            costs = self._clean_costs(expensive, sigma)
+            found.append(float(costs.max()))
+            is_expensive = ~(costs <= _NEGLIGIBLE).view(-1, self.group).all(1)
+            expensive = expensive[is_expensive.repeat_interleave(self.group)]
+            if len(expensive) == 0:
+                break
+        return found
+
+    @property
+    def _levels_off(self) -> float | None:
+        """The largest of `_PROBES` at which the cost of clean sequences is negligible."""
+        costs = self._cost_per_log_sigma
+        return _PROBES[len(costs) - 1] if costs[-1] <= _NEGLIGIBLE else None
+
+    def _clean_costs(self, which: Tensor, sigma: float) -> Tensor:
+        """What clean sequences cost per token and e-fold of sigma: their cost times sigma over its rate, [n]."""
+        early = self.process.noise(self.process.clocks.time(torch.full((len(which),), sigma, dtype=torch.float64)))
+        costs: list[Tensor] = []
+        for network, x0, noise, _ in self._batches(which, early):
+            costs.append(position_costs(network, self.path, x0, x0, noise).mean(1).double().cpu())
+            self.report(len(x0) // self.group)
+        return torch.cat(costs) * early.sigma / (early.alpha_rate + early.beta_rate)
 
     def _batches(self, which: Tensor, noise: Noise) -> Iterator[Batch]:
         """The sequences `which` at their noise, a batch at a time."""
-        for part in parts_of(len(which), self.batch):
+        for part in parts_of(len(which), self.batch * self.group):
             chosen = which[part]
             x0 = self.data[chosen].to(self.device)
             yield Batch(self.network.of_sequences(chosen), x0, noise.rows(part).to(self.device), part)
+
+    def _order(self, count: int, draws: int) -> Tensor:
+        """The entries of [n, D], flattened, in the order in which the network is shown them: a draw of all sequences of
+        a group, then the next."""
+        return torch.arange(count * draws).reshape(-1, self.group, draws).transpose(1, 2).reshape(-1)
+
+    def whole_groups(self, count: int) -> int:
+        """About so many sequences, in whole groups."""
+        return max(1, count // self.group) * self.group
 
     def _on_device(self, part: Tensor, *fields: Tensor) -> list[Tensor]:
         return [field[part].to(self.device) for field in fields]
@@ -256,7 +299,7 @@ class StratifiedDraws:
         """One more round: `draws` of each sequence, made even."""
         count, length = self.evaluation.data.shape
         each = (draws + 1) // 2
-        size = max(1, _BLOCK // (each * length))
+        size = self.evaluation.whole_groups(_BLOCK // (each * length))
         blocks = [self._block(each, which, generator) for which in parts_of(count, size)]
         for half in range(2):
             values, columns, ends, v = zip(*(b[half] for b in blocks), strict=True)
@@ -283,11 +326,17 @@ class StratifiedDraws:
     def why_infinite(self, target: int) -> str | None:
         """Which sequence of the last round has an infinite cost, and where; None if none has."""
         values, ends = ([half[-1][target] for half in both] for both in (self.values, self.reconstructions))
-        return _why_infinite(values, ends)
+        return _why_infinite(values, ends, self.evaluation.group)
 
     def settle(self, target: int) -> SequenceValues:
+        """The values of all draws so far. No draw is negative; where control variates make their mean negative, it is
+        given without them."""
+        settled = self._settle(target, controlled=True)
+        return settled if float(settled.per_sequence.mean()) >= 0 else self._settle(target, controlled=False)
+
+    def _settle(self, target: int, controlled: bool) -> SequenceValues:
         """Subtract the control variates, and see how far the halves are apart."""
-        residuals, freedom_lost = zip(*(self._residuals(half, target) for half in range(2)), strict=True)
+        residuals, freedom_lost = zip(*(self._residuals(half, target, controlled) for half in range(2)), strict=True)
 
         values = torch.stack([torch.stack([r.mean(1) for r in parts]) for parts in residuals])  # [2, rounds, N]
         ends = torch.stack([torch.stack([of_round[target] for of_round in parts]) for parts in self.reconstructions])
@@ -309,8 +358,10 @@ class StratifiedDraws:
         shared = variance * max(freedom_lost)
         return SequenceValues(means.mean((0, 1)), variance + shared, freedom, shared, curve)
 
-    def _residuals(self, half: int, target: int) -> tuple[list[Tensor], float]:
+    def _residuals(self, half: int, target: int, controlled: bool) -> tuple[list[Tensor], float]:
         """The values of a half less their variates, round by round, and Z/M of the coefficients."""
+        if not controlled:
+            return [v[target] for v in self.values[half]], 0.0
         other = 1 - half
         values = torch.cat([v[target].reshape(-1) for v in self.values[other]])
         columns = torch.cat([z.flatten(0, 1) for z in self.variates[other]])
@@ -319,12 +370,12 @@ class StratifiedDraws:
         return left, int((subtract != 0).sum()) / len(values)
 
 
-def _why_infinite(values: Sequence[Tensor], ends: Sequence[Tensor]) -> str | None:
-    """In words, from costs along the path and at its end, each [N, ...]."""
+def _why_infinite(values: Sequence[Tensor], ends: Sequence[Tensor], group: int) -> str | None:
+    """In words, from costs along the path and at its end, each [N, ...], of sequences in groups."""
     for costs, why in ((values, "a draw of sequence {} costs"), (ends, "the path's last step to sequence {} costs")):
         for part in costs:
             if len(found := torch.isinf(part).nonzero()):
-                return f"{why.format(int(found[0, 0]))} infinitely much"
+                return f"{why.format(int(found[0, 0]) // group)} infinitely much"
     return None
 
 
@@ -372,15 +423,15 @@ class IndependentDraws:
         here, low = self.evaluation, self.target.low
         path, end = child_generators(2, generator)
         every = torch.arange(len(here.data))
-        t = low + (1 - low) * torch.rand(len(every) * draws, generator=path, dtype=torch.float64)
-        values = here.plain(every.repeat_interleave(draws), t, here.path, path)
-        self.values.append(self.target.scale * (1 - low) * values.reshape(-1, draws))
+        t = low + (1 - low) * torch.rand(len(every), draws, generator=path, dtype=torch.float64)
+        values = here.plain(every, t, here.path, path)
+        self.values.append(self.target.scale * (1 - low) * values)
         self.reconstructions.append(here.reconstruction(self.target, draws, every, end))
 
     def why_infinite(self, target: int) -> str | None:
         """As that of stratified draws."""
         del target  # there is one
-        return _why_infinite(self.values[-1:], self.reconstructions[-1:])
+        return _why_infinite(self.values[-1:], self.reconstructions[-1:], self.evaluation.group)
 
     def settle(self, target: int) -> SequenceValues:
         """Plain means, and the scatter of a sequence's draws about its own."""

@@ -26,6 +26,18 @@ from torch import Tensor
 Interval = tuple[float, float]
 
 _NORMAL_975 = 1.959963984540054
+_ROUNDING = 1e-6
+_HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which more draws are not worth while
+_NO_CODE_LENGTHS = ("j1", "j2")
+
+
+def check_code_length(nats_per_token: float) -> None:
+    """Refuse a negative bound on a negative log-likelihood, which only an error of arithmetic can produce."""
+    if nats_per_token < -_ROUNDING:
+        raise ValueError(
+            f"the bound came out as {nats_per_token:.6g} nats per token, but a code length is never negative: the "
+            "network's outputs or the parameters of the process are beyond what float64 can resolve"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,10 @@ class BoundEstimate:
     earliest_time: float = 0.0
     why_infinite: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.bound not in _NO_CODE_LENGTHS:
+            check_code_length(self.nats_per_token)
+
     @property
     def stderr(self) -> float:
         """The standard error of nats_per_token: clustered by sequence, or Monte Carlo only for a fixed set."""
@@ -106,6 +122,25 @@ class BoundEstimate:
     def running(self) -> tuple[Tensor, Tensor]:
         """The estimate after 2, 3, ... N sequences, in their order, and the half-width of its 95% band: [N-1] each."""
         return running_mean(self.per_sequence)
+
+
+def check_tolerance(tolerance: float | None) -> None:
+    """Refuse what is not a relative half-width of a perplexity's interval."""
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent; got {tolerance!r}")
+
+
+def is_within(estimate: BoundEstimate, tolerance: float) -> bool:
+    """Whether the 95% interval of the perplexity is this narrow."""
+    low, high = estimate.ci95
+    return (high - low) / 2 <= math.log1p(tolerance)
+
+
+def cannot_narrow(estimate: BoundEstimate) -> bool:
+    """Whether more draws cannot narrow the interval: the sequences differ more than their draws scatter."""
+    if estimate.fixed_set:
+        return estimate.monte_carlo_stderr == 0
+    return estimate.monte_carlo_stderr**2 < _HOPELESS * estimate.sequence_stderr**2
 
 
 def exact_estimate(bound: str, values: Tensor, draws: int, length: int, fixed_set: bool) -> BoundEstimate:

@@ -15,6 +15,9 @@ Two ways to draw:
                   grows without bound (like a logarithm) as times near 0 are met, so that it gets a standard error but
                   no interval: benchmarks/bound_coverage.py shows how often that would miss.
 
+In block diffusion the bound of a sequence is the sum of those of its blocks, each given the clean text before it.
+Blocks are drawn like sequences, all of a sequence in one pass of the network (block_layout.py).
+
 Errors. The population's is the standard deviation of the N per-sequence values over sqrt(N), less what they show of a
 curve in time that all sequences share: stratification across sequences has taken that out of their mean. The Monte
 Carlo error, for these very sequences, comes from two independent halves of the draws (bounds/drawing.py).
@@ -25,17 +28,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from cedd.block_layout import as_block_sequences
 from cedd.bounds.drawing import Evaluation, IndependentDraws, SequenceValues, StratifiedDraws, parts_of
-from cedd.bounds.estimate import BoundEstimate, exact_estimate, mean_and_stderr
+from cedd.bounds.estimate import (
+    BoundEstimate,
+    cannot_narrow,
+    check_tolerance,
+    exact_estimate,
+    is_within,
+    mean_and_stderr,
+)
+from cedd.bounds.exact_likelihood import context_count, exact_likelihood
+from cedd.bounds.importance import importance_bound
+from cedd.bounds.order_weights import WeightFile
 from cedd.device import model_device
 from cedd.dynamics import Bound, Corrector, Dynamics
 from cedd.dynamics.path import Target
-from cedd.methods import Method, get_method
+from cedd.methods import Method, get_method, model_first
 from cedd.network import AnyModel, Network, evaluating
 from cedd.process import TokenProcess
 
@@ -45,18 +59,21 @@ Progress = Callable[[int, int], None]
 
 _WORTH_SETTLING = 1.125  # so many times as many draws: settling all of them after every round would be quadratic
 _NEARLY = 1e-4  # so far apart the earliest times of bounds may be that are measured by the same draws
-_HOPELESS = 0.05  # the share of Monte Carlo noise in the variance below which more draws are not worth while
 
 
+@model_first("cedd.estimate_bound(model, process, data, method=...)")
 def estimate_bound(
     model: AnyModel,
     process: TokenProcess,
     data: Tensor,
     *,
     method: str | Method,
-    bound: Bound = "tight",
+    bound: Bound | Literal["importance", "exact"] = "tight",
+    block: int | None = None,
+    orders: int | None = None,
     draws: int = 16,
     tolerance: float | None = None,
+    seconds: float | None = None,
     generator: torch.Generator | None = None,
     sampling: Sampling | None = None,
     time_floor: float | None = None,
@@ -64,10 +81,11 @@ def estimate_bound(
     fixed_set: bool = False,
     nested: bool = False,
     max_draws: int = 4096,
-    batch: int = 32,
+    batch: int | None = None,
     device: torch.device | str | None = None,
+    checkpoint: WeightFile | None = None,
     progress: Progress | None = None,
-    **extras: Tensor,
+    **conditions: Tensor,
 ) -> BoundEstimate:
     """A bound on the negative log-likelihood of data [N, L], in nats per token, with its error (see the module's head).
 
@@ -83,12 +101,21 @@ def estimate_bound(
         process: the process that it was trained to undo.
         data: token ids [N, L].
         method: what the model's outputs mean.
-        bound: "tight", a true bound, or the paper's "j1" or "j2".
+        bound: "tight", a true bound, or the paper's "j1" or "j2"; or "importance", the importance-weighted bound of
+            the first-hitting sampler (bounds/importance.py), an `ImportanceEstimate`; or "exact", the likelihood of
+            that sampler itself, for blocks (or sequences) of at most 12 tokens (bounds/exact_likelihood.py). Of the
+            arguments below, these two take block, generator, fixed_set, batch, device and progress, and "importance"
+            orders, tolerance, seconds and checkpoint.
+        block: the number of tokens of a block, for block diffusion; by default that of the method. The network is
+            called as for `cedd.loss`.
+        orders: orders per sequence of "importance": 64 by default; with a tolerance or seconds the most, 4,096 by
+            default.
         draws: noisy sequences per sequence of the data, made even where sampling is stratified. The paper's
             per-sequence J1 is bound="j1", draws=1024.
         tolerance: go on in rounds of `draws` until the 95% interval of the perplexity is this narrow (0.005: within
             half a percent on either side), `max_draws` are made, or more draws cannot help because the sequences
-            themselves differ.
+            themselves differ. For "importance" the orders are doubled, from 2 on.
+        seconds: for "importance": double the orders, from 2 on, as long as the next round will end within this time.
         generator: the random number generator.
         sampling: "stratified" or "independent" (the module's head).
         time_floor: where the path of `tight` ends: there x_0 is drawn, and what that costs is counted. Default: where
@@ -98,17 +125,47 @@ def estimate_bound(
         nested: draw the noise so that, with equal generators, texts of different lengths are shown the same noise
             where they begin alike (in batches of at least half the draws).
         max_draws: the most that a tolerance can ask for.
-        batch: noisy sequences shown to the network at once.
+        batch: noisy sequences shown to the network at once: 32 by default, for "importance" as many as suit the device.
         device: where the network lives, by default where its parameters are.
+        checkpoint: for "importance": the file that the weights are kept in, from which the same call resumes.
         progress: told, after each batch, how many evaluations are done and how many are planned so far.
-        extras: what the network takes besides, with one entry a sequence [N, ...]; handed to it by name.
+        conditions: what the network takes besides, with one entry a sequence [N, ...]; handed to it by name.
     """
+    method = get_method(method).in_blocks(block)
+    if bound in ("importance", "exact"):
+        _refuse_unused(bound, sampling=sampling, time_floor=time_floor, corrector=corrector)
+    if bound != "importance":
+        _refuse_unused(bound, orders=orders, seconds=seconds, checkpoint=checkpoint)
+    if bound == "exact" and method.dynamics.noisy:
+        _refuse_unused(bound, tolerance=tolerance)
+        return _exact_in_orders(model, process, data, method, fixed_set, batch, device, progress, conditions)
+    if bound == "importance":
+        return importance_bound(
+            model,
+            process,
+            data,
+            method=method,
+            block=block,
+            orders=orders,
+            tolerance=tolerance,
+            seconds=seconds,
+            antithetic=True,
+            generator=generator,
+            fixed_set=fixed_set,
+            checkpoint=checkpoint,
+            batch=batch,
+            device=device,
+            progress=progress,
+            **conditions,
+        )
+    bound = "tight" if bound == "exact" else bound  # which is exact for autoregressive methods
     found = estimate_bounds(
         model,
         process,
         data,
         (bound,),
         method=method,
+        block=block,
         draws=draws,
         tolerance=tolerance,
         generator=generator,
@@ -118,12 +175,38 @@ def estimate_bound(
         fixed_set=fixed_set,
         nested=nested,
         max_draws=max_draws,
-        batch=batch,
+        batch=32 if batch is None else batch,
         device=device,
         progress=progress,
-        **extras,
+        **conditions,
     )
     return found[bound]
+
+
+def _refuse_unused(bound: str, **options: object) -> None:
+    """Refuse options that say nothing about a bound."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"the bound {bound!r} takes no {name} (got {value!r})")
+
+
+def _exact_in_orders(
+    model: AnyModel,
+    process: TokenProcess,
+    data: Tensor,
+    method: Method,
+    fixed_set: bool,
+    batch: int | None,
+    device: torch.device | str | None,
+    progress: Progress | None,
+    conditions: Mapping[str, Tensor],
+) -> BoundEstimate:
+    """The likelihood of the first-hitting sampler, summed over all orders."""
+    length = data.shape[-1]
+    how: dict[str, Any] = {"batch": batch, "device": device, "progress": progress, **conditions}
+    nats = exact_likelihood(model, process, data, range(length), method=method, **how)
+    draws = context_count(model, method.block or length)
+    return exact_estimate("exact", nats / length, draws, length, fixed_set)
 
 
 def estimate_bounds(
@@ -133,6 +216,7 @@ def estimate_bounds(
     bounds: Sequence[Bound],
     *,
     method: str | Method,
+    block: int | None = None,
     draws: int = 16,
     tolerance: float | None = None,
     generator: torch.Generator | None = None,
@@ -145,24 +229,27 @@ def estimate_bounds(
     batch: int = 32,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-    **extras: Tensor,
+    **conditions: Tensor,
 ) -> dict[Bound, BoundEstimate]:
     """Several bounds on the same data, in the order asked for; the other arguments are those of `estimate_bound`.
 
     Bounds that stop at nearly the same time are measured by the same stratified draws: `tight`, `j1` and `j2` take as
     many evaluations as one of them. Where their draws are not the same, each begins with the generator as it is.
     """
-    chosen = get_method(method)
+    chosen = get_method(method).in_blocks(block)
     for bound in bounds:
-        _check(chosen, process, data, bound, draws, tolerance, time_floor, batch)
+        _check(chosen, process, data, bound, draws, tolerance, time_floor, batch, max_draws)
     if sampling not in (None, *get_args(Sampling)):
         raise ValueError(f"draws are {' or '.join(get_args(Sampling))}; got {sampling!r}")
     if tolerance is not None and sampling == "independent":
         raise ValueError("independent draws have no interval that a tolerance could be held against; use stratified")
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
     home = model_device(model, data.device) if device is None else device
-    network = Network.of(model, process.vocab_size, home, extras, len(data))
+    network = Network.of(model, process.vocab_size, home, conditions, len(data))
     clean = data.detach().to(device="cpu", dtype=torch.int64)
+    blocks = chosen.blocks_of(data.shape[1])
+    if blocks > 1:
+        network, clean = as_block_sequences(network, clean, blocks)
     with evaluating(model):
         if not dynamics.noisy:
             return {one: _exact(network, process, dynamics, clean, batch, fixed_set, progress) for one in bounds}
@@ -177,7 +264,7 @@ def estimate_bounds(
                 low=earliest if time_floor is None else time_floor,
             )
         counter = _Counter(progress)
-        job = _Job(network, process, clean, way, draws, tolerance, max_draws, batch, fixed_set, nested, counter)
+        job = _Job(network, process, clean, blocks, way, draws, tolerance, max_draws, batch, fixed_set, nested, counter)
         source, found = torch.default_generator if generator is None else generator, dict[Bound, BoundEstimate]()
         state = source.get_state()
         for together in _drawn_together(targets, way):
@@ -220,6 +307,8 @@ class _Job:
     network: Network
     process: TokenProcess
     data: Tensor
+    blocks: int
+    """Blocks of a text, each a sequence of `data`."""
     way: Sampling
     draws: int
     tolerance: float | None
@@ -235,8 +324,9 @@ class _Job:
             return {}
         counter, names, state = self.counter, list[Bound](targets), generator.get_state()
         before = counter.done
+        bounds = tuple(targets.values())
         evaluation = Evaluation(
-            self.network, self.process, self.data, tuple(targets.values()), self.batch, counter.add, self.nested
+            self.network, self.process, self.data, bounds, self.batch, counter.add, self.nested, self.blocks
         )
         if (why := evaluation.infinite_at_zero()) is not None:
             infinite: dict[Bound, str] = {name: why for name in names if targets[name].low == 0}
@@ -244,7 +334,7 @@ class _Job:
         drawn = StratifiedDraws(evaluation) if self.way == "stratified" else IndependentDraws(evaluation)
         total = settled_at = 0
         while True:
-            counter.planned += self.draws * len(self.data)
+            counter.planned += self.draws * len(self.data) // self.blocks
             drawn.add(self.draws, generator)
             total += self.draws
             infinite = {name: why for index, name in enumerate(names) if (why := drawn.why_infinite(index)) is not None}
@@ -261,12 +351,13 @@ class _Job:
                     counter.done - before,
                     total,
                     self.data,
+                    self.blocks,
                     self.fixed_set,
                     self.tolerance,
                 )
                 for index, name in enumerate(names)
             }
-            if total + self.draws > self.max_draws or all(e.reached or _is_hopeless(e) for e in found.values()):
+            if total + self.draws > self.max_draws or all(e.reached or cannot_narrow(e) for e in found.values()):
                 return found
 
     def _without(
@@ -281,7 +372,7 @@ class _Job:
         rest: dict[Bound, Target] = {name: target for name, target in targets.items() if name not in infinite}
         found = self.estimates(rest, generator)
         for name, why in infinite.items():
-            found[name] = _infinite(name, targets[name], evaluations, self.data, self.fixed_set, why)
+            found[name] = _infinite(name, targets[name], evaluations, self.data, self.blocks, self.fixed_set, why)
         return found
 
 
@@ -292,11 +383,12 @@ def _estimate(
     evaluations: int,
     draws: int,
     data: Tensor,
+    blocks: int,
     fixed_set: bool,
     tolerance: float | None,
 ) -> BoundEstimate:
-    """An estimate of settled values."""
-    values = settled.per_sequence + target.terminal
+    """An estimate of settled values, of texts of so many blocks."""
+    values = settled.per_sequence.reshape(-1, blocks).mean(1) + target.terminal
     mean, error = mean_and_stderr(values)
     scatter = max(error**2 - settled.curve, settled.variance - settled.shared) if settled.curve > 0 else error**2
     estimate = BoundEstimate(
@@ -311,26 +403,20 @@ def _estimate(
         earliest_time=target.low,
         evaluations=evaluations,
         draws=draws,
-        length=data.shape[1],
+        length=data.shape[1] * blocks,
         heavy_tailed=settled.heavy_tailed,
     )
     if tolerance is None:
         return estimate
-    low, high = estimate.ci95
-    return replace(estimate, reached=(high - low) / 2 <= math.log1p(tolerance))
+    return replace(estimate, reached=is_within(estimate, tolerance))
 
 
-def _infinite(bound: str, target: Target, evaluations: int, data: Tensor, fixed_set: bool, why: str) -> BoundEstimate:
+def _infinite(
+    bound: str, target: Target, evaluations: int, data: Tensor, blocks: int, fixed_set: bool, why: str
+) -> BoundEstimate:
     """The estimate of an integral that diverges at t = 0, or of data that have no chance."""
     settled = SequenceValues(torch.full((len(data),), math.inf, dtype=torch.float64), math.nan, 0)
-    return replace(_estimate(bound, settled, target, evaluations, 0, data, fixed_set, None), why_infinite=why)
-
-
-def _is_hopeless(estimate: BoundEstimate) -> bool:
-    """Whether more draws cannot narrow the interval: the sequences differ more than their draws scatter."""
-    if estimate.fixed_set:
-        return estimate.monte_carlo_stderr == 0
-    return estimate.monte_carlo_stderr**2 < _HOPELESS * estimate.sequence_stderr**2
+    return replace(_estimate(bound, settled, target, evaluations, 0, data, blocks, fixed_set, None), why_infinite=why)
 
 
 def _exact(
@@ -361,6 +447,7 @@ def _check(
     tolerance: float | None,
     time_floor: float | None,
     batch: int,
+    max_draws: int,
 ) -> None:
     method.check(process)
     method.check_bound(bound, time_floor)
@@ -371,5 +458,6 @@ def _check(
         raise ValueError(f"a bound needs at least one draw per sequence; got {draws}")
     if batch < 1:
         raise ValueError(f"a batch has at least one sequence; got {batch}")
-    if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent; got {tolerance!r}")
+    if max_draws < 1:
+        raise ValueError(f"max_draws must be at least 1; got {max_draws}")
+    check_tolerance(tolerance)

@@ -11,6 +11,8 @@ each divided by L. The last two terms of `tight` are the end of a path that stop
 has sigma(0) > 0 (data are clean at t = 0 and have seen sigma(0) of noise right after it); elsewhere they are zero. The
 paper's two are cut at t = 1e-4. Discrete flow matching has a path of its own, which stops short of t = 0 too.
 
+In block diffusion each of these is the sum over blocks and over the texts before them, weighted by their probabilities.
+
 The learned reverse process has the rates Q_t(x_t, y) s_y. Its law at t = 0 is found by fourth-order Magnus steps in
 log(exp(sigma) - 1), the variable in which rates of order 1/t are of order one.
 """
@@ -22,14 +24,17 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cedd.block_layout import GivenPast
+from cedd.bounds.estimate import check_code_length
 from cedd.dynamics import Bound
 from cedd.dynamics.path import PathCost
 from cedd.dynamics.reverse import JUST_AFTER_ZERO
-from cedd.methods import Method, get_method
+from cedd.methods import Method, get_method, model_first
 from cedd.network import AnyModel, Network
 from cedd.objectives.objective import Rows
 from cedd.process import Noise, TokenProcess
@@ -37,7 +42,9 @@ from cedd.quadrature import bisect, integrate
 
 _MAX_STATES = 1024  # the reverse process needs matrices of this size
 _CHUNK = 1 << 21  # numbers held at once
-_SMALLEST_SIGMA = 1e-12  # where the reverse process is stopped, if its schedule goes on to zero
+_SMALLEST_SIGMA = 1e-12  # where the reverse process is stopped, if its noise goes on to zero
+_SCALES = (1.0, 40.0)  # sigmas between which tokens lose nearly all, and beyond which they lose nothing
+_PROBES = (1e-34, 1e-37)  # sigmas at which a cost that still grows like 1/sigma is taken to do so down to 0
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -55,11 +62,17 @@ class Axis:
     @cached_property
     def edges(self) -> tuple[float, ...]:
         """Ends and kinks in that coordinate, in increasing order."""
-        axis = self.process.axis
-        start = float(axis.sigma(self.stop))
-        totals = torch.tensor(self.kinks, dtype=torch.float64)
-        where = bisect(lambda own: self.process.sigma(axis.inverse(own)), totals, axis.start, axis.end)
-        return (start, *sorted(k for k in map(float, where) if start < k < axis.end), axis.end)
+        return self._with_ends(self.kinks)
+
+    def _with_ends(self, sigmas: tuple[float, ...]) -> tuple[float, ...]:
+        """The ends in that coordinate, and where alpha + beta has these values between them."""
+        start, end = float(self.process.axis.sigma(self.stop)), self.process.axis.end
+        return (start, *sorted(k for k in map(float, self.coordinate(sigmas)) if start < k < end), end)
+
+    def coordinate(self, sigmas: tuple[float, ...]) -> Tensor:
+        """Where alpha + beta has these values, [K]."""
+        axis, totals = self.process.axis, torch.tensor(sigmas, dtype=torch.float64)
+        return bisect(lambda own: self.process.sigma(axis.inverse(own)), totals, axis.start, axis.end)
 
     def time(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """t and dt/dsigma where the coordinate is sigma (just after 0 where it starts there)."""
@@ -69,7 +82,8 @@ class Axis:
     def integrate(self, f: Callable[[Tensor], Tensor], tolerance: float) -> float:
         """The integral over (stop, 1] of f(t [K]) -> [K]; infinity where f is, or grows like 1/t at 0.
 
-        sigma = start + (end - start) u^4, so that the logarithms at t = 0 are harmless.
+        sigma = start + (end - start) u^4, so that the logarithms at t = 0 are harmless. It is cut where tokens lose
+        their information, which may be a small part of it: a roulette with p_m = 1e-9 masks 1e9 times later.
         """
         start, span = self.edges[0], self.edges[-1] - self.edges[0]
 
@@ -82,12 +96,12 @@ class Axis:
         scale = float(over_u(torch.linspace(0.05, 1, 20, dtype=torch.float64)).abs().mean())
         if scale == math.inf:
             return math.inf
-        cuts = [((edge - start) / span) ** 0.25 for edge in self.edges]
+        cuts = [((edge - start) / span) ** 0.25 for edge in self._with_ends((*self.kinks, *_SCALES))]
         return sum(integrate(over_u, low, high, tolerance * max(1.0, scale)) for low, high in itertools.pairwise(cuts))
 
     def _vanishes(self, f: Callable[[Tensor], Tensor]) -> bool:
         """Whether sigma f -> 0 as sigma -> 0: a logarithm does, and so does a root; 1/sigma does not."""
-        sigma = torch.tensor([1e-10, 1e-13], dtype=torch.float64)
+        sigma = self.coordinate(_PROBES)
         t, slope = self.time(sigma)
         left = (f(t) * slope * sigma).abs()
         return bool((left[1] < 1e-9) | (left[1] < 0.9 * left[0]))
@@ -213,6 +227,11 @@ class Enumerated:
         return Axis(self.process, self.stop, self.method.parameterization.kinks(self.process))
 
     @property
+    def smallest(self) -> float:
+        """The axis's coordinate at which the reverse process is stopped, if its noise goes on to zero."""
+        return float(self.axis.coordinate((_SMALLEST_SIGMA,)))
+
+    @property
     def tolerance(self) -> float:
         """What quadrature and steps can ask for: the rounding of sigma shows in the outputs."""
         return 1e-9 if self.network.sigma_dtype == torch.float64 else 1e-6
@@ -229,7 +248,7 @@ class Enumerated:
 
     def reconstructions(self) -> Tensor:
         """p(x_0^i | x_t) at every state of the path's end, [N, L, V]."""
-        t = self.axis.time(torch.tensor([max(self.axis.edges[0], _SMALLEST_SIGMA)], dtype=torch.float64))[0]
+        t = self.axis.time(torch.tensor([max(self.axis.edges[0], self.smallest)], dtype=torch.float64))[0]
         meaning = self.method.require_scores()
         law = meaning.log_reconstruction if self.stop > 0 else meaning.log_posterior
         return law(*self.at(t)).exp()[0]
@@ -271,6 +290,7 @@ def enumerated(
 # The bound
 
 
+@model_first("cedd.exact_bound(model, process, p0, method=...)")
 def exact_bound(
     model: AnyModel,
     process: TokenProcess,
@@ -278,6 +298,7 @@ def exact_bound(
     *,
     method: str | Method,
     bound: Bound = "tight",
+    block: int | None = None,
     time_floor: float | None = None,
     sigma_dtype: torch.dtype = torch.float32,
 ) -> float:
@@ -291,23 +312,64 @@ def exact_bound(
         p0: the law of the data, [V] * L; it sums to one.
         method: what the model's outputs mean.
         bound: "tight", "j1" or "j2".
+        block: the number of tokens of a block, for block diffusion, by default that of the method; (V+1)^b must then be
+            small enough.
         time_floor: where `tight` stops and x_0 is drawn, and where j1 and j2 are cut; by default as `estimate_bound`.
         sigma_dtype: what the network is told of the time is float32, as everywhere, which leaves 7 digits; a network
             that is a function of float64 can ask for it and get 9.
     """
-    chosen, space = get_method(method), space_of(process, p0)
+    chosen = get_method(method).in_blocks(block)
     chosen.check(process)
     chosen.check_bound(bound, time_floor)
+    if chosen.blocks_of(p0.dim()) > 1:
+        how = {"bound": bound, "time_floor": time_floor, "sigma_dtype": sigma_dtype}
+        return _over_blocks(exact_bound, model, process, p0, chosen, **how)
+    space = space_of(process, p0)
     if not chosen.dynamics.noisy:
         return exact_cross_entropy(model, process, p0, method=chosen)
-    meaning, dynamics = chosen.parameterization, chosen.dynamics
-    low = dynamics.earliest(meaning, process, bound) if time_floor is None else time_floor
+    low = chosen.dynamics.earliest(chosen.parameterization, process, bound) if time_floor is None else time_floor
     network = enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=p0.device, stop=low)
-    flat = p0.double().cpu().reshape(-1)
-    target = dynamics.target(meaning, process, bound, with_entropy=bound == "j1", low=low)
-    path = target.scale * path_integral(network, flat, target.path) / space.length
-    end = 0.0 if target.reconstruction is None else _reconstruction(network, flat)
-    return path + target.terminal + end
+    # With K the integrand is never negative. Without, it would be nearly the rate of jumps, of which there may be 1e20.
+    value = integrated_bound(network, p0.double().cpu().reshape(-1), bound, with_entropy=True)
+    if bound == "tight":
+        check_code_length(value)
+    return value
+
+
+def integrated_bound(network: Enumerated, p0: Tensor, bound: Bound, *, with_entropy: bool) -> float:
+    """The bound of data p0 [M] in nats per token, down to `network.stop`; its integrand is l = lbar + K, or lbar."""
+    dynamics, meaning = network.method.dynamics, network.method.parameterization
+    target = dynamics.target(meaning, network.process, bound, with_entropy=with_entropy, low=network.stop)
+    path = target.scale * path_integral(network, p0, target.path) / network.space.length
+    return path + target.terminal + (0.0 if target.reconstruction is None else _reconstruction(network, p0))
+
+
+def _over_blocks(
+    measured: Callable[..., float], model: AnyModel, process: TokenProcess, p0: Tensor, method: Method, **how: Any
+) -> float:
+    """What is measured in nats per token, of all blocks: each given every text that may come before it."""
+    block, vocab_size, total = method.block or p0.dim(), process.vocab_size, 0.0
+    for known in range(0, p0.dim(), block):
+        joint = p0.double().cpu().reshape(vocab_size**known, vocab_size**block, -1).sum(-1)
+        pasts = _sequences(vocab_size, known) if known else torch.zeros(1, 0, dtype=torch.int64)
+        for number, past in enumerate(pasts):
+            if (chance := float(joint[number].sum())) > 0:
+                law = (joint[number] / chance).reshape((vocab_size,) * block)
+                after = _AfterText(model, block, past)
+                total += chance * block * measured(after, process, law, method=method.of_one_block, **how)
+    return total / p0.dim()
+
+
+@dataclass(frozen=True)
+class _AfterText:
+    """A network of a block after one text [P]."""
+
+    model: AnyModel
+    block: int
+    past: Tensor
+
+    def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
+        return GivenPast(self.model, self.block)(x_t, sigma, past=self.past.to(x_t).expand(len(x_t), -1))
 
 
 def path_integral(network: Enumerated, p0: Tensor, path: PathCost) -> float:
@@ -332,12 +394,14 @@ def _reconstruction(network: Enumerated, p0: Tensor) -> float:
 # The learned reverse process
 
 
+@model_first("cedd.exact_cross_entropy(model, process, p0, method=...)")
 def exact_cross_entropy(
     model: AnyModel,
     process: TokenProcess,
     p0: Tensor,
     *,
     method: str | Method,
+    block: int | None = None,
     sigma_dtype: torch.dtype = torch.float32,
 ) -> float:
     """H(p_0, p_0^theta) / L, in nats per token, of the law p_0^theta from which the learned reverse process samples.
@@ -349,8 +413,12 @@ def exact_cross_entropy(
         process: the process, with (V+1)^L small enough to enumerate.
         p0: the law of the data, [V] * L; it sums to one.
         method: what the model's outputs mean.
+        block: the number of tokens of a block, as for `exact_bound`.
         sigma_dtype: in which the network is told of the time, float32 as everywhere.
     """
+    chosen = get_method(method).in_blocks(block)
+    if chosen.blocks_of(p0.dim()) > 1:
+        return _over_blocks(exact_cross_entropy, model, process, p0, chosen, sigma_dtype=sigma_dtype)
     length = space_of(process, p0).length
     learned = learned_distribution(model, process, length, method=method, sigma_dtype=sigma_dtype, device=p0.device)
     return float(-torch.xlogy(p0.double().cpu(), learned).sum() / length)
@@ -365,12 +433,16 @@ def learned_distribution(
     sigma_dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Tensor:
-    """p_0^theta of the learned reverse process that starts in p_r at t = 1: [V] * L, float64.
+    """p_0^theta of the learned reverse process that starts in p_r at t = 1: [V] * L, float64. In block diffusion, block
+    by block.
 
     Masks that are left at the end (a bounded score leaves some) are drawn from the posterior.
     """
-    chosen, space = get_method(method), Space(process, length)
+    chosen = get_method(method)
     chosen.check(process)
+    if chosen.blocks_of(length) > 1:
+        return _written_in_blocks(model, process, length, chosen, sigma_dtype=sigma_dtype, device=device)
+    space = Space(process, length)
     network = enumerated(model, space, chosen, sigma_dtype=sigma_dtype, device=device)
     if not chosen.dynamics.noisy:
         return _chain_rule(network)
@@ -382,7 +454,26 @@ def learned_distribution(
         if bool(((answer - previous).abs() <= 10 * network.tolerance * (answer.abs() + 1e-9)).all()):
             return answer.clamp_min(0.0).reshape((process.vocab_size,) * length)
         steps, coarse = 2 * steps, fine
-    raise ValueError("the learned reverse process did not converge: the network's outputs are too rough in time")
+    raise _no_convergence(process)
+
+
+def _written_in_blocks(model: AnyModel, process: TokenProcess, length: int, method: Method, **how: Any) -> Tensor:
+    """The product of the laws of the blocks, each after every text that may come before it."""
+    block, vocab_size = method.block or length, process.vocab_size
+    law = torch.ones(1, dtype=torch.float64)
+    for known in range(0, length, block):
+        pasts = _sequences(vocab_size, known) if known else torch.zeros(1, 0, dtype=torch.int64)
+        after = (_AfterText(model, block, past) for past in pasts)
+        parts = [learned_distribution(one, process, block, method=method.of_one_block, **how) for one in after]
+        law = (law[:, None] * torch.stack([part.reshape(-1) for part in parts])).reshape(-1)
+    return law.reshape((vocab_size,) * length)
+
+
+def _no_convergence(process: TokenProcess) -> ValueError:
+    return ValueError(
+        "the learned reverse process did not converge: the network's outputs are too rough in time, or the process "
+        f"jumps too often (sigma(1) = {float(process.sigma(1.0)):.3g})"
+    )
 
 
 def _chain_rule(network: Enumerated) -> Tensor:
@@ -396,7 +487,7 @@ def _chain_rule(network: Enumerated) -> Tensor:
 def _reverse(network: Enumerated, steps: int) -> Tensor:
     """The learned law at t = 0 over the clean sequences [M], with about `steps` Magnus steps."""
     space, process = network.space, network.process
-    edges = [max(edge, _SMALLEST_SIGMA) for edge in network.axis.edges]
+    edges = [max(edge, network.smallest) for edge in network.axis.edges]
     marks = [edge + math.log(-math.expm1(-edge)) for edge in reversed(edges)]  # log(exp(sigma) - 1)
     law = process.prior()[space.states].prod(-1)
     for high, low in itertools.pairwise(marks):
@@ -422,6 +513,8 @@ def _magnus(network: Enumerated, law: Tensor, high: float, low: float, steps: in
         exponent = h / 2 * (first + second) + math.sqrt(3) / 12 * h**2 * (second @ first - first @ second)
         for step in torch.matrix_exp(exponent):
             law = step @ law
+    if not abs(float(law.sum()) - 1) <= 10 * network.tolerance:
+        raise _no_convergence(network.process)
     return law
 
 

@@ -6,16 +6,18 @@ Two changes of variable, both made of the two clocks alone:
    time, keep (alpha' + beta') with keep = exp(-alpha-beta). In the variable that grows at this rate it is bounded, but
    for a logarithm at t = 0. A bad network may cost as much as alpha' + beta' even where keep is nothing. So a part of
    the draws is even in sigma = alpha + beta, and a part is even in t; the former is larger where no factor keep is in
-   the ratios of every network. Where clean tokens cost something, a bad network
-   may make that as much as 1/sigma, down to where its ratios are tamed; a few draws that meet such costs are a tail
-   that the others do not tell of. There a part is even in the logarithm of sigma, too, above e = 1e-4, or above
-   10 sigma(low) where the path ends at less (of a cosine, sigma(1e-4) is 1e-8). Where ratios are the
-   network's own, tokens may cost as much at every shuffle until they are masked, and masks at the rate of masking:
-   a part is even in the jumps j that would be made if all ratios were equal, j' = beta' (1-a) + alpha' a. With
+   the ratios of every network. Where clean tokens cost something, a bad network may make that as much as 1/sigma, down
+   to where its ratios are tamed; a few draws that meet such costs are a tail of which the others show nothing. There a
+   part is even in the logarithm of sigma, too, above e = 1e-4, and for ratios that come from probabilities, which may
+   be next to nothing, another part above f = 1e-9, or above less where clean sequences still cost something there
+   (`Evaluation.times`). Where the path stops short of t = 0, e = f = sigma(low). Where ratios are the network's own,
+   tokens may cost as much at every shuffle until they are masked, and masks at the rate of masking: a part is even in
+   the jumps j that would be made if all ratios were equal, j' = beta' (1-a) + alpha' a. With
    s = sigma(t) - sigma(low) and s1 = sigma(1) - sigma(low),
 
        v(t) = A (keep(low) - keep(t)) / (keep(low) - keep(1)) + B s / s1 + C (t - low) / (1 - low)
               + D log(1 + s / e) / log(1 + s1 / e) + E (j(t) - j(low)) / (j(1) - j(low))
+              + F log(1 + s / f) / log(1 + s1 / f)
 
    where j' / sigma' is taken to be constant on each of 512 equal parts of sigma, so that j is exact.
 
@@ -42,25 +44,27 @@ from cedd.quadrature import bisect
 
 
 class Shares(NamedTuple):
-    """A, B, C, D and E of the module's head, which sum to one."""
+    """A, B, C, D, E and F of the module's head, which sum to one."""
 
     keep: float
     sigma: float
     time: float
     log: float
     jumps: float = 0.0
+    deep: float = 0.0
 
 
 CLEAN_IS_FREE = Shares(0.7, 0.15, 0.15, 0.0)
 NOISE_COSTS = Shares(0.5, 0.35, 0.15, 0.0)
-CLEAN_COSTS = Shares(0.4, 0.3, 0.1, 0.2)
+CLEAN_COSTS = Shares(0.35, 0.2, 0.1, 0.2, deep=0.15)
 JUMPS_COST = Shares(0.3, 0.1, 0.1, 0.15, 0.35)
-_EVEN_BELOW = 1e-4  # in sigma: where the logarithm gives way at the latest
+_EVEN_BELOW = 1e-4
 _JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _SMALLEST = 1e-9  # in v: what lies below counts for less than that
 _HALVINGS = 48
 _STEPS = 2**_HALVINGS
-_SECANTS = 5
+_POWER = 16
+_SECANTS = 6
 _PANELS = 512
 
 
@@ -80,12 +84,14 @@ class PathTimes:
 
     shares: CLEAN_COSTS where tokens that noise has not touched cost something, JUMPS_COST where they may do so
         at every jump; NOISE_COSTS where masks may cost as much in pure noise as anywhere.
+    deep: f of the module's head, where the path does not stop short of 0.
     """
 
     process: TokenProcess
     length: int
     low: float = 0.0
     shares: Shares = CLEAN_IS_FREE
+    deep: float = 1e-9
 
     def at(self, u: Tensor) -> DrawnTimes:
         """The times of the levels u, which are uniform in [0, 1]."""
@@ -111,9 +117,12 @@ class PathTimes:
         return float(sigma[0]), float(sigma[1])
 
     @cached_property
-    def _even_below(self) -> float:
-        """e of the module's head."""
-        return min(_EVEN_BELOW, 10 * self._sigma_at_ends[0]) if self.low > 0 else _EVEN_BELOW
+    def _logarithms(self) -> tuple[tuple[float, float], ...]:
+        """D and F of the module's head, each over its log(1 + s1 / e), and e and f."""
+        start, end = self._sigma_at_ends
+        parts = ((self.shares.log, _EVEN_BELOW), (self.shares.deep, self.deep))
+        ends = [(share, start if self.low > 0 else max(even, start)) for share, even in parts if share > 0]
+        return tuple((share / math.log1p((end - start) / even), even) for share, even in ends)
 
     def v(self, t: Tensor) -> Tensor:
         """v(t) of the module's head."""
@@ -123,9 +132,8 @@ class PathTimes:
         by_time = (t - self.low) / (1 - self.low)
         share = self.shares
         v = share.keep * touched + share.sigma * since / (end - start) + share.time * by_time
-        if share.log > 0:  # a logarithm less in every call of the others
-            even = self._even_below
-            v = v + share.log * (torch.log1p(since / even) / math.log1p((end - start) / even))
+        for scale, even in self._logarithms:
+            v = v + scale * torch.log1p(since / even)
         if share.jumps > 0:
             width, slope, jumps = self._jumps
             part = self._part(since)
@@ -148,27 +156,29 @@ class PathTimes:
         return (since / self._jumps[0]).long().clamp(0, _PANELS - 1)
 
     def time(self, v: Tensor) -> Tensor:
-        """t(v): the first of 2^_HALVINGS equal steps at which v is reached. Secants lead to within a step of it in a
-        few calls; what they miss, at a kink or a jump of the clocks, is bisected."""
+        """t(v): the first of 2^_HALVINGS steps at which v is reached. Secants lead to within a step of it in a few
+        calls; what they miss, at a kink or a jump of the clocks, is bisected."""
         goal = v.clamp(_SMALLEST, 1.0)
         steps = (self._by_secants(goal) * _STEPS).floor()[..., None] + torch.arange(-1, 3, dtype=torch.float64)
-        times = self._after(steps.clamp(1, _STEPS) / _STEPS)
+        times = self.after(steps.clamp(1, _STEPS) / _STEPS)
         missing = (self.v(times) < goal[..., None]).cumprod(-1).sum(-1, keepdim=True)
         t = times.gather(-1, missing.clamp_max(3)).squeeze(-1)
         missed = ((missing == 0) | (missing == 4)).squeeze(-1)
         if bool(missed.any()):
-            t[missed] = bisect(self.v, goal[missed], self.low, 1.0, _HALVINGS)
+            share = bisect(lambda share: self.v(self.after(share)), goal[missed], 0.0, 1.0, _HALVINGS)
+            t[missed] = self.after(share)
         return t
 
-    def _after(self, share: Tensor) -> Tensor:
-        """The time at this share of the way from the earliest to 1."""
-        return self.low + (1 - self.low) * share
+    def after(self, share: Tensor) -> Tensor:
+        """The time at this share of the way from the earliest to 1, in a coordinate that resolves any time just after
+        the earliest: the noise of the first 1e-40 of the time may be all that there is."""
+        return self.low + (1 - self.low) * share**_POWER
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         """Shares of the way, closer together at both ends, and v there, which is 0 and 1 at the ends."""
         shares = torch.sin(torch.linspace(0, math.pi / 2, _PANELS + 1, dtype=torch.float64)) ** 2
-        inside = self.v(self._after(shares[1:-1]))
+        inside = self.v(self.after(shares[1:-1]))
         return shares, torch.cat([torch.zeros_like(inside[:1]), inside, torch.ones_like(inside[:1])])
 
     def _by_secants(self, goal: Tensor) -> Tensor:
@@ -181,18 +191,19 @@ class PathTimes:
             step = (goal - at_now) * (now - before) / (at_now - at_before)
             before, at_before = now, at_now
             now = torch.where(step.isfinite(), now + step, now).maximum(low).minimum(high)
-            at_now = self.v(self._after(now))
+            at_now = self.v(self.after(now))
         return now
 
     def time_per_v(self, noise: Noise) -> Tensor:
         """dt/dv at the noise's times."""
-        (start, end), even = self._sigma_at_ends, self._even_below
+        start, end = self._sigma_at_ends
         rate = noise.alpha_rate + noise.beta_rate
         touching = torch.exp(start - noise.sigma) * rate / -math.expm1(start - end)
-        by_log = rate / (noise.sigma - start + even) / math.log1p((end - start) / even)
         by_sigma, by_time = rate / (end - start), 1 / (1 - self.low)
         share = self.shares
-        total = share.keep * touching + share.sigma * by_sigma + share.time * by_time + share.log * by_log
+        total = share.keep * touching + share.sigma * by_sigma + share.time * by_time
+        for scale, even in self._logarithms:
+            total = total + scale * rate / (noise.sigma - start + even)
         if share.jumps > 0:
             total = total + share.jumps * rate * self._jumps[1][self._part(noise.sigma - start)]
         return 1 / total

@@ -1,7 +1,8 @@
-"""The command line: `cedd COMMAND ...`, one module a command.
+"""The command line, `cedd COMMAND ...`, with one module per command.
 
-What a command takes is a dataclass in `arguments`. Its module has `run(arguments)`, which returns the exit code, and is
-imported only when there is something to run: helps, and mistakes in a command line, wait for no torch.
+The arguments of a command are a dataclass in `arguments`. The command's module has `run(arguments)`, which returns the
+exit code. It is imported only when the command runs, so that --help and errors in the command line do not wait for
+torch.
 """
 
 from __future__ import annotations
@@ -16,35 +17,33 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
 from cedd.names import nearest_path, printable, suggestion
 
 COMMANDS: Mapping[str, str] = {
-    "quickstart": "train, measure, sample and infill in minutes, and write a page about it",
+    "quickstart": "train, evaluate, sample and infill in minutes, and write a report",
     "train": "train a network on text, any method on any process",
     "evaluate": "bound a model's perplexity on text, with an interval, or compare several",
-    "sample": "draw texts from a trained model, and watch them being denoised",
+    "sample": "generate texts with a trained model, and watch them being denoised",
     "infill": "fill the blanks of a text",
     "correct": "correct the spelling of a text",
-    "spelling": "measure how many mistakes a model fixes in a book, and how much it breaks",
-    "genppl": "judge a model's samples by another language model",
-    "import": "take over a network that others have published: SEDD, MDLM, DUO, UDLM, GIDD",
-    "export": "write a run as a model to give away: small, described, with its figures",
-    "report": "write a run as one page, or a comparison of several",
-    "serve": "a page to see texts being denoised, filled and corrected, and the same over HTTP",
+    "spelling": "measure how many spelling mistakes a model fixes, and how many it makes",
+    "genppl": "score a model's samples by another language model (generative perplexity)",
+    "import": "convert a published network: SEDD, MDLM, BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, Llama, Qwen",
+    "export": "write a run as a model to share: small, with a model card",
+    "report": "write a report on a run, or a comparison of several",
+    "serve": "serve a web page and an HTTP API for generation, infilling and correction",
     "bench": "time training steps or sampling against a textbook implementation",
-    "theory": "check every theorem, proposition and erratum on small chains, and print the table",
-    "completion": "print a script with which your shell completes all of this",
+    "theory": "check every theorem, proposition and erratum of the paper on small chains",
+    "completion": "print a completion script for bash or zsh",
 }
-
-RENAMED: Mapping[str, Mapping[str, str]] = {"correct": {"--strange": "--max-surprise"}}
-"""Options by earlier names, which commands still take."""
 
 
 class UserError(Exception):
-    """Bad input: its message is the one line that the user sees."""
+    """Invalid input. Its message is the one line that the user sees."""
 
 
 def _overview() -> str:
@@ -53,7 +52,7 @@ def _overview() -> str:
     return "\n\n".join(
         [
             "example: cedd quickstart --fast",
-            "usage: cedd COMMAND [OPTIONS]      (cedd COMMAND --help tells more)",
+            "usage: cedd COMMAND [OPTIONS]      (see cedd COMMAND --help)",
             "Discrete diffusion language models: train, bound, sample, infill, correct.",
             "\n".join(lines),
         ]
@@ -61,49 +60,65 @@ def _overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code, as `run_command` has them."""
+    """Run one command and return its exit code, as defined by `run_command`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return run_command(" ".join(["cedd", *words[:1]]), lambda: _run(words, alone=arguments is None))
+        return run_command("cedd", lambda: _run(words, alone=arguments is None))
     finally:
         if arguments is None:  # the process ends
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_command(name: str, run: Callable[[], int | None]) -> int:
-    """What a command, or a script that ends as they do, has returned: 0, or 2 for bad input and 1 for what the machine
-    could not do, with one line on stderr that says what; 130 after an interrupt, 141 if nobody reads the output any
-    more. A mistake of ours shows its traceback; with CEDD_TRACEBACK in the environment, any error does."""
+    """Run a command, or a script that ends like one, and return its exit code.
+
+    The code is 0 on success; 2 for invalid input and 1 if the machine failed, with one line on standard error; 130
+    after an interrupt; 141 if standard output was closed. Other exceptions are bugs and propagate with their traceback,
+    as do all with CEDD_TRACEBACK in the environment.
+    """
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a sign that it has not is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: a character it lacks is no reason to fail
     try:
-        code = int(run() or 0)
+        try:
+            code = int(run() or 0)
+        except SystemExit:  # after a help
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has closed it
+        _discard_output()
         return 141
     except KeyboardInterrupt:
-        return _said(f"{name}: interrupted", 130)
+        return _report(f"{name}: interrupted", 130)
     except Exception as error:
-        if os.environ.get("CEDD_TRACEBACK") or (found := _explained(error)) is None:
+        if os.environ.get("CEDD_TRACEBACK") or (found := _user_message(error)) is None:
             raise
         line, code = found
-        return _said(f"{name}: {line}", code)
+        if getattr(error, "errno", None) == errno.EBADF:  # otherwise Python writes it again at exit
+            _discard_output()
+        return _report(f"{name}: error: {line}", code)
+
+
+def _discard_output() -> None:
+    """Redirect the rest of standard output to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:
-    """Standard streams that are closed (>&-) lead nowhere: else a file that we open would take the place of one, and be
-    written what libraries say there."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    """Give closed standard streams (>&-) a descriptor, so that no file opened later takes their place.
+
+    Reading standard input gives nothing, standard error is discarded, and writing to standard output fails.
+    """
+    for number, (name, flags) in enumerate((("stdin", os.O_RDWR), ("stdout", os.O_RDONLY), ("stderr", os.O_RDWR))):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)  # has the lowest number that is free, the closed stream's
-            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r", encoding="utf-8", closefd=False))
+            opened = os.open(os.devnull, flags)  # gets the lowest free descriptor, which is the closed stream's
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def _run(words: list[str], *, alone: bool) -> int:
-    """alone: the process is this command's."""
+    """Run a command. `alone`: this process runs nothing else."""
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -114,42 +129,62 @@ def _run(words: list[str], *, alone: bool) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        return _said(f"cedd: no command {name!r}{suggestion(name, COMMANDS)}", 2)
+        raise UserError(f"invalid choice: {name!r}{suggestion(name, COMMANDS)}")
     _prepare()
-    with _ending_at_once(name), _uncollected() if alone else nullcontext():
-        arguments = importlib.import_module("cedd.cli.arguments").parse(name, _renamed(name, rest))
+    with _exit_on_interrupt(name), _without_garbage_collection() if alone else nullcontext():
+        arguments = importlib.import_module("cedd.cli.arguments").parse(name, rest)
         seed = getattr(arguments, "seed", None)
-        if seed is not None and not 0 <= seed < 2**63:  # every generator of random numbers takes these
-            raise UserError(f"--seed must be a whole number from 0 up, below 2^63; got {seed}")
+        if seed is not None and not 0 <= seed < 2**63:  # the range that every random number generator accepts
+            raise UserError(f"--seed must be between 0 and 2^63 - 1 (got {seed})")
+        _import_architecture(rest)
         module = importlib.import_module(f"cedd.cli.{name}")
     return int(module.run(arguments) or 0)
 
 
+def _import_architecture(words: Sequence[str]) -> None:
+    """Import the network that the command line names, package:Class, also from the current folder.
+
+    Architectures named by the folder of `train --from` are not imported: the user has not asked for them.
+    """
+    options = words[: words.index("--")] if "--" in words else words
+    split = [part for word in options for part in word.split("=", 1)] if options else []
+    named = next((value for option, value in pairwise(split) if option == "--architecture"), "")
+    if with_current_folder(named):
+        importlib.import_module("cedd.models.architectures").import_architecture(named)
+
+
+def with_current_folder(name: str) -> bool:
+    """Whether a name of the command line is package:NAME; then packages in the current folder can be imported."""
+    if ":" in name and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return ":" in name
+
+
 def _prepare() -> None:
-    """Settings of libraries that are not imported yet."""
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # that the hub is tried again is not the user's business
+    """Set environment variables for libraries that are not imported yet."""
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # no messages about retries
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Before torch is imported and its threads are made: threads that wait for others soon sleep. They would spin
-        # for a millisecond or more; where other programs are busy, on the very core that the thread they wait for
-        # needs: a network of 75 ms then took 1.6 s. (GNU's library of threads; others have settings of their own.)
+        # Set before torch starts its threads: waiting threads soon sleep. By default they spin for a millisecond or
+        # more, and on a busy machine on the core that the thread they wait for needs, which made a forward pass of
+        # 75 ms take 1.6 s. (This is the variable of GNU's OpenMP; others have their own.)
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # numpy's products are of a few rows: on a busy machine a text took 4.7 to 5.6 s by two threads that wait for each
-    # other, and 2.4 to 3.6 s by one.
+    # NumPy multiplies matrices of few rows here. On a busy machine one thread takes 2.4 to 3.6 s per text, and two
+    # threads, which wait for each other, 4.7 to 5.6 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _said(line: str, code: int) -> int:
+def _report(line: str, code: int) -> int:
     print(printable(" ".join(line.split())), file=sys.stderr)
     return code
 
 
 @contextmanager
-def _ending_at_once(name: str) -> Iterator[None]:
-    """While modules are imported an interrupt ends the process: nothing is lost, and raised inside an import it would
-    come out as another error, or not at all."""
+def _exit_on_interrupt(name: str) -> Iterator[None]:
+    """Let an interrupt end the process while modules are imported: raised inside an import, it could be turned into
+    another exception or be lost."""
 
     def end(number: int, frame: object) -> NoReturn:
-        os._exit(_said(f"cedd {name}: interrupted", 130))
+        os._exit(_report("cedd: interrupted", 130))
 
     alone = threading.current_thread() is threading.main_thread()  # no other is interrupted
     if not alone or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -163,9 +198,9 @@ def _ending_at_once(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Modules stay until the process ends: what is made while they are imported is not searched for garbage, neither
-    meanwhile nor at the end. With torch that would take a good part of a command's start."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Import modules without garbage collection, and exclude them from it: they live as long as the process, and
+    searching them would take a good part of a command's start."""
     gc.disable()
     try:
         yield
@@ -174,43 +209,45 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-NOT_INPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS)
-"""What the system says of a machine that cannot do what was asked, however it is asked."""
+MACHINE_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EROFS,
+)
+"""Errors of the machine, as opposed to invalid input."""
 
 
-def _explained(error: Exception) -> tuple[str, int] | None:
-    """One line about an error that is the input's, and exit code 2, or the machine's, and 1; None for one that is
-    ours."""
+def _user_message(error: Exception) -> tuple[str, int] | None:
+    """A one-line message for an error of the input (with exit code 2) or the machine (1); None for a bug."""
     no_memory = "can't allocate memory" in str(error) or "not enough memory" in str(error)  # torch's on a CPU
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
-        return "there is not enough memory for this; take a smaller batch, model or length", 1
+        return "out of memory; use a smaller batch, model or length", 1
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         near = nearest_path(Path(os.fsdecode(error.filename)))
         hint = "" if near is None else f"; did you mean {near}?"
-        return f"there is no file or folder {error.filename}{hint}", 2
-    if isinstance(error, FileNotFoundError) and _is_nowhere():
-        return "the folder that this was started in is gone; go to one that is there", 2
+        return f"file not found: {error.filename}{hint}", 2
+    if isinstance(error, FileNotFoundError) and _current_folder_is_gone():
+        return "the current folder does not exist any more; change to another one", 2
+    if isinstance(error, OSError) and error.errno == errno.EBADF:
+        return "standard output is closed", 1
     if isinstance(error, OSError):
         said = error.strerror or str(error)
-        return said if error.filename is None else f"{error.filename}: {said}", 1 if error.errno in NOT_INPUT else 2
+        return (
+            said if error.filename is None else f"{error.filename}: {said}",
+            1 if error.errno in MACHINE_ERRORS else 2,
+        )
     return (str(error), 2) if isinstance(error, UserError | ValueError) else None
 
 
-def _is_nowhere() -> bool:
-    """Whether the folder that we are in has been removed."""
+def _current_folder_is_gone() -> bool:
+    """Whether the current folder has been removed."""
     try:
         Path.cwd()
     except FileNotFoundError:
         return True
     return False
-
-
-def _renamed(name: str, words: list[str]) -> list[str]:
-    """The words of a command line with options as they are called now; one line says so."""
-    end = words.index("--") if "--" in words else len(words)
-    for place, word in enumerate(words[:end]):
-        option, equals, value = word.partition("=")
-        if (now := RENAMED.get(name, {}).get(option)) is not None:
-            print(f"cedd {name}: {option} is now called {now}", file=sys.stderr)
-            words = [*words[:place], now + equals + value, *words[place + 1 :]]
-    return words

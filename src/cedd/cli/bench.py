@@ -1,4 +1,4 @@
-"""`cedd bench`: what a step costs, ours and a textbook's, side by side in one run."""
+"""`cedd bench`: time our training step or sampler against a textbook implementation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from cedd.bench.options import BenchOptions, machine, read_shape
-from cedd.bench.sample import bench_sample
-from cedd.bench.train import bench_train
+from cedd.apps.bench.options import BenchOptions, machine, read_shape
+from cedd.apps.bench.sample import bench_sample
+from cedd.apps.bench.train import bench_train
 from cedd.cli import UserError
 from cedd.cli.arguments import Bench
 from cedd.cli.console import PlainConsole
+from cedd.cli.unused import refuse_unused
 from cedd.methods import get_method
 from cedd.names import suggestion
 from cedd.process import PROCESSES
@@ -24,21 +25,24 @@ USUAL = {
     "train": (("512x128", "64x1024", "32x128"), ("cedd-star/absorb",), 20),
     "sample": (("64x128",), ("cedd-star/absorb", "bayes/roulette", "bayes/uniform"), 1024),
 }
-"""Shapes, methods and steps of a suite, unless they are given."""
+"""Default shapes, methods and steps of each suite."""
+UNUSED = {"train": ("samplers",), "sample": ("warmup", "precision", "complementary")}
+"""Options that have no effect on a suite."""
 
 
 def options_of(arguments: Bench) -> BenchOptions:
-    """What the command line asks for, checked."""
+    """The options of the benchmark, checked."""
     if (arguments.steps is not None and arguments.steps < 1) or arguments.warmup < 0:
         raise UserError("--steps must be at least 1 and --warmup at least 0")
     if arguments.vocab_size < 2:
         raise UserError(f"--vocab must be at least 2; got {arguments.vocab_size}")
     if arguments.shapes == ():
         raise UserError("--shapes needs at least one, such as --shapes 32x128")
+    refuse_unused(arguments, UNUSED[arguments.suite], f"on bench {arguments.suite}")
     shapes, methods, steps = USUAL[arguments.suite]
     methods = arguments.methods or methods
     for pair in methods:
-        _check_pair(pair)
+        _check_pair(pair, arguments.suite)
     shared = {field.name for field in fields(BenchOptions)} - {"shapes", "methods", "steps"}
     return BenchOptions(
         shapes=[read_shape(text) for text in arguments.shapes or shapes],
@@ -48,11 +52,15 @@ def options_of(arguments: Bench) -> BenchOptions:
     )
 
 
-def _check_pair(text: str) -> None:
-    method, _, process = text.partition("/")
+def _check_pair(text: str, suite: str) -> None:
+    method, *others = text.split("/")
     get_method(method)
+    process, blocks = "".join(others[:1]), others[1:]
     if process and process not in PROCESSES:
-        raise UserError(f"no process {process!r}{suggestion(process, PROCESSES)}")
+        raise UserError(f"invalid process: {process!r}{suggestion(process, PROCESSES)}")
+    if blocks and (suite != "train" or len(blocks) > 1 or not blocks[0].isdigit()):
+        form = "METHOD/PROCESS/BLOCK" if suite == "train" else "METHOD/PROCESS"
+        raise UserError(f"--methods takes {form} (got {text})")
 
 
 COLUMNS = {
@@ -77,7 +85,7 @@ COLUMNS = {
         "speedup": "speed-up",
     },
 }
-"""What the table shows of a row, and under which head; --json has all of it."""
+"""Columns of the table with their headings; --json has all fields."""
 
 
 def _cell(value: Any) -> str:
@@ -106,7 +114,7 @@ def run(arguments: Bench) -> int:
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Table:
-    """The rows, without columns that none of them fills."""
+    """The rows, without empty columns."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="speed-up: against the textbook's row")
     filled = [name for name in columns if any(row[name] is not None for row in rows)]
     for name in filled:

@@ -1,4 +1,4 @@
-"""Where commands print: text as it is, whatever it holds."""
+"""A console that prints text unchanged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LONGEST_NAME = 12  # a longer word of a table's first column may be broken
 
 
 class PlainConsole(Console):
-    """No markup unless asked for, no highlighting, and what a terminal would obey is shown escaped. Nothing is cut off
-    where it is narrow."""
+    """A console without markup (unless asked for) or highlighting. Control characters are shown escaped, and nothing is
+    cut off."""
 
     def __init__(self, *, markup: bool = False, **options: Any) -> None:
         super().__init__(markup=markup, highlight=False, emoji=False, **options)
@@ -25,7 +25,7 @@ class PlainConsole(Console):
             self.width = _USUAL_WIDTH
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's, but for tables, whose numbers stay whole: their lines may be longer than the console is wide."""
+        """Like rich's, but tables are never cropped: their lines may be longer than the console is wide."""
         width = self._width
         for table in objects:
             if isinstance(table, Table):
@@ -36,7 +36,7 @@ class PlainConsole(Console):
             self._width = width
 
     def _least_width(self, table: Table) -> int:
-        """Of a table in which each column is as wide as its longest word, or its longest line where none is broken."""
+        """Width of a table whose columns are as wide as their longest word, or longest line if they do not wrap."""
         options = self.options.update(max_width=10_000)
         for number, column in enumerate(table.columns):
             sizes = [Measurement.get(self, options, cell) for cell in (column.header, *column.cells)]
@@ -50,5 +50,5 @@ class PlainConsole(Console):
         return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> NoReturn:
-        """Whoever read our output has seen enough, which is no failure of ours (rich would exit with 1)."""
+        """Raise, where rich would exit with 1: a closed output is not a failure."""
         raise BrokenPipeError

@@ -10,25 +10,26 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from rich.style import Style
 
+from cedd.apps.correct.filling import filler_in, reads_without_torch
+from cedd.apps.correct.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
 from cedd.cli import UserError
 from cedd.cli.arguments import Correct
 from cedd.cli.console import PlainConsole
-from cedd.cli.given import CORRECTOR, Source, file_source, is_file, model_and_source
+from cedd.cli.inputs import DEFAULT_CORRECTOR, TextSource, file_source, is_file, model_and_source
 from cedd.cli.progress import progress_bar
+from cedd.cli.unused import refuse_unused
 from cedd.models.locate import CONFIG_FILE, is_model, locate, packaged, pretrained_names
 from cedd.names import printable
 from cedd.spelling.changes import Change, Corrected, correction_record
 from cedd.spelling.code import open_block
-from cedd.spelling.filling import filler_in, reads_without_torch
-from cedd.spelling.options import CorrectionOptions, may_be_by_words
-from cedd.spelling.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
+from cedd.spelling.engines import default_engine
+from cedd.spelling.options import LETTER_OPTIONS
 from cedd.storage import atomic_file, check_writable, read_json, write_durably
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ FIRST_PIECE, PIECE = 1 << 11, 1 << 14
 """Characters that are corrected at once; a longer text comes out piece by piece, each up to twice as long as the one
 before, so that the first is soon there."""
 BACKUP = ".bak"
+LONGEST_LIST = 1 << 24
+"""Characters of a file of words to ignore."""
 
 
 def run(arguments: Correct) -> int:
@@ -50,6 +53,10 @@ def run(arguments: Correct) -> int:
         raise UserError("--in-place writes the files and prints nothing; give --json without it to see the changes")
     if arguments.suggest is not None and arguments.suggest < 1:
         raise UserError(f"--suggest needs a number of candidates, 1 or more; got {arguments.suggest}")
+    if (arguments.steps or 1) == 1:
+        refuse_unused(arguments, ("temperature", "seed"), "without --steps 2 or more")
+    else:
+        refuse_unused(arguments, ("swaps",), f"with --steps {arguments.steps}")
     name, sources = model_and_sources(arguments)
     if arguments.in_place and any(source.path is None for source in sources):
         raise UserError("--in-place corrects files; give their names")
@@ -80,7 +87,7 @@ def run(arguments: Correct) -> int:
 # What is corrected, and by what
 
 
-def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
+def model_and_sources(arguments: Correct) -> tuple[str | Path, list[TextSource]]:
     """The model and the texts of a command line that says [RUN] TEXT or [RUN] FILE..."""
     words = list(arguments.words)
     if words and all(word != "-" for word in words):
@@ -91,8 +98,10 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[Source]]:
         if files and (on_files or all(named) or (len(files) > 1 and any(named))):
             if arguments.file is not None:
                 raise UserError("give files by their names or by --file, not both")
-            return packaged(CORRECTOR) if model is None else locate(model), [file_source(Path(f)) for f in files]
-    name, source = model_and_source(words, arguments.file, CORRECTOR, 'cedd correct "I hav a speling mistke"')
+            return packaged(DEFAULT_CORRECTOR) if model is None else locate(model), [
+                file_source(Path(f)) for f in files
+            ]
+    name, source = model_and_source(words, arguments.file, DEFAULT_CORRECTOR, 'cedd correct "I hav a speling mistke"')
     return name, [source]
 
 
@@ -101,18 +110,29 @@ def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Co
 
     One of the package that corrects words reads its network at the first doubt that is open, and needs no torch.
     """
-    options = {field.name: getattr(arguments, field.name) for field in fields(CorrectionOptions)}
-    ignored, own = ignored_words(arguments), folder in map(packaged, pretrained_names())
-    if own and may_be_by_words(options) and arguments.device in ("auto", "cpu"):
-        words = words_folder(folder, read_json(folder / CONFIG_FILE))
-        if lexicon_in(words) is not None and reads_without_torch(read_json(words / CONFIG_FILE)):
-            CorrectionOptions().changed(options).check()
-            scores, threshold = AskedLater(partial(filler_in, words)), arguments.threshold
-            return partial(word_by_word, reader_in(words), scores=scores, threshold=threshold, ignored=ignored)
-    from cedd.tasks.correct import corrector_folder
+    engine = arguments.engine or default_engine(folder, read_json(folder / CONFIG_FILE))
+    options = {name: value for name in sorted(LETTER_OPTIONS) if (value := getattr(arguments, name)) is not None}
+    others = options.keys() - {"threshold"} if engine == "words" else set()
+    if others:
+        raise UserError(f"--{min(others).replace('_', '-')} is an option of --engine letters; this is --engine words")
+    if engine == "letters" and arguments.ignore_words is not None:
+        raise UserError("--ignore-words is an option of --engine words; this is --engine letters")
+    words = {} if engine == "letters" else {"ignored_words": ignored_words(arguments)}
+    if engine == "words" and folder in map(packaged, pretrained_names()) and arguments.device in ("auto", "cpu"):
+        beside = words_folder(folder, read_json(folder / CONFIG_FILE))
+        if lexicon_in(beside) is not None and reads_without_torch(read_json(beside / CONFIG_FILE)):
+            scores = AskedLater(partial(filler_in, beside))
+            return partial(
+                word_by_word,
+                reader_in(beside),
+                scores=scores,
+                threshold=arguments.threshold,
+                ignored=words["ignored_words"],
+            )
+    from cedd.apps.correct.engine import corrector_folder
 
-    model = loaded(corrector_folder(folder, options), arguments, few)
-    return partial(model.correct, **options, ignored_words=ignored, seed=arguments.seed)
+    model = loaded(corrector_folder(folder, engine), arguments, few)
+    return partial(model.correct, engine=engine, **options, **words, seed=arguments.seed)
 
 
 def loaded(folder: Path, arguments: Correct, few: bool) -> LanguageModel:
@@ -132,9 +152,13 @@ def ignored_words(arguments: Correct) -> frozenset[str]:
         return frozenset()
     path = arguments.ignore_words.expanduser()
     try:
-        return frozenset(path.read_text(encoding="utf-8-sig").split())
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(LONGEST_LIST + 1)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    if len(text) > LONGEST_LIST:
+        raise UserError(f"{path} is longer than {LONGEST_LIST:,} characters, too long for a list of words")
+    return frozenset(text.split())
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -167,7 +191,7 @@ def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
 
 
 def corrected_pieces(
-    source: Source, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]
+    source: TextSource, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]
 ) -> Iterator[Corrected]:
     """The pieces of a text, corrected; `progress` is told (done, planned) bytes after each. No text has a zero byte:
     what has one is left as it is from that piece on."""
@@ -184,8 +208,10 @@ def after(fence: str, corrected: Corrected) -> Corrected:
     """A piece without the fence that was read before it, which no correction changes."""
     if not fence:
         return corrected
-    changes, doubts = ([one.moved(-len(fence)) for one in found] for found in (corrected.changes, corrected.doubts))
-    return Corrected(corrected.removeprefix(fence), corrected.original.removeprefix(fence), changes, doubts)
+    changes, suspicious = (
+        [one.moved(-len(fence)) for one in found] for found in (corrected.changes, corrected.suspicious)
+    )
+    return Corrected(corrected.removeprefix(fence), corrected.original.removeprefix(fence), changes, suspicious)
 
 
 def joined(parts: Iterable[Corrected]) -> Corrected:
@@ -193,15 +219,15 @@ def joined(parts: Iterable[Corrected]) -> Corrected:
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
-    offset, changes, doubts = 0, list[Change](), list[Change]()
+    offset, changes, suspicious = 0, list[Change](), list[Change]()
     for part in parts:
         changes += [change.moved(offset) for change in part.changes]
-        doubts += [change.moved(offset) for change in part.doubts]
+        suspicious += [change.moved(offset) for change in part.suspicious]
         offset += len(part.original)
-    return Corrected("".join(parts), "".join(part.original for part in parts), changes, doubts)
+    return Corrected("".join(parts), "".join(part.original for part in parts), changes, suspicious)
 
 
-def stream(source: Source, parts: Iterable[Corrected]) -> None:
+def stream(source: TextSource, parts: Iterable[Corrected]) -> None:
     """Print the corrected text, each piece as soon as it is there; on a terminal with what is new in colour."""
     style = terminal_style()
     for corrected in parts:
@@ -214,13 +240,13 @@ def stream(source: Source, parts: Iterable[Corrected]) -> None:
 # Results
 
 
-def record(source: Source, corrected: Corrected, suggest: int | None) -> dict[str, object]:
+def record(source: TextSource, corrected: Corrected, suggest: int | None) -> dict[str, object]:
     """As JSON."""
     result = correction_record(corrected, suggest)
     return {**result, "file": source.name} if source.path is not None else result
 
 
-def show_diff(source: Source, corrected: Corrected) -> bool:
+def show_diff(source: TextSource, corrected: Corrected) -> bool:
     """Print a unified diff, as patch takes it."""
     before, after = (io.StringIO(text, newline="\n").readlines() for text in (corrected.original, corrected.text))
     for line in difflib.unified_diff(before, after, source.name, source.name):
@@ -228,9 +254,11 @@ def show_diff(source: Source, corrected: Corrected) -> bool:
     return bool(corrected.changes)
 
 
-def show_lines(source: Source, corrected: Corrected, suggest: int | None) -> bool:
+def show_lines(source: TextSource, corrected: Corrected, suggest: int | None) -> bool:
     """Print a line for each change, and with suggestions also for each doubt."""
-    listed = sorted([*corrected.changes, *(corrected.doubts if suggest else ())], key=lambda change: change.position)
+    listed = sorted(
+        [*corrected.changes, *(corrected.suspicious if suggest else ())], key=lambda change: change.position
+    )
     line, start, at = 1, 0, 0
     for change in listed:
         line += corrected.original.count("\n", at, change.position)
@@ -243,7 +271,7 @@ def show_lines(source: Source, corrected: Corrected, suggest: int | None) -> boo
     return bool(corrected.changes)
 
 
-def rewrite_file(source: Source, parts: Iterable[Corrected]) -> bool:
+def rewrite_file(source: TextSource, parts: Iterable[Corrected]) -> bool:
     """Write the corrected text to the file, if anything changed, and what was there beside it.
 
     Nothing is touched if the file changes while it is read, or if either cannot be written: both are on the disk before

@@ -1,174 +1,92 @@
-"""`cedd evaluate`: the perplexity of a run on text, with an interval; or of several runs, in one table."""
+"""`cedd evaluate`: the perplexity of a model on text, with an interval, or a table of several models."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rich.table import Table
-from torch import Tensor
 
-from cedd.bounds.estimate import shown
+from cedd.bounds.estimate import BoundEstimate, exp_or_inf, shown
+from cedd.bounds.importance import ImportanceEstimate, first_hitting_law
+from cedd.bounds.order_weights import WEIGHT_SUFFIXES
 from cedd.cli.arguments import Evaluate
 from cedd.cli.console import PlainConsole
 from cedd.cli.progress import progress_bar
-from cedd.data.evaluation_sets import EvaluationData
-from cedd.device import pick_device
-from cedd.dynamics import Corrector
-from cedd.evaluation.comparison import Reading, Scored, differences_record, figures_record, scored, units_of
-from cedd.evaluation.perplexity import (
-    PLOT_SUFFIXES,
-    VALUE_SUFFIXES,
-    Measurement,
-    asked_bounds,
-    compare,
-    comparison_record,
-    data_for,
-    lost_text,
-    measure,
-    measurement_record,
-    read_blocks,
-    save_per_sequence,
-    save_plot,
-    with_order,
-)
-from cedd.models.folder import ModelFolder, load_folder
-from cedd.samplers.orders import check_order
-from cedd.storage import check_writable, json_sha256
+from cedd.evaluation.evaluate import PLOT_SUFFIXES, VALUE_SUFFIXES, EvaluationResult, evaluate
+from cedd.evaluation.perplexity import ModelEvaluation, lost_text
+from cedd.evaluation.tokens import TOKEN_SUFFIXES
+from cedd.methods import Method
+from cedd.storage import check_writable
+
+DIFFERENCE = "difference from the first (bits per byte; positive is worse)"
 
 
 def run(arguments: Evaluate) -> int:
-    """Measure one run, or several and their differences."""
+    """Evaluate, print the table or JSON, and write the files."""
     tolerance = parse_share(arguments.tolerance)
     check_writable(arguments.plot, PLOT_SUFFIXES)
     check_writable(arguments.per_sequence, VALUE_SUFFIXES)
-    if arguments.batch < 1:  # before the data are read
-        raise ValueError(f"a batch has at least one sequence; got {arguments.batch}")
-    if arguments.steps is not None and arguments.order is None:
-        raise ValueError("--steps are those of a sampler's likelihood: add --order entropy, or another")
+    check_writable(arguments.tokens, TOKEN_SUFFIXES)
+    check_writable(arguments.options.checkpoint, WEIGHT_SUFFIXES)
+    if arguments.tokens is not None and (arguments.options.bound != "importance" or len(arguments.models) > 1):
+        raise ValueError("--tokens needs --bound importance and a single run")
     if not arguments.models:
-        raise ValueError("name at least one run: cedd evaluate RUN [RUN ...]")
-    device = pick_device(arguments.device)
-    folders = [load_folder(path, device) for path in arguments.models]
-    for folder in folders:
-        asked_bounds(folder, arguments.bound)
-        if arguments.order is not None:
-            check_order(arguments.order, folder.method, folder.process, arguments.steps)
-    started = time.perf_counter()
-    readings = [Reading(folder, _loaded(arguments, folder)) for folder in folders]
-    units = units_of(readings, arguments.max_sequences)
-    if arguments.per_sequence is not None and units.shares is not None:
-        raise ValueError("these runs read different sequences; --per-sequence writes values of the same ones")
-    chosen = [
-        read_blocks(reading.data, blocks, reading.folder.tokenizer, arguments.most_unknown)
-        for reading, blocks in zip(readings, units.blocks, strict=True)
-    ]
-
-    def measured(folder: ModelFolder, data: Tensor, protocol: dict[str, Any]) -> Measurement:
-        with progress_bar(folder.path.name, not arguments.json) as progress:
-            found = measure(
-                folder,
-                data,
-                protocol,
-                bound=arguments.bound,
-                draws=arguments.draws,
-                tolerance=tolerance,
-                sampling=arguments.sampling,
-                time_floor=arguments.time_floor,
-                corrector=None if arguments.corrector is None else Corrector(arguments.corrector),
-                fixed_set=arguments.fixed_set,
-                batch=arguments.batch,
-                seed=arguments.seed,
-                progress=progress,
-            )
-            if arguments.order is None:
-                return found
-            how = (arguments.order, arguments.steps, arguments.batch, arguments.fixed_set)
-            return with_order(found, data, *how, progress)
-
-    results = [measured(folder, *given) for folder, given in zip(folders, chosen, strict=True)]
-    table = [scored(units, place, result) for place, result in enumerate(results)]
-    seconds = time.perf_counter() - started
+        raise ValueError("name at least one MODEL: cedd evaluate MODEL [MODEL ...]")
+    result = evaluate(
+        arguments.models,
+        arguments.data,
+        tolerance=tolerance,
+        device=arguments.device,
+        progress=partial(progress_bar, visible=not arguments.json),
+        same_sequences=arguments.per_sequence is not None,
+        **vars(arguments.options),
+    )
     if arguments.json:
-        print(json.dumps(_record(arguments, table, seconds)))
+        print(json.dumps(result.record()))
     else:
-        _print(PlainConsole(), table, tolerance)
+        print_result(PlainConsole(), result, tolerance)
     if arguments.per_sequence is not None:
-        save_per_sequence(arguments.per_sequence, results)
+        result.save_per_sequence(arguments.per_sequence)
+    if arguments.tokens is not None:
+        result.save_tokens(arguments.tokens)
     if arguments.plot is not None:
-        save_plot(arguments.plot, results)
+        result.save_plot(arguments.plot)
     return 0
 
 
-def _loaded(arguments: Evaluate, folder: ModelFolder) -> EvaluationData:
-    """The data as a run reads them."""
-    options = {"split": arguments.split, "root": arguments.data_root, "workers": arguments.workers}
-    return data_for(folder, arguments.data, wrap=arguments.wrap, **options)
-
-
 def parse_share(text: str | None) -> float | None:
-    """0.5% or 0.005 as a number; None as it is."""
+    """The number meant by 0.5% or 0.005; None for None."""
     if text is None:
         return None
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise ValueError(f"a tolerance is a share such as 0.5% or 0.005; got {text!r}") from None
+        raise ValueError(f"--tolerance must be a share such as 0.5% or 0.005; got {text!r}") from None
     if not 0 < value < 1:
-        raise ValueError(f"a tolerance lies between 0 and 100%; got {text!r}")
+        raise ValueError(f"--tolerance must lie between 0 and 100%; got {text!r}")
     return value
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What is printed
+# Printing
 
 
-def _record(arguments: Evaluate, table: list[Scored], seconds: float) -> dict[str, Any]:
-    results = [run.measurement for run in table]
-    record: dict[str, Any] = {
-        "data": _in_common(results),
-        "runs": [_run_record(run, _in_common(results)) for run in table],
-        "seed": arguments.seed,
-        "device": arguments.device,
-        "seconds": round(seconds, 3),
-    }
-    if len(table) > 1:
-        record["comparisons"] = [differences_record(run, table[0]) for run in table[1:]]
-    if len(table) == 2 and table[0].units.shares is None:
-        record["comparison"] = comparison_record(compare(results[0].main, results[1].main))
-    return record | {"record_sha256": json_sha256({"data": record["data"], "runs": record["runs"]})}
-
-
-def _in_common(results: list[Measurement]) -> dict[str, Any]:
-    """What the protocols of all runs say."""
-    first = results[0].protocol
-    return {key: first[key] for key in first if all(result.protocol.get(key) == first[key] for result in results)}
-
-
-def _run_record(run: Scored, common: dict[str, Any]) -> dict[str, Any]:
-    """A run as JSON: on its own blocks, and, where these are not all runs' blocks, on the text in common."""
-    record = measurement_record(run.measurement)
-    if run.units.shares is None:
-        return record
-    own = {key: value for key, value in run.measurement.protocol.items() if key not in common}
-    return record | {"data": own, "in_common": figures_record(run)}
-
-
-def _print(console: PlainConsole, table: list[Scored], tolerance: float | None) -> None:
-    results = [run.measurement for run in table]
-    for protocol in (results[0].protocol,) if table[0].units.shares is None else [r.protocol for r in results]:
-        _print_protocol(console, protocol)
-    console.print(_table(results[0]) if len(table) == 1 else _table_of_runs(table))
-    for result in results:
-        for note in _notes(result, tolerance):
-            console.print(note if len(results) == 1 else f"{result.folder.name}: {note}")
-    if len(table) > 1:
-        units, count = table[0].units, len(next(iter(table[0].values.values())))
+def print_result(console: PlainConsole, result: EvaluationResult, tolerance: float | None) -> None:
+    """Print the protocol, the table, and notes on how to read it."""
+    evaluations, units = result.evaluations, result.units
+    for evaluation in evaluations[:1] if units.shares is None else evaluations:
+        _print_protocol(console, evaluation.protocol)
+    console.print(_table(evaluations[0]) if len(evaluations) == 1 else _table_of_models(result))
+    for evaluation in evaluations:
+        for note in _notes(evaluation, tolerance):
+            console.print(note if len(evaluations) == 1 else f"{evaluation.folder.name}: {note}")
+    if len(evaluations) > 1:
         each = "" if units.shares is None else f" of {units.bytes:,.0f} bytes"
-        console.print(f"Each run less the first, paired over the same {count} {units.name}{each}; 95% intervals.")
+        console.print(f"Differences are paired over the same {result.pairs} {units.name}{each}. Intervals are 95%.")
 
 
 def _print_protocol(console: PlainConsole, protocol: Mapping[str, Any]) -> None:
@@ -181,38 +99,39 @@ def _print_protocol(console: PlainConsole, protocol: Mapping[str, Any]) -> None:
         f"protocol {protocol['protocol_sha256'][:12]}"
     )
     if protocol["unknown_share"] > 0:
-        console.print(
-            f"{protocol['unknown_share']:.2%} of the tokens stand for characters that the model does not know"
-        )
+        console.print(f"{protocol['unknown_share']:.2%} of the tokens stand for characters unknown to the tokenizer")
 
 
-def _table_of_runs(runs: list[Scored]) -> Table:
-    """A row for each run and bound, in units that do not depend on the tokenizer."""
+def _table_of_models(result: EvaluationResult) -> Table:
+    """One row per model and bound, in units that do not depend on the tokenizer."""
     table = Table()
-    for title in ("", "bound", "perplexity per token", "bits per byte", "perplexity per word", "bits less the first"):
-        table.add_column(title, justify="left" if title in ("", "bound") else "right")
-    for run in runs:
-        folder = run.measurement.folder
+    columns = ("perplexity per token", "bits per byte", "perplexity per word", DIFFERENCE)
+    for title in ("", "bound", *columns):
+        table.add_column(title, justify="right" if title in columns else "left")
+    for place, evaluation in enumerate(result.evaluations):
+        folder = evaluation.folder
         name = f"{folder.name}\n{folder.method.name} on {(folder.process.spec or {}).get('name', '')}"
-        for bound, estimate in run.measurement.bounds.items():
-            figure, less = run.figure(bound), None if run is runs[0] else run.less(runs[0], bound)
+        for bound, estimate in evaluation.bounds.items():
+            nats, difference = result.nats_per_byte(place, bound), result.difference(place, bound) if place else None
+            bits, words = result.bits_per_byte(nats), result.per_word(nats)
+            less = None if difference is None else result.bits_per_byte(difference)
             table.add_row(
-                name if bound == next(iter(run.values)) else "",
-                bound,
+                name if bound == next(iter(evaluation.bounds)) else "",
+                _label(bound, estimate),
                 f"{shown(estimate.perplexity, 2)}\n{_interval(estimate.perplexity_ci95, 2)}",
-                f"{figure.bits_per_byte:.4f}\n{_interval(figure.ci95)}",
-                f"{shown(figure.per_word)}\n{_interval(figure.per_word_ci95)}",
-                "" if less is None else f"{less.bits_per_byte:+.4f}\n{_interval(less.ci95)}",
+                f"{bits.value:.4f}\n{_interval(bits.ci95)}",
+                f"{shown(words.value)}\n{_interval(words.ci95)}",
+                "" if less is None else f"{less.value:+.4f}\n{_interval(less.ci95)}",
             )
     return table
 
 
-def _table(result: Measurement) -> Table:
+def _table(result: ModelEvaluation) -> Table:
     name = (result.folder.process.spec or {}).get("name", "")
     table = Table(title=f"{result.folder.name}: {result.folder.method.name} on {name}")
     table.add_column("")
-    for bound in result.bounds:
-        table.add_column(bound, justify="right")
+    for bound, estimate in result.bounds.items():
+        table.add_column(_label(bound, estimate), justify="right")
 
     estimates = list(result.bounds.values())
     table.add_row("nats per token", *[f"{e.nats_per_token:.4f}" for e in estimates])
@@ -227,47 +146,99 @@ def _table(result: Measurement) -> Table:
     for unit in units[0]:
         table.add_row(unit.replace("_", " "), *[shown(u[unit]) for u in units])
     table.add_row("network evaluations", *[f"{e.evaluations:,}" for e in estimates])
+    for estimate in estimates:
+        if isinstance(estimate, ImportanceEstimate):
+            _add_orders(table, estimate, len(estimates))
     return table
 
 
-def _interval(ends: tuple[float, float], digits: int = 4) -> str:
-    low, high = (shown(end, digits) for end in ends)
-    return "none" if math.isnan(ends[0]) else f"[{low}, {high}]"
+def _label(bound: str, estimate: BoundEstimate) -> str:
+    """The name of a bound, with the number of orders if it has one."""
+    return f"{bound}, K = {estimate.orders}" if isinstance(estimate, ImportanceEstimate) else bound
 
 
-def _notes(result: Measurement, tolerance: float | None) -> list[str]:
-    """What a reader must know to read the table."""
+def _meaning(estimate: BoundEstimate, method: Method) -> list[str]:
+    """What the estimate is a perplexity of, or what it omits."""
+    others = "Samplers that reveal several positions per call have other laws."
+    if isinstance(estimate, ImportanceEstimate):
+        most = f"at most {shown(estimate.perplexity, 2)} (K = {estimate.orders}), in expectation"
+        return [f"The perplexity is {most}: that of {first_hitting_law(method)}. {others}", _from_below(estimate)]
+    if estimate.bound == "exact":
+        return [f"The perplexity is exact, by a sum over all orders: that of {first_hitting_law(method)}. {others}"]
+    if estimate.bound != "tight":
+        left = f"its terminal term and t < {estimate.earliest_time:g} are left out. tight keeps them."
+        return [f"{estimate.bound} is the paper's and not a bound: {left}"]
+    if estimate.earliest_time > 0:
+        return [f"The path ends at t = {estimate.earliest_time:g}; the cost of the last step is part of the bound."]
+    return []
+
+
+def _from_below(estimate: ImportanceEstimate) -> str:
+    """The bound in the other direction, or why there is none."""
+    both = estimate.two_sided() if estimate.orders >= 4 else None
+    if both is not None and both.informative:
+        return (
+            f"It is at least {shown(exp_or_inf(both.at_least), 2)}, in expectation: {both.at_least:.4f} ± "
+            f"{both.at_least_stderr:.4f} nats per token."
+        )
+    if estimate.orders < 16:
+        return "A bound from below needs more orders: --orders 16 or more."
+    least = f"{both.least_effective_sample_size:.1f}" if both is not None else "unknown"
+    return (
+        "There is no useful bound from below: an effective sample size of 10 orders is needed for every sequence "
+        f"(the least is {least}). Shorter texts have one."
+    )
+
+
+def _add_orders(table: Table, estimate: ImportanceEstimate, columns: int) -> None:
+    """The bound for fewer orders, from the same weights."""
+    blank = [""] * (columns - 1)
+    table.add_row("effective sample size", f"{estimate.effective_sample_size:.1f} of {estimate.orders}", *blank)
+    for orders, nats in estimate.by_orders.items():
+        error = estimate.of_orders(orders).stderr
+        table.add_row(f"nats per token, K = {orders}", f"{nats:.4f} ± {error:.4f}", *blank)
+
+
+def _interval(ends: tuple[float | None, float | None], digits: int = 4) -> str:
+    low, high = ends
+    if low is None or high is None or math.isnan(low):
+        return "none"
+    return f"[{shown(low, digits)}, {shown(high, digits)}]"
+
+
+def _notes(result: ModelEvaluation, tolerance: float | None) -> list[str]:
+    """Notes on how to read the table."""
     estimate = result.main
     notes: list[str] = []
     if math.isinf(estimate.nats_per_token):
-        notes.append(f"The bound is infinite: {estimate.why_infinite or 'the network gives a token no chance'}.")
+        notes.append(f"The bound is infinite: {estimate.why_infinite or 'the network gives a token probability zero'}.")
         if estimate.why_infinite and estimate.earliest_time == 0:
             notes.append(
-                "--time-floor 1e-3 stops the path there and counts what its last step costs: a bound that is as true, "
-                "and finite unless the network gives the text no chance."
+                "--time-floor 1e-3 stops the path there and adds the cost of the last step: an equally valid bound, "
+                "finite unless the network gives the text probability zero."
             )
     elif tolerance is not None and not estimate.reached:
         notes.append(
-            f"The interval is wider than {tolerance:.2%}: the sequences differ more than their draws scatter. "
-            "More sequences narrow it; --fixed-set asks about these ones only."
+            f"The interval is wider than {tolerance:.2%}, because sequences differ more than their noise draws. "
+            "More sequences narrow it; --fixed-set gives the interval for these sequences only."
         )
     if estimate.heavy_tailed:
         notes.append(
             "There is no interval: a few independent draws near t = 0 make up much of the estimate, and an estimate "
             "that missed them would look precise. --sampling stratified covers them."
         )
-    if estimate.bound != "tight":
+    notes += _meaning(estimate, result.folder.method)
+    for bound, exact in result.bounds.items():
+        if not bound.endswith("-order"):
+            continue
         notes.append(
-            f"{estimate.bound} is the paper's and no bound: its terminal term and t < {estimate.earliest_time:g} are "
-            "left out. tight keeps them."
+            f"{bound} is the exact likelihood of a sampler, not of the process: the bound may be above or below it."
         )
-    elif estimate.earliest_time > 0:
-        notes.append(f"The path ends at t = {estimate.earliest_time:g}; the last step's cost is part of the bound.")
-    notes.extend(
-        f"{bound} is the exact likelihood of a sampler, not of the process: the bound may be above or below it."
-        for bound in result.bounds
-        if bound.endswith("-order")
-    )
+        if math.isinf(exact.nats_per_token):
+            notes.append(
+                f"{bound} is infinite: the sampler never draws some of these tokens. --top-p 1 --temperature 1 keeps "
+                "all that the model can write."
+            )
     if lost := lost_text(result.folder.tokenizer):
         notes.append(lost)
     return notes

@@ -1,35 +1,38 @@
-"""`cedd export`: a run as a model to give away."""
+"""`cedd export`: write a run as a model folder to share."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from cedd.apps.report.commands import train_command
 from cedd.cli import UserError
 from cedd.cli.arguments import Export
+from cedd.cli.unused import refuse_unused
 from cedd.models.folder import refuse_occupied
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import CARD_FILE, CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE
-from cedd.report.commands import train_command
+from cedd.names import printable
 from cedd.samplers.choice import Sharpening
 from cedd.spelling.calibrate import calibrate
 from cedd.spelling.corruption import MISTAKES
-from cedd.spelling.options import RENAMED, CorrectionOptions, current_names
+from cedd.spelling.options import CorrectionOptions
 from cedd.storage import read_json, reading
 from cedd.tasks import load
 from cedd.tasks.card import is_spelling
 from cedd.training.config import read_config
-from cedd.training.records import LOG_FILE, read_log
+from cedd.training.run_log import LOG_FILE, read_log
 
 CALIBRATION_CHARACTERS = 30_000
-"""Enough for a share of 0.25% to be known to within a tenth of a percent; minutes on two cores."""
+"""Characters to calibrate on: enough to estimate a share of 0.25% to a tenth of a percent, in minutes on two cores."""
 
 
 def run(arguments: Export) -> int:
-    """Write the folder and say what is in it."""
+    """Write the folder and print a summary."""
+    if arguments.calibrate is None:
+        refuse_unused(arguments, ("broken", "seed"), "without --calibrate")
     model = load(arguments.run, arguments.device)
     source = model.folder.path
     refuse_occupied(arguments.out, source, arguments.force)  # before minutes of calibration
@@ -43,14 +46,14 @@ def run(arguments: Export) -> int:
     record = {"out": str(arguments.out), "bytes": size, "weights": arguments.weights or model.folder.weights}
     gone = sorted(model.folder.config.get("results", {}).keys() - extra["results"].keys())
     record |= {"correction": extra.get("correction", {}), "results_left_out": gone}
-    print(json.dumps(record) if arguments.json else _said(record))
+    print(json.dumps(record) if arguments.json else printable(_said(record)))
     return 0
 
 
 def correction_facts(loaded: LoadedModel, arguments: Export) -> dict[str, Any]:
-    """Defaults of correction, how they were chosen, and figures: of earlier ones those that still hold."""
+    """Defaults of correction, how they were chosen, and results; of existing results, those that still hold."""
     before = loaded.folder.config
-    own, chosen = current_names(before.get("correction", {})), before.get("chosen", "")
+    own, chosen = before.get("correction", {}), before.get("chosen", "")
     given, results = read_options(arguments.correction), read_results(arguments.results)
     found: dict[str, Any] = {}
     if arguments.calibrate is not None:
@@ -70,15 +73,13 @@ def read_options(words: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
-        if name in RENAMED:
-            print(f"cedd export: {name} is now called {RENAMED[name]}", file=sys.stderr)
         kind = str if name == "change" else int if isinstance(usual.get(name), int) else float
         try:
             found[name] = kind(value)
         except ValueError:
             raise UserError(f"--correction takes NAME=NUMBER, such as threshold=0.3; got {word!r}") from None
     CorrectionOptions().changed(found).check()
-    return current_names(found)
+    return found
 
 
 def sampling_defaults(words: tuple[str, ...]) -> dict[str, float]:
@@ -97,7 +98,7 @@ def sampling_defaults(words: tuple[str, ...]) -> dict[str, float]:
 
 def _steps(value: str) -> int:
     if (steps := int(value)) < 1:
-        raise ValueError(f"there must be steps; got {steps}")
+        raise ValueError(f"steps must be at least 1; got {steps}")
     return steps
 
 
@@ -107,12 +108,14 @@ def _said(record: dict[str, Any]) -> str:
     lines = [f"{record['out']}: {record['bytes'] / 1e6:.1f} MB with weights in {record['weights']} ({files})"]
     lines += [f"correction: {options}"] if options else []
     gone = ", ".join(record["results_left_out"])
-    lines += [f"left out, for they are figures of other defaults: {gone}; measure them again"] if gone else []
+    lines += (
+        [f"removed results, since they were measured with other defaults: {gone}; measure them again"] if gone else []
+    )
     return "\n".join(lines)
 
 
 def training_facts(source: Path, config: Any, title: str, arguments: Export) -> dict[str, Any]:
-    """How the model was trained, with the names of files but not of the folders they were in."""
+    """How the model was trained, with names of files but not of the folders they were in."""
     facts = dict(config.get("training", {}))
     if (source / TRAIN_FILE).is_file():
         trained = read_config(source / TRAIN_FILE)
@@ -125,12 +128,12 @@ def training_facts(source: Path, config: Any, title: str, arguments: Export) -> 
 
 
 def _name(data: Any) -> Any:
-    """A path without its folders; the name of a data set as it is."""
+    """A path without its folders; the name of a data set unchanged."""
     return Path(data).name if isinstance(data, str) and not data.startswith("hf:") else data
 
 
 def read_results(files: tuple[Path, ...]) -> dict[str, Any]:
-    """Figures by the names of their files."""
+    """Results by file name."""
     found: dict[str, Any] = {}
     for file in files:
         with reading(f"{file}, which should be what a command printed with --json,"):
@@ -139,8 +142,8 @@ def read_results(files: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def digest(record: Any) -> Any:
-    """What a card says of a command's figures: without the folders of files, and of all ways to correct that
-    `cedd spelling` compares only the model's own."""
+    """The part of a command's results for a card: without folders of files, and without the variants that `cedd
+    spelling` compares with the model's own correction."""
     if isinstance(record, dict) and isinstance(record.get("user"), dict):
         own = {
             name: value for name, value in record["user"]["corrections"][0].items() if name not in ("way", "options")
@@ -158,9 +161,9 @@ def digest(record: Any) -> Any:
 
 
 def calibrated(loaded: LoadedModel, file: Path, broken: float, seed: int) -> tuple[dict[str, Any], str]:
-    """Options of correction found on the beginning of a text, and that in words."""
-    with reading(file):
-        text = file.read_text(encoding="utf-8-sig")[:CALIBRATION_CHARACTERS]
+    """Options of correction chosen on the beginning of a text, and a description of the choice."""
+    with reading(file), file.open(encoding="utf-8-sig") as opened:
+        text = opened.read(CALIBRATION_CHARACTERS)
     found = calibrate(loaded, text, broken=broken, seed=seed)
     words = (
         f"On the first {len(text):,} characters of {file.name}, 5% of whose letters were replaced: the most fixed with "

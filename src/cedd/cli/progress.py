@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar for one task, a line a stage for several."""
+"""Progress on standard error: a bar for one task, or a line per stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cedd.names import printable
 
 @contextmanager
 def progress_bar(name: str, visible: bool) -> Generator[Callable[[float, float], None]]:
-    """A bar on a terminal's standard error, gone when done; the block is given what moves it: (done, planned)."""
+    """A progress bar on a terminal, removed when done. The block gets the function that moves it: (done, planned)."""
     console = PlainConsole(stderr=True)
     if not (visible and console.is_terminal):
         yield lambda done, planned: None
@@ -26,7 +26,7 @@ def progress_bar(name: str, visible: bool) -> Generator[Callable[[float, float],
 
 
 class Stages:
-    """The stages of a command that takes minutes: a bar on a terminal, a line a stage elsewhere."""
+    """The stages of a long command: a bar on a terminal, otherwise a line per stage."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

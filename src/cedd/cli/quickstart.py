@@ -1,4 +1,4 @@
-"""`cedd quickstart`: train, measure, write, fill in, correct, and a page that shows it all."""
+"""`cedd quickstart`: train, evaluate, sample, infill and correct, and a report that shows the results."""
 
 from __future__ import annotations
 
@@ -16,48 +16,49 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from cedd.bench.train import our_step, timed
+from cedd.apps.bench.train import our_step, timed
+from cedd.apps.report.measure import describe_run
+from cedd.apps.report.pages import PAGE_FILE, interval, number, write_report
+from cedd.apps.report.records import ReportOptions, RunReport
+from cedd.apps.report.runs import open_run
 from cedd.cli import UserError
 from cedd.cli.arguments import Quickstart
 from cedd.cli.console import PlainConsole
 from cedd.cli.progress import Stages
 from cedd.device import pick_device
-from cedd.report.measure import describe_run
-from cedd.report.pages import PAGE_FILE, interval, number, write_report
-from cedd.report.records import Effort, RunReport
-from cedd.report.runs import open_run
 from cedd.training.config import PRESETS, OptimizerConfig, ProcessConfig, TrainConfig
-from cedd.training.in_time import GoesOn, InTime, begun
-from cedd.training.loop import Hooks, train
+from cedd.training.loop import Hooks, switch_threads_often, train
+from cedd.training.time_limit import ResumedTimeLimit, TimeLimit, begun
 
 DEFAULT_OUT = Path("runs/quickstart")
 BOXED_CORRECTION = 'cedd correct "teh cat sat on teh mat"  # by english, which is part of the package'
-"""What to try where the run's own model cannot correct."""
+"""The suggestion if the run's own model cannot correct."""
 
 
 def run(arguments: Quickstart) -> int:
-    """Everything, with progress on standard error."""
+    """Run all stages, with progress on standard error."""
     if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
         if os.environ.get("RANK", "0") != "0":  # the first says it for all
             return 0
-        raise UserError(f"it runs in one process, and WORLD_SIZE is {ranks}; start it without torchrun")
+        raise UserError(f"quickstart runs in one process, but WORLD_SIZE is {ranks}; run it without torchrun")
     console = PlainConsole(stderr=True)
     started = time.monotonic()
     config, hooks = configuration(arguments), Hooks()
     config.check()
     if arguments.steps is None and not arguments.fast:
-        config, hooks = in_time(config, 60 * (arguments.minutes or MINUTES), console)
-    many = "" if isinstance(hooks, InTime) else f" for {config.steps} steps"  # of which in_time has told
+        config, hooks = within(config, 60 * (arguments.minutes or MINUTES), console)
+    many = "" if isinstance(hooks, TimeLimit) else f" for {config.steps} steps"  # within() has printed it
     console.print(
         f"training {config.method} on {config.process.name}{many} on the text of Python's manual; "
         f"the run's folder is {config.out}",
         soft_wrap=True,
     )
+    switch_threads_often()
     result = train(config, console, hooks)
     if not result.finished:
-        console.print("stopped; the same command goes on from here")
+        console.print("stopped; the same command continues from here")
         return result.exit_code
-    effort = Effort(sequences=48, samples=2) if arguments.fast else Effort()
+    effort = ReportOptions(sequences=48, samples=2) if arguments.fast else ReportOptions()
     stages = Stages()
     with stages.bar:
         opened = open_run(config.out, arguments.device)
@@ -77,13 +78,13 @@ def run(arguments: Quickstart) -> int:
 
 
 def configuration(arguments: Quickstart) -> TrainConfig:
-    """The run that quickstart trains: what has measured best in the time that its device has (docs/lab-notes.md)."""
+    """The training configuration: the best measured for the time limit on each kind of device (dev/lab-notes.md)."""
     if arguments.minutes is not None:
         if not 0 < arguments.minutes <= MOST_MINUTES:
             raise UserError(f"--minutes must be above 0 and at most {MOST_MINUTES}, a day; got {arguments.minutes:g}")
         if arguments.fast or arguments.steps is not None:
             fixed = "--fast" if arguments.fast else "--steps"
-            raise UserError(f"give either --minutes or {fixed}, which says how many steps there are")
+            raise UserError(f"give either --minutes or {fixed}, which determines the number of steps")
     if arguments.fast:
         base, folder = replace(PRESETS["tiny"][1], steps=60, log_every=1, compile="off"), f"{DEFAULT_OUT.name}-fast"
     else:
@@ -97,56 +98,59 @@ def configuration(arguments: Quickstart) -> TrainConfig:
         seed=arguments.seed,
         device=arguments.device,
     )
-    return of_steps(base, base.steps if arguments.steps is None else arguments.steps, 4 if arguments.fast else 10)
+    return with_steps(base, base.steps if arguments.steps is None else arguments.steps, 4 if arguments.fast else 10)
 
 
-def of_steps(config: TrainConfig, steps: int, evaluations: int = 10) -> TrainConfig:
-    """The same run with so many steps, evaluated and saved a few times on its way."""
+def with_steps(config: TrainConfig, steps: int, evaluations: int = 10) -> TrainConfig:
+    """The same configuration with this number of steps, evaluations and checkpoints."""
     every = max(1, steps // evaluations)
     return replace(config, steps=steps, evaluation=replace(config.evaluation, every=every), checkpoint_every=every)
 
 
-def in_time(config: TrainConfig, seconds: float, console: Console) -> tuple[TrainConfig, Hooks]:
-    """The run with as many steps as fit, at the speed that this machine has now; one that was begun keeps its own.
+def within(config: TrainConfig, seconds: float, console: Console) -> tuple[TrainConfig, Hooks]:
+    """The configuration with as many steps as fit into the time at this machine's current speed. A run that exists
+    keeps its own.
 
-    Where the rate is constant or falls linearly, the number follows the speed: another program may come or go.
+    While the learning rate is constant or falls linearly, the number of steps follows the speed, since other programs
+    may start or stop.
     """
     if (again := begun(config, unchosen=first_choice(config.optimizer))) is not None:
-        config = of_steps(again, again.steps)
+        config = with_steps(again, again.steps)
         console.print(
-            f"{config.out} was begun with {config.steps} steps and keeps them, whatever --minutes says; another --out "
-            "begins anew",
+            f"{config.out} was started with {config.steps} steps, which --minutes does not change; another --out "
+            "starts a new run",
             highlight=False,
             soft_wrap=True,
         )
-        return config, GoesOn()
+        return config, ResumedTimeLimit()
     started, device = time.monotonic(), pick_device(config.device)
     each = seconds_per_step(config, device)
     left = seconds - OTHER_SECONDS - (time.monotonic() - started)
     fitting = int(left / each - OTHER_STEPS)
     most = config.steps if device.type == "cuda" else None
     steps = max(LEAST_STEPS, fitting if most is None else min(most, fitting))
-    short = ", and may take longer: fewer are not trained" if fitting < LEAST_STEPS else ""
+    short = "(the minimum), which may take longer" if fitting < LEAST_STEPS else ""
     console.print(
         f"a step takes {1000 * each:.0f} ms on this machine: {steps} steps for {seconds / 60:g} "
         f"minute{'s' * (seconds != 60)} (--minutes){short}",
         highlight=False,
         soft_wrap=True,
     )
-    hooks = InTime(left, 0, EVERY, OTHER_STEPS, most, of_steps, steps)
-    return of_steps(config, max(steps, first_choice(config.optimizer))), hooks
+    hooks = TimeLimit(left, 0, EVERY, OTHER_STEPS, most, with_steps, steps)
+    return with_steps(config, max(steps, first_choice(config.optimizer))), hooks
 
 
 def first_choice(config: OptimizerConfig) -> int:
-    """How many steps a run must have at first, so that their number is chosen again before its rate falls."""
+    """The initial number of steps, large enough that it is chosen again before the learning rate falls."""
     constant = 1 - config.decay_share
     return math.ceil((config.warmup + 2 * EVERY) / constant) if constant > 0 else 0
 
 
 def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
-    """What a step takes with all threads or with one, whichever is faster, which is kept.
+    """Seconds per step with all threads or with one, whichever is faster; that number of threads is kept.
 
-    Threads wait for one another at every operation: where another program holds a core, two were five times slower.
+    Threads wait for each other at every operation: where another program occupied a core, two threads were five times
+    slower than one.
     """
     usual, seconds = torch.get_num_threads(), dict[int, float]()
     with our_step(config, vocabulary(config)) as step:
@@ -160,28 +164,27 @@ def seconds_per_step(config: TrainConfig, device: torch.device) -> float:
 
 
 def vocabulary(config: TrainConfig) -> int:
-    """How many tokens the run will have: as many as its tokenizer's name says, or about as many as the manual has
-    characters."""
+    """The vocabulary size: that of the tokenizer's name, or about the number of distinct characters in the manual."""
     _, _, size = config.text.tokenizer.partition(":")
     return int(size) if size else 97
 
 
 MINUTES = 4.0
-"""All of it, unless --minutes or a number of steps is given."""
+"""Time limit in minutes, unless --minutes or --steps is given."""
 MOST_MINUTES = 24 * 60
-"""What takes longer is no start: `cedd train` is for that."""
+"""The largest value of --minutes; longer runs are for `cedd train`."""
 MEASURED_SECONDS = 3.0
 OTHER_SECONDS, OTHER_STEPS = 25.0, 120
-"""What is not training takes so many seconds, and as long as so many steps where the network is needed: at most."""
+"""Upper limits of the time for everything but training: a constant, and a number of steps that take as long."""
 LEAST_STEPS = 40
-"""Fewer are not trained: their number is chosen when the rate has risen, for EVERY more at least."""
+"""The smallest number of steps: it is chosen after warm-up, for at least EVERY more."""
 EVERY = 10
-"""Steps after which their number is chosen anew."""
+"""Steps after which the number of steps is chosen again."""
 
 
 def cpu_run(base: TrainConfig) -> TrainConfig:
-    """Minutes on two cores: tokens are pieces of words, which say more than characters at the price of a position each.
-    Each setting is a line of docs/lab-notes.md ("Quickstart")."""
+    """A run of minutes on two cores. Tokens are pieces of words, which carry more information per position than
+    characters. Each setting is a line of dev/lab-notes.md ("Quickstart")."""
     return replace(
         base,
         method="cedd-star",
@@ -208,7 +211,7 @@ def cpu_run(base: TrainConfig) -> TrainConfig:
 
 
 def gpu_run(base: TrainConfig) -> TrainConfig:
-    """Seconds on a GPU, which is fast enough for a larger network: more sequences, fewer steps."""
+    """A run of seconds on a GPU: a larger network, more sequences, fewer steps."""
     return replace(
         base,
         length=128,
@@ -222,7 +225,7 @@ def gpu_run(base: TrainConfig) -> TrainConfig:
 
 
 def device_text(device: torch.device) -> str:
-    """The device in words."""
+    """The name of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -230,7 +233,7 @@ def device_text(device: torch.device) -> str:
 
 
 def summary(report: RunReport, steps: int, page: Path, seconds: float) -> str:
-    """The figures, a sample, and what to do next."""
+    """The results, and what to do next."""
     bound = report.bound
     rows = [(b.name, b.bits_per_character, "") for b in report.baselines]
     rows.append(("this model", bound.bits_per_character, f"  95% interval {interval(*bound.ci95)}"))
@@ -239,12 +242,15 @@ def summary(report: RunReport, steps: int, page: Path, seconds: float) -> str:
     lines += [f"  {name:<{width}}  {number(bits)}{note}" for name, bits, note in sorted(rows, key=lambda row: -row[1])]
     gzip = next(b.bits_per_character for b in report.baselines if b.name == "gzip")
     if bound.bits_per_character > gzip:
-        lines += ["", f"above gzip: {steps} steps are too few; cedd quickstart --minutes 20 --out runs/longer has more"]
+        lines += [
+            "",
+            f"above gzip: {steps} steps are too few; train longer with cedd quickstart --minutes 20 --out runs/longer",
+        ]
     if report.correction is not None:
         done = report.correction
         lines += [
             "",
-            f"wrong letters put right: {done.fixed} of {done.wrong}; right ones broken: {done.broken} of {done.right}",
+            f"wrong letters fixed: {done.fixed} of {done.wrong}; correct letters broken: {done.broken} of {done.right}",
         ]
     lines += ["", f"done in {seconds:.0f} s; open {page}", "", "next:"]
     usual = {"correct": BOXED_CORRECTION, **report.commands}
@@ -254,7 +260,7 @@ def summary(report: RunReport, steps: int, page: Path, seconds: float) -> str:
 
 
 def activation() -> list[str]:
-    """The command that makes `cedd` one of the shell's, where it is not yet."""
+    """The command that puts `cedd` on the shell's path, if it is not there."""
     here = Path(sys.executable).parent
     script, found = here / "activate", shutil.which("cedd")
     if not script.is_file() or (found is not None and Path(found).resolve() == (here / "cedd").resolve()):

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 from cedd.cli.arguments import Sample
-from cedd.cli.given import WRITER
-from cedd.cli.sampling import check, show
+from cedd.cli.inputs import DEFAULT_MODEL
+from cedd.cli.sampling import check, constraint_of, show
+from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import packaged
 from cedd.tasks import load
-from cedd.tasks.generate import prompt_template
+from cedd.tasks.generate import end_of_text, template_of
 
 
 def run(arguments: Sample) -> int:
     """Print the samples, separated by rules, or as JSON."""
     check(arguments)
-    model, sampler = load(arguments.model or packaged(WRITER), arguments.device), arguments.options.sampler
-    template = prompt_template(model, arguments.prompt, arguments.length)
+    language = constraint_of(arguments.constraint)
+    model, sampler = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device), arguments.options.sampler
+    template, _ = template_of(model, arguments.prompt, arguments.length, language)
     title = f"{model.name}, {sampler}"
+    if arguments.until_end:
+        options = replace(arguments.options, stop=(end_of_text(model),))
+        arguments = replace(arguments, options=options)
+    if template.width > model.length:
+        print(note_on_length(model), file=sys.stderr)
     show(arguments, model, template, title, "samples", f"\n{'=' * 72}\n", sampler=sampler)
     return 0
+
+
+def note_on_length(model: LoadedModel) -> str:
+    """How a model writes more tokens than it reads at once."""
+    if model.writes_blocks:
+        return (
+            f"the model reads {model.length} tokens: each block of {model.method.block} is written after at most as "
+            "many tokens before it"
+        )
+    half = max(1, model.length // 2)
+    return (
+        f"the model reads {model.length} tokens: longer text is written in parts of at most {half}, each after at "
+        "least as many tokens before it"
+    )

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
-from cedd.cli import UserError
-from cedd.cli.arguments import PAGE_SUFFIXES, SamplerOptions, SamplingArguments, ViewOptions
+from cedd.cli import UserError, with_current_folder
+from cedd.cli.arguments import PAGE_SUFFIXES, ConstraintOptions, SamplingArguments, ViewOptions
 from cedd.cli.console import PlainConsole
 from cedd.cli.correct import for_terminal, write_output
 from cedd.cli.progress import progress_bar
+from cedd.cli.unused import refuse_unused
+from cedd.constraints import Language, choice, json_schema, regex
 from cedd.data.tokenizers import MASK_CHARACTER
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.loaded_model import LoadedModel
 from cedd.names import suggestion
-from cedd.samplers import GRIDS, SAMPLERS, Corrector
-from cedd.samplers.loop import Callback
+from cedd.samplers import GRIDS, Callback, SamplingOptions, get_sampler
+from cedd.samplers.particle_set import ParticleSet
+from cedd.samplers.random_numbers import check_count
+from cedd.samplers.registry import named_sampler
+from cedd.samplers.sampler import OWN_OPTIONS
 from cedd.storage import check_writable
 from cedd.tasks.template import Template
 from cedd.tasks.trajectory import Trajectory
@@ -29,21 +36,51 @@ MOST_SEEN = 1 << 12
 """Tokens of a text whose states are recorded, one of all tokens for each step that changes any."""
 
 
-def sampling_options(options: SamplerOptions, seed: int | None) -> SamplingOptions:
-    """The options of a command line as the sampler takes them, checked before a model is loaded."""
-    for option, name, table in (("sampler", options.sampler, SAMPLERS), ("grid", options.grid, GRIDS)):
-        if name not in table:
-            raise UserError(f"--{option} has no choice {name!r}{suggestion(name, table)}")
-    corrector = None if options.corrector is None else Corrector(options.corrector)
-    deterministic = options.deterministic or None  # which leaves it to the device
-    return SamplingOptions(**{**vars(options), "corrector": corrector, "deterministic": deterministic, "seed": seed})
+def check_names(options: SamplingOptions) -> None:
+    """Refuse a sampler or a time grid that does not exist, before a model is loaded; package:NAME is imported."""
+    if isinstance(options.sampler, str):
+        with_current_folder(options.sampler)
+        named_sampler(options.sampler)
+    if isinstance(options.grid, str) and options.grid not in GRIDS:
+        raise UserError(f"--grid: invalid choice: {options.grid!r}{suggestion(options.grid, GRIDS)}")
+
+
+def refuse_unused_sampling(model: LoadedModel, options: SamplingOptions, usual: SamplingOptions) -> None:
+    """Refuse options that have no effect on this model's texts."""
+    sampler = get_sampler(options.sampler, model.method)
+    unused = [name for name in sampler.unused if name != "corrector"]  # which is refused with a reason
+    unused += [name for name in OWN_OPTIONS if name not in sampler.own_options]
+    refuse_unused(options, unused, f"with the sampler {sampler.name} (method {model.method.name})", usual)
 
 
 def check(arguments: SamplingArguments) -> None:
     """Refuse options that mean nothing, and files that could not be written, before the model is loaded."""
-    sampling_options(arguments.options, arguments.seed)
+    check_names(arguments.options)
+    check_count(arguments.n)
     check_writable(arguments.view.html, PAGE_SUFFIXES)
     check_writable(arguments.view.gif, (".gif",))
+
+
+def constraint_of(options: ConstraintOptions) -> Language | None:
+    """The language that is asked for, compiled for texts, before a model is loaded."""
+    given = {
+        "--regex": options.regex is not None,
+        "--json-schema": options.json_schema is not None,
+        "--choices": bool(options.choices),
+    }
+    names = [name for name, there in given.items() if there]
+    if len(names) > 1:
+        raise UserError(f"{names[1]} and {names[0]} exclude each other; give one")
+    if not names:
+        return None
+    if options.regex is not None:
+        made = regex(options.regex)
+    elif options.json_schema is not None:
+        made = json_schema(options.json_schema.read_text(encoding="utf-8"))
+    else:
+        made = choice(options.choices)
+    _ = made.automaton  # refuses what no text satisfies
+    return made
 
 
 def show(
@@ -57,6 +94,7 @@ def show(
     **facts: Any,
 ) -> None:
     """Fill the template n times, seen as it is asked for, and print the texts, or all as JSON; then write the files."""
+    refuse_unused_sampling(loaded, arguments.options, SamplingOptions())
     view, seen = arguments.view, is_seen(arguments.view)
     if seen and template.width > MOST_SEEN:
         raise UserError(f"--watch, --html and --gif show at most {MOST_SEEN:,} tokens; the text has {template.width:,}")
@@ -64,15 +102,30 @@ def show(
     if view.gif is not None:
         trajectory.check_lines(template.ids.numpy(), template.given.numpy())
     with _watching(view, trajectory, arguments.n, loaded.length, quiet=arguments.json) as callback:
-        texts = template.fill(loaded, arguments.n, sampling_options(arguments.options, arguments.seed), callback)
+        particles = list[ParticleSet]()
+        report = None if arguments.options.particles is None else particles.append
+        options = replace(arguments.options, seed=arguments.seed, callback=callback, on_particles=report)
+        texts = template.fill(loaded, arguments.n, options)
     if arguments.json:
-        print(json.dumps({named: texts, **facts, "seed": arguments.seed}))
+        own = {"particles": [_figures(one) for one in particles]} if particles else {}
+        print(json.dumps({named: texts, **facts, **own, "seed": arguments.seed}))
     else:
         write_output(for_terminal(between.join(texts)) + end)
+        for one in particles:
+            print(
+                f"log p(constraint) = {one.log_normalizer:.2f}; effective sample size {one.effective_sample_size:.1f} "
+                f"of {len(one.log_weights)}",
+                file=sys.stderr,
+            )
     if view.html is not None:
         trajectory.save_html(view.html, title)
     if view.gif is not None:
         trajectory.save_gif(view.gif)
+
+
+def _figures(one: ParticleSet) -> dict[str, float]:
+    """What is known of the particles of a text."""
+    return {"log_normalizer": one.log_normalizer, "effective_sample_size": one.effective_sample_size}
 
 
 def is_seen(view: ViewOptions) -> bool:

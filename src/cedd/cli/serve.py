@@ -1,4 +1,4 @@
-"""`cedd serve`: the page on which texts are denoised, filled and corrected, and the same over HTTP."""
+"""`cedd serve`: a web page and an HTTP API for generation, infilling and correction."""
 
 from __future__ import annotations
 
@@ -13,52 +13,59 @@ from cedd.cli import UserError
 from cedd.cli.arguments import Serve
 from cedd.names import printable
 
-MOST_READERS = 64
+MAX_PROCESSES = 64
 
 
 def run(arguments: Serve) -> int:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the server."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"{' and '.join(missing)} must be installed: pip install 'cedd[serve]'")
-    from cedd.serve.app import Site, make_app
-    from cedd.serve.desk import Desk
-    from cedd.serve.models import Shelf
-    from cedd.serve.readers import default_readers
-    from cedd.serve.requests import SEEDS
-    from cedd.serve.server import Server, address_of, bound_socket
+    from cedd.apps.serve.app import Handlers, make_app
+    from cedd.apps.serve.endpoints import MAX_SEED
+    from cedd.apps.serve.reader_pool import default_processes
+    from cedd.apps.serve.registry import ModelRegistry
+    from cedd.apps.serve.scheduler import Scheduler
+    from cedd.apps.serve.server import Server, bind_socket, url_of
 
-    if not 0 <= arguments.port < 2**16:
-        raise UserError(f"--port must lie in 0..65535; got {arguments.port}")
-    if arguments.readers is not None and not 0 <= arguments.readers <= MOST_READERS:
-        raise UserError(f"--readers must lie in 0..{MOST_READERS}; got {arguments.readers}")
-    if arguments.seed is not None and not 0 <= arguments.seed <= SEEDS:
-        raise UserError(f"--seed must lie in 0..{SEEDS}; got {arguments.seed}")
+    check_range("--port", arguments.port, 2**16 - 1)
+    check_range("--lookup-processes", arguments.lookup_processes, MAX_PROCESSES)
+    check_range("--seed", arguments.seed, MAX_SEED)
     show_log()
-    with bound_socket(arguments.host, arguments.port) as bound:
-        readers = default_readers() if arguments.readers is None else arguments.readers
-        shelf, desk = Shelf.load(arguments.runs, arguments.device, readers), Desk(arguments.limits)
-        address = address_of(bound)
-        site = Site(shelf, desk, __version__, arguments.log_texts, arguments.seed)
-        app = make_app(site, {arguments.host, *arguments.allow_host})
+    with bind_socket(arguments.host, arguments.port) as bound:
+        processes = default_processes() if arguments.lookup_processes is None else arguments.lookup_processes
+        registry = ModelRegistry.load(arguments.runs, arguments.device, processes)
+        scheduler, address = Scheduler(arguments.limits), url_of(bound)
+        handlers = Handlers(registry, scheduler, __version__, arguments.log_texts, arguments.seed)
+        app = make_app(handlers, {arguments.host, *arguments.allow_host})
 
         def started() -> None:
-            models = ", ".join(shelf)
-            said = json.dumps({"address": address, "models": list(shelf)}) if arguments.json else None
-            print(said or printable(f"{models} at {address} (Ctrl-C ends it)"), flush=True)
+            models = ", ".join(registry)
+            record = json.dumps({"address": address, "models": list(registry)}) if arguments.json else None
+            print(record or printable(f"serving {models} at {address} (Ctrl-C to stop)"), flush=True)
             if arguments.open:
                 webbrowser.open(address)
 
-        Server(app, desk, started).run([bound])
+        Server(app, scheduler, started).run([bound])
     if not arguments.json:
-        print("ended")
+        print("stopped")
     return 0
 
 
+def check_range(option: str, value: int | None, highest: int) -> None:
+    """Refuse a value of an option that is negative or too large."""
+    if value is not None and not 0 <= value <= highest:
+        raise UserError(f"{option} must be between 0 and {highest} (got {value})")
+
+
 def show_log() -> None:
-    """Lines about requests go to standard error."""
+    """Log requests and errors of the event loop to standard error."""
+    from cedd.apps.serve.connections import RateLimit
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    log = logging.getLogger("cedd.serve")
-    log.handlers, log.propagate = [handler], False
-    log.setLevel(logging.INFO)
+    handler.addFilter(RateLimit())
+    for name, level in (("cedd.apps.serve", logging.INFO), ("asyncio", logging.WARNING)):
+        log = logging.getLogger(name)
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(level)

@@ -1,4 +1,4 @@
-"""`cedd spelling`: how many mistakes a model puts right, by the paper's protocol and by the one users mean."""
+"""`cedd spelling`: how many mistakes a model fixes, by the paper's protocol and by the user's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cedd.cli import UserError
 from cedd.cli.arguments import PLOT_SUFFIXES, Spelling
 from cedd.cli.console import PlainConsole
 from cedd.cli.progress import progress_bar
+from cedd.cli.unused import refuse_unused
 from cedd.spelling.book import Book, read_book
 from cedd.spelling.corruption import MISTAKES
 from cedd.spelling.paper_protocol import PaperProtocol, Restoration
@@ -29,10 +30,13 @@ def run(arguments: Spelling) -> int:
     paper, user = PaperProtocol(**vars(arguments.paper)), UserProtocol(**vars(arguments.user))
     seed = arguments.seed
     check_writable(arguments.plot, PLOT_SUFFIXES)
+    others = {"paper": (arguments.user,), "user": (arguments.paper,), "both": ()}[arguments.protocol]
+    for options in others:
+        refuse_unused(options, vars(options), f"with --protocol {arguments.protocol}")
     if paper.batch < 1 or arguments.blocks < 0:
-        raise UserError("--batch must be at least 1, and --blocks too, or 0 for the whole book")
+        raise UserError("--batch must be at least 1, and --blocks at least 1 or 0 for the whole book")
     if not 0 < user.rate <= 1:
-        raise UserError(f"--rate is a share between 0 and 1, of at least one mistake; got {user.rate:g}")
+        raise UserError(f"--rate must be above 0 and at most 1; got {user.rate:g}")
     started = time.perf_counter()
     model = load(arguments.model, arguments.device)
     book = read_book(model, arguments.data, arguments.blocks)
@@ -43,7 +47,7 @@ def run(arguments: Spelling) -> int:
     if len(left_out) == len(asked):
         raise UserError("; ".join(left_out.values()))
     if arguments.plot is not None and "user" not in asked.keys() - left_out.keys():
-        raise UserError("--plot draws the user's protocol, which cannot be measured; leave it out")
+        raise UserError("--plot needs the user's protocol, which this model does not support")
     results: dict[str, Any] = {}
     for name in (name for name in asked if name not in left_out):
         with progress_bar(f"{name}'s protocol", not arguments.json) as progress:
@@ -65,7 +69,7 @@ def run(arguments: Spelling) -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was asked for, and what came of it by each protocol."""
+    """The results of each protocol."""
 
     arguments: Spelling
     model: LanguageModel
@@ -96,7 +100,7 @@ class Measured:
     def print(self, console: PlainConsole) -> None:
         """As tables."""
         book, name = self.book, self.model.name
-        strange = f"; {book.unknown:,} that the model does not know, read as similar ones" if book.unknown else ""
+        strange = f"; {book.unknown:,} unknown to the model, replaced by similar ones" if book.unknown else ""
         console.print(f"{book.name}: {len(book.text):,} characters in blocks of {book.length}{strange}")
         if self.restoration is not None:
             console.print(f"\nPaper's protocol: {name}, noise at t = {self.restoration.t:g}")
@@ -121,7 +125,7 @@ def _percent(share: Share, digits: int = 1) -> str:
 
 
 def _interval(share: Share, digits: int = 1) -> str:
-    """The 95% interval of a share in percent, which a single block has not."""
+    """The 95% interval of a share in percent, empty for a single block."""
     low, high = (f"{100 * end:.{digits}f}" for end in share.ci95)
     return "" if math.isnan(share.ci95[1]) else f"{low} to {high}"
 
@@ -132,7 +136,7 @@ def _small(share: Share) -> str:
 
 
 def _value(share: Share, digits: int = 1) -> str:
-    """A share in percent, if there was anything to count."""
+    """A share in percent, or none without data."""
     return f"{100 * share.value:.{digits}f}" if share.total else "none"
 
 

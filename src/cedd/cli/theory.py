@@ -1,4 +1,4 @@
-"""`cedd theory`: every theorem, proposition and erratum, computed on small chains."""
+"""`cedd theory`: check every theorem, proposition and erratum on small chains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNS = {"at most": "≤", "equals": "=", "erratum": "vs"}
 
 
 def run(arguments: Theory) -> int:
-    """Check all claims and print them; 1 if one fails."""
+    """Check all claims and print the results; 1 if one fails."""
     pick_device(arguments.device)  # refused as by every command; what is computed here is small
     problem = ToyProblem(vocab_size=arguments.vocab, length=arguments.length, seed=arguments.seed)
     started, threads = time.perf_counter(), torch.get_num_threads()
@@ -46,7 +46,7 @@ def run(arguments: Theory) -> int:
 
 
 def _check_all(problem: ToyProblem) -> dict[str, list[Finding]]:
-    """The findings of every claim, with a line on stderr that says which one is being computed."""
+    """The findings of every claim, with progress on standard error."""
     console = PlainConsole(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed}/{task.total}"))
     findings: dict[str, list[Finding]] = {}
@@ -60,7 +60,7 @@ def _check_all(problem: ToyProblem) -> dict[str, list[Finding]]:
 
 
 def _plain(finding: Finding) -> dict[str, object]:
-    """A finding as JSON, in which a number that is not finite is null."""
+    """A finding as JSON, with null for numbers that are not finite."""
     record = {**asdict(finding), "slack": finding.slack, "holds": finding.holds}
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
 

@@ -13,14 +13,15 @@ from cedd.storage import finite
 
 
 def run(arguments: Train) -> int:
-    """Train; what happens is told on stderr, and how it ended, for machines, on stdout by the first of the ranks."""
+    """Train, with messages on standard error; the first rank prints the result as JSON if asked."""
     config = arguments.config
     if str(config.out).startswith("("):
-        raise UserError("say where the run goes: --out FOLDER")
+        raise UserError("name the run's folder: --out FOLDER")
     get_method(config.method)
     from cedd.training.distributed import FirstRankFailed
-    from cedd.training.loop import train
+    from cedd.training.loop import switch_threads_often, train
 
+    switch_threads_often()
     try:
         result = train(config, PlainConsole(stderr=True))
     except FirstRankFailed:  # which has said why, once

@@ -1,9 +1,9 @@
-"""Batches of blocks, in an order that is a pure function of (seed, step).
+"""Batches of blocks, in an order that is a function of (seed, step).
 
-The blocks, shuffled anew in each epoch, form one infinite stream; global batch k is the k-th run of B blocks in
-it. Nothing but k needs saving to resume, and ranks share a batch by taking consecutive rows of it, so the set of
-blocks in batch k does not depend on how many ranks there are. With `cut_anew` the blocks of each epoch after the first
-begin a few tokens later: the same tokens, cut at other places.
+The blocks, reshuffled in each epoch, form an infinite stream, of which global batch k takes the k-th group of B blocks.
+A resume needs k only. Ranks take consecutive rows of a batch, so the blocks of batch k do not depend on the number of
+ranks. With `cut_anew` the blocks of each epoch after the first begin a few tokens later: the same tokens, cut at other
+positions.
 
 Shapes: B blocks in a global batch, B/W on each of W ranks, L positions.
 """
@@ -26,18 +26,17 @@ from cedd.data.packing import PackedDataset
 from cedd.data.permutation import derive_key, permute, uniform_integers
 
 _AHEAD = 32
-"""Batches whose blocks are drawn in one go."""
+"""Batches whose blocks are computed at once."""
 _CUT = -1
-"""Takes the place of an epoch in the key of the offsets of all epochs."""
+"""The key of offsets, in place of an epoch."""
 
 
 @dataclass(eq=False)
 class BatchSampler:
     """Infinite iterator over this rank's share [B/W, L] (int64, CPU) of each global batch.
 
-    `position` is the number of batches drawn, and the only state: set it, or pass it, to resume.
-    cut_anew: the blocks of an epoch after the first begin 0..L-1 tokens later, at random; its last block ends with the
-        tokens before its first.
+    `position` is the number of batches drawn, and the only state. Set it to resume. With `cut_anew` the blocks of an
+    epoch after the first begin 0..L-1 tokens later, at random; its last block ends with the tokens before its first.
     """
 
     dataset: PackedDataset
@@ -61,13 +60,13 @@ class BatchSampler:
 
     @property
     def epoch(self) -> float:
-        """Passes over the data made so far."""
+        """Passes over the data so far."""
         return self.position * self.batch_size / len(self.dataset)
 
     def global_starts(self, step: int, steps: int = 1) -> NDArray[np.int64]:
-        """Where the blocks [steps * B] of global batches from `step` on begin, in order: tokens from the data's first.
+        """First tokens of the blocks [steps * B] of global batches `step`, `step` + 1, ...
 
-        Several at once, for the cost of a permutation is one of calls, not of numbers.
+        Several batches at once, since the cost of a permutation is in the number of calls.
         """
         size, length = len(self.dataset), self.dataset.length
         epochs, slots = np.divmod(np.arange(step * self.batch_size, (step + steps) * self.batch_size), size)
@@ -80,7 +79,7 @@ class BatchSampler:
         return starts
 
     def starts(self, step: int) -> NDArray[np.int64]:
-        """Where this rank's blocks [B/W] of global batch `step` begin."""
+        """First tokens of this rank's blocks [B/W] of global batch `step`."""
         share = self.batch_size // self.world_size
         ahead, offset = divmod(step, _AHEAD)
         if self._drawn is None or self._drawn[0] != ahead:
@@ -88,7 +87,7 @@ class BatchSampler:
         return self._drawn[1][offset, self.rank * share : (self.rank + 1) * share]
 
     def batch(self, step: int) -> Tensor:
-        """This rank's share [B/W, L] of global batch `step`; draws nothing."""
+        """This rank's share [B/W, L] of global batch `step`; changes no state."""
         return torch.from_numpy(self.dataset.from_starts(self.starts(step)))
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -100,19 +99,19 @@ class BatchSampler:
         return batch
 
 
-class Placeable(Protocol):
-    """What can be pinned and moved: a tensor, or a record of tensors."""
+class MovableBatch(Protocol):
+    """A batch that can be pinned and moved to a device: a tensor, or a record of tensors."""
 
     def pin_memory(self) -> Self: ...
 
     def to(self, device: torch.device, *, non_blocking: bool) -> Self: ...
 
 
-P = TypeVar("P", bound=Placeable, covariant=True)
-B = TypeVar("B", bound=Placeable)
+P = TypeVar("P", bound=MovableBatch, covariant=True)
+B = TypeVar("B", bound=MovableBatch)
 
 
-class Source(Protocol[P]):
+class BatchSource(Protocol[P]):
     """Batches by number; `position` is the number of the next one."""
 
     position: int
@@ -121,13 +120,13 @@ class Source(Protocol[P]):
 
 
 class Prefetcher(Generic[B]):
-    """Draws a sampler's batches ahead in a thread, and hands them out on `device`.
+    """Draws a sampler's batches ahead of time in a thread, and returns them on `device`.
 
-    On CUDA the thread pins them, so the copy overlaps with computation. `position` counts the batches handed out
-    (not those drawn ahead), and so is what to save. Use as a context manager, or `close()` it.
+    On CUDA the thread pins them, so that copies overlap with computation. `position` counts the batches returned, not
+    those drawn ahead, and is what to save. Use it as a context manager, or `close()` it.
     """
 
-    def __init__(self, sampler: Source[B], device: str | torch.device = "cpu", depth: int = 2) -> None:
+    def __init__(self, sampler: BatchSource[B], device: str | torch.device = "cpu", depth: int = 2) -> None:
         if depth < 1:
             raise ValueError(f"prefetching needs a depth of at least 1, not {depth}")
         self._sampler = sampler

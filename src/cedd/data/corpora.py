@@ -1,9 +1,9 @@
-"""Where text comes from: files, folders, jsonl, compressed or not, hub datasets, and Python's own manual.
+"""Sources of text: files, folders, jsonl, compressed or not, hub datasets, and Python's own manual.
 
-A corpus is a stream of pieces. A piece is about 65,000 characters at most, cut where no tokenizer of this
-package ever joins two characters, so that pieces can be encoded one by one (or in parallel) and give the tokens
-of the whole. Text is UTF-8; a byte-order mark is dropped and CRLF becomes LF. Half of a surrogate pair, which JSON can
-write but UTF-8 cannot, becomes U+FFFD.
+A corpus is a stream of pieces of at most about 65,000 characters. They are cut where no tokenizer of this package joins
+two characters, so that pieces can be encoded one by one, or in parallel, to the same tokens as the whole. Text is
+UTF-8; a byte-order mark is dropped, CRLF becomes LF, and lone surrogates, which JSON can contain but UTF-8 cannot,
+become U+FFFD.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TextIO, cast
 
-from cedd.names import nearest_path
+from cedd.names import hub_failure, nearest_path
 from cedd.storage import expanded, file_sha256, json_sha256
 
 PIECE_CHARACTERS = 1 << 16
@@ -34,29 +34,29 @@ PYTHON_MANUAL = "python-manual"
 _HEAD_BYTES = 1 << 16
 _COMPRESSIONS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""What is raised by files that are damaged, or that the system cannot read."""
+"""Exceptions of damaged or unreadable files."""
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _FOLDER_ENDINGS = tuple(ending + packed for ending in (".txt", ".jsonl") for packed in ("", *_COMPRESSIONS))
 
 
 class Piece(NamedTuple):
-    """A stretch of a document, and whether the document ends with it."""
+    """Part of a document, and whether the document ends with it."""
 
     text: str
     ends_document: bool
 
 
 class Corpus(ABC):
-    """Documents in a fixed order, readable any number of times."""
+    """Documents in a fixed order, which can be read any number of times."""
 
     name: str
 
     @abstractmethod
     def content_sha256(self) -> str:
-        """Changes whenever the text does; it does not depend on where the text lies."""
+        """A hash that changes whenever the text does, and does not depend on the text's location."""
 
     def is_still(self, content_sha256: str) -> bool:
-        """Whether the text is the one of this hash, now that it was read."""
+        """Whether the text still has this hash, after it was read."""
         return self.content_sha256() == content_sha256
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Corpus(ABC):
         """The text in order; each document ends with a piece that says so."""
 
     def texts(self) -> Iterator[str]:
-        """The pieces' text: what a tokenizer is made from."""
+        """The text of the pieces, to make a tokenizer from."""
         return (piece.text for piece in self.pieces())
 
     def documents(self) -> Iterator[str]:
@@ -80,9 +80,10 @@ class Corpus(ABC):
 
 
 def _cut_before(text: str, end: int) -> int:
-    """The last place <= end where text may be cut: before a blank or newline that follows visible text.
+    """The last position <= end at which text may be cut: before a space or newline that follows visible text; 0 if
+    there is none.
 
-    Byte-level BPE never joins those two, and the whole run of white space stays on the right. 0: no such place.
+    Byte-level BPE never joins these two, and the whole run of white space stays on the right.
     """
     while True:
         end = max(text.rfind(" ", 0, end + 1), text.rfind("\n", 0, end + 1))
@@ -95,7 +96,7 @@ def _cut_before(text: str, end: int) -> int:
 
 
 def cut_document(text: str, size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
-    """One document as pieces of about `size` characters."""
+    """A document as pieces of about `size` characters."""
     start = 0
     while len(text) - start > size:
         window = text[start : start + size + 1]
@@ -106,10 +107,10 @@ def cut_document(text: str, size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
 
 
 def stream_documents(stream: TextIO, document_break: str | None, size: int = PIECE_CHARACTERS) -> Iterator[Piece]:
-    """A text stream as pieces, holding about one piece in memory.
+    """A text stream as pieces, with about one piece in memory.
 
-    document_break: the string between documents (they are then cut there and it is dropped), or None where the
-    whole stream is one document. Documents of white space alone are skipped.
+    `document_break` is the string between documents, which is dropped; None if the whole stream is one document.
+    Documents that contain only white space are skipped.
     """
     buffer, inside = "", False  # inside: a part of the current document has been given out
     while True:
@@ -148,7 +149,7 @@ def _is_jsonl(path: Path) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse an empty, binary or damaged file before any work is done on it, and what can be read only once."""
+    """Refuse an empty, binary or damaged file before work is done on it, and a pipe, which can be read only once."""
     if not path.is_file():
         raise ValueError(f"{path} is no plain file, and data is read more than once: write it to a file first")
     try:
@@ -189,12 +190,12 @@ def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
 
 
 def whole_characters(text: str) -> str:
-    """Halves of surrogate pairs, which JSON can write and UTF-8 cannot, are U+FFFD."""
+    """Replace lone surrogates, which JSON can contain and UTF-8 cannot, by U+FFFD."""
     return _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class FileCorpus(Corpus):
-    """One or more files; a text file is one document (or several, at `document_break`), a jsonl row is one."""
+    """One or more files. A text file is one document (or several, split at `document_break`), a jsonl row is one."""
 
     def __init__(
         self, paths: Iterable[Path], *, name: str = "", field: str = "text", document_break: str | None = None
@@ -247,7 +248,7 @@ def _folder_files(folder: Path) -> list[Path]:
 
 @dataclass(eq=False)
 class HubCorpus(Corpus):
-    """A Hugging Face dataset, streamed: `hf:NAME[:config][:split]`, one document a row."""
+    """A Hugging Face dataset, streamed: `hf:NAME[:config][:split]`, with one document per row."""
 
     dataset: str
     config: str | None = None
@@ -270,21 +271,21 @@ class HubCorpus(Corpus):
 
     @cached_property
     def commit(self) -> str | None:
-        """The hub's commit of the revision, asked for once: what is read is what is named, and what a tokenizer learns
-        from is what it packs, though the branch may have moved on meanwhile."""
+        """The hub's commit of the revision, fetched once, so that the tokenizer and the packed blocks are made from the
+        same text even if the branch moves."""
         from huggingface_hub import HfApi
 
         try:
             return HfApi().dataset_info(self.dataset, revision=self.revision).sha
         except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
-            raise ValueError(f"{self.name} could not be found on the hub ({type(error).__name__}): {error}") from None
+            raise ValueError(f"could not download {self.name}: {hub_failure(error)}") from None
 
     def content_sha256(self) -> str:
-        """The hub's own commit identifies the content; nothing has to be read to know it."""
+        """A hash of the hub's commit, which identifies the content without reading it."""
         return json_sha256({"hub": [self.dataset, self.config, self.split, self.field, self.commit]})
 
     def is_still(self, content_sha256: str) -> bool:
-        """What was read is not asked for again: hours later the hub may not answer."""
+        """True: the commit is fixed, and the hub may be unreachable hours later."""
         return True
 
     def rows(self) -> Iterator[str]:
@@ -301,7 +302,7 @@ class HubCorpus(Corpus):
             yield row[self.field]
 
     def _received(self, stream: Iterable[Any]) -> Iterator[Any]:
-        """What comes from the hub, until the network fails."""
+        """The rows received from the hub; an error if the network fails."""
         try:
             yield from stream
         except Exception as error:  # noqa: BLE001 - as above
@@ -325,7 +326,7 @@ def _hub_corpus(spec: str, field: str) -> HubCorpus:
 
 
 class TextCorpus(Corpus):
-    """Documents that are already in memory."""
+    """Documents in memory."""
 
     def __init__(self, documents: Iterable[str], name: str = "text") -> None:
         self._documents = tuple(documents)
@@ -351,7 +352,7 @@ def _plain_ascii(text: str) -> str:
 
 
 def _docstrings(source: Path) -> str:
-    """All docstrings of a module in the order of its source; it is parsed, never imported."""
+    """All docstrings of a module in source order; the module is parsed, not imported."""
     with_docstrings = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     statements: list[ast.AST] = [ast.parse(source.read_text(encoding="utf-8"))]
     for statement in statements:  # of expressions none has a docstring, and they are most of a module
@@ -382,8 +383,9 @@ def python_manual_documents() -> tuple[str, ...]:
 
 
 def open_corpus(spec: str | Path | Corpus, *, field: str = "text", document_break: str | None = None) -> Corpus:
-    """The corpus a user names: a file, a folder, a .jsonl (its `field`), .xz/.gz of those, hf:NAME[:config][:split],
-    or "python-manual". `document_break` cuts text files into documents (such as "\\n\\n\\n")."""
+    """The corpus of a user's specification: a file, a folder, a .jsonl (its `field`), .xz/.gz of those,
+    hf:NAME[:config][:split], or "python-manual". `document_break` splits text files into documents (such as
+    "\\n\\n\\n")."""
     if isinstance(spec, Corpus):
         return spec
     name = str(spec)

@@ -1,8 +1,8 @@
-"""Detokenizers: the text of old benchmarks before they were tokenized, as the field restores it.
+"""Detokenizers: restore the text of old benchmarks from its tokenized form, as is customary.
 
-Perplexities on WikiText, Penn Treebank, One Billion Words and LAMBADA are comparable only if the text was first
-restored to the same form. The rules here give, row by row, the text that GPT-2's and SEDD's evaluations give; a
-detokenizer is a table of them, applied from top to bottom, and its hash goes into every result.
+Perplexities on WikiText, Penn Treebank, One Billion Words and LAMBADA are comparable only if the text was restored to
+the same form. The rules here give, row by row, the text of GPT-2's and SEDD's evaluations. A detokenizer is a table of
+rules, applied from top to bottom; its hash is part of every result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _literal(before: str, after: str) -> Rule:
 
 
 def _no_space_before(marks: str) -> tuple[Rule, ...]:
-    """' , ' -> ', ' for each mark, one after the other: the order decides what becomes of ' , . '."""
+    """' , ' -> ', ' for each mark, one after the other; the order determines the result for ' , . '."""
     return tuple(_literal(f" {mark} ", f"{mark} ") for mark in marks)
 
 

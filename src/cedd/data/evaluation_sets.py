@@ -1,9 +1,9 @@
-"""The evaluation sets of the field, as a table: where the text is, its rows, its detokenizer, its packing.
+"""The evaluation sets of the field, as a table: source, rows, detokenizer, packing.
 
-Rows follow the hub's datasets, which the published numbers were measured on: a line of WikiText is a document
-(also an empty one), and each document is followed by the end token. Published code packs in groups of a thousand
-rows and drops what is left of each group, so its block count depends on the grouping; here one stream is packed
-in order, and the only remainder, that of the whole set, is reported.
+Rows follow the hub's datasets, on which published numbers were measured: a line of WikiText is a document (even if
+empty), and each document is followed by the end token. Published code packs in groups of a thousand rows and drops the
+remainder of each group, so that its number of blocks depends on the grouping. Here one stream is packed in order, and
+only the remainder of the whole set is dropped and reported.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CONVERTED = "refs/convert/parquet"
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One row of the table. files: split -> file name under the data root (or its `eval` folder)."""
+    """One row of the table. `files`: split -> file name under the data root (or its `eval` folder)."""
 
     name: str
     title: str
     files: Mapping[str, str]
     hub: Callable[..., HubCorpus]
-    """Where the hub has it, but for the split."""
+    """Makes the hub's corpus, given a split."""
     rows: Rows
     detokenizer: Detokenizer
     packing: PackingPolicy
@@ -96,7 +96,7 @@ _OTHER_NAMES = {"1bw": "lm1b", "wikitext-2": "wikitext2", "wikitext-103": "wikit
 
 
 def find_evaluation_set(name: str) -> EvaluationSet:
-    """The table's row of that name."""
+    """The entry of that name."""
     key = _OTHER_NAMES.get(name.lower(), name.lower())
     if key not in EVALUATION_SETS:
         raise ValueError(f"unknown evaluation set {name!r}{suggestion(key, EVALUATION_SETS)}")
@@ -107,7 +107,7 @@ def find_evaluation_set(name: str) -> EvaluationSet:
 
 
 def _file_rows(path: Path, rows: Rows) -> Iterator[str]:
-    """The rows of a local file, exactly as the hub's loaders cut them."""
+    """The rows of a local file, split exactly as the hub's loaders do."""
     with path.open(encoding="utf-8", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
             if rows == "jsonl text":
@@ -122,7 +122,7 @@ def _file_rows(path: Path, rows: Rows) -> Iterator[str]:
 
 
 class EvaluationCorpus(Corpus):
-    """The rows of an evaluation set, detokenized; each row, also an empty one, is a document."""
+    """The rows of an evaluation set, detokenized; each row, even if empty, is a document."""
 
     def __init__(self, entry: EvaluationSet, source: Path | HubCorpus) -> None:
         self.entry = entry
@@ -147,7 +147,7 @@ class EvaluationCorpus(Corpus):
 
 
 def open_evaluation_set(name: str, split: str = "test", root: str | Path | None = None) -> EvaluationCorpus:
-    """The corpus of an evaluation set, from the data root (given, or CEDD_DATA) or else from the hub."""
+    """The corpus of an evaluation set, from the data root (the argument, or CEDD_DATA) or from the hub."""
     entry = find_evaluation_set(name)
     folder = data_root(root)
     if root is None and folder is not None and not folder.is_dir():
@@ -171,7 +171,7 @@ def open_evaluation_set(name: str, split: str = "test", root: str | Path | None 
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Blocks to evaluate on, and the protocol that made them: names, hashes and counts, as JSON."""
+    """Blocks to evaluate on, with their protocol: names, hashes and counts, as JSON."""
 
     packed: PackedDataset
     protocol: dict[str, Any]
@@ -179,6 +179,28 @@ class EvaluationData:
     def blocks(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
         """These blocks, [N, L]."""
         return self.packed[which]
+
+    def byte_counts(self, tokenizer: Tokenizer, blocks: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Bytes of text in blocks [N, L] of this set, [N].
+
+        Tokens that begin or end documents count as no text. If tokens do not add up to the text (separators, a
+        tokenizer that drops characters), counts are scaled so that the whole stream has the bytes of the text.
+        """
+        silent = (tokenizer.bos_id, tokenizer.eos_id, *tokenizer.silent)
+        widths = tokenizer.widths.copy()
+        widths[[token for token in silent if token is not None]] = 0
+        total = self.packed.token_counts() @ widths
+        return widths[blocks].sum(1) * (self.packed.header["utf8_bytes"] / total if total else 0.0)
+
+    def text_counts(self, tokenizer: Tokenizer, blocks: NDArray[np.integer]) -> dict[str, float]:
+        """Bytes, characters and words of the text of blocks [N, L] of this set.
+
+        Words, and characters unless each token is one, are in proportion to the blocks' share of the bytes.
+        """
+        header, size = self.packed.header, float(self.byte_counts(tokenizer, blocks).sum())
+        share = size / header["utf8_bytes"] if header["utf8_bytes"] else 0.0
+        of_characters = share if tokenizer.characters is None else blocks.size / header["tokens"]
+        return {"bytes": size, "characters": header["characters"] * of_characters, "words": header["words"] * share}
 
     def wrapped(self, first: int, last: int) -> EvaluationData:
         """The same blocks between two tokens, which count like others."""
@@ -189,6 +211,15 @@ class EvaluationData:
             "protocol_sha256": json_sha256({"inner": self.protocol["protocol_sha256"], "ends": [first, last]}),
         }
         return EvaluationData(self.packed.wrapped(first, last), protocol)
+
+
+def evaluation_data(packed: PackedDataset, described: Mapping[str, Any]) -> EvaluationData:
+    """A packed set with its protocol: its description, the report of packing, and a hash of all that determines the
+    tokens."""
+    protocol = {**described, **packed.report()}
+    hashed = ("content_sha256", "detokenizer_sha256", "policy_sha256", "tokenizer_fingerprint", "length")
+    named = {key: protocol[key] for key in hashed if key in protocol}
+    return EvaluationData(packed, protocol | {"protocol_sha256": json_sha256(named)})
 
 
 def load_evaluation_set(
@@ -215,7 +246,5 @@ def load_evaluation_set(
         "rows": entry.rows,
         "detokenizer": entry.detokenizer.name,
         "detokenizer_sha256": entry.detokenizer.sha256,
-    } | packed.report()
-    named = ("content_sha256", "detokenizer_sha256", "policy_sha256", "tokenizer_fingerprint", "length")
-    protocol["protocol_sha256"] = json_sha256({key: protocol[key] for key in named})
-    return EvaluationData(packed, protocol)
+    }
+    return evaluation_data(packed, protocol)

@@ -1,12 +1,12 @@
-"""Tokens in blocks of L, packed once and memory-mapped from then on.
+"""Packing text into blocks of L tokens, once; the result is memory-mapped from then on.
 
-A packed set is a folder of two files: `tokens.bin`, all tokens in order, little-endian; and `header.json`, which
-says how many documents, tokens, blocks and remaining tokens there are, from what they were made, and the sha256
-of `tokens.bin` and of itself. The folder's name is the hash of (content, tokenizer, L, packing policy), so an equal
-request finds it again, and neither file depends on the number of worker processes.
+A packed set is a folder of two files: `tokens.bin`, all tokens in order, little-endian; and `header.json`, with the
+numbers of documents, tokens, blocks and remaining tokens, the inputs, and the SHA-256 of `tokens.bin` and of itself.
+The folder's name is the hash of (content, tokenizer, L, packing policy), so that an equal request finds it. Neither
+file depends on the number of worker processes.
 
-A set that is damaged, or of another request than its name says, is packed again. Any number of processes may do so at
-the same time: a complete set is never moved, and the first to finish makes it for all.
+A set that is damaged, or does not match its name, is packed again. Several processes may do so at the same time: a
+complete set is never moved, and the first process to finish makes it for all.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ Part = Literal["all", "train", "validation"]
 class PackingPolicy:
     """How documents become blocks: joined in order into one stream, which is cut every L tokens.
 
-    separator: "eos" puts the tokenizer's end token after each document; "text" puts the characters of `text`
-        between documents ("" puts nothing); "auto" is "eos" where the tokenizer has such a token, else "text".
-    remainder: the tokens after the last full block. "drop" leaves them out of the set, "keep" makes them a last,
-        shorter block (`PackedDataset.remainder`); either way they are counted and reported.
+    Args:
+        separator: "eos" puts the tokenizer's end token after each document; "text" puts `text` between documents;
+            "auto" is "eos" if the tokenizer has such a token, otherwise "text".
+        text: the separator of "text"; may be empty.
+        remainder: the tokens after the last full block. "drop" leaves them out, "keep" makes them a shorter last block
+            (`PackedDataset.remainder`). They are counted and reported in both cases.
     """
 
     separator: Literal["auto", "eos", "text"] = "auto"
@@ -98,11 +100,15 @@ class PackingPolicy:
 class PackedDataset:
     """Blocks [N, L] of token ids, memory-mapped.
 
-    `blocks` is the memory map in its stored type; indexing gives int64 copies, ready for torch. Views from
-    `split_tail` and `wrapped` share the map.
+    `blocks` is the memory map in its stored type; indexing returns int64 copies. Views from `split_tail` and `wrapped`
+    share the map.
 
-    ends: tokens that stand before and after each block that is read, where there are such; neither `blocks` nor
-        `length` has them.
+    Args:
+        tokens: all tokens of the set.
+        header: the contents of header.json.
+        start: first block of this view.
+        stop: end of this view; by default all blocks.
+        ends: tokens put before and after each block when it is read; neither `blocks` nor `length` includes them.
     """
 
     def __init__(
@@ -125,13 +131,20 @@ class PackedDataset:
 
     @property
     def remainder(self) -> NDArray[np.int64]:
-        """The shorter last block [0..L-1] under the policy "keep"; empty under "drop", and in a train part."""
+        """The shorter last block [0..L-1] with the policy "keep"; empty with "drop", and in a view without the end."""
         last = self._stop == self.header["blocks"]
         kept = self.header["policy"]["remainder"] == "keep" and last
         return self._tokens[self.header["blocks"] * self.length :].astype(np.int64) if kept else np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+    def token_counts(self) -> NDArray[np.int64]:
+        """Counts of each token [V] in the full packed stream, including the remainder."""
+        counts = np.zeros(self.vocab_size, np.int64)
+        for start in range(0, len(self._tokens), 1 << 20):
+            counts += np.bincount(self._tokens[start : start + (1 << 20)], minlength=self.vocab_size)
+        return counts
 
     @overload
     def __getitem__(self, index: int) -> NDArray[np.int64]: ...
@@ -141,7 +154,7 @@ class PackedDataset:
         return self._between_ends(np.asarray(self.blocks[index]).astype(np.int64))
 
     def _between_ends(self, text: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Blocks [..., L] as they are read, [..., L + 2] where there are ends."""
+        """Blocks [..., L] as they are read, [..., L + 2] with ends."""
         if self.ends is None:
             return text
         return np.pad(text, [(0, 0)] * (text.ndim - 1) + [(1, 1)], constant_values=(self.ends,))
@@ -151,21 +164,21 @@ class PackedDataset:
         return PackedDataset(self._tokens, self.header, self._start, self._stop, (first, last))
 
     def evenly_spaced(self, most: int | None) -> NDArray[np.int64]:
-        """At most so many blocks [N, L] (None: all), evenly spaced over the set and in its order.
+        """At most `most` blocks [N, L] (None: all), evenly spaced over the set and in order.
 
-        A set is often several texts one after another: its first blocks are of the first of them.
+        A set is often several texts one after another, of which the first blocks are only the first text.
         """
         return self[evenly_spaced(len(self), most)]
 
     def from_starts(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Blocks of the L tokens from each of these places [B] on, [B, L]; after the last block comes the first."""
+        """Blocks [B, L] of L tokens beginning at these tokens [B]; the last block is followed by the first."""
         if not (starts % self.length).any():  # a third of the time
             return self[starts // self.length]
         tokens = self.blocks.reshape(-1)
         return self._between_ends(tokens[(starts[:, None] + np.arange(self.length)) % len(tokens)].astype(np.int64))
 
     def split_tail(self, holdout: float) -> tuple[PackedDataset, PackedDataset]:
-        """(train, validation): the last share `holdout` of the blocks, at least one, is held out."""
+        """(train, validation): the last blocks, a share of `holdout` but at least one, are held out."""
         _check_holdout(holdout)
         if len(self) < 2:
             raise ValueError(
@@ -179,9 +192,9 @@ class PackedDataset:
         )
 
     def report(self) -> dict[str, Any]:
-        """What went in and what came out: counts, and the hashes that name text, tokenizer and policy.
+        """Counts, and the hashes of text, tokenizer and policy.
 
-        Counts are of the full packed stream; `blocks` is of this view of it.
+        Counts are of the full packed stream; only `blocks` is of this view.
         """
         header, policy = self.header, PackingPolicy(**self.header["policy"])
         counts = ("documents", "characters", "utf8_bytes", "words", "tokens", "length", "blocks", "remainder_tokens")
@@ -192,7 +205,7 @@ class PackedDataset:
 
 
 def ends_of_blocks(tokenizer: Tokenizer, length: int) -> tuple[int, int]:
-    """The tokens that blocks of `length` tokens are wrapped in: those that begin and end a document."""
+    """The tokens around blocks of `length` tokens: those that begin and end a document."""
     first, last = tokenizer.bos_id, tokenizer.eos_id
     if first is None or last is None or length < 3:
         raise ValueError(
@@ -203,7 +216,7 @@ def ends_of_blocks(tokenizer: Tokenizer, length: int) -> tuple[int, int]:
 
 
 def evenly_spaced(count: int, most: int | None) -> NDArray[np.int64]:
-    """At most so many of 0..count-1 (None: all)."""
+    """At most `most` of 0..count-1 (None: all), evenly spaced."""
     chosen = count if most is None else min(most, count)
     return np.arange(chosen) * count // max(1, chosen)
 
@@ -214,7 +227,8 @@ def _check_holdout(holdout: float) -> None:
 
 
 def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset:
-    """Open a packed set; ValueError if it is incomplete. verify: the tokens' checksum too (default: up to 2 GiB)."""
+    """Open a packed set; a ValueError if it is damaged. `verify`: whether to verify the checksum of the tokens
+    (default: up to 2 GiB)."""
     folder = Path(folder)
     file = folder / TOKENS_FILE
     try:
@@ -236,7 +250,7 @@ def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset
 
 
 def _check_header(header: dict[str, Any]) -> None:
-    """Refuse another format, and counts that do not fit each other."""
+    """Refuse another format, and inconsistent counts."""
     if header.get("format") != FORMAT:
         raise ValueError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
     length, blocks, remainder, tokens = (header[name] for name in ("length", "blocks", "remainder_tokens", "tokens"))
@@ -248,7 +262,7 @@ def _check_header(header: dict[str, Any]) -> None:
 
 
 class _Encoded(NamedTuple):
-    """A chunk of pieces as tokens: ids of piece i end at ends[i]."""
+    """A chunk of pieces as tokens; the ids of piece i end at ends[i]."""
 
     ids: NDArray[Any]
     ends: NDArray[np.int64]
@@ -280,7 +294,7 @@ def _encode_in_worker(dtype: str, texts: list[str]) -> _Encoded:
 
 
 def _chunks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces gathered to about a million characters."""
+    """Pieces grouped into chunks of about a million characters."""
     chunk: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -296,7 +310,8 @@ def _chunks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 def _encode_in_order(
     pieces: Iterator[Piece], tokenizer: Tokenizer, dtype: str, workers: int
 ) -> Iterator[tuple[list[bool], _Encoded]]:
-    """(does piece i end a document, the tokens) chunk by chunk, in order, a bounded number of them in flight."""
+    """For each chunk, in order: whether piece i ends a document, and the tokens. A bounded number of chunks is in
+    flight."""
     if workers == 1:
         for chunk in _chunks(pieces):
             yield [p.ends_document for p in chunk], _encode_chunk(tokenizer, dtype, [p.text for p in chunk])
@@ -325,7 +340,7 @@ def _encode_in_order(
 
 
 def select_documents(corpus: Corpus, part: Part, holdout: float) -> Iterator[Piece]:
-    """Document i is held out when floor((i+1) h) > floor(i h): evenly spread, the exact share, no randomness."""
+    """Document i is held out if floor((i+1) h) > floor(i h): evenly spaced, the exact share, not random."""
     if part != "all":
         _check_holdout(holdout)
     index, none = 0, True
@@ -345,7 +360,7 @@ def select_documents(corpus: Corpus, part: Part, holdout: float) -> Iterator[Pie
 
 
 class _TokenWriter:
-    """Joins encoded chunks into one stream on disk, counting and hashing as it goes."""
+    """Joins encoded chunks into one stream on disk, counting and hashing."""
 
     def __init__(self, file: BinaryIO, tokenizer: Tokenizer, policy: PackingPolicy, dtype: str) -> None:
         self._file = file
@@ -356,7 +371,7 @@ class _TokenWriter:
 
     @cached_property
     def _separator(self) -> NDArray[Any]:
-        """Encoded when the second document begins: a corpus of one document needs no separator."""
+        """Encoded when the second document begins, since a corpus of one document needs no separator."""
         try:
             return self._tokenizer.encode(self._policy.text).astype(self._dtype)
         except ValueError as error:
@@ -385,7 +400,7 @@ class _TokenWriter:
             self.counts[name] += count
 
     def finish(self) -> str:
-        """Flush to disk; the sha256 of what was written."""
+        """Flush to disk; the SHA-256 of what was written."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._digest.hexdigest()
@@ -394,7 +409,7 @@ class _TokenWriter:
 def _write_tokens(
     path: Path, pieces: Iterator[Piece], tokenizer: Tokenizer, policy: PackingPolicy, workers: int
 ) -> dict[str, Any]:
-    """All tokens of the pieces in one file; what its header says of them."""
+    """Write all tokens of the pieces to one file; the part of the header about them."""
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     with path.open("wb") as file:
         writer = _TokenWriter(file, tokenizer, policy, dtype)
@@ -423,7 +438,7 @@ def _find(folder: Path, identity: dict[str, Any]) -> PackedDataset | None:
 
 
 def _open_as(folder: Path, identity: dict[str, Any]) -> PackedDataset:
-    """The packed set, whose header must say this of it."""
+    """The packed set, checked to have this identity."""
     packed = open_packed(folder)
     if other := [name for name in identity if packed.header.get(name) != identity[name]]:
         raise ValueError(f"the packed set {folder} is of another request: {other[0]} differs")
@@ -441,11 +456,17 @@ def pack(
     cache: str | Path | None = None,
     workers: int = 1,
 ) -> PackedDataset:
-    """The corpus as blocks of `length` tokens, from the cache where the same has been packed before.
+    """The corpus as blocks of `length` tokens, from the cache if it has been packed before.
 
-    part, holdout: "train" or "validation" packs only the documents that are not, or are, held out.
-    cache: folder of packed sets (default: CEDD_CACHE or ~/.cache/cedd).
-    workers: processes that encode; the result is the same for any number. (With one, BPE still uses all cores.)
+    Args:
+        corpus: the text.
+        tokenizer: its tokenizer.
+        length: tokens per block.
+        policy: how documents are joined and cut.
+        part: "train" or "validation" packs only documents that are not, or are, held out.
+        holdout: the share of documents held out.
+        cache: folder of packed sets (default: CEDD_CACHE or ~/.cache/cedd).
+        workers: processes for tokenization; the result does not depend on it. (With one, BPE still uses all cores.)
     """
     if length < 1:
         raise ValueError(f"a block has at least one token, not {length}")

@@ -1,4 +1,4 @@
-"""Any text as tokens, and back: a character that the tokenizer does not know is read as the one most like it.
+"""Encoding any text: a character that the tokenizer does not know is replaced by a similar one.
 
 Shapes: N tokens of the text.
 """
@@ -13,36 +13,36 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.data.tokenizers import Tokenizer
+from cedd.data.tokenizers import REPLACEMENT, Tokenizer
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-MOST_UNKNOWN = 0.01
-"""The share of unknown characters above which no figure is given for a text, unless asked."""
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_UNKNOWN_SHARE = 0.01
+"""Default limit of the share of unknown characters, above which a text is not evaluated."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text as tokens [N]; `protected` ones stand for characters that the tokenizer does not know."""
+    """A text as tokens [N]; `protected` tokens stand for characters that the tokenizer does not know."""
 
     text: str
     tokenizer: Tokenizer
     ids: Ids
     protected: Flags
     starts: NDArray[np.intp] | None
-    """Where each begins in the text, in characters; None where tokens are neither characters nor bytes."""
+    """Position in the text of each token's first character; None if tokens are neither characters nor bytes."""
 
     def starts_of(self, places: NDArray[np.intp]) -> list[int]:
-        """Where the tokens at these places begin in the text, in characters."""
+        """Positions in the text, in characters, of the tokens at these places."""
         if self.starts is not None:
             return self.starts[places].tolist()
         between = zip([0, *places[:-1].tolist()], places.tolist(), strict=True)
         return np.cumsum([len(self.tokenizer.decode(self.ids[i:j])) for i, j in between]).tolist()
 
     def written(self, ids: Ids) -> str:
-        """The text with these tokens [N]; where tokens are characters, what has not changed stays as it was written."""
+        """The text with these tokens [N] instead. If tokens are characters, unchanged ones keep their original
+        spelling."""
         if self.tokenizer.characters is None:
             return self.tokenizer.decode(ids)
         characters, places = list(self.text), np.flatnonzero(ids != self.ids)
@@ -52,32 +52,32 @@ class EncodedText:
 
 
 _PLAIN = str.maketrans("‘’‚‛“”„‟′″–—―‐‑−\t\r", "''''\"\"\"\"'\"------  ")
-"""Characters of print and of other systems, as a typewriter writes them."""
+"""Typographic characters and those of other systems, with their ASCII equivalents."""
 
 
 def check_text(text: object, what: str) -> None:
-    """Refuse what is no text: a list of texts, bytes, or nothing."""
+    """Refuse anything but a string."""
     if not isinstance(text, str):
         raise TypeError(f"{what} is a text (str), not {type(text).__name__}")
 
 
 def without_surrogates(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
-    """A text cut at lone surrogates, (part, surrogate) each: to a tokenizer of characters they are unknown characters
-    like others, but bytes cannot write them."""
+    """A text split at lone surrogates, as pairs (part, surrogate). A character tokenizer treats them like other unknown
+    characters, but bytes cannot encode them."""
     if tokenizer.characters is not None:
         return [(text, "")]
     return list(zip(_SURROGATE.split(text), [*_SURROGATE.findall(text), ""], strict=True))
 
 
 def without_returns(tokenizer: Tokenizer, text: str) -> str:
-    """A text whose lines end in \\n alone, as those that models are trained on, unless \\r is a character of theirs."""
+    """A text with \\n instead of \\r\\n, like training data, unless the tokenizer knows \\r."""
     return text if "\r" in (tokenizer.characters or {}) else text.replace("\r\n", "\n")
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> EncodedText:
-    """Tokens of any text. An unknown character is protected, and read as the known one that is most like it (é as e,
-    a curly quote as a straight one), else as the one for unknown ones, else as a space, else as the first token; an
-    unknown \\r before \\n is skipped."""
+    """Tokens of any text. An unknown character is protected, and encoded as the most similar known one (é as e, a curly
+    quote as a straight one), or as the unknown character, a space, or the first token. An unknown \\r before \\n is
+    skipped."""
     table = tokenizer.characters
     if table is None:
         ids = tokenizer.encode(text)
@@ -95,8 +95,8 @@ def encode_text(tokenizer: Tokenizer, text: str) -> EncodedText:
     return EncodedText(text, tokenizer, ids, protected, np.delete(np.arange(len(text)), hidden))
 
 
-def encode_given(tokenizer: Tokenizer, text: str) -> Ids:
-    """Tokens of any text that stays as it is, [N]; lone surrogates, which bytes cannot write, are skipped."""
+def encode_verbatim(tokenizer: Tokenizer, text: str) -> Ids:
+    """Tokens [N] of any text that is kept as it is; lone surrogates, which bytes cannot encode, are skipped."""
     return np.concatenate([encode_text(tokenizer, part).ids for part, _ in without_surrogates(tokenizer, text)])
 
 
@@ -110,8 +110,8 @@ def never_written(tokenizer: Tokenizer) -> tuple[int, ...]:
 def unknown_share(
     tokenizer: Tokenizer,
     ids: NDArray[np.integer],
-    most: float = MOST_UNKNOWN,
-    unless: str = "; --most-unknown (most_unknown=) allows more",
+    most: float = MAX_UNKNOWN_SHARE,
+    unless: str = "; --max-unknown (max_unknown=) allows more",
 ) -> float:
     """The share of tokens that stand for characters outside the alphabet; refused above `most`, unless what is said.
 
@@ -132,5 +132,5 @@ def unknown_share(
 
 
 def before_first(text: str, ends: Iterable[str]) -> str:
-    """The text up to the first of the `ends` that is in it; empty ones end nothing."""
+    """The text up to the first occurrence of any of `ends`; empty ones are ignored."""
     return text[: min((place for end in ends if end and (place := text.find(end)) >= 0), default=len(text))]

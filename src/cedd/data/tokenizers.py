@@ -1,15 +1,17 @@
-"""Text to token ids and back.
+"""Tokenizers: text to token ids and back.
 
-Ids are 0..V-1. The mask of a diffusion process is id V: no tokenizer has it, `decode` shows it as a placeholder.
-Every tokenizer is defined by a JSON value, its `definition`; the sha256 of that is its fingerprint, and saving
-or loading one reads and writes JSON only.
+Ids are 0..V-1. The mask of a diffusion process is id V: no tokenizer has it, and `decode` shows it as a placeholder.
+Every tokenizer is defined by a JSON value, its `definition`, whose SHA-256 is its fingerprint. Saving and loading
+involves JSON only.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,11 +19,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cedd.constraints.token_automaton import TokenTexts
 from cedd.data.folders import data_root
-from cedd.names import suggestion
+from cedd.names import hub_failure, suggestion
 from cedd.storage import atomic_write, expanded, json_sha256, read_json, reading, write_json
 
 MASK_CHARACTER = "▒"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 END_OF_TEXT = "<|endoftext|>"
 HEADER_FILE = "cedd_tokenizer.json"
 BPE_FILE = "tokenizer.json"
@@ -35,30 +39,30 @@ Ids = Sequence[int] | NDArray[Any]
 
 
 class Tokenizer(ABC):
-    """The interface; a subclass gives `kind`, `definition`, `encode` and the meaning of single ids or runs."""
+    """The interface. A subclass provides `kind`, `definition`, `encode` and the text of single ids or runs of them."""
 
     kind: ClassVar[str]
     name: str
     vocab_size: int
     eos_id: int | None = None
-    """The token that ends a document, where the vocabulary has one."""
+    """The token that ends a document, if there is one."""
     unknown: str | None = None
-    """The character that stands for those outside `characters`, where there is one; it is never written."""
+    """The character that stands for those outside `characters`, if there is one; it is never generated."""
     silent: Sequence[int] = ()
-    """Tokens that stand for no text, such as padding."""
+    """Tokens without text, such as padding."""
     words_begin_with_spaces: bool = False
-    """Whether the space before a word is part of the word's first token, and rarely a token of its own."""
+    """Whether the space before a word is part of the word's first token, and rarely a token by itself."""
     lossless: bool = True
-    """Whether the text can be had back from its tokens."""
+    """Whether decoding restores the text."""
 
     @property
     def bos_id(self) -> int | None:
-        """The token that blocks begin with where networks are trained so; that which ends them, for most."""
+        """The token at the beginning of wrapped blocks; for most tokenizers the end token."""
         return self.eos_id
 
     @cached_property
     def widths(self) -> NDArray[np.float64]:
-        """About how many bytes of text each token stands for, [V]: for most kinds exactly. At least one."""
+        """Bytes of text per token, [V], exact for most kinds, approximate for others. At least one."""
         lengths = [len(self.decode([token]).encode("utf-8", "surrogatepass")) for token in range(self.vocab_size)]
         lengths = np.array(lengths, dtype=np.float64)
         lengths[[token for token in (self.eos_id, *self.silent) if token is not None]] = 0
@@ -69,29 +73,55 @@ class Tokenizer(ABC):
         """Which tokens begin with a space, [V]."""
         return np.array([self.decode([token]).startswith(" ") for token in range(self.vocab_size)])
 
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """The text of each token, for constraints."""
+        never = {*self.ends, *self.silent}
+
+        def written(contents: Iterable[bytes | None]) -> list[bytes | None]:
+            return [None if token in never else content for token, content in enumerate(contents)]
+
+        beginnings = None if self._beginnings is None else written(self._beginnings)
+        return TokenTexts(written(self._contents), beginnings, self.ends)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a text: that which ends a document, and padding."""
+        return tuple(sorted({token for token in (self.eos_id, *self.silent) if token is not None}))
+
+    @property
+    def _contents(self) -> Iterable[bytes | None]:
+        """The bytes that each token adds to a text, [V]; None if unknown, as for parts of characters."""
+        return map(_known_bytes, map(self.decode, ([token] for token in range(self.vocab_size))))
+
+    @property
+    def _beginnings(self) -> Iterable[bytes | None] | None:
+        """The same for the first token of a text, if that differs."""
+        return None
+
     @property
     def characters(self) -> Mapping[str, int] | None:
-        """The token of each character, where one position of text is one token; None for other kinds of tokenizer."""
+        """The token of each character, if tokens are characters; None for other kinds of tokenizers."""
         return None
 
     @property
     def single_characters(self) -> Mapping[str, int] | None:
-        """The tokens that are one character each, by that character; None where tokens are pieces of words."""
+        """Tokens that are single characters, by character; None if tokens are pieces of words."""
         return self.characters
 
     def starts(self, text: str) -> NDArray[np.intp] | None:
-        """Where each token begins in the text, in characters, [L]; None where only decoding can tell."""
+        """Position in the text of each token's first character, [L]; None if only decoding can determine it."""
         return None if self.characters is None else np.arange(len(text))
 
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Token ids [L]; a character that cannot be written is a ValueError naming it and its position."""
+        """Token ids [L]. A ValueError names an unknown character and its position."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Ids, mask: str | None = MASK_CHARACTER) -> str:
-        """Text of ids [L]; the mask id V is shown as `mask`, or refused when `mask` is None."""
+        """Text of ids [L]. The mask id V is shown as `mask`, or refused if `mask` is None."""
         array = self._checked(ids)
         masked = np.flatnonzero(array == self.vocab_size)
         if len(masked) == 0:
@@ -107,11 +137,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def definition(self) -> dict[str, Any]:
-        """The JSON value that says what each id means."""
+        """The JSON value that defines the meaning of each id."""
 
     @classmethod
     def from_definition(cls, definition: Mapping[str, Any], name: str) -> Tokenizer:
-        """The tokenizer again: what a definition holds is what the constructor takes."""
+        """The tokenizer of a definition, which by default contains the constructor's arguments."""
         return cls(**definition, name=name)  # pyright: ignore[reportCallIssue]
 
     @cached_property
@@ -147,13 +177,18 @@ class Tokenizer(ABC):
         return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
 
 
+def _known_bytes(text: str) -> bytes | None:
+    """A token's text as bytes; None if part of a character is missing."""
+    return None if REPLACEMENT in text or not text else text.encode("utf-8", "surrogatepass")
+
+
 def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
 class UnknownCharacter(ValueError):
-    """A character of a text that a tokenizer does not know, and the text around it: by that it is found, however the
-    text was cut before it was encoded."""
+    """A character that a tokenizer does not know, with the text around it, by which it can be found however the text
+    was split."""
 
 
 def _unknown_character(name: str, text: str, position: int, hint: str) -> UnknownCharacter:
@@ -167,9 +202,9 @@ def _unknown_character(name: str, text: str, position: int, hint: str) -> Unknow
 
 
 class _CharacterTable(Tokenizer):
-    """A one-to-one table from characters to ids; one position of text is one token."""
+    """A one-to-one table from characters to ids: each character is one token."""
 
-    _other = "\N{REPLACEMENT CHARACTER}"  # what an id that is no character decodes to
+    _other = REPLACEMENT  # what an id that is no character decodes to
 
     def __init__(self, characters: Mapping[str, int], vocab_size: int, unknown: str | None, name: str) -> None:
         if unknown is not None and unknown not in characters:
@@ -213,7 +248,7 @@ class _CharacterTable(Tokenizer):
 
 
 class CharTokenizer(_CharacterTable):
-    """Each character of an alphabet is a token; ids follow the code points' order."""
+    """Each character of an alphabet is a token; ids follow the order of code points."""
 
     kind = "char"
 
@@ -226,9 +261,9 @@ class CharTokenizer(_CharacterTable):
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], unknown: str | None = None, size: int | None = None) -> CharTokenizer:
-        """The alphabet of the data, in one pass over it, or its `size` most frequent characters.
+        """The alphabet of the data, from one pass over it, or its `size` most frequent characters.
 
-        With a size, U+FFFD stands for the others, unless `unknown` is given, and is one of the `size`.
+        With a size, `unknown` (by default U+FFFD), which is one of the `size`, stands for all others.
         """
         if size is None:
             return cls({character for text in texts for character in set(text)}, unknown)
@@ -246,10 +281,10 @@ class CharTokenizer(_CharacterTable):
 
 
 class CharAsGPT2(_CharacterTable):
-    """The paper's spelling protocol: each character is written as its single-character GPT-2 token, V = 50257.
+    """The paper's spelling protocol: each character is its single-character GPT-2 token, V = 50257.
 
-    Text is as long as it has characters, yet a wrong token is usually no character at all; such a token decodes
-    to U+FFFD, so that positions of text and ids stay aligned.
+    A text has as many tokens as characters, but a wrong token is usually not a character. Such a token decodes to
+    U+FFFD, so that positions of text and ids stay aligned.
     """
 
     kind = "gpt2-char"
@@ -297,6 +332,10 @@ class ByteTokenizer(Tokenizer):
     def widths(self) -> NDArray[np.float64]:
         return np.ones(self.vocab_size)
 
+    @property
+    def _contents(self) -> Iterable[bytes]:
+        return (bytes([token]) for token in range(self.vocab_size))
+
     def starts(self, text: str) -> NDArray[np.intp]:
         return np.repeat(np.arange(len(text)), [len(character.encode()) for character in text])
 
@@ -323,11 +362,22 @@ def _utf8(name: str, text: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's way to write bytes as visible characters: the printable ones of Latin-1 stand for themselves, the
-    other bytes, in order, for the code points from 256 on."""
+    """GPT-2's visible characters for bytes: printable ones of Latin-1 stand for themselves, the others, in order, are
+    the code points from 256 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes | None:
+    """The bytes of a token that is written by visible characters; None if it has others."""
+    try:
+        return bytes(_BYTE_OF[character] for character in token)
+    except KeyError:
+        return None
 
 
 def _byte_level(**model: Any) -> Any:
@@ -341,9 +391,9 @@ def _byte_level(**model: Any) -> Any:
 
 
 class _ByteLevelBPE(Tokenizer):
-    """Byte-level BPE from a vocabulary and its merges, run by the `tokenizers` library.
+    """Byte-level BPE with the `tokenizers` library.
 
-    Text is only text: the end-of-document token is never read out of it, even if its spelling occurs there.
+    Special tokens are not parsed from text: a document may contain the spelling of the end token.
     """
 
     words_begin_with_spaces = True
@@ -360,19 +410,23 @@ class _ByteLevelBPE(Tokenizer):
             self._tokenizer = _byte_level(vocab=self.vocab, merges=self.merges)
         except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
             raise ValueError(f"the {name} merges do not fit its vocabulary: {error}") from None
-        missing = [byte for character, byte in _byte_alphabet().items() if character not in self.vocab]
+        missing = [byte for character, byte in _BYTE_OF.items() if character not in self.vocab]
         if missing:
             raise ValueError(f"the {name} vocabulary lacks {len(missing)} of the 256 bytes: it is not byte-level")
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        """The bytes each id stands for, [V]."""
-        byte_of = _byte_alphabet()
+        """The bytes of each id, [V]."""
+        byte_of = _BYTE_OF
         content = [b""] * self.vocab_size
         for token, identity in self.vocab.items():
             plain = token == END_OF_TEXT or any(character not in byte_of for character in token)
             content[identity] = token.encode("utf-8") if plain else bytes(byte_of[c] for c in token)
         return content
+
+    @property
+    def _contents(self) -> Iterable[bytes]:
+        return self.token_bytes
 
     @cached_property
     def widths(self) -> NDArray[np.float64]:
@@ -409,27 +463,27 @@ class _ByteLevelBPE(Tokenizer):
 
 
 def _from_hub(name: str, files: Sequence[str], folder: str) -> Path:
-    """The folder of files that were downloaded."""
+    """Download files; the folder that contains them."""
     from huggingface_hub import hf_hub_download
 
     try:
         paths = [Path(hf_hub_download(name, file)) for file in files]
     except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
         raise ValueError(
-            f"{' and '.join(files)} of {name!r} could not be had from the hub ({type(error).__name__}): give a folder "
-            f"that has them, or set CEDD_DATA to a folder with {folder}/ in it"
+            f"could not download {' and '.join(files)} of {name!r}: {hub_failure(error)}; give a folder that has "
+            f"them, or set CEDD_DATA to a folder with {folder}/ in it"
         ) from None
     return paths[0].parent
 
 
 class GPT2Tokenizer(_ByteLevelBPE):
-    """GPT-2's byte-level BPE, 50,257 tokens; 50256 ends a document."""
+    """GPT-2's byte-level BPE with 50,257 tokens; 50256 ends a document."""
 
     kind = "gpt2"
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> GPT2Tokenizer:
-        """From `vocab.json` and `merges.txt`, as OpenAI published them."""
+        """From `vocab.json` and `merges.txt`, as published by OpenAI."""
         folder = Path(folder)
         for name in ("vocab.json", "merges.txt"):
             if not (folder / name).is_file():
@@ -447,7 +501,7 @@ class GPT2Tokenizer(_ByteLevelBPE):
 
 
 class BPETokenizer(_ByteLevelBPE):
-    """Byte-level BPE trained on the data; its first token ends a document, and is no text that a model writes."""
+    """Byte-level BPE trained on the data; its first token ends a document and is never generated."""
 
     kind = "bpe"
 
@@ -466,7 +520,7 @@ class BPETokenizer(_ByteLevelBPE):
         trainer = BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(_byte_alphabet()),
+            initial_alphabet=sorted(_BYTE_OF),
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
@@ -475,7 +529,7 @@ class BPETokenizer(_ByteLevelBPE):
 
 
 def _bpe_definition(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What a `tokenizer.json` defines; merges are pairs, or strings with a space in older files."""
+    """The definition in a `tokenizer.json`; merges are pairs, or strings with a space in older files."""
     model = content.get("model", {})
     if model.get("type") != "BPE" or (content.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
         raise ValueError(f"{source} is not a byte-level BPE, the only kind of tokenizer.json that is read here")
@@ -486,9 +540,14 @@ def _bpe_definition(content: Mapping[str, Any], source: str) -> dict[str, Any]:
 # --- of published networks ----------------------------------------------------------------------------------
 
 
+def _is_special(token: str) -> bool:
+    """Whether a WordPiece token is special, in brackets."""
+    return len(token) > 2 and token.startswith("[") and token.endswith("]")
+
+
 class BERTTokenizer(Tokenizer):
-    """BERT's WordPiece, run by the `tokenizers` library: text in small letters, without accents and line breaks, so
-    that what is decoded is not quite what was encoded."""
+    """BERT's WordPiece with the `tokenizers` library. Text is lowercased and loses accents and line breaks, so decoding
+    does not restore it exactly."""
 
     kind = "bert"
     lossless = False
@@ -508,7 +567,7 @@ class BERTTokenizer(Tokenizer):
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> BERTTokenizer:
-        """From `vocab.txt`, a token a line."""
+        """From `vocab.txt`, with one token per line."""
         lines = (Path(folder) / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
         return cls(lines)  # a token may be what else ends a line in Unicode
 
@@ -516,9 +575,24 @@ class BERTTokenizer(Tokenizer):
     def bos_id(self) -> int | None:
         return self.vocab.index("[CLS]") if "[CLS]" in self.vocab else self.eos_id
 
+    @property
+    def _contents(self) -> Iterable[bytes | None]:
+        before = self.vocab.index(next(token for token in self.vocab if token.isalnum()))
+        skipped = len(self.vocab[before])
+        texts = (self._decode_run(np.array([before, token]))[skipped:] for token in range(self.vocab_size))
+        return (
+            None if _is_special(token) else _known_bytes(text) for token, text in zip(self.vocab, texts, strict=True)
+        )
+
+    @property
+    def _beginnings(self) -> Iterable[bytes | None]:
+        texts = (self._decode_run(np.array([token])) for token in range(self.vocab_size))
+        inside = (_is_special(token) or token.startswith("##") for token in self.vocab)
+        return (None if never else _known_bytes(text) for never, text in zip(inside, texts, strict=True))
+
     @cached_property
     def widths(self) -> NDArray[np.float64]:
-        """With the blank before a word."""
+        """Including the space before a word."""
         return np.array([len(token.removeprefix("##")) + (not token.startswith("##")) for token in self.vocab], float)
 
     def encode(self, text: str) -> NDArray[np.int64]:
@@ -533,7 +607,7 @@ class BERTTokenizer(Tokenizer):
 
 
 class IdTokenizer(Tokenizer):
-    """No text at all: tokens are written as their numbers, with spaces between."""
+    """Token ids as text, separated by spaces."""
 
     kind = "ids"
 
@@ -558,9 +632,17 @@ class IdTokenizer(Tokenizer):
     def _decode_run(self, ids: NDArray[np.int64]) -> str:
         return " ".join(map(str, ids.tolist()))
 
+    @property
+    def _contents(self) -> Iterable[bytes]:
+        return (f" {token}".encode() for token in range(self.vocab_size))
+
+    @property
+    def _beginnings(self) -> Iterable[bytes]:
+        return (str(token).encode() for token in range(self.vocab_size))
+
     @cached_property
     def widths(self) -> NDArray[np.float64]:
-        """With the blank between numbers."""
+        """Including the space between numbers."""
         return np.array([len(str(token)) + 1 for token in range(self.vocab_size)], float)
 
     def definition(self) -> dict[str, Any]:
@@ -568,7 +650,7 @@ class IdTokenizer(Tokenizer):
 
 
 class PaddedTokenizer(Tokenizer):
-    """Another tokenizer with one more token, [PAD], that stands for no text."""
+    """Another tokenizer with one additional token, [PAD], which has no text."""
 
     kind = "padded"
 
@@ -580,6 +662,15 @@ class PaddedTokenizer(Tokenizer):
     @property
     def bos_id(self) -> int | None:
         return self.base.bos_id
+
+    @property
+    def _contents(self) -> Iterable[bytes | None]:
+        return (*self.base.texts.contents, None)
+
+    @property
+    def _beginnings(self) -> Iterable[bytes | None] | None:
+        beginnings = self.base.texts.beginnings
+        return None if beginnings is None else (*beginnings, None)
 
     @cached_property
     def widths(self) -> NDArray[np.float64]:
@@ -602,6 +693,230 @@ class PaddedTokenizer(Tokenizer):
         return cls(tokenizer_from_definition(definition["kind"], definition["base"], definition["name"]), name)
 
 
+# --- tokenizer.json of others -------------------------------------------------------------------------------
+
+
+class JSONTokenizer(Tokenizer):
+    """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library, for a network of V tokens.
+
+    Text is only text: special tokens are read from it only by `encode_chat`. Ids that the tokenizer does not use stand
+    for no text, as do special tokens other than those that end a text.
+
+    Args:
+        content: the content of tokenizer.json.
+        vocab_size: V, at least the tokenizer's number of ids.
+        name: what messages call it.
+        bos: the token that begins a document.
+        stops: tokens that end a text; the first ends a document.
+        mask: the id of the mask in the original network, where the tokenizer has one.
+        chat_template: a Jinja template of messages.
+        variables: what the template may refer to, such as bos_token.
+    """
+
+    kind = "tokenizer.json"
+
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        vocab_size: int,
+        name: str,
+        *,
+        bos: int | None = None,
+        stops: Sequence[int] = (),
+        mask: int | None = None,
+        chat_template: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        import tokenizers  # slow to import, and few need it
+
+        self.content, self.vocab_size, self.name = dict(content), vocab_size, name
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_str(json.dumps(self.content))
+        except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
+            raise ValueError(f"{BPE_FILE} of {name} cannot be read: {error}") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        used = set(ids.values())
+        if used and (largest := max(used)) >= vocab_size:
+            raise ValueError(
+                f"the tokenizer {name} has ids up to {largest}, and the network has {vocab_size} tokens: it is another "
+                "network's"
+            )
+        self.bos, self.stops, self.mask_token = bos, tuple(stops), mask
+        self.chat_template, self.variables = chat_template, dict(variables or {})
+        self.eos_id = self.stops[0] if self.stops else None
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token for token, one in added.items() if one.special} - set(self.stops)
+        self.silent = tuple(sorted(special | set(range(vocab_size)) - used))
+        parts = json.dumps([self.content.get("pre_tokenizer"), self.content.get("normalizer")])
+        self.words_begin_with_spaces = "ByteLevel" in parts or "Metaspace" in parts or "\u2581" in parts
+        self.lossless = "ByteLevel" in parts and self.content.get("normalizer") is None
+
+    @classmethod
+    def from_folder(
+        cls, folder: str | Path, vocab_size: int | None = None, stops: Sequence[int] = (), bos: int | None = None
+    ) -> JSONTokenizer:
+        """From tokenizer.json, with the special tokens of tokenizer_config.json and special_tokens_map.json.
+
+        Args:
+            folder: where the files are.
+            vocab_size: V; by default the tokenizer's number of ids.
+            stops: tokens that end a text, by the network's configuration.
+            bos: the token that begins a document, by the network's configuration.
+        """
+        import tokenizers
+
+        folder = Path(folder)
+        content = read_json(folder / BPE_FILE)
+        config, special = (
+            read_json(folder / file) if (folder / file).is_file() else {}
+            for file in ("tokenizer_config.json", "special_tokens_map.json")
+        )
+        try:
+            ids = tokenizers.Tokenizer.from_str(json.dumps(content)).get_vocab(with_added_tokens=True)
+        except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
+            raise ValueError(f"{folder / BPE_FILE} cannot be read: {error}") from None
+        variables: dict[str, str] = {}
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token"):
+            value = config.get(name, special.get(name))
+            value = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(value, str):
+                variables[name] = value
+        own = ids.get(variables.get("eos_token", ""))
+        ends: list[int] = [*([] if own is None else [own]), *(stop for stop in stops if stop != own)]
+        template = config.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            named = {one["name"]: one["template"] for one in template}
+            template = named.get("default")
+        if template is None and (folder / "chat_template.jinja").is_file():
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        return cls(
+            content,
+            1 + max(ids.values()) if vocab_size is None else vocab_size,
+            folder.resolve().name,
+            bos=ids.get(variables.get("bos_token", ""), bos),
+            stops=ends,
+            mask=ids.get(variables.get("mask_token", "")),
+            chat_template=template,
+            variables=variables,
+        )
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.eos_id if self.bos is None else self.bos
+
+    @cached_property
+    def widths(self) -> NDArray[np.float64]:
+        texts = self._tokenizer.decode_batch([[token] for token in range(self.vocab_size)], skip_special_tokens=False)
+        lengths = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts], dtype=np.float64)
+        lengths[[*self.stops, *self.silent]] = 0
+        return lengths.clip(1)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(sorted(self.stops))
+
+    @property
+    def _contents(self) -> Iterable[bytes | None]:
+        tokens = (self._tokenizer.id_to_token(token) for token in range(self.vocab_size))
+        if "ByteLevel" in json.dumps(self.content.get("decoder")):
+            added = {one.content for one in self._tokenizer.get_added_tokens_decoder().values()}
+            return (None if one is None else one.encode() if one in added else _byte_level_bytes(one) for one in tokens)
+        return map(self._after_another, tokens, range(self.vocab_size))
+
+    def _after_another(self, name: str | None, token: int) -> bytes | None:
+        """The bytes of a token within a text: what it adds to the text of another one. Single bytes by their names."""
+        if name is None or token in self.silent:
+            return None
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
+            return bytes.fromhex(byte[1])
+        before = self._plain_token
+        return _known_bytes(self._decode_run(np.array([before, token]))[len(self._decode_run(np.array([before]))) :])
+
+    @cached_property
+    def _plain_token(self) -> int:
+        """A token that is a word of letters."""
+        names = (self._tokenizer.id_to_token(token) or "" for token in range(self.vocab_size))
+        return next(token for token, name in enumerate(names) if name.isascii() and name.isalpha())
+
+    @property
+    def _beginnings(self) -> Iterable[bytes | None] | None:
+        if "ByteLevel" in json.dumps(self.content.get("decoder")):
+            return None
+        contents = enumerate(self._contents)
+        alone = ((content, self._decode_run(np.array([token]))) for token, content in contents)
+        return (content if content is None or text == "\N{REPLACEMENT CHARACTER}" else _known_bytes(text)
+                for content, text in alone)  # fmt: skip
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        for text in texts:
+            _utf8(self.name, text)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> NDArray[np.int64]:
+        """Token ids of messages, {"role": ..., "content": ...} each, by the chat template.
+
+        answer: end with what comes before the assistant's answer.
+        """
+        text = self.chat_text(messages, answer=answer)
+        self._tokenizer.encode_special_tokens = False
+        try:
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+        """The messages as text, by the chat template."""
+        if self.chat_template is None:
+            raise ValueError(f"the tokenizer {self.name} has no chat template; give the prompt as text")
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise jinja2.TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        try:
+            template = environment.from_string(self.chat_template)
+            return template.render(messages=list(messages), add_generation_prompt=answer, **self.variables)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template of {self.name} refuses these messages: {error}") from None
+
+    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def _settings(self) -> dict[str, Any]:
+        """The constructor's arguments except for the content of tokenizer.json and the name."""
+        return {
+            "vocab_size": self.vocab_size,
+            "bos": self.bos,
+            "stops": list(self.stops),
+            "mask": self.mask_token,
+            "chat_template": self.chat_template,
+            "variables": self.variables,
+        }
+
+    def definition(self) -> dict[str, Any]:
+        return {"content": self.content, **self._settings()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json for other programs, and the settings."""
+        atomic_write(Path(folder) / BPE_FILE, json.dumps(self.content, ensure_ascii=False).encode("utf-8"))
+        template = {} if self.chat_template is None else {"chat_template": self.chat_template}
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        write_json(Path(folder) / "tokenizer_config.json", {**kind, **self.variables, **template}, indent=2)
+        write_json(Path(folder) / HEADER_FILE, self._header() | {"settings": self._settings()})
+
+
 # --- saving, loading, making --------------------------------------------------------------------------------
 
 
@@ -609,7 +924,7 @@ TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
     tokenizer.kind: tokenizer
     for tokenizer in (
         *(CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer, CharAsGPT2),
-        *(BERTTokenizer, IdTokenizer, PaddedTokenizer),
+        *(BERTTokenizer, IdTokenizer, PaddedTokenizer, JSONTokenizer),
     )
 }
 
@@ -619,6 +934,12 @@ def tokenizer_from_definition(kind: str, definition: Mapping[str, Any], name: st
     if kind not in TOKENIZER_KINDS:
         raise ValueError(f"unknown kind of tokenizer {kind!r}: the kinds are {', '.join(TOKENIZER_KINDS)}")
     return TOKENIZER_KINDS[kind].from_definition(definition, name)
+
+
+def _is_plain_bpe(content: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json is a byte-level BPE and no more, as those trained here."""
+    kinds = [(content.get(part) or {}).get("type") for part in ("model", "pre_tokenizer", "normalizer")]
+    return kinds == ["BPE", "ByteLevel", None] and len(content.get("added_tokens") or ()) < 2
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -635,7 +956,11 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         if header is None and not (folder / BPE_FILE).is_file():
             raise ValueError(f"{folder} holds no tokenizer (no {HEADER_FILE}, {BPE_FILE} or vocab.json)")
         definition = (header or {}).get("definition")
-        if definition is None:
+        if header is not None and header.get("kind") == JSONTokenizer.kind:
+            definition = {"content": read_json(folder / BPE_FILE), **header["settings"]}
+        elif header is None and not _is_plain_bpe(read_json(folder / BPE_FILE)):
+            return JSONTokenizer.from_folder(folder)
+        elif definition is None:
             definition = _bpe_definition(read_json(folder / BPE_FILE), str(folder / BPE_FILE))
         if header is None:
             return BPETokenizer(**definition, name=f"bpe:{len(definition['vocab'])}")

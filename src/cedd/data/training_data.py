@@ -1,20 +1,20 @@
-"""The blocks to train and validate on, from the data that a user names."""
+"""Training and validation blocks from a user's data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from cedd.data.corpora import Corpus, Piece, open_corpus
+from cedd.data.data_config import DataConfig
 from cedd.data.packing import PackedDataset, PackingPolicy, Part, ends_of_blocks, pack, select_documents
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What training needs: the tokenizer, the blocks to learn from, the blocks to validate on."""
+    """The tokenizer, the training blocks and the validation blocks."""
 
     tokenizer: Tokenizer
     train: PackedDataset
@@ -22,51 +22,46 @@ class TrainingData:
 
 
 def prepare_training_data(
-    data: str | Path,
-    *,
-    length: int,
-    tokenizer: str | Path | Tokenizer = "char",
-    validation: str | Path | None = None,
-    holdout: float = 0.05,
-    holdout_by: Literal["tail", "documents"] = "tail",
-    field: str = "text",
-    gpt2_files: str | Path | None = None,
-    wrap: Literal["none", "bos-eos"] = "none",
-    cache: str | Path | None = None,
-    workers: int = 1,
+    data: str | Path, length: int, options: DataConfig | None = None, tokenizer: Tokenizer | None = None
 ) -> TrainingData:
     """Tokenizer, training blocks and validation blocks.
 
-    validation: a corpus of its own; without one, `holdout` of `data` is held out, as its last blocks ("tail") or as
-    evenly spread documents ("documents"). A tokenizer made from the data is made from the training corpus, without the
-    documents that are held out; only an alphabet ("char") has to have their characters too.
-    wrap: "bos-eos" puts each block between the tokens that begin and end a document, two of its `length` tokens.
+    A tokenizer that is made from the data is made from the training corpus without held-out documents. Only an alphabet
+    ("char") must also have the characters of these. With `options.wrap`, two of the `length` tokens of a block are
+    those around it.
+
+    Args:
+        data: a text file, a folder of text files, a .jsonl, hf:NAME, or python-manual.
+        length: tokens per block.
+        options: how the data is tokenized and split.
+        tokenizer: a tokenizer that exists, instead of `options.tokenizer`.
     """
-    corpus = open_corpus(data, field=field)
-    if not isinstance(tokenizer, Tokenizer):
-        by_documents = validation is None and holdout_by == "documents"
-        part: Part = "train" if by_documents and str(tokenizer) != "char" else "all"
-        pieces = select_documents(corpus, part, holdout)
-        alphabet = str(tokenizer).split(":")[0] == "char"
-        texts = _joined(pieces) if alphabet else (piece.text for piece in pieces)
-        tokenizer = make_tokenizer(tokenizer, texts, gpt2_files=gpt2_files)
-    ends = ends_of_blocks(tokenizer, length) if wrap == "bos-eos" else None
+    options = options or DataConfig()
+    corpus = open_corpus(data, field=options.field)
+    if tokenizer is None:
+        name = options.tokenizer
+        by_documents = options.validation is None and options.holdout_by == "documents"
+        part: Part = "train" if by_documents and name != "char" else "all"
+        pieces = select_documents(corpus, part, options.holdout)
+        texts = _joined(pieces) if name.split(":")[0] == "char" else (piece.text for piece in pieces)
+        tokenizer = make_tokenizer(name, texts, gpt2_files=options.gpt2_files)
+    ends = ends_of_blocks(tokenizer, length) if options.wrap == "bos-eos" else None
     text_length = length if ends is None else length - 2
 
-    def packed(corpus: Corpus, **options: Any) -> PackedDataset:
-        blocks = pack(corpus, tokenizer, text_length, cache=cache, workers=workers, **options)
+    def packed(corpus: Corpus, part: Part = "all") -> PackedDataset:
+        cache, workers = options.cache, options.workers
+        blocks = pack(corpus, tokenizer, text_length, part=part, holdout=options.holdout, cache=cache, workers=workers)
         return blocks if ends is None else blocks.wrapped(*ends)
 
-    if validation is not None:
-        return TrainingData(tokenizer, packed(corpus), packed(open_corpus(validation, field=field)))
-    if holdout_by == "tail":
-        return TrainingData(tokenizer, *packed(corpus).split_tail(holdout))
-    train, held_out = (packed(corpus, part=part, holdout=holdout) for part in ("train", "validation"))
-    return TrainingData(tokenizer, train, held_out)
+    if options.validation is not None:
+        return TrainingData(tokenizer, packed(corpus), packed(open_corpus(options.validation, field=options.field)))
+    if options.holdout_by == "tail":
+        return TrainingData(tokenizer, *packed(corpus).split_tail(options.holdout))
+    return TrainingData(tokenizer, packed(corpus, "train"), packed(corpus, "validation"))
 
 
 def _joined(pieces: Iterator[Piece]) -> Iterator[str]:
-    """The text as it is packed in characters: with what stands between two documents, which an alphabet must have."""
+    """The text as it is packed in characters, with the separators between documents, which an alphabet must contain."""
     between = False
     for piece in pieces:
         yield PackingPolicy().text + piece.text if between else piece.text

@@ -1,10 +1,12 @@
 """What a model has learned to run backwards: time reversal, flow matching, or the next token."""
 
 from cedd.dynamics.causal import Causal
-from cedd.dynamics.dynamics import BOUNDS, Bound, Dynamics
+from cedd.dynamics.dynamics import BOUNDS, DYNAMICS, Bound, Dynamics
 from cedd.dynamics.flow import Corrector, Flow
 from cedd.dynamics.reverse import Reversal
 from cedd.dynamics.rules import StepRule
 from cedd.parameterization import Leap
 
-__all__ = ["BOUNDS", "Bound", "Causal", "Corrector", "Dynamics", "Flow", "Leap", "Reversal", "StepRule"]
+DYNAMICS.update({"reversal": Reversal, "flow": Flow, "causal": Causal})
+
+__all__ = ["BOUNDS", "DYNAMICS", "Bound", "Causal", "Corrector", "Dynamics", "Flow", "Leap", "Reversal", "StepRule"]

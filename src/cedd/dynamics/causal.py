@@ -2,49 +2,27 @@
 
 Shapes: B batch, L positions, V vocabulary.
 
-The network is shown a start symbol and then the tokens but the last; its row i is the law of token i. Samples are drawn
-token by token from left to right, with the keys and values kept where the network can.
+The network is shown a start symbol and then the tokens but the last; its row i is the law of token i.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Protocol, TypeGuard
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
-from cedd.dynamics.dynamics import Bound, Drawing, Dynamics
+from cedd.dynamics.dynamics import Bound, Dynamics
 from cedd.dynamics.path import Target
 from cedd.dynamics.rules import StepRule
-from cedd.network import FullPrecisionHead, Network, Places, has_head
+from cedd.network import Network, Places
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.objectives.objective import Objective
 from cedd.parameterization import Denoiser, Parameterization, at_token
 from cedd.process import Noise, TokenProcess
 from cedd.row_sums import log_sum_exp
-
-
-class HasCache(Protocol):
-    """A causal network that can continue from the keys and values it has already computed."""
-
-    @property
-    def head(self) -> Callable[[Tensor], Tensor]: ...
-
-    def new_cache(self, batch: int, length: int | None = None) -> Any:
-        """An empty cache."""
-        ...
-
-    @property
-    def features(self) -> Callable[..., Tensor]:
-        """(new tokens [B, n], sigma=None, cache=None, **extras) -> [B, n, D]."""
-        ...
-
-
-def has_cache(model: object) -> TypeGuard[HasCache]:
-    """Whether a network can continue from what it has computed."""
-    return has_head(model) and hasattr(model, "new_cache")
 
 
 def start_symbol(process: TokenProcess) -> int:
@@ -62,6 +40,7 @@ class Causal(Dynamics):
     """The next token, given those before it."""
 
     noisy: ClassVar[bool] = False
+    sampler: ClassVar[str] = "next-token"
     bounds: ClassVar[tuple[Bound, ...]] = ("tight",)
 
     def check_parts(self, parameterization: Parameterization, objective: Objective) -> None:
@@ -97,44 +76,3 @@ class Causal(Dynamics):
         prompt = torch.arange(held.shape[1], device=held.device) < held[0].sum()
         if not bool((held == prompt).all()):
             raise ValueError("an autoregressive model writes left to right: it takes a prompt, not text after a blank")
-
-    def draw(self, network: Network, process: TokenProcess, how: Drawing) -> Tensor:
-        """x_i ~ p(. | x_<i) for i = 0..L-1; the constraint sees the start symbol where nothing is drawn yet."""
-        self.check_held(how.held)
-        (batch, length), known = how.held.shape, int(how.held[0].sum())
-        start = start_symbol(process)
-        x = how.constraint(torch.full((batch, length), start, dtype=torch.int64, device=network.device))
-        if how.callback is not None:
-            how.callback(0, 1.0, x)
-        next_outputs = _next_outputs(network, batch, length)
-        for i in range(known, length):
-            outputs = next_outputs(shift_right(x, start), i)
-            x[:, i] = how.choose(outputs.double(), how.numbers[:, i])
-            x = how.constraint(x)
-            if how.callback is not None:
-                how.callback(i + 1 - known, 1 - (i + 1) / length, x)
-        return x
-
-
-def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor, int], Tensor]:
-    """(inputs [B, L], i) -> the outputs at position i, [B, V], asked for i in increasing order."""
-    model, device = network.model, network.device
-    if has_cache(model) and network.home == device:
-        cache, head, seen = model.new_cache(batch, length), FullPrecisionHead(model.head), 0
-
-        def continued(inputs: Tensor, i: int) -> Tensor:
-            nonlocal seen
-            hidden = model.features(inputs[:, seen : i + 1], cache=cache, **network.given())[:, -1]
-            seen = i + 1
-            outputs = network.checked(head(hidden), (batch, network.vocab_size))
-            return network.possible(outputs, torch.arange(batch, device=device) * length + i)
-
-        return continued
-
-    sigma, first = torch.zeros(batch, device=device), torch.arange(batch, device=device) * length
-
-    def anew(inputs: Tensor, i: int) -> Tensor:
-        # The network is causal, so what stands to the right of i cannot matter.
-        return network.rows(inputs, sigma, Places(first + i)).map(lambda outputs, _: outputs)
-
-    return anew

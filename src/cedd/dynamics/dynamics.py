@@ -10,8 +10,7 @@ Shapes: B batch, L positions, V vocabulary; [*S] any common shape.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -22,6 +21,7 @@ from cedd.dynamics.rules import StepRule
 from cedd.network import Network
 from cedd.objectives.objective import Objective
 from cedd.parameterization import Parameterization, can_jump
+from cedd.parts import Part, Table
 from cedd.process import Noise, TokenProcess
 
 Bound = Literal["tight", "j1", "j2"]
@@ -29,34 +29,24 @@ BOUNDS: tuple[Bound, ...] = ("tight", "j1", "j2")
 PAPER_CUT = 1e-4
 """The earliest time of the paper's j1 and j2."""
 
-Callback = Callable[[int, float, Tensor], None]
-"""Called with the number of the step, the time reached and x [B, L], first with (0, start, x) and after each step."""
+DYNAMICS: dict[str, type[Dynamics]] = {}
+"""The dynamics by name; those of your own can be added."""
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """How tokens are drawn where there is no noise to step through.
+class Dynamics(Part, ABC):
+    """One of the parts of a method, next to its parameterization and its objective."""
 
-    held: which positions the constraint gives, [B, L] bool.
-    choose: (outputs [B, V] float64, uniform numbers [B]) -> tokens [B].
-    numbers: these uniform numbers, [B, L].
-    """
-
-    held: Tensor
-    choose: Callable[[Tensor, Tensor], Tensor]
-    constraint: Callable[[Tensor], Tensor]
-    numbers: Tensor
-    callback: Callback | None
-
-
-class Dynamics(ABC):
-    """One of the parts of a method, beside its parameterization and its objective."""
+    table: ClassVar[Table] = Table("dynamics", "cedd.dynamics.DYNAMICS", DYNAMICS)
 
     noisy: ClassVar[bool] = True
-    """Whether the network sees noisy text. If not, the model has an exact likelihood, and `token_nats` and `draw`
-    take the place of a path and of step rules."""
+    """Whether the network sees noisy text. If not, the model has an exact likelihood, `token_nats`, instead of a path,
+    and a sampler of its own instead of step rules."""
+    sampler: ClassVar[str] = "analytic"
+    """The name of the sampler that is used unless another is asked for (`samplers.SAMPLERS`)."""
     bounds: ClassVar[tuple[Bound, ...]] = BOUNDS
     """The bounds that there are."""
+    grid: ClassVar[str] = "kept"
+    """The time grid on which a sampler comes closest to the path with a given number of steps (`samplers.grids`)."""
     stop: float = 0.0
     """The time at which a path that has to stop short of t = 0 does so."""
 
@@ -128,10 +118,6 @@ class Dynamics(ABC):
     def only_reveals(self, process: TokenProcess) -> bool:
         """Whether tokens never change once they are revealed."""
         return not process.can_shuffle
-
-    def draw(self, network: Network, process: TokenProcess, how: Drawing) -> Tensor:
-        """Samples [B, L] where there is no noise to step through."""
-        raise NotImplementedError
 
     # Enumeration
 

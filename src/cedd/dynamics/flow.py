@@ -22,6 +22,7 @@ and the tokens stay. This, with KL(p_{1|0} || p_r) at the other end, is a true b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -43,6 +44,7 @@ from cedd.parameterization import (
     at_token,
     put_at_token,
 )
+from cedd.parts import Table
 from cedd.process import Noise, TokenProcess
 from cedd.row_sums import log_sum_exp
 
@@ -56,8 +58,8 @@ class Corrector:
     stop: float = 0.5
 
     def __post_init__(self) -> None:
-        if min(self.strength, self.start, self.stop) < 0:
-            raise ValueError(f"a corrector's strength and powers must not be negative; got {self}")
+        if not all(math.isfinite(number) and number >= 0 for number in (self.strength, self.start, self.stop)):
+            raise ValueError(f"a corrector's strength and powers must be finite and at least 0; got {self}")
 
     def excess(self, t: Tensor) -> Tensor:
         """a_s - 1 = b_s."""
@@ -71,10 +73,12 @@ NO_CORRECTOR = Corrector(strength=0.0)
 class Flow(Dynamics):
     """The velocity of the module's head, with a corrector or without."""
 
+    parts: ClassVar[Mapping[str, Table]] = {"corrector": Table("corrector", "", {"corrector": Corrector})}
     corrector: Corrector = NO_CORRECTOR
     stop: float = 1e-4
 
     bounds: ClassVar[tuple[Bound, ...]] = ("tight",)
+    grid: ClassVar[str] = "flow"
 
     def check_parts(self, parameterization: Parameterization, objective: Objective) -> None:
         if not (isinstance(parameterization, Denoiser) and isinstance(objective, CrossEntropy)):

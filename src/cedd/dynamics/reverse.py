@@ -67,6 +67,7 @@ from cedd.row_sums import log_sum_exp, score_sums, softplus_sum
 
 JUST_AFTER_ZERO = torch.finfo(torch.float64).tiny
 _LEAST_KEPT = 1e-7  # of tokens, for the guess that draws go by
+_EPSILON = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,16 @@ class ScorePath(PathCost):
         return self._with_known(score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise), rows)
 
     def _with_known(self, cost: Tensor, rows: Rows) -> Tensor:
-        return cost + known_entropy(rows.noise).pick(rows.x_t, rows.x0, rows.noise) if self.with_entropy else cost
+        if not self.with_entropy:
+            return cost
+        noise = rows.noise
+        cost = cost + known_entropy(noise).pick(rows.x_t, rows.x0, noise)
+        if not isinstance(self.parameterization, Affine):
+            return cost
+        # After so many redraws that all ratios are 1, the true ones and the network's, what is left of a difference of
+        # terms as large as beta' is their rounding.
+        settled = (noise.expm1_beta * _EPSILON > noise.vocab_size) & ~noise.is_mask(rows.x_t)
+        return torch.where(settled & cost.isfinite(), 0.0, cost)
 
     def magnitude(self, noise: Noise) -> Cases:
         """Masks are set at rate alpha' alive and cost -log f each. Moved tokens are as many, at beta' keep; and a token
@@ -158,7 +168,7 @@ class ScorePath(PathCost):
         Where only masks cost something, but a bad network may make that as much in noise as anywhere, the tail is the
         few draws with a token left among masks: late, one is kept in two of five draws."""
         shuffling = noise.beta_rate * noise.keep.clamp_min(_LEAST_KEPT)
-        masking = noise.alpha_rate * noise.alive
+        masking = noise.alpha_rate * noise.alive.clamp_min(TINY)
         context = torch.zeros_like(masking) if self.vanishes_in_noise else masking * noise.a * (2 / 3)
         same = torch.where(noise.beta_rate > 0, shuffling + masking / 3, context)
         return Cases(same=same, moved=shuffling, masked=masking)

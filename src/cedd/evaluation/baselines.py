@@ -1,14 +1,14 @@
-"""What a number of bits per character means: the same text by models that need no training worth the name.
+"""Baselines for bits per character: the same text by models that need little or no training.
 
 Shapes: N sequences, L positions, V vocabulary.
 
-An n-gram model with Witten and Bell's interpolation, from contexts h of n-1 tokens down to none and on to 1/V:
+An n-gram model with Witten-Bell interpolation, from contexts h of n-1 tokens down to none and then 1/V:
 
     p(c | h) = (C(hc) + T(h) p(c | h')) / (C(h) + T(h)),        h' = h without its oldest token,
 
-C counts in the training text and T(h) is how many different tokens followed h there; an unseen h has T = C = 0 and
-passes the question on. Each step is a mixture of two distributions, so every p(. | h) sums to one. Sequences are scored
-one by one, as the network reads them: the first token of each has no context.
+where C are counts in the training text and T(h) is the number of distinct tokens that followed h there. An unseen h has
+T = C = 0 and uses p(c | h'). Each step is a mixture of two distributions, so every p(. | h) sums to one. Sequences are
+scored separately, as the network reads them: the first token of each has no context.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Floats = NDArray[np.float64]
 
 
 def _xz(content: bytes) -> bytes:
-    """At its best, with a window no longer than the content: the usual 64 MB take a tenth of a second to set up."""
+    """Best compression, with a window no longer than the content, since the default of 64 MB takes a tenth of a second
+    to set up."""
     window = min(max(len(content), 4096), 2**26)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": window}]
     return lzma.compress(content, filters=filters)
@@ -43,18 +44,18 @@ COMPRESSORS: Mapping[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True)
 class _Counts:
-    """n-grams of one length that occur, as sorted numbers, with their counts; and the same of their contexts."""
+    """n-grams of one length, as sorted numbers, with their counts; and the same for their contexts."""
 
     grams: Ids
     gram_counts: Ids
     contexts: Ids
     context_counts: Ids
     followers: Ids
-    """T(h): the different tokens seen after each context."""
+    """T(h): the number of distinct tokens seen after each context."""
 
 
 class NGram:
-    """An n-gram model of token ids 0..V-1, fitted to one running text."""
+    """An n-gram model of token ids 0..V-1, fitted to one text."""
 
     def __init__(self, tokens: Ids, vocab_size: int, order: int) -> None:
         if order < 1:
@@ -88,7 +89,7 @@ class NGram:
 
 
 def _grams(texts: Ids, length: int, vocab_size: int) -> Ids:
-    """The n-grams of each row as numbers in base V, the newest token last: [N, L - length + 1]."""
+    """The n-grams of each row as numbers in base V, with the newest token last: [N, L - length + 1]."""
     stop = texts.shape[1] - length + 1
     number = np.zeros((len(texts), max(stop, 0)), dtype=np.int64)
     for offset in range(length if stop > 0 else 0):
@@ -122,7 +123,7 @@ def _mix(counts: _Counts, grams: Ids, shorter: Floats, vocab_size: int) -> Float
 
 
 def compressed_bits(name: str, text: str, given: str = "") -> float:
-    """Bits per character of `text` compressed as UTF-8, after `given` where there is one: size(both) - size(given)."""
+    """Bits per character of `text` compressed as UTF-8, optionally after `given`: size(both) - size(given)."""
     if not text:
         raise ValueError("an empty text has no bits per character")
     return _compressed(name, text, given) / len(text)
@@ -159,20 +160,20 @@ def measure_baselines(
     orders: Sequence[int] = (2, 3, 4, 5, 6, 7, 8),
     most_tokens: int = 20_000_000,
 ) -> list[Baseline]:
-    """Unigram, n-gram and compressors on held-out blocks [N, L], the n-gram at the order that is best *there*.
+    """Unigram, n-gram and compressors on held-out blocks [N, L], with the n-gram order that is best on these blocks.
 
-    Choosing the order on the held-out text favours the baseline, never the network. Of a long training text the last
-    `most_tokens` are read. Without a training text each half of the blocks is read by models of the other half, and a
-    single block by compressors alone.
+    Choosing the order on the held-out text favours the baseline, not the network. Only the last `most_tokens` of a long
+    training text are used. Without a training text each half of the blocks is scored by models of the other half; a
+    single block has compressors only.
 
     Args:
         train: token ids of the training text, of any shape.
         held_out: the blocks.
         vocab_size: V.
         decode: the text of token ids.
-        characters: those that the blocks stand for; by default those of their text.
+        characters: number of characters in the blocks; by default of their decoded text.
         orders: n-gram orders to try.
-        most_tokens: of the training text that are read.
+        most_tokens: tokens of the training text to use.
     """
     text = decode(held_out.ravel())
     count = max(1, len(text)) if characters is None else characters
@@ -186,18 +187,18 @@ def measure_baselines(
     made += [Baseline(name, _compressed(name, text) / count, None, "the text alone") for name in COMPRESSORS]
     if folds:
         primed = sum(_compressed("xz", decode(blocks.ravel()), decode(tokens)) for tokens, blocks in folds)
-        made.append(Baseline("primed xz", primed / count, None, f"having read {learnt}"))
+        made.append(Baseline("primed xz", primed / count, None, f"after {learnt}"))
     return made
 
 
 def _n_grams(
     folds: Sequence[tuple[Ids, Ids]], vocab_size: int, per_character: float, orders: Sequence[int], learnt: str
 ) -> list[Baseline]:
-    """Unigram and n-gram models of the first of each pair on the blocks of the second."""
+    """Unigram and n-gram models of the first part of each pair, scored on the blocks of the second."""
     possible = [order for order in orders if vocab_size**order < 2**63]
     found = [NGram(tokens, vocab_size, max([1, *possible])).bits(blocks) for tokens, blocks in folds]
     means = [np.concatenate([bits.mean(1) for bits in alike]) * per_character for alike in zip(*found, strict=True)]
-    made = [_of_sequences("unigram", means[0], f"how often each token occurs in {learnt}")]
+    made = [_of_sequences("unigram", means[0], f"token frequencies in {learnt}")]
     if possible:
         best = min(possible, key=lambda order: float(means[order - 1].mean()))
         orders_tried = f"the best of orders {possible[0]} to {possible[-1]}"

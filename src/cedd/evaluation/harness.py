@@ -1,11 +1,11 @@
-"""lm-evaluation-harness (pip install 'cedd[lm-eval]'): our models as its model `cedd`.
+"""The adapter for lm-evaluation-harness (pip install 'cedd[lm-eval]'): cedd models as its model `cedd`.
 
     python -m cedd.evaluation.harness run --model cedd --model_args pretrained=runs/first --tasks arc_easy
 
-is the harness's own command line, which knows the model `cedd` then. In Python, importing this module is enough.
-`evaluation/likelihood.py` says what likelihoods are: conditional on a clean context, joint, or exact. Which of them it
-was, and the Monte Carlo standard errors, are in the `config` of the harness's results, and of each request in the file
-that `record=FILE.jsonl` names.
+This is the harness's own command line with the model `cedd` registered. In Python, import this module.
+`evaluation/likelihood.py` explains the likelihoods: conditional on a clean context, joint, or exact. The kind and the
+Monte Carlo standard errors are in the `config` of the harness's results, and for each request in the file
+`record=FILE.jsonl`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from cedd.device import pick_device
-from cedd.evaluation.likelihood import DRAWS, LogLikelihood, TextLikelihoods
+from cedd.evaluation.likelihood import LogLikelihood, TextLikelihoods
 from cedd.models.folder import load_folder
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.models.loaded_model import LoadedModel
+from cedd.samplers import SamplingOptions
 from cedd.storage import atomic_write, finite
 
 try:
@@ -31,34 +32,40 @@ try:
     from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
     from tqdm import tqdm
 except ImportError as error:
-    raise ImportError(f"lm-evaluation-harness is not there ({error}): pip install 'cedd[lm-eval]'") from None
+    raise ImportError(f"lm-evaluation-harness could not be imported ({error}): pip install 'cedd[lm-eval]'") from None
 
 DEFAULT_TOKENS = 128
-"""Of generated text, where a task does not say."""
+"""Tokens to generate, if a task does not set a number."""
 
 
 @register_model("cedd")
 class HarnessModel(LM):
-    """A model folder, or a model by its name, for the harness.
+    """A model folder, or a model by name, for the harness.
 
     Args:
         pretrained: the folder or name.
-        draws: noisy versions of each text that the network is shown.
+        draws: noisy versions of each text; by default 8, or the protocol's own number.
+        protocol: the likelihood estimator of another project, llada, dream or dream-ar; ours by default.
+        guidance: w of classifier-free guidance in a protocol.
         seed: of times, noise and generated text.
         steps: of the sampler.
-        record: a .jsonl file that is given a line for each scored request.
+        record: a .jsonl file for one line per scored request.
         device: auto, cpu or cuda.
-        unused: what the harness hands to every model.
+        architecture: package:Class of your own network.
+        unused: arguments that the harness passes to every model.
     """
 
     def __init__(
         self,
         pretrained: str = "english-char",
-        draws: int = DRAWS,
+        draws: int | None = None,
         seed: int = 0,
         steps: int | None = None,
+        protocol: str | None = None,
+        guidance: float = 0.0,
         record: str | None = None,
         device: str = "auto",
+        architecture: str | None = None,
         **unused: Any,
     ) -> None:
         super().__init__()
@@ -66,8 +73,10 @@ class HarnessModel(LM):
             raise ValueError(f"the model cedd has no argument {unknown[0]!r}")
         name = device.partition(":")[0]  # the harness says cuda:0 where its user has said nothing
         place = pick_device("auto" if name == "cuda" and not torch.cuda.is_available() else name)
-        self.loaded = LoadedModel(load_folder(pretrained, place), place)
-        self.likelihoods = TextLikelihoods(self.loaded, int(draws), int(seed))
+        self.loaded = LoadedModel(load_folder(pretrained, place, architecture), place)
+        self.likelihoods = TextLikelihoods(
+            self.loaded, None if draws is None else int(draws), int(seed), protocol, float(guidance)
+        )
         self.steps, self.record = steps, None if record is None else Path(record)
         self.scored: list[dict[str, Any]] = []
 
@@ -76,11 +85,13 @@ class HarnessModel(LM):
         return self.loaded.tokenizer.name
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether it is what the model would write) of (context, answer)."""
+        """(log-likelihood, whether it is greedy) of (context, answer)."""
         found: list[tuple[float, bool]] = []
+        long = {_number_of(request) for request in requests if not self.likelihoods.is_short(*request.args)}
         for request in tqdm(requests, desc="answers", disable=len(requests) < 2):
             context, answer = request.args
-            score = self.likelihoods.answer(context, answer, _number_of(request))
+            number = _number_of(request)
+            score = self.likelihoods.answer(context, answer, number, exact=number not in long)
             found.append((score.value, score.greedy))
             self._note("loglikelihood", request, score, found[-1])
         self._write()
@@ -97,14 +108,13 @@ class HarnessModel(LM):
         return found
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Text after each context, up to one of the strings at which it ends; the likeliest, unless sampling is asked
-        for."""
+        """Text after each context, up to a stop string; greedy unless sampling is requested."""
         found: list[str] = []
         for request in tqdm(requests, desc="samples", disable=len(requests) < 2):
             context, asked = request.args
             until = asked.get("until") or []
             temperature = asked.get("temperature") if asked.get("do_sample") else 0.0
-            options = SamplingOptions.of(
+            options = SamplingOptions(
                 temperature=temperature,
                 top_p=asked.get("top_p") if asked.get("do_sample") else None,
                 steps=self.steps,
@@ -117,7 +127,7 @@ class HarnessModel(LM):
         return found
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside its results."""
+        """Information that the harness stores with its results."""
         errors = [score["stderr"] for score in self.scored]
         return finite(
             {
@@ -128,13 +138,14 @@ class HarnessModel(LM):
                 "likelihood_seed": self.likelihoods.seed,
                 "monte_carlo_stderr_mean": sum(errors) / len(errors) if errors else 0.0,
                 "monte_carlo_stderr_max": max(errors, default=0.0),
+                "exact_likelihoods": sum(score["likelihood"] == "exact" for score in self.scored),
                 **self._undecided(),
             }
         )
 
     def _undecided(self) -> dict[str, int]:
-        """Questions whose two best answers are closer than twice their errors, taken as independent; with common
-        random numbers they are closer than that to the truth."""
+        """The number of questions whose two best answers are closer than twice their errors, taken as independent. With
+        common random numbers the actual error of the difference is smaller."""
         questions: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
         for score in self.scored:
             if score["request"] == "loglikelihood":
@@ -152,7 +163,7 @@ class HarnessModel(LM):
                 "task": getattr(request, "task_name", None),
                 "doc": getattr(request, "doc_id", None),
                 "answer": getattr(request, "idx", 0),
-                "likelihood": self.likelihoods.kind,
+                "likelihood": "exact" if score.exact else self.likelihoods.kind,
                 "log_likelihood": score.value,
                 "stderr": score.stderr,
                 "greedy": score.greedy,
@@ -167,7 +178,7 @@ class HarnessModel(LM):
 
 
 def _number_of(request: Any) -> int:
-    """The same number for all answers of a question, whatever order they come in."""
+    """The same number for all answers to a question, in any order."""
     question = (getattr(request, "task_name", None), getattr(request, "doc_id", None))
     named = question if question[1] is not None else request.args[:1]
     return int.from_bytes(hashlib.sha256(repr(named).encode()).digest()[:4], "little")

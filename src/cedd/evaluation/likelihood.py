@@ -1,18 +1,23 @@
-"""log p(answer | context) of any model, with its error: what a question with several answers asks for.
+"""log p(answer | context) of any model, with its error, for questions with several answers.
 
-Shapes: C tokens of a context, A of an answer, L that the model reads at once, V vocabulary.
+Shapes: C tokens of a context, A of an answer, L the model's context length, V vocabulary.
 
-What is computed depends on the model (`kind`):
+The computation depends on the model (`kind`):
 
     exact         autoregressive: the sum of log p(x_i | x_<i) over the answer.
     conditional   a process that only masks: the context stays clean, and the path is that of the answer alone. A lower
-                  bound on log p(answer | context) of the model that infilling draws from.
-    joint         a process that shuffles: its networks cannot be told that tokens are clean, and were never shown such
-                  text beside noise. A lower bound on log p(context, answer): answers to one context are ranked by it,
-                  since log p(context) is common to them, but it is not the likelihood of the answer.
+                  bound on log p(answer | context) of the model that infilling draws from. If the answer is short, the
+                  exact likelihood, by a sum over all orders in which the first-hitting sampler can generate it
+                  (bounds/exact_likelihood.py); `LogLikelihood.exact` is then true.
+    joint         a process that shuffles, whose networks have never seen clean text next to noise. A lower bound on
+                  log p(context, answer). It ranks answers to one context, since log p(context) is common to them, but
+                  it is not the likelihood of the answer.
 
-Answers of one question are scored with the same times and noise (common random numbers), so that much of the error of
-each is not in their differences.
+The estimator of another project can be used instead (`protocols.py`); `kind` is then its name.
+
+Answers to one question are scored with the same times and noise (common random numbers), which reduces the error of
+their differences. They are all exact or all bounds: a bound is lower than the likelihood, and would lose against an
+exact value.
 """
 
 from __future__ import annotations
@@ -20,21 +25,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from cedd.block_layout import GivenPast
 from cedd.bounds.estimator import estimate_bound
-from cedd.data.text import Ids, before_first, encode_given
-from cedd.models.loaded import LoadedModel, SamplingOptions, TextReader
-from cedd.network import Network, Places, evaluating
-from cedd.samplers import prompt
+from cedd.bounds.exact_likelihood import MOST_POSITIONS, context_count, exact_likelihood
+from cedd.data.text import Ids, before_first, encode_verbatim
+from cedd.evaluation.protocols import Masks, Protocol, estimate, get_protocol
+from cedd.models.backbone import Backbone
+from cedd.models.loaded_model import LoadedModel
+from cedd.network import Capabilities, Network, Places, evaluating
+from cedd.samplers import SamplingOptions, prompt
 
-Kind = Literal["exact", "conditional", "joint"]
+Kind = Literal["exact", "conditional", "joint"] | str
 DRAWS = 8
-"""Noisy versions of each answer, by default."""
+"""Default number of noisy versions of each answer."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,11 @@ class LogLikelihood:
 
     Args:
         value: of all tokens together.
-        stderr: its Monte Carlo standard error (0 where it is exact).
-        greedy: whether the model, always taking what it is surest of, would write this.
-        tokens: how many there are.
-        evaluations: noisy versions that the network was shown.
+        stderr: its Monte Carlo standard error (0 if exact).
+        greedy: whether greedy decoding, most confident position first, would generate this.
+        tokens: number of tokens.
+        evaluations: noisy versions evaluated by the network.
+        exact: whether it is the likelihood itself.
     """
 
     value: float
@@ -54,12 +65,15 @@ class LogLikelihood:
     greedy: bool
     tokens: int
     evaluations: int
+    exact: bool = False
 
 
-class Continuing:
-    """A network after a clean context [C]: what it says of the positions that follow."""
+class WithContext:
+    """A network after a clean context [C], which gives outputs for the positions that follow."""
 
-    def __init__(self, model: TextReader, context: Tensor) -> None:
+    capabilities = Capabilities(features=True)
+
+    def __init__(self, model: Backbone, context: Tensor) -> None:
         self.model, self.context = model, context
 
     @property
@@ -72,64 +86,140 @@ class Continuing:
         return self.model.features(whole, sigma)[:, len(self.context) :]
 
 
+class AfterBlocks:
+    """A network that writes blocks, after a clean context [C] that may end within one."""
+
+    def __init__(self, model: Backbone, block: int, context: Tensor) -> None:
+        self.model, self.context = GivenPast(model, block), context
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.model.capabilities
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def head(self) -> Callable[[Tensor], Tensor]:
+        return self.model.head
+
+    def features(self, x_t: Tensor, sigma: Tensor, **options: Any) -> Tensor:
+        """[B, A, D] for x_t [B, A]."""
+        return self.model.features(x_t, sigma, past=self.context.to(x_t).expand(len(x_t), -1), **options)
+
+    def rows(self, features: Tensor, places: Tensor) -> Tensor:
+        """As the network's."""
+        return self.model.rows(features, places)
+
+
 class TextLikelihoods:
     """The likelihoods of texts under a model.
 
     Args:
         loaded: the model.
-        draws: noisy versions of each text.
+        draws: noisy versions of each text; by default 8, or the protocol's own number.
         seed: of times and noise.
+        protocol: an estimator of another project (`PROTOCOLS`); None: ours.
+        guidance: w of classifier-free guidance, un + (w + 1) (c - un) with the context masked in un, for a protocol.
     """
 
-    def __init__(self, loaded: LoadedModel, draws: int = DRAWS, seed: int = 0) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        draws: int | None = None,
+        seed: int = 0,
+        protocol: str | None = None,
+        guidance: float = 0.0,
+    ) -> None:
+        self.protocol = None if protocol is None else get_protocol(protocol)
+        if draws is None:
+            draws = DRAWS if self.protocol is None else self.protocol.draws
         if draws < 2:
-            raise ValueError(f"an error needs two draws at least; got {draws}")
-        self.loaded, self.draws, self.seed = loaded, draws, seed
+            raise ValueError(f"draws must be at least 2, to estimate an error; got {draws}")
+        dynamics = loaded.method.dynamics
+        if protocol is not None and not (dynamics.noisy and dynamics.only_reveals(loaded.process)):
+            raise ValueError(f"the protocol {protocol} needs a model that only masks; this one is {loaded.name}")
+        if protocol is not None and loaded.writes_blocks:
+            loaded.method.check_whole(f"the protocol {protocol}")
+        if guidance != 0.0 and protocol is None:
+            raise ValueError("guidance needs a protocol, such as llada")
+        self.loaded, self.draws, self.seed, self.guidance = loaded, draws, seed, guidance
 
     @property
     def kind(self) -> Kind:
+        if self.protocol is not None:
+            return self.protocol.name
         if not self.loaded.method.dynamics.noisy:
             return "exact"
         return "joint" if self.loaded.process.can_shuffle else "conditional"
 
-    def answer(self, context: str, answer: str, question: int = 0) -> LogLikelihood:
-        """Of an answer after its context. Blanks at the end of the context are read with the answer, as the harness
-        does.
+    def is_short(self, context: str, answer: str) -> bool:
+        """Whether the exact likelihood of an answer takes at most twice the evaluations of the draws."""
+        if self.kind == "exact":
+            return True
+        if self.kind != "conditional" or not self.loaded.method.dynamics.only_reveals(self.loaded.process):
+            return False
+        tokens = len(self._encoded(context, answer)[1])
+        if self.loaded.writes_blocks:
+            tokens = min(tokens, self.loaded.method.block or tokens)
+        return tokens <= MOST_POSITIONS and context_count(self.loaded.model, tokens) <= 2 * self.draws
+
+    def answers(self, context: str, answers: Sequence[str], question: int = 0) -> list[LogLikelihood]:
+        """Score each answer to a question: all exactly if all are short, otherwise all with the same times and
+        noise."""
+        exact = all(self.is_short(context, answer) for answer in answers)
+        return [self.answer(context, answer, question, exact=exact) for answer in answers]
+
+    def answer(self, context: str, answer: str, question: int = 0, *, exact: bool | None = None) -> LogLikelihood:
+        """Score an answer after its context. Spaces at the end of the context are tokenized with the answer, as in the
+        harness.
 
         Args:
-            context: what comes before; it is cut from the left where both do not fit.
-            answer: what is scored.
-            question: answers with the same number are shown the same times and noise.
+            context: the text before; it is cut from the left if both do not fit.
+            answer: the text to score.
+            question: answers with the same number use the same times and noise.
+            exact: sum over all orders; by default if the answer is short.
         """
+        before, piece = self._encoded(context, answer)
+        return self._scored(before, piece, question, self.is_short(context, answer) if exact is None else exact)
+
+    def _encoded(self, context: str, answer: str) -> tuple[Ids, Ids]:
+        """The tokens of a context and of the answer after it."""
         stem = context.rstrip()
-        before = encode_given(self.loaded.tokenizer, stem) if stem else np.zeros(0, np.int64)
-        whole = encode_given(self.loaded.tokenizer, context + answer)
+        before = encode_verbatim(self.loaded.tokenizer, stem) if stem else np.zeros(0, np.int64)
+        whole = encode_verbatim(self.loaded.tokenizer, context + answer)
         if len(whole) <= len(before):
             raise ValueError(f"the answer {answer!r} has no tokens")
-        return self._scored(before, whole[len(before) :], question)
+        return before, whole[len(before) :]
 
     def text(self, text: str, number: int = 0) -> LogLikelihood:
-        """Of a whole text, of any length: pieces that the model reads at once, the last one with as much of the text
-        before it as fits (joint: without)."""
-        ids = encode_given(self.loaded.tokenizer, text)
-        return self._scored(ids[:0], ids, number) if len(ids) else LogLikelihood(0.0, 0.0, True, 0, 0)
+        """Score a text of any length in pieces of the model's context length, each with as much of the text before it
+        as fits (joint: without)."""
+        ids = encode_verbatim(self.loaded.tokenizer, text)
+        return self._scored(ids[:0], ids, number) if len(ids) else LogLikelihood(0.0, 0.0, True, 0, 0, True)
 
     def continued(
         self, context: str, most: int, until: Sequence[str] = (), options: SamplingOptions | None = None
     ) -> str:
-        """Text of at most so many tokens after a context, cut before the first of `until`."""
+        """At most `most` tokens of text after a context, cut before the first of `until`."""
         length = self.loaded.length
+        if self.loaded.writes_blocks:
+            given = torch.from_numpy(encode_verbatim(self.loaded.tokenizer, context))
+            constraint = prompt(given, len(given) + most) if len(given) else None
+            drawn = self.loaded.draw((1, len(given) + most), options or SamplingOptions(), constraint)[0]
+            return before_first(self.loaded.tokenizer.decode(drawn[len(given) :].numpy()), until)
         room = most if most < length else length // 2
-        given = torch.from_numpy(encode_given(self.loaded.tokenizer, context)[-(length - room) :])
+        given = torch.from_numpy(encode_verbatim(self.loaded.tokenizer, context)[-(length - room) :])
         size = len(given) + room
         constraint = prompt(given, size) if len(given) else None
         drawn = self.loaded.draw((1, size), options or SamplingOptions(), constraint)[0]
         return before_first(self.loaded.tokenizer.decode(drawn[len(given) :].numpy()), until)
 
-    def _scored(self, context: Ids, answer: Ids, number: int) -> LogLikelihood:
+    def _scored(self, context: Ids, answer: Ids, number: int, exact: bool = False) -> LogLikelihood:
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
         parts = [
-            self._part(torch.from_numpy(before), torch.from_numpy(piece), generator)
+            self._part(torch.from_numpy(before), torch.from_numpy(piece), generator, exact)
             for before, piece in self._pieces(context, answer)
         ]
         return LogLikelihood(
@@ -138,11 +228,15 @@ class TextLikelihoods:
             all(part.greedy for part in parts),
             sum(part.tokens for part in parts),
             sum(part.evaluations for part in parts),
+            all(part.exact for part in parts),
         )
 
     def _pieces(self, context: Ids, answer: Ids) -> Iterator[tuple[Ids, Ids]]:
-        """(context, piece) in order, each pair no longer than the model reads."""
+        """(context, piece) in order, each pair at most the model's context length."""
         length = self.loaded.length
+        if self.loaded.writes_blocks:
+            yield from self._blocks(context, answer)
+            return
         if self.kind == "joint":
             whole = np.concatenate([context, answer])
             whole = whole[-length:] if len(answer) <= length else whole
@@ -154,11 +248,36 @@ class TextLikelihoods:
             before = np.concatenate([context, answer[:start]])
             yield before[max(0, len(before) + len(piece) - length) :], piece
 
-    def _part(self, context: Tensor, piece: Tensor, generator: torch.Generator) -> LogLikelihood:
+    def _blocks(self, context: Ids, answer: Ids) -> Iterator[tuple[Ids, Ids]]:
+        """The same by blocks: the answer's tokens in each, and those before them. Where tokens are shuffled, those of
+        the context in the answer's first block are scored with it (joint)."""
+        block = self.loaded.method.block
+        assert block is not None
+        most = self.loaded.length - block  # whole blocks before one
+        whole, start = np.concatenate([context, answer]), len(context)
+        if self.kind == "joint":
+            start -= start % block
+        while start < len(whole):
+            stop = min(start - start % block + block, len(whole))
+            first = max(0, start - start % block - most // block * block)
+            yield whole[first:start], whole[start:stop]
+            start = stop
+
+    def _part(self, context: Tensor, piece: Tensor, generator: torch.Generator, exact: bool) -> LogLikelihood:
         if self.kind == "exact":
             return self._exact(context, piece)
+        if self.protocol is not None:
+            return self._by_protocol(self.protocol, context, piece, generator)
+        if self.loaded.writes_blocks:
+            return self._of_block(context, piece, generator, exact)
         reader = self.loaded.reader(len(context) + len(piece))
-        model = Continuing(reader, context) if len(context) else reader
+        if exact:
+            whole, places = torch.cat([context, piece])[None], range(len(context), len(context) + len(piece))
+            process, method, device = self.loaded.process, self.loaded.method, self.loaded.device
+            nats = exact_likelihood(reader, process, whole, places, method=method, device=device)
+            greedy = self._is_greedy(WithContext(reader, context) if len(context) else reader, piece)
+            return LogLikelihood(-float(nats), 0.0, greedy, len(piece), context_count(reader, len(piece)), True)
+        model = WithContext(reader, context) if len(context) else reader
         found = estimate_bound(
             model,
             self.loaded.process,
@@ -177,8 +296,64 @@ class TextLikelihoods:
             -found.nats_per_token * count, found.monte_carlo_stderr * count, greedy, count, found.evaluations
         )
 
+    def _of_block(self, context: Tensor, piece: Tensor, generator: torch.Generator, exact: bool) -> LogLikelihood:
+        """Tokens of a block after those before them."""
+        loaded, block, count = self.loaded, self.loaded.method.block, len(piece)
+        assert block is not None
+        model: Any = AfterBlocks(loaded.model, block, context)
+        how: dict[str, Any] = {"method": loaded.method.of_one_block, "device": loaded.device}
+        greedy = self.kind == "conditional" and self._is_greedy(model, piece)
+        if exact:
+            nats = exact_likelihood(model, loaded.process, piece[None], range(count), **how)
+            return LogLikelihood(-float(nats), 0.0, greedy, count, context_count(loaded.model, count), True)
+        how |= {"draws": self.draws, "generator": generator, "fixed_set": True, "nested": True, "batch": self.draws}
+        found = estimate_bound(model, loaded.process, piece[None], **how)
+        value, error = -found.nats_per_token * count, found.monte_carlo_stderr * count
+        return LogLikelihood(value, error, greedy, count, found.evaluations)
+
+    def _by_protocol(
+        self, protocol: Protocol, context: Tensor, piece: Tensor, generator: torch.Generator
+    ) -> LogLikelihood:
+        """Score by another project's estimator."""
+        process = self.loaded.process
+        shown, answer, kept = protocol.framed(context, piece, self.loaded.tokenizer)
+        shown = shown[max(0, len(shown) + len(answer) - self.loaded.length) :]
+        model = self._after(shown, len(answer))
+        hidden = self._after(torch.full_like(shown, process.vocab_size), len(answer)) if self.guidance else None
+        last, scored = process.sigma(1.0), len(piece)
+
+        def outputs(model: Backbone | WithContext, x_t: Tensor, places: Tensor) -> Tensor:
+            network = Network.of(model, process.vocab_size, self.loaded.device)
+            share = (x_t == process.vocab_size).double().mean(1)
+            sigma = torch.minimum(-torch.log1p(-share), last).to(network.device)
+            rows = network.rows(x_t.to(network.device), sigma, Places(places.to(network.device)), full_precision=True)
+            return rows.map(lambda outputs, _: outputs.double())
+
+        def nats(x_t: Tensor, places: Tensor) -> Tensor:
+            targets = answer[places % len(answer)].to(self.loaded.device)
+            logits = outputs(model, x_t, places)
+            if hidden is not None:
+                free = outputs(hidden, x_t, places)
+                logits = free + (self.guidance + 1) * (logits - free)
+            return logits.logsumexp(1) - logits.gather(1, targets[:, None])[:, 0]
+
+        def whole(masks: Masks) -> Masks:
+            return Masks(F.pad(masks.where, (0, kept)), F.pad(masks.weights, (0, kept)))
+
+        with evaluating(self.loaded.model):
+            batches = map(whole, protocol.batches(scored, self.draws, generator))
+            found = estimate(batches, answer, process.vocab_size, nats)
+        greedy = self._is_greedy(self._after(context, scored), piece)
+        error = 0.0 if protocol.exact else found.stderr
+        return LogLikelihood(-found.nats, error, greedy, scored, found.evaluations, False)
+
+    def _after(self, context: Tensor, length: int) -> Backbone | WithContext:
+        """The network after a clean context, for this number of tokens."""
+        reader = self.loaded.reader(len(context) + length)
+        return WithContext(reader, context) if len(context) else reader
+
     def _exact(self, context: Tensor, piece: Tensor) -> LogLikelihood:
-        """By a causal network, which says of each position what comes next."""
+        """Score by a causal network, which predicts the next token at each position."""
         process, dynamics = self.loaded.process, self.loaded.method.dynamics
         network = Network.of(self.loaded.model, process.vocab_size, self.loaded.device)
         x0 = torch.cat([context, piece])[None].to(network.device)
@@ -187,10 +362,10 @@ class TextLikelihoods:
             rows = network.rows(dynamics.network_input(x0, x0, process), torch.zeros(1, device=network.device), places)
             outputs = rows.map(lambda outputs, _: outputs.double()).cpu()
         nats = outputs.logsumexp(-1) - outputs.gather(1, piece[:, None])[:, 0]
-        return LogLikelihood(-float(nats.sum()), 0.0, bool((outputs.argmax(1) == piece).all()), len(piece), 1)
+        return LogLikelihood(-float(nats.sum()), 0.0, bool((outputs.argmax(1) == piece).all()), len(piece), 1, True)
 
-    def _is_greedy(self, model: TextReader | Continuing, piece: Tensor) -> bool:
-        """Whether revealing the surest position first, one after another, writes the piece [A].
+    def _is_greedy(self, model: Backbone | WithContext, piece: Tensor) -> bool:
+        """Whether revealing the most confident position first, one after another, generates the piece [A].
 
         On a process that only masks, all methods' outputs at a mask are the logits of x_0.
         """
@@ -202,8 +377,8 @@ class TextLikelihoods:
                 share = torch.tensor(len(masked) / len(piece), dtype=torch.float64)
                 sigma = torch.minimum(-torch.log1p(-share), last)
                 rows = network.rows(x[None].to(network.device), sigma, Places(masked.to(network.device)))
-                sureness, best = rows.map(lambda outputs, _: outputs.double().softmax(-1)).cpu().max(1)
-                surest = int(sureness.argmax())
+                confidence, best = rows.map(lambda outputs, _: outputs.double().softmax(-1)).cpu().max(1)
+                surest = int(confidence.argmax())
                 place = masked[surest]
                 if best[surest] != piece[place]:
                     return False

@@ -1,44 +1,53 @@
-"""Perplexity of a run on a data set: the bounds with their intervals, in every unit, and two runs compared.
+"""Perplexity of one model on a data set: the bounds with their intervals, in every unit.
 
 Shapes: N sequences, L positions.
 
-The data are packed by a policy that the result names and hashes (`protocol`); the remainder that fills no block is
-counted there. A unit that models with different vocabularies share is the character (or byte, or word): a value in nats
-per token times the data's tokens per character.
+The result's `protocol` names the packing policy and counts the remainder that fills no block. `protocol_sha256` is a
+hash of the packing policy and of the content of the measured sequences. Models with different vocabularies share units
+such as the character (or byte, or word): a value in nats per token times the measured sequences' tokens per character.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cedd.bounds.estimate import BoundEstimate, Interval, exact_estimate, exp_or_inf, mean_and_stderr, mean_interval
-from cedd.bounds.estimator import Progress, Sampling, estimate_bounds
+from cedd.bounds.estimate import BoundEstimate, exact_estimate, exp_or_inf, mean_interval
+from cedd.bounds.estimator import Progress, Sampling, estimate_bound, estimate_bounds
+from cedd.bounds.exact_likelihood import MOST_POSITIONS
+from cedd.bounds.importance import ORDERS, ImportanceEstimate, check_reveal_orders, first_hitting_law
+from cedd.bounds.order_weights import WeightFile
 from cedd.data.corpora import PYTHON_MANUAL, open_corpus
-from cedd.data.evaluation_sets import EvaluationData, load_evaluation_set
+from cedd.data.evaluation_sets import EvaluationData, evaluation_data, load_evaluation_set
 from cedd.data.packing import ends_of_blocks, evenly_spaced, pack
-from cedd.data.text import MOST_UNKNOWN, unknown_share
+from cedd.data.text import MAX_UNKNOWN_SHARE, never_written, unknown_share
 from cedd.data.tokenizers import Tokenizer
+from cedd.device import model_device
 from cedd.dynamics import BOUNDS, Bound
+from cedd.evaluation.intervals import IntervalEstimate, interval_estimate
+from cedd.evaluation.options import BoundName
+from cedd.methods import Method
 from cedd.models.folder import ModelFolder
-from cedd.samplers import order_nats
-from cedd.storage import atomic_file, atomic_write, expanded, finite, json_sha256
+from cedd.models.weights import weights_checksum
+from cedd.samplers import SamplingOptions, order_nats
+from cedd.storage import expanded, finite, json_sha256
 
-Asked = Literal["tight", "j1", "j2", "all"]
-UNITS = {"character": "characters", "byte": "utf8_bytes", "word": "words"}
-"""A unit and the count of the protocol that it is."""
-PLOT_SUFFIXES = (".png", ".pdf", ".svg")
-VALUE_SUFFIXES = (".npy", ".jsonl")
+BATCH = 32
+"""Noisy sequences per batch, by default."""
+FIRST_HITTING_BOUNDS: tuple[BoundName, ...] = ("importance", "exact")
+"""Bounds on the law of the first-hitting sampler."""
+UNITS = {"character": "evaluated_characters", "byte": "evaluated_bytes", "word": "evaluated_words"}
+"""The field of the protocol that counts each unit."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -56,35 +65,39 @@ def load_data(
     workers: int = 1,
     wrap: bool = False,
 ) -> EvaluationData:
-    """An evaluation set by its name, or a file, folder or hub data set, as blocks with the protocol that made them.
+    """An evaluation set by name, or a file, folder or hub data set, as blocks with their protocol.
 
-    wrap: each block stands between the tokens that begin and end a document, and has two tokens of text fewer.
+    `wrap` puts each block between the tokens that begin and end a document, with two tokens of text fewer.
     """
     if wrap:
         ends = ends_of_blocks(tokenizer, length)
         inner = load_data(spec, tokenizer, length - 2, split=split, root=root, cache=cache, workers=workers)
         return inner.wrapped(*ends)
-    is_file = expanded(spec).exists() or spec == PYTHON_MANUAL
-    if not is_file and re.fullmatch(r"[\w-]+", spec):  # a bare word: an evaluation set, or refused by name
+    if names_evaluation_set(spec):
         return load_evaluation_set(spec, tokenizer, length, split=split, root=root, cache=cache, workers=workers)
     corpus = open_corpus(spec)
     packed = pack(corpus, tokenizer, length, cache=cache, workers=workers)
-    protocol = {"set": corpus.name, "split": None, "source": corpus.name, "detokenizer": "none", **packed.report()}
-    named = ("content_sha256", "policy_sha256", "tokenizer_fingerprint", "length")
-    return EvaluationData(packed, protocol | {"protocol_sha256": json_sha256({key: protocol[key] for key in named})})
+    described = {"set": corpus.name, "split": None, "source": corpus.name, "detokenizer": "none"}
+    return evaluation_data(packed, described)
+
+
+def names_evaluation_set(spec: str) -> bool:
+    """Whether --data is the name of an evaluation set, not a file, folder or hub data set."""
+    is_file = expanded(spec).exists() or spec == PYTHON_MANUAL
+    return not is_file and re.fullmatch(r"[\w-]+", spec) is not None
 
 
 def data_for(folder: ModelFolder, spec: str, *, wrap: str = "none", **options: Any) -> EvaluationData:
     """The data as a model reads them, with the options of `load_data`.
 
-    wrap: none, bos-eos, or trained, which is what the model was trained with.
+    `wrap` is none, bos-eos, or trained, which is how the model was trained.
     """
     ends = folder.wrap if wrap == "trained" else wrap
     return load_data(spec, folder.tokenizer, folder.length, wrap=ends == "bos-eos", **options)
 
 
 def lost_text(tokenizer: Tokenizer) -> str | None:
-    """What figures of a text leave out where the tokenizer does."""
+    """A note about text that the tokenizer drops, which the results do not include."""
     if tokenizer.lossless:
         return None
     return (
@@ -94,24 +107,32 @@ def lost_text(tokenizer: Tokenizer) -> str | None:
 
 
 def choose_sequences(
-    data: EvaluationData, most: int | None, tokenizer: Tokenizer, most_unknown: float = MOST_UNKNOWN
+    data: EvaluationData, most: int | None, tokenizer: Tokenizer, max_unknown: float = MAX_UNKNOWN_SHARE
 ) -> tuple[Tensor, dict[str, Any]]:
-    """At most `most` sequences [N, L], evenly spaced over the set and in its order, and the protocol that says so.
+    """At most `most` sequences [N, L], evenly spaced over the set and in order, with their protocol.
 
-    Refused where more than the share `most_unknown` of them are characters that the tokenizer does not know.
+    Refused if more than the share `max_unknown` of them are characters that the tokenizer does not know.
     """
     if most is not None and most < 1:
-        raise ValueError(f"an evaluation needs at least one sequence; got {most}")
-    return read_blocks(data, evenly_spaced(len(data.packed), most), tokenizer, most_unknown)
+        raise ValueError(f"max_sequences must be at least 1; got {most}")
+    return read_blocks(data, evenly_spaced(len(data.packed), most), tokenizer, max_unknown)
 
 
 def read_blocks(
-    data: EvaluationData, which: NDArray[np.integer], tokenizer: Tokenizer, most_unknown: float = MOST_UNKNOWN
+    data: EvaluationData, which: NDArray[np.integer], tokenizer: Tokenizer, max_unknown: float = MAX_UNKNOWN_SHARE
 ) -> tuple[Tensor, dict[str, Any]]:
-    """These sequences [N, L], and the protocol that says how many they are."""
+    """These sequences [N, L], and the protocol of their measurement: which they are, and how much text they contain."""
     blocks = data.blocks(which)
-    unknown = unknown_share(tokenizer, blocks, most_unknown)
-    return torch.from_numpy(blocks), data.protocol | {"evaluated_sequences": len(blocks), "unknown_share": unknown}
+    unknown = unknown_share(tokenizer, blocks, max_unknown)
+    sequences = hashlib.sha256(blocks.astype("<i8").tobytes()).hexdigest()
+    return torch.from_numpy(blocks), data.protocol | {
+        "evaluated_sequences": len(blocks),
+        "evaluated_tokens": blocks.size,
+        **{f"evaluated_{unit}": count for unit, count in data.text_counts(tokenizer, blocks).items()},
+        "unknown_share": unknown,
+        "sequences_sha256": sequences,
+        "protocol_sha256": json_sha256({"set": data.protocol["protocol_sha256"], "sequences": sequences}),
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -119,8 +140,8 @@ def read_blocks(
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """What a run's bounds on the data are: an estimate for each that was asked for, and for a sampler's likelihood."""
+class ModelEvaluation:
+    """One model on the data: an estimate of each requested bound, and of the likelihood of a sampler."""
 
     folder: ModelFolder
     bounds: Mapping[str, BoundEstimate]
@@ -128,27 +149,54 @@ class Measurement:
 
     @property
     def main(self) -> BoundEstimate:
-        """The first bound that was asked for."""
+        """The first requested bound."""
         return next(iter(self.bounds.values()))
 
     def per_unit(self, estimate: BoundEstimate) -> dict[str, float]:
-        """Bits per character and byte, and perplexity per word; nothing where the tokenizer loses characters."""
+        """Bits per character and byte, and perplexity per word; empty if the tokenizer loses characters."""
         found: dict[str, float] = {}
         if self.folder.tokenizer.unknown is not None:
             return found
         for unit, counted in UNITS.items():
             if not self.protocol[counted]:
                 continue
-            nats = estimate.nats_per_token * (self.protocol["tokens"] / self.protocol[counted])
+            nats = estimate.nats_per_token * (self.protocol["evaluated_tokens"] / self.protocol[counted])
             if unit == "word":
                 found["perplexity_per_word"] = exp_or_inf(nats)
             else:
                 found[f"bits_per_{unit}"] = nats / math.log(2)
         return found
 
+    def record(self) -> dict[str, Any]:
+        """The evaluation as JSON."""
+        return {
+            "run": self.folder.name,
+            "method": self.folder.method.name,
+            "process": self.folder.process.config(),
+            "bounds": {
+                name: finite(_estimate_record(estimate, self.folder.method) | self.per_unit(estimate))
+                for name, estimate in self.bounds.items()
+            },
+        }
 
-def asked_bounds(folder: ModelFolder, asked: Asked) -> tuple[Bound, ...]:
-    """The bounds meant: `all` is every one that the method has."""
+
+def check_bound_of(folder: ModelFolder, asked: BoundName) -> None:
+    """Refuse a bound that a model does not have."""
+    if asked not in FIRST_HITTING_BOUNDS:
+        requested_bounds(folder, asked)
+    elif folder.method.dynamics.noisy:
+        check_reveal_orders(folder.method, folder.process)
+        if asked == "exact" and (tokens := folder.method.block or folder.length) > MOST_POSITIONS:
+            raise ValueError(
+                f"{folder.name} writes {tokens} tokens at once, and an exact likelihood is a sum over the orders of at "
+                f"most {MOST_POSITIONS}; use importance"
+            )
+
+
+def requested_bounds(folder: ModelFolder, asked: BoundName) -> tuple[Bound, ...]:
+    """The requested bounds: `all` is those of `tight`, `j1` and `j2` that the method has."""
+    if asked == "importance" or asked == "exact":  # an exact likelihood is the limit of many orders
+        return ("tight",)
     if asked != "all":
         folder.method.check_bound(asked)
         return (asked,)
@@ -160,102 +208,116 @@ def measure(
     data: Tensor,
     protocol: Mapping[str, Any],
     *,
-    bound: Asked = "tight",
+    bound: BoundName = "tight",
+    orders: int | None = None,
+    tolerance: float | None = None,
+    seconds: float | None = None,
+    checkpoint: Path | None = None,
     sampling: Sampling | None = None,
     seed: int = 0,
+    batch: int | None = None,
     **options: Any,
-) -> Measurement:
+) -> ModelEvaluation:
     """The bounds of a run on data [N, L], with the options of `estimate_bound`.
 
-    The same seed shows any run the same times and noise; of `all`, stratified draws measure every bound that
-    reaches nearly as far.
+    With the same seed all models get the same times and noise, and the same orders; for `all`, stratified draws measure
+    every bound that reaches nearly as far. On a GPU the network computes `importance` and `exact` in bfloat16, as in
+    sampling, and its head in float32. A model with an exact likelihood has that instead.
+
+    orders, seconds, checkpoint: those of `importance`, the last as the path of its file.
     """
     if folder.process.vocab_size < folder.tokenizer.vocab_size:
         raise ValueError(
             f"the tokenizer of {folder.path} has {folder.tokenizer.vocab_size} tokens and its model "
-            f"{folder.process.vocab_size}: they do not belong together"
+            f"{folder.process.vocab_size}: they do not match"
         )
-    found = estimate_bounds(
-        folder.model,
-        folder.process,
-        data,
-        asked_bounds(folder, bound),
-        method=folder.method,
-        generator=torch.Generator().manual_seed(seed),
-        sampling=sampling,
-        **options,
-    )
-    return Measurement(folder, {**found}, protocol)
+    model, process, method = folder.model, folder.process, folder.method
+    options |= {"generator": torch.Generator().manual_seed(seed), "sampling": sampling, "tolerance": tolerance}
+    if bound not in FIRST_HITTING_BOUNDS:
+        asked = requested_bounds(folder, bound)
+        found = estimate_bounds(model, process, data, asked, method=method, batch=batch or BATCH, **options)
+        return ModelEvaluation(folder, {**found}, protocol)
+    if method.dynamics.noisy:
+        how: dict[str, Any] = {"method": method, "bound": bound, "batch": batch}
+        if bound == "importance":
+            file = None if checkpoint is None else WeightFile(checkpoint, weights_checksum(model))
+            how |= {"orders": orders, "seconds": seconds, "checkpoint": file}
+        device = model_device(model)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            estimate = estimate_bound(model, process, data, **how, **options)
+    else:
+        estimate = estimate_bound(model, process, data, method=method, batch=batch or BATCH, **options)
+    drawn: dict[str, int] = {}
+    if bound == "importance":
+        drawn["orders"] = estimate.orders if isinstance(estimate, ImportanceEstimate) else orders or ORDERS
+    covered = {"data": protocol.get("protocol_sha256"), "sequences": len(data), "bound": bound, **drawn}
+    return ModelEvaluation(folder, {bound: estimate}, {**protocol, **drawn, "protocol_sha256": json_sha256(covered)})
 
 
-def with_order(
-    found: Measurement, data: Tensor, order: str, steps: int | None, batch: int, fixed_set: bool, progress: Progress
-) -> Measurement:
-    """Beside the bounds on data [N, L], the exact likelihood of the sampler that reveals masks in this order."""
+def add_order_likelihood(
+    found: ModelEvaluation, data: Tensor, options: SamplingOptions, batch: int, fixed_set: bool, progress: Progress
+) -> ModelEvaluation:
+    """Add the exact likelihood of the sampler that reveals masks in an order to the bounds on data [N, L].
+
+    `options` are those of the sampler; None means the default of `cedd sample` for this model. The likelihood's
+    negative logarithm is infinite if the sampler never draws the data.
+    """
     folder, length, parts = found.folder, data.shape[1], list[Tensor]()
+    used = options.with_defaults(length, folder.config.get("sampling", {}))
+    assert used.steps is not None
+    assert used.temperature is not None
+    assert used.top_p is not None
+    assert isinstance(used.sampler, str)
     for rows in data.split(batch):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        nats = order_nats(folder.model, folder.process, rows, method=folder.method, order=order, steps=steps)
+        nats = order_nats(
+            folder.model,
+            folder.process,
+            rows,
+            method=folder.method,
+            order=used.sampler,
+            steps=used.steps,
+            temperature=used.temperature,
+            top_p=used.top_p,
+            exclude=never_written(folder.tokenizer),
+        )
         parts.append(nats.cpu() / length)
         progress(len(parts) * batch, len(data))
-    estimate = exact_estimate(f"{order}-order", torch.cat(parts), min(steps or length, length), length, fixed_set)
+    estimate = exact_estimate(f"{used.sampler}-order", torch.cat(parts), min(used.steps, length), length, fixed_set)
     return replace(found, bounds={**found.bounds, estimate.bound: estimate})
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# Two runs on the same sequences, times and noise
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The second run less the first, in nats per token, sequence by sequence."""
-
-    bound: str
-    difference: float
-    stderr: float
-    ci95: Interval
-    correlation: float
-
-    @property
-    def perplexity_ratio(self) -> float:
-        """Second over first."""
-        return exp_or_inf(self.difference)
-
-    @property
-    def perplexity_ratio_ci95(self) -> Interval:
-        return exp_or_inf(self.ci95[0]), exp_or_inf(self.ci95[1])
-
-
-def compare(first: BoundEstimate, second: BoundEstimate) -> Comparison:
-    """The paired difference of two estimates on the same sequences, its error clustered by sequence."""
+def compare(first: BoundEstimate, second: BoundEstimate) -> IntervalEstimate:
+    """The second estimate minus the first in nats per token, paired by sequence."""
     if len(first.per_sequence) != len(second.per_sequence) or first.length != second.length:
         raise ValueError("a paired comparison needs the same sequences: evaluate both runs on the same blocks")
     values = second.per_sequence - first.per_sequence
-    mean, error = mean_and_stderr(values)
     heavy_tailed = first.heavy_tailed or second.heavy_tailed
-    interval = (math.nan, math.nan) if heavy_tailed else mean_interval(values)
-    both = torch.stack([first.per_sequence, second.per_sequence])
-    correlation = float(torch.corrcoef(both)[0, 1]) if len(values) > 1 else math.nan
-    return Comparison(first.bound, mean, error, interval, correlation)
+    return interval_estimate(float(values.mean()), (math.nan, math.nan) if heavy_tailed else mean_interval(values))
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# Records and files
+def _two_sided_record(estimate: ImportanceEstimate) -> dict[str, Any]:
+    """The lower bound, if it is informative."""
+    if estimate.orders < 4:
+        return {"at_least": None, "at_least_informative": False}
+    both = estimate.two_sided()
+    if not both.informative:
+        return {"at_least": None, "at_least_informative": False}
+    return {"at_least": both.at_least, "at_least_stderr": both.at_least_stderr, "at_least_informative": True}
 
 
-def measurement_record(measured: Measurement) -> dict[str, Any]:
-    """A measurement as JSON."""
-    return {
-        "run": measured.folder.name,
-        "method": measured.folder.method.name,
-        "process": measured.folder.process.config(),
-        "bounds": {
-            name: finite(_estimate_record(estimate) | measured.per_unit(estimate))
-            for name, estimate in measured.bounds.items()
-        },
-    }
-
-
-def _estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
+def _estimate_record(estimate: BoundEstimate, method: Method) -> dict[str, Any]:
+    weighted: dict[str, Any] = {}
+    if isinstance(estimate, ImportanceEstimate):
+        nested = {orders: estimate.of_orders(orders) for orders in estimate.by_orders}
+        weighted = {
+            "law": first_hitting_law(method),
+            "orders": estimate.orders,
+            "by_orders": {str(orders): one.nats_per_token for orders, one in nested.items()},
+            "by_orders_ci95": {str(orders): one.ci95 for orders, one in nested.items()},
+            "effective_sample_size": estimate.effective_sample_size,
+            "log_weight_variance": estimate.log_weight_variance,
+            **_two_sided_record(estimate),
+        }
     return {
         "nats_per_token": estimate.nats_per_token,
         "bits_per_token": estimate.bits_per_token,
@@ -275,57 +337,5 @@ def _estimate_record(estimate: BoundEstimate) -> dict[str, Any]:
         "draws_per_sequence": estimate.draws,
         "sequences": len(estimate.per_sequence),
         "tolerance_reached": estimate.reached,
+        **weighted,
     }
-
-
-def comparison_record(compared: Comparison) -> dict[str, Any]:
-    """A comparison as JSON."""
-    return finite(
-        {
-            "bound": compared.bound,
-            "difference_nats_per_token": compared.difference,
-            "stderr": compared.stderr,
-            "ci95": compared.ci95,
-            "perplexity_ratio": compared.perplexity_ratio,
-            "perplexity_ratio_ci95": compared.perplexity_ratio_ci95,
-            "correlation": compared.correlation,
-        }
-    )
-
-
-def save_per_sequence(path: Path, measurements: Sequence[Measurement]) -> None:
-    """One value a sequence, for each run and bound, in the order of the data: .npy [runs * bounds, N], or .jsonl."""
-    columns = {
-        f"{name}_nats_per_token" + f":{place}:{measured.folder.path.name}" * (len(measurements) > 1): estimate
-        for place, measured in enumerate(measurements, 1)
-        for name, estimate in measured.bounds.items()
-    }
-    values = np.stack([estimate.per_sequence.numpy() for estimate in columns.values()])
-    if path.suffix == ".npy":
-        with atomic_file(path) as temporary, temporary.open("wb") as file:
-            np.save(file, values, allow_pickle=False)
-        return
-    rows = [{"sequence": n, **dict(zip(columns, row, strict=True))} for n, row in enumerate(values.T.tolist())]
-    atomic_write(path, "".join(f"{json.dumps(finite(row))}\n" for row in rows).encode())
-
-
-def save_plot(path: Path, measurements: Sequence[Measurement]) -> None:
-    """The running estimate with its 95% band over the sequences, for each run and bound."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for measured in measurements:
-        for name, estimate in measured.bounds.items():
-            if len(estimate.per_sequence) < 2:
-                continue
-            mean, half = (x.numpy() for x in estimate.running())
-            count = np.arange(2, len(estimate.per_sequence) + 1)
-            label = name if len(measurements) == 1 else f"{measured.folder.path.name}, {name}"
-            (line,) = axes.plot(count, mean, label=label)
-            axes.fill_between(count, mean - half, mean + half, alpha=0.2, color=line.get_color())
-    axes.set_xlabel("sequences")
-    axes.set_ylabel("nats per token, with 95% band")
-    axes.legend()
-    with atomic_file(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=150)

@@ -1,4 +1,4 @@
-"""What a model folder says of its model, without torch: config.json, and what belongs to it."""
+"""The description of a model folder, config.json, and what must match it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 from cedd.data.tokenizers import Tokenizer, load_tokenizer
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE
-from cedd.models.stored import CHECKSUM, read_metadata
+from cedd.models.numpy_weights import CHECKSUM, read_metadata
+from cedd.models.transformer_config import wrap_of
 from cedd.storage import json_sha256, read_json, reading
 
 FORMAT = 1
-FINGERPRINTED = ("format", "method", "process", "network", "length", "tokenizer")
-DESCRIPTION_KEYS = (*FINGERPRINTED, "weights", CHECKSUM)
+CONFIG_SHA256 = "config_sha256"
+"""The key of the fingerprints by which weights may be read, in the metadata of their file (or in config.json)."""
+FINGERPRINTED = ("format", "method", "process", "architecture", "network", "length", "tokenizer")
+DESCRIPTION_KEYS = (*FINGERPRINTED, "weights", CHECKSUM, CONFIG_SHA256)
 """The keys of config.json that describe the model and its file; all others are kept when the model is saved again."""
 
 
@@ -29,8 +32,8 @@ def read_description(path: str | Path) -> dict[str, Any]:
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Of the description by which weights are read, whatever their form."""
-    return json_sha256({name: config[name] for name in FINGERPRINTED})
+    """The hash of those parts of config.json that change what the weights compute."""
+    return json_sha256({**{name: config[name] for name in FINGERPRINTED}, "wrap": wrap_of(config)})
 
 
 def own_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
@@ -45,9 +48,19 @@ def own_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def stored_form(folder: Path, config: Mapping[str, Any]) -> str:
-    """The form in which the weights in a folder are stored, which must be those of this description."""
+    """The form in which the weights in a folder are stored; refuses a config.json that is not the one of the weights.
+
+    The metadata of the weights' file lists the fingerprints of the descriptions by which they may be read, unless
+    config.json itself does. Weights that another program wrote have none, and are not checked.
+    """
     weights = folder / WEIGHTS_FILE
-    said = read_metadata(weights)
-    if said.get("description", of_config := fingerprint(config)) != of_config:
-        raise ValueError(f"{weights} are the weights of another model than {CONFIG_FILE} describes; write it again")
-    return str(said.get("form", config.get("weights", "float32")))
+    metadata = read_metadata(weights)
+    recorded = config.get(CONFIG_SHA256, metadata.get(CONFIG_SHA256))
+    with reading(folder / CONFIG_FILE):
+        found = fingerprint(config)
+    if recorded is not None and found not in str(recorded).split():
+        raise ValueError(
+            f"{folder / CONFIG_FILE} does not describe the model in {WEIGHTS_FILE}: it was edited, or is another "
+            "model's; restore it, or write the model again (cedd export; for a run, resume cedd train)"
+        )
+    return str(metadata.get("form", config.get("weights", "float32")))

@@ -28,8 +28,10 @@ class EMA:
         self.decay, self.warmup, self.every, self.updates = decay, warmup, every, 0
         self._known: tuple[nn.Module, list[nn.Parameter]] | None = None
         self.shadow: dict[str, Tensor] = {
-            name: parameter.detach().to(torch.float32, copy=True) for name, parameter in model.named_parameters()
+            name: parameter.detach().to(torch.float32, copy=True) if parameter.requires_grad else parameter.detach()
+            for name, parameter in model.named_parameters()
         }
+        """The average of each parameter; a frozen parameter is its own, not a copy."""
 
     def current_decay(self) -> float:
         """The decay of the next update."""
@@ -49,8 +51,10 @@ class EMA:
         pace = self.advance()
         if pace == 0.0:
             return
-        parameters = [parameter.detach().float() for parameter in self._parameters(model)]
-        torch._foreach_lerp_(list(self.shadow.values()), parameters, pace)  # type: ignore[attr-defined]
+        pairs = zip(self.shadow.values(), self._parameters(model), strict=True)
+        moving = [(average, parameter) for average, parameter in pairs if parameter.requires_grad]
+        averages, parameters = [pair[0] for pair in moving], [pair[1].detach().float() for pair in moving]
+        torch._foreach_lerp_(averages, parameters, pace)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def copy_to(self, model: nn.Module) -> None:

@@ -5,29 +5,31 @@ A run's folder is one too, so that a run can be given wherever a model is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
 from cedd.data.tokenizers import Tokenizer
-from cedd.methods import Method, method_from_config
+from cedd.methods import Method, get_method, method_from_config
+from cedd.models.architectures import Architecture, build_network, get_architecture
+from cedd.models.backbone import Backbone, ModuleBackbone, stored_tensors
+from cedd.models.description import CONFIG_SHA256, FORMAT, fingerprint, own_tokenizer, stored_form
 from cedd.models.description import DESCRIPTION_KEYS as DESCRIPTION_KEYS
-from cedd.models.description import FORMAT, fingerprint, own_tokenizer, stored_form
 from cedd.models.description import read_description as read_description
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, WEIGHTS_FILE, is_model, locate, pretrained_root
-from cedd.models.options import wrap_of
-from cedd.models.stored import CHECKSUM
-from cedd.models.transformer import Transformer, TransformerConfig
+from cedd.models.numpy_weights import CHECKSUM
+from cedd.models.transformer_config import wrap_of
 from cedd.models.weights import SkipInitialization, get_form, load_weights, save_weights
+from cedd.network import AnyModel
 from cedd.process import TokenProcess, process_from_config
 from cedd.storage import (
     atomic_files,
     expanded,
-    from_json,
     is_temporary,
     json_sha256,
     locked,
@@ -40,19 +42,29 @@ from cedd.storage import (
 class ModelFolder:
     """A trained network with its process, method and tokenizer."""
 
-    model: Transformer
+    model: Backbone
     process: TokenProcess
     method: Method
     tokenizer: Tokenizer
     length: int
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What config.json says, of one that was loaded."""
+    """The content of config.json, for a model that was loaded."""
     path: Path = Path()
+    original_outputs: Callable[..., Tensor] | None = None
+    """(ids [B, L], **inputs) -> what the original network of an imported model returns, where the network itself has no
+    `original_logits`."""
 
     @property
     def name(self) -> str:
         """Its folder; of a model that comes with the package, the folder's name."""
         return self.path.name if self.path.parent == pretrained_root() else str(self.path)
+
+    def original(self, ids: Tensor, **inputs: Any) -> Tensor:
+        """What the original network of an imported model returns for its own ids [B, L]."""
+        found = self.original_outputs or getattr(self.model, "original_logits", None)
+        if found is None:
+            raise ValueError(f"{self.name} is not an imported network, or was saved since: there is no original")
+        return found(ids, **inputs)
 
     @property
     def wrap(self) -> str:
@@ -65,20 +77,49 @@ class ModelFolder:
         return self.config.get("weights", "float32")
 
 
-def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Everything of a model folder but its weights; what its config.json says."""
-    folder, tokenizer = Path(path), model.tokenizer
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
-    config = {
+USUAL_LENGTH = 1024
+"""Tokens of a network that has no longest sequence, unless another number is given."""
+
+
+def folder_of_network(
+    network: nn.Module | AnyModel,
+    process: TokenProcess,
+    method: str | Method,
+    tokenizer: Tokenizer,
+    length: int | None = None,
+) -> ModelFolder:
+    """A network that is not in a folder, as the content of one."""
+    if isinstance(network, Backbone):
+        model = network
+    else:
+        model = ModuleBackbone(cast(nn.Module, network), process.vocab_size, process.has_mask)
+    chosen = get_method(method)
+    chosen.check(process)
+    size = length or model.max_length or USUAL_LENGTH
+    _check_sizes(model, process, tokenizer, size)
+    return ModelFolder(model.eval(), process, chosen, tokenizer, size)
+
+
+def description_of(model: ModelFolder, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The content of a model's config.json."""
+    tokenizer = model.tokenizer
+    return {
         "format": FORMAT,
         "method": model.method.config(),
         "process": model.process.config(),
-        "network": asdict(model.model.config),
+        "architecture": model.model.architecture,
+        "network": model.model.config(),
         "length": model.length,
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
         **(extra or {}),
     }
+
+
+def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Write everything of a model folder but its weights; returns the content of its config.json."""
+    folder, config = Path(path), description_of(model, extra)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.tokenizer.save(folder)
     write_json(folder / CONFIG_FILE, config, indent=2)
     return config
 
@@ -86,26 +127,25 @@ def save_description(path: str | Path, model: ModelFolder, extra: Mapping[str, A
 def save_folder(
     path: str | Path, model: ModelFolder, weights: str = "float32", extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a model folder, its weights in one of `models.weights.FORMS`; an earlier model's files go when all new ones
-    are complete.
+    """Write a model folder, with its weights in one of `models.weights.FORMS`; the files of an earlier model are
+    replaced when all new ones are complete.
 
-    The weights say themselves how they are stored and by what description they are to be read. So a kill between two
-    renames leaves a folder that loads, where the two models differ in the weights' form alone, or is refused.
+    The metadata of the weights file has its form and the fingerprint of its config.json. If the process is killed
+    between two renames, the folder loads (if the models differ in the form of their weights only) or is refused.
     """
     get_form(weights)
     with atomic_files(Path(path), last=WEIGHTS_FILE) as folder:
         config = save_description(folder, model, {**(extra or {}), "weights": weights})
-        metadata = {"form": weights, "description": fingerprint(config)}
-        save_weights(folder / WEIGHTS_FILE, model.model.state_dict(), form=weights, metadata=metadata)
+        metadata = {"form": weights, CONFIG_SHA256: fingerprint(config)}
+        save_weights(folder / WEIGHTS_FILE, stored_tensors(model.model), form=weights, metadata=metadata)
 
 
 @contextmanager
 def replaced_model(path: str | Path, own: Path | None, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder for the files of a model, which then replace those at `path`.
 
-    own: the folder that the model was loaded from, if it was. A model is written into a new or an empty folder, over
-    itself, or over what was written from the same folder before; over anything else only by `force`. A run's folder
-    then is a run no more: its weights are not those it trained.
+    own: the folder that the model was loaded from, if any. A model may replace itself, or an earlier copy of it; other
+    files only with `force`. A run's folder is not a run afterwards, since its weights are not those that it trained.
     """
     folder = expanded(path)
     refuse_occupied(folder, own, force)
@@ -117,13 +157,12 @@ def replaced_model(path: str | Path, own: Path | None, force: bool = False) -> I
 
 
 def origin_of(path: Path) -> str:
-    """The folder that a model was loaded from, as a hash: config.json of what is written from there has it, and tells
-    nobody the folder's name."""
+    """A hash of the folder that a model was loaded from, which config.json of its copies has instead of the path."""
     return json_sha256(str(path.resolve()))
 
 
 def refuse_occupied(folder: Path, own: Path | None, force: bool) -> None:
-    """A folder that holds something else is left alone, unless by `force`; a run's own folder always."""
+    """Refuse a folder that holds something else, unless `force`, and a run's own folder always."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -137,47 +176,59 @@ def refuse_occupied(folder: Path, own: Path | None, force: bool) -> None:
         return
     if own is not None and not is_run and is_model(folder) and read_description(folder).get("origin") == origin_of(own):
         return
-    what = "another run" if is_run else "another model" if is_model(folder) else "files that are no model"
+    what = "another run" if is_run else "another model" if is_model(folder) else "files that are not a model"
     raise ValueError(f"{folder} holds {what}; choose another folder, or write over it with --force (force=True)")
 
 
-def load_folder(path_or_name: str | Path, device: str | torch.device = "cpu", **download: Any) -> ModelFolder:
-    """The model in a folder, in evaluation mode; see `locate` for what else may name it."""
+def load_folder(
+    path_or_name: str | Path,
+    device: str | torch.device = "cpu",
+    architecture: Architecture | None = None,
+    **download: Any,
+) -> ModelFolder:
+    """The model in a folder, in evaluation mode; see `locate` for what else may name it.
+
+    architecture: the class of its network, or package:Class, where that is not one of the package; without it no code
+    outside the package is imported.
+    """
     folder = locate(path_or_name, **download)
     config, weights = read_description(folder), folder / WEIGHTS_FILE
     tokenizer = own_tokenizer(folder, config)
     with reading(folder / CONFIG_FILE):
-        # The floor of sigma belongs to the method; models of before kept it with their process.
-        record = dict(config["process"])
-        method = method_from_config(config["method"], record.pop("sigma_floor", None))
-        process = process_from_config(record)
-        network = from_json(TransformerConfig, config["network"], "network")
-        length = config["length"]
+        method, process = method_from_config(config["method"]), process_from_config(config["process"])
+        network, length = config["network"], config["length"]
         get_form(config.get("weights", "float32"))
-        _check_sizes(network, process, tokenizer, length, weights.stat().st_size)
-        for kind in ("sampling", "correction"):
-            if not isinstance(config.get(kind, {}), dict):
-                raise ValueError(f"{kind} must be options with their values; got {config[kind]!r}")
-    with SkipInitialization():
-        model = Transformer(network)
-    form = stored_form(folder, config)
+        kind = get_architecture(config["architecture"], architecture)
+        least = kind.least_parameters(network) if issubclass(kind, Backbone) else 0
+        if least > (stored := weights.stat().st_size):  # a weight takes at least a byte
+            raise ValueError(f"the weights are {stored:,} bytes, too few for the network that is described")
+        _check_vocabulary(network["vocab_size"], process, tokenizer)
+    form = stored_form(folder, config)  # before anything is allocated
+    with reading(folder / CONFIG_FILE):
+        # Code outside the package may initialize more than what the file overwrites.
+        with SkipInitialization() if kind.__module__.startswith("cedd.") else nullcontext():
+            model = build_network(config["architecture"], network, architecture)
+        _check_sizes(model, process, tokenizer, length)
+        for section in ("sampling", "correction"):
+            if not isinstance(config.get(section, {}), dict):
+                raise ValueError(f"{section} must be an object of options; got {config[section]!r}")
     load_weights(model, weights, form=form, checksum=config.get(CHECKSUM))
     model = model.to(device).eval().requires_grad_(False)
     return ModelFolder(model, process, method, tokenizer, length, {**config, "weights": form}, folder)
 
 
-def _check_sizes(
-    network: TransformerConfig, process: TokenProcess, tokenizer: Tokenizer, length: Any, stored: int
-) -> None:
-    """Refuse sizes that do not fit together, before a network of them is built."""
-    if not network.vocab_size == process.vocab_size == tokenizer.vocab_size:
-        sizes = f"{network.vocab_size}, {process.vocab_size} and {tokenizer.vocab_size} tokens"
-        raise ValueError(f"network, process and tokenizer have {sizes}")
+def _check_sizes(network: Backbone, process: TokenProcess, tokenizer: Tokenizer, length: Any) -> None:
+    """Refuse parts that do not fit together."""
+    _check_vocabulary(network.vocab_size, process, tokenizer)
     if process.has_mask and not network.has_mask:
-        raise ValueError("the process masks, but the network knows no mask")
-    if not isinstance(length, int) or not 1 <= length <= network.length:
-        raise ValueError(f"length must be a whole number from 1 to {network.length}, the network's; got {length!r}")
-    blocks = network.depth * network.width**2 * (4 + 2 * network.mlp_ratio)
-    conditioning = network.width * network.conditioning_width if network.time_conditioning else 0
-    if blocks + conditioning > stored:  # a weight takes at least a byte
-        raise ValueError(f"the weights are {stored:,} bytes, too few for the network that is described")
+        raise ValueError("the process masks tokens, but the network has no mask token")
+    longest = length if network.max_length is None else network.max_length
+    if not isinstance(length, int) or not 1 <= length <= longest:
+        raise ValueError(f"length must be an integer from 1 to {network.max_length}, the network's; got {length!r}")
+
+
+def _check_vocabulary(vocab_size: Any, process: TokenProcess, tokenizer: Tokenizer) -> None:
+    """Refuse a network of this many tokens if the process or the tokenizer has another number."""
+    if not vocab_size == process.vocab_size == tokenizer.vocab_size:
+        sizes = f"{vocab_size}, {process.vocab_size} and {tokenizer.vocab_size} tokens"
+        raise ValueError(f"network, process and tokenizer have {sizes}")

@@ -1,6 +1,6 @@
 """The vocabulary head: features [..., D] to outputs [..., V], and losses that never hold all of those outputs.
 
-What a loss needs of a model to use this, and all it needs:
+A loss uses it through a network that declares `Capabilities(selected_rows=True, head_losses=True)`:
 
     features = model.features(x_t, sigma)                                        # [B, L, D]
     rows = model.rows(features, places)                                          # [N, D], those that count
@@ -9,11 +9,12 @@ What a loss needs of a model to use this, and all it needs:
     losses = model.head.score_entropy(rows, numbers, weights)                    # and another
     losses.total.backward()
 
-A model without these is a plain callable, and the loss takes its dense outputs.
+For other networks the loss computes dense outputs [B, L, V].
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from cedd.models.kernels.head_loss import (
@@ -22,6 +23,7 @@ from cedd.models.kernels.head_loss import (
     any_pass,
     chunked_loss,
     cross_entropy_pass,
+    float32_outputs,
     score_entropy_pass,
 )
 from cedd.network import ScoreRows
@@ -30,12 +32,21 @@ from cedd.network import ScoreRows
 class VocabularyHead(nn.Linear):
     """A linear map to V outputs that starts at zero, so that the first prediction is uniform."""
 
-    def __init__(self, width: int, vocab_size: int) -> None:
-        super().__init__(width, vocab_size)
+    def __init__(self, width: int, vocab_size: int, bias: bool = True, dtype: torch.dtype | None = None) -> None:
+        super().__init__(width, vocab_size, bias=bias, dtype=dtype)
         nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
+        if bias:
+            nn.init.zeros_(self.bias)
+        self.float32_outputs = dtype is not None and dtype.itemsize == 2
         self.fused = False
-        """Whether row losses are compiled, forward and gradient in one pass; set by ``Transformer.compile``."""
+        """Whether row losses are compiled, forward and gradient in one pass; set by ``Backbone.compile``."""
+
+    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Outputs [..., V]; in float32, outside autocast, if the head was made with weights of two bytes."""
+        weight = self.weight
+        if not self.float32_outputs or torch.is_autocast_enabled(features.device.type):
+            return super().forward(features)
+        return float32_outputs(features.flatten(0, -2), weight, self.bias).unflatten(0, features.shape[:-1])
 
     def loss(
         self,

@@ -12,13 +12,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cedd.names import nearest
+from cedd.names import hub_failure, nearest
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "README.md"
 TRAIN_FILE = "train.json"
 """What makes a model's folder that of a run, which can be resumed."""
+LEXICON_FILE, LEXICON_WEIGHTS_FILE, KNOWN_WORDS_FILE = "words.safetensors", "words.json", "known_words.txt.gz"
+CORRECTOR_FILES = (LEXICON_FILE, LEXICON_WEIGHTS_FILE, KNOWN_WORDS_FILE, "known_words.LICENSE.txt")
+"""The files of the word corrector (`cedd.apps.correct`), which belong to the model's folder."""
 _ON_THE_HUB = [CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, "*.json", "merges.txt"]
 
 
@@ -80,9 +83,9 @@ def _models_in(folder: Path) -> dict[str, Path]:
 
 
 def _hint(path: Path) -> str:
-    """A suggestion: a model beside that path, or one in the package."""
-    beside = {name: str(found) for name, found in _models_in(path.parent).items()}
-    known = {name: name for name in pretrained_names()} | beside
+    """A suggestion: a model next to that path, or one of the package."""
+    siblings = {name: str(found) for name, found in _models_in(path.parent).items()}
+    known = {name: name for name in pretrained_names()} | siblings
     near = nearest(path.name, known, cutoff=0.5)
     return "" if near is None else f"; did you mean {known[near]}?"
 
@@ -94,6 +97,4 @@ def download_model(name: str, files: Sequence[str], options: Mapping[str, Any]) 
 
         return Path(snapshot_download(name, allow_patterns=list(files), **options))
     except Exception as error:  # noqa: BLE001 - no network, no such name: each is another exception
-        raise ValueError(
-            f"no run or model at {name}, and the hub does not have it ({type(error).__name__}){_hint(Path(name))}"
-        ) from None
+        raise ValueError(f"no run or model at {name}; {hub_failure(error)}{_hint(Path(name))}") from None

@@ -1,4 +1,4 @@
-"""Networks that others have published, as ours: SEDD, MDLM, DUO, UDLM and GIDD, from their safetensors.
+"""Networks that others have published, as ours: SEDD, MDLM, BD3-LM, DUO, UDLM and GIDD, from their safetensors.
 
 Shapes: V tokens, R rows of the embedding and of the head, D width, C conditioning width.
 
@@ -12,28 +12,34 @@ They share one transformer (DDiT), which is ours but for its layout. Their names
     blocks.i.attn_qkv, attn_out, mlp.0, mlp.2       attention.qkv, .output, mlp.hidden, .output (with biases)
     output_layer.linear [R, D]                      head: the V tokens
 
-A family (a row of `FAMILIES`) says how its config.json is recognised, which rows are tokens, what the network is told
-of the noise, and which process and method its outputs belong to. Nothing is unpickled, and none of their code is run.
+A family (a row of `FAMILIES`) defines how its config.json is recognised, which rows are tokens, the time input, and
+the process and method that its outputs belong to. Nothing is unpickled, and none of their code is run.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from cedd.block_layout import InBlocks, earlier_blocks
 from cedd.data.tokenizers import GPT2_VOCAB_SIZE, Tokenizer, fitting_tokenizer
 from cedd.methods import get_method
 from cedd.models.folder import ModelFolder
+from cedd.models.import_config import Description
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, download_model
-from cedd.models.stored import reading_tensors
+from cedd.models.numpy_weights import reading_tensors
+from cedd.models.published_llama import LLAMA_FAMILIES, LlamaFamily, import_gguf, import_llama, llama_family_of
+from cedd.models.tensor_files import INDEX_FILE
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.models.weights import SkipInitialization
 from cedd.process import TokenProcess, absorb, hybrid, uniform
@@ -50,6 +56,11 @@ SIZES = {
 """What configurations call the network's sizes."""
 MOST_LENGTH = 65_536
 """Beyond it a configuration is taken for damaged: the angles of its positions alone would fill the memory."""
+GGUF = ".gguf"
+_ON_THE_HUB = [
+    *(CONFIG_FILE, "generation_config.json", "model*.safetensors", INDEX_FILE),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+]
 PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 _EMBEDDING = "vocab_embed.embedding"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -62,77 +73,6 @@ _DROPPED = re.compile(r"rotary_emb\..*|sampling_eps_(min|max)|logit_bias")
 
 
 @dataclass(frozen=True)
-class Description:
-    """What config.json says; the sizes of a Hydra configuration are under `model`."""
-
-    values: Mapping[str, Any]
-    source: str
-    rows: int
-    """R, by the weights."""
-    inside: str = ""
-    """What stands before its settings' names, of a part of a configuration."""
-
-    def find(self, *names: str) -> tuple[str, Any]:
-        """The first of these settings that it has, whatever family calls it so, with its name; else all names."""
-        inner = self.values.get("model")
-        for part in (inner if isinstance(inner, Mapping) else {}, self.values):
-            for name in names:
-                if part.get(name) is not None:
-                    return self.inside + name, part[name]
-        return self.inside + " or ".join(names), None
-
-    def get(self, *names: str, default: Any = None) -> Any:
-        """Its value, or the default where it is not there."""
-        value = self.find(*names)[1]
-        return default if value is None else value
-
-    def part(self, name: str) -> Description:
-        """The settings that stand under a name."""
-        if not isinstance(self.values.get(name), Mapping):
-            raise ValueError(f"{self.source}: {name} is {self.values.get(name)!r}, but must hold settings")
-        return Description(self.values[name], self.source, self.rows, f"{name}.")
-
-    def whole(self, *names: str, least: int = 1, most: int | None = None, default: int | None = None) -> int:
-        """A setting that is a whole number."""
-        name, value = self.find(*names)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{self.source} gives no whole number as {name}; got {value!r}")
-        if value < least or (most is not None and value > most):
-            raise ValueError(f"{self.source}: {name} must be {_range(least, most)}; got {value}")
-        return value
-
-    def share(self, *names: str, zero: bool = True, below: float = 1.0, default: float | None = None) -> float:
-        """A setting that is a number from 0, or above it, to below another."""
-        name, value = self.find(*names)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.source} gives no number as {name}; got {value!r}")
-        if not 0 <= value < below or (value == 0 and not zero):
-            least = "at least 0" if zero else "above 0"
-            raise ValueError(f"{self.source}: {name} must be {least} and below {below:g}; got {value}")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        """A setting that is true or false."""
-        name, value = self.find(name)
-        if value not in (None, True, False):
-            raise ValueError(f"{self.source}: {name} must be true or false; got {value!r}")
-        return default if value is None else bool(value)
-
-    @property
-    def kind(self) -> str:
-        """Its model_type, in small letters; empty where it has none."""
-        return str(self.values.get("model_type", "")).lower()
-
-    def refuse(self, name: str, wanted: Any, why: str) -> None:
-        """Refuse a setting of another value, if it is there."""
-        value = self.get(name, default=wanted)
-        if value != wanted:
-            raise ValueError(f"{self.source}: {name} is {value!r}; {why}")
-
-
-@dataclass(frozen=True)
 class Family:
     """The conventions of one project's networks.
 
@@ -142,9 +82,11 @@ class Family:
         tokens: V, of the R rows the first; what can be read from them but not imported is refused here.
         process: the forward process over V tokens.
         method: what the outputs mean.
-        told: what the network is told of the noise (see `NetworkOptions.told`).
+        time_input: see `NetworkOptions.time_input`.
         tokenizer: the tokenizer that its released networks were trained with.
         counted: what its configurations call the number of tokens.
+        finish: what the original network does to its outputs [B, L, R] at last, given its ids and sigma.
+        block: the number of tokens of a block, for block diffusion.
         rows_in: the number that the rows may be rounded up to a multiple of.
         wrapped: whether its blocks stood between the tokens that begin and end a document.
     """
@@ -154,15 +96,13 @@ class Family:
     tokens: Callable[[Description], int]
     process: Callable[[int, Description], TokenProcess]
     method: Callable[[Description], str]
-    told: Callable[[Description], str]
+    time_input: Callable[[Description], str]
     tokenizer: str
+    finish: Callable[[Tensor, Tensor, Tensor, Description], Tensor] = lambda outputs, *_: outputs
     counted: str = "vocab_size"
+    block: Callable[[Description], int | None] = lambda _: None
     rows_in: int = 1
     wrapped: Callable[[Description], bool] = lambda _: False
-
-
-def _range(least: int, most: int | None) -> str:
-    return f"at least {least}" if most is None else f"from {least} to {most}"
 
 
 def _sedd_process(vocab_size: int, config: Description) -> TokenProcess:
@@ -190,6 +130,14 @@ def _sedd_method(config: Description) -> str:
     return "sedds" if scaled else "sedd"
 
 
+def _sedd_scores(outputs: Tensor, ids: Tensor, sigma: Tensor, config: Description) -> Tensor:
+    """Log scores, 0 at the token that is read; scaled ones are divided by V (e^sigma - 1)."""
+    if config.flag("scale_by_sigma", default=False):
+        scale = torch.log(torch.expm1(sigma)) + math.log(outputs.shape[-1] - 1)
+        outputs = outputs - scale[:, None, None]
+    return outputs.scatter(-1, ids[..., None], 0.0)
+
+
 def _geometric(noise: Description) -> Schedule:
     ends = [noise.get(name) for name in ("sigma_min", "sigma_max")]
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends) or not 0 < ends[0] < ends[1]:
@@ -200,15 +148,9 @@ def _geometric(noise: Description) -> Schedule:
 
 
 def _masked_tokens(config: Description) -> int:
-    """All rows but the mask's, which is the last; of block diffusion only what has a single block."""
+    """All rows but the mask's, which is the last."""
     config.refuse("causal", False, "an autoregressive network is not imported")
     config.refuse("adaln", True, "a network without adaptive norms is not imported")
-    length = config.whole(*SIZES["length"])
-    if config.kind == "bd3lm" and (block := config.whole("block_size", default=length)) < length:
-        raise ValueError(
-            f"{config.source}: block_size is {block}; block diffusion is imported only where one "
-            f"block is the whole length, {length}"
-        )
     return config.whole("vocab_size", least=3, default=config.rows) - 1
 
 
@@ -219,6 +161,19 @@ def _mdlm_tokens(config: Description) -> int:
     if name not in ("subs", "sdtt", "multi-round-sdtt"):
         raise ValueError(f"{config.source}: parameterization is {name!r}; it must be subs or multi-round-sdtt")
     return _masked_tokens(config)
+
+
+def _block_size(config: Description) -> int | None:
+    """That of BD3-LM; None where one block is the whole length, which is MDLM."""
+    length = config.whole(*SIZES["length"])
+    block = config.whole("block_size", most=length, default=length) if config.kind == "bd3lm" else length
+    if block == length:
+        return None
+    if length % block:
+        raise ValueError(f"{config.source}: block_size {block} does not divide the length, {length}")
+    config.refuse("cross_attn", True, "blocks are imported only if they attend to the clean text before them")
+    config.refuse("time_conditioning", False, "networks of blocks are imported only without time conditioning")
+    return block
 
 
 def _hybrid_tokens(config: Description) -> int:
@@ -236,8 +191,8 @@ def _unmasked_tokens(config: Description) -> int:
     return config.whole("vocab_size", least=2, default=config.rows)
 
 
-def _told_sigma(config: Description) -> str:
-    return "sigma" if config.flag("time_conditioning", default=True) else "nothing"
+def _sigma_input(config: Description) -> str:
+    return "sigma" if config.flag("time_conditioning", default=True) else "none"
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -247,18 +202,20 @@ FAMILIES: tuple[Family, ...] = (
         tokens=lambda config: config.whole("tokens", least=2),
         process=_sedd_process,
         method=_sedd_method,
-        told=lambda _: "sigma",
+        time_input=lambda _: "sigma",
         tokenizer="gpt2",
+        finish=_sedd_scores,
         counted="tokens",
     ),
     Family(
-        "MDLM",  # and what was made of it: bd3lms' without EOS, and SDTT's students, which have Hydra's configuration
+        "MDLM",  # and what was made of it: BD3-LM, and SDTT's students, which have Hydra's configuration
         lambda config: config.kind in ("mdlm", "bd3lm") or {"parameterization", "model"} <= config.values.keys(),
         tokens=_mdlm_tokens,
         process=lambda vocab_size, _: absorb(vocab_size),
         method=lambda _: "ceddt",
-        told=lambda config: "sigma" if config.flag("time_conditioning", default=False) else "nothing",
+        time_input=lambda config: "sigma" if config.flag("time_conditioning", default=False) else "none",
         tokenizer="gpt2",
+        block=_block_size,
         wrapped=lambda config: config.kind != "bd3lm",
     ),
     Family(
@@ -267,7 +224,7 @@ FAMILIES: tuple[Family, ...] = (
         tokens=_unmasked_tokens,
         process=lambda vocab_size, _: uniform(vocab_size),
         method=lambda _: "bayes",
-        told=_told_sigma,
+        time_input=_sigma_input,
         tokenizer="gpt2",
         wrapped=lambda _: True,
     ),
@@ -277,7 +234,7 @@ FAMILIES: tuple[Family, ...] = (
         tokens=_unmasked_tokens,
         process=lambda vocab_size, _: uniform(vocab_size),
         method=lambda _: "bayes",
-        told=_told_sigma,
+        time_input=_sigma_input,
         tokenizer="bert",
     ),
     Family(
@@ -288,7 +245,7 @@ FAMILIES: tuple[Family, ...] = (
             vocab_size, config.share("p_uniform"), eps=config.share("t_eps", zero=False, below=0.5, default=1e-4)
         ),
         method=lambda _: "bayes",
-        told=lambda config: f"hybrid-time:{config.share('p_uniform')}",
+        time_input=lambda config: f"hybrid-time:{config.share('p_uniform')}",
         tokenizer="gpt2",
         rows_in=128,
     ),
@@ -300,7 +257,7 @@ def family_of(config: Description) -> Family:
     for family in FAMILIES:
         if family.recognises(config):
             return family
-    known = ", ".join(family.name for family in FAMILIES)
+    known = ", ".join(family.name for family in (*FAMILIES, *LLAMA_FAMILIES))
     if code := config.values.get("auto_map"):
         name = sorted(str(place) for place in code.values())[0] if isinstance(code, Mapping) else code
         raise ValueError(f"{config.source}: its network is remote code ({name}), which is never run; known are {known}")
@@ -433,20 +390,67 @@ def _modulation(file: Checkpoint, config: TransformerConfig, leaf: str, columns:
 # The whole
 
 
-def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None, **options: Any) -> ModelFolder:
+def import_folder(
+    path_or_name: str | Path,
+    tokenizer: str | Path | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    mask_id: int | None = None,
+    **options: Any,
+) -> ModelFolder:
     """A published network as a model folder's content, in evaluation mode.
 
     Args:
-        path_or_name: a folder with config.json and model.safetensors, or owner/name on the hub.
+        path_or_name: a folder with config.json and safetensors (one file or shards), a GGUF file, or owner/name on the
+            hub.
         tokenizer: gpt2, bert, a folder that has one, or none, for which texts are numbers of tokens. By default the one
             that the released networks were trained with, or none where the network has another number of tokens.
-        options: how the hub is asked: revision, token, cache_dir, ... of `snapshot_download`.
+        device: where the parameters of Llama-type networks are created.
+        dtype: of the parameters of Llama-type networks; by default the file's.
+        mask_id: the id of the mask, where neither config.json nor the tokenizer has it.
+        options: of the download: revision, token, cache_dir, ... of `snapshot_download`.
     """
+    local = expanded(path_or_name)
+    if local.suffix == GGUF and local.is_file():
+        return _described(*import_gguf(local, tokenizer, device=torch.device(device), dtype=dtype), local.name)
     folder = _folder(path_or_name, options)
-    config_file, weights_file = folder / CONFIG_FILE, _weights(folder)
+    # of a folder the name is enough: where it was is nobody's business
+    source = folder.resolve().name if local == folder else str(path_or_name)
+    config_file = folder / CONFIG_FILE
     if not config_file.is_file():
-        raise ValueError(f"{folder} has no {CONFIG_FILE}, which says what network it is")
-    values = read_json(config_file)
+        return _from_gguf_in(folder, tokenizer, torch.device(device), dtype)
+    description = Description(read_json(config_file), str(config_file), 0)
+    llama = llama_family_of(description, source)
+    if llama is not None:
+        _refuse_pickles(folder)
+        chosen = {"device": torch.device(device), "dtype": dtype, "mask_id": mask_id}
+        with reading(folder):
+            return _described(llama, import_llama(llama, folder, description, tokenizer, **chosen), source)
+    return _import_ddit(folder, description, tokenizer, source)
+
+
+def _described(family: LlamaFamily, made: ModelFolder, source: str) -> ModelFolder:
+    """The same with what config.json says of its origin."""
+    return replace(made, config={"imported": {"family": family.name, "source": source}})
+
+
+def _from_gguf_in(
+    folder: Path, tokenizer: str | Path | None, device: torch.device, dtype: torch.dtype | None
+) -> ModelFolder:
+    """The network in the only GGUF file of a folder without a config.json."""
+    found = sorted(folder.glob(f"*{GGUF}"))
+    if len(found) > 1:
+        raise ValueError(f"{folder} has {len(found)} GGUF files; name one of them, such as {found[0]}")
+    if not found:
+        raise ValueError(f"{folder} has no {CONFIG_FILE}, which describes the network")
+    return _described(*import_gguf(found[0], tokenizer, device=device, dtype=dtype), found[0].name)
+
+
+def _import_ddit(folder: Path, given: Description, tokenizer: str | Path | None, source: str) -> ModelFolder:
+    """A network of the DDiT families."""
+    config_file, values = given.source, given.values
+    weights_file = _weights(folder)
     with open_checkpoint(weights_file) as checkpoint, reading(folder):
         rows = checkpoint.shape(_EMBEDDING)[0]
         description = Description(values, str(config_file), rows)
@@ -466,19 +470,97 @@ def import_folder(path_or_name: str | Path, tokenizer: str | Path | None = None,
             has_mask=process.has_mask,
             float32_residual=True,
             mlp_bias=True,
-            told=family.told(description),
+            time_input=family.time_input(description),
         )
         checkpoint.check_size(network, description)
         with SkipInitialization():
             model = Transformer(network)
         _fill(model, checkpoint, network, rows)
-    # of a folder the name is enough: where it was is nobody's business
-    local = expanded(path_or_name) == folder
-    origin = {"family": family.name, "source": folder.resolve().name if local else str(path_or_name)}
+        rest = [_rest_of(checkpoint, f"output_layer.linear.{leaf}", vocab_size) for leaf in ("weight", "bias")]
+    origin = {"family": family.name, "source": source}
     origin |= {"wrap": "bos-eos"} if family.wrapped(description) and chosen.eos_id is not None else {}
     model = model.eval().requires_grad_(False)
     config = {"imported": origin}
-    return ModelFolder(model, process, get_method(family.method(description)), chosen, network.length, config, folder)
+    method = get_method(family.method(description)).in_blocks(family.block(description))
+    columns = _Columns(model, rest)
+    if method.block is not None:
+        original = _OriginalInBlocks(columns, method.block)
+    else:
+        original = _Original(
+            columns, process, lambda outputs, ids, level: family.finish(outputs, ids, level, description)
+        )
+    return ModelFolder(model, process, method, chosen, network.length, config, folder, original)
+
+
+def _rest_of(checkpoint: Checkpoint, name: str, first: int) -> Tensor:
+    """The rows of a tensor that are no tokens: the mask's, and padding."""
+    return checkpoint.file.get_slice(checkpoint.names[name])[first:].float()
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The head with columns for all R rows: features [B, L, D] -> [B, L, R]."""
+
+    model: Transformer
+    rest: Sequence[Tensor]
+    """Weight and bias of the rows from V on."""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        weight, bias = (part.to(features) for part in self.rest)
+        return torch.cat([self.model.head(features), F.linear(features, weight, bias)], -1)
+
+
+@dataclass(frozen=True)
+class _Original:
+    """What the original network returns for its ids [B, L]: columns for all R rows."""
+
+    columns: _Columns
+    process: TokenProcess
+    finish: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def __call__(self, ids: Tensor, *, sigma: Tensor | None = None, t: Tensor | None = None) -> Tensor:
+        """sigma [B], or t [B] in its place; neither for a network that is not conditioned on it."""
+        if sigma is None and t is not None:
+            sigma = self.process.sigma(t)
+        if sigma is None:
+            if self.columns.model.capabilities.time_conditioned:
+                raise ValueError("this network is conditioned on time: pass sigma [B], or t [B]")
+            sigma = torch.zeros(len(ids))
+        level = sigma.to(ids.device, torch.float32)
+        return self.finish(self.columns(self.columns.model.features(ids, level)), ids, level)
+
+
+@dataclass(frozen=True)
+class _OriginalInBlocks:
+    """The same for a network of blocks, BD3-LM's: it reads [x_t + x_0], and returns the noisy half."""
+
+    columns: _Columns
+    block: int
+
+    def __call__(
+        self,
+        ids: Tensor,
+        *,
+        x0: Tensor | None = None,
+        sample_mode: bool | None = None,
+        sigma: Tensor | None = None,
+    ) -> Tensor:
+        """[B, L, R] for x_t [B, L] and x0 [B, L], or for both one after the other [B, 2L]. In `sample_mode` ids are one
+        text, at which each block attends to itself and those before it; by default if it is no longer than a text.
+
+        sigma is not used: the network is not conditioned on it.
+        """
+        del sigma
+        alone = ids.shape[1] <= self.columns.model.options.length if sample_mode is None else sample_mode
+        if x0 is None and alone:
+            pattern = earlier_blocks(ids.shape[1], self.block, ids.device)
+            return self.columns(self.columns.model.features(ids, ids.new_zeros(len(ids)).float(), attention=pattern))
+        if x0 is None:
+            if ids.shape[1] % 2:
+                raise ValueError(f"[x_t, x_0] has an even number of tokens (got {ids.shape[1]})")
+            ids, x0 = ids.chunk(2, 1)
+        levels = torch.zeros(len(ids), ids.shape[1] // self.block, device=ids.device)
+        return self.columns(InBlocks(self.columns.model, self.block).features(ids, levels, clean=x0.to(ids.device)))
 
 
 def _sizes(config: Description) -> dict[str, Any]:
@@ -515,7 +597,7 @@ def _folder(path_or_name: str | Path, options: dict[str, Any]) -> Path:
         raise ValueError(f"{path} is a file; name the folder that has {CONFIG_FILE} and {WEIGHTS_FILE}")
     if name.count("/") != 1 or name.startswith((".", "~", "/")) or path.parent.exists():
         raise ValueError(f"there is no folder {path}; on the hub, names are owner/name")
-    return download_model(name, [CONFIG_FILE, WEIGHTS_FILE], options)
+    return download_model(name, _ON_THE_HUB, options)
 
 
 def _weights(folder: Path) -> Path:
@@ -523,12 +605,19 @@ def _weights(folder: Path) -> Path:
     file = folder / WEIGHTS_FILE
     if file.is_file():
         return file
+    _refuse_pickles(folder)
+    raise ValueError(f"{folder} has no {WEIGHTS_FILE}")
+
+
+def _refuse_pickles(folder: Path) -> None:
+    """Refuse a folder whose only weights are pickles."""
+    if any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLES)
     if pickles:
         raise ValueError(
             f"{folder / pickles[0]} is a pickle, which can run code when it is read; only safetensors are imported"
         )
-    raise ValueError(f"{folder} has no {WEIGHTS_FILE}")
 
 
 def _tokenizer(asked: str | Path | None, family: Family, vocab_size: int) -> Tokenizer:

@@ -1,8 +1,8 @@
-"""The network: a transformer that reads a noisy sequence and the noise level, and writes one vector a position.
+"""The transformer: from a noisy sequence and its noise level to one vector of outputs per position.
 
-Shapes: B batch, L positions, V vocabulary, D width, H heads, C conditioning width.
+Shapes: B batch, L positions, V vocabulary, D width, H heads, C conditioning width; G stretches of L / G positions.
 
-    x_t [B, L], sigma [B]  --backbone-->  features [B, L, D]  --head-->  outputs [B, L, V]
+    x_t [B, L], sigma [B] or [B, G]  --backbone-->  features [B, L, D]  --head-->  outputs [B, L, V]
 
 Two variants share every line below. The *diffusion* network sees the whole sequence and is conditioned on sigma
 by adaptive layer norms (DiT; Peebles and Xie 2023, as used by SEDD): each residual branch computes
@@ -15,39 +15,41 @@ keys and values for sampling token by token.
 
 Precision: parameters are float32; the matrix products run in autocast's type; norms, rotations and the embedding
 of sigma are computed in float32. The residual stream is kept in autocast's type as well: at 65,536 tokens the
-activations saved for the backward pass dominate the memory, two residual tensors a block among them, and in
-bfloat16 they take half the room and half the bandwidth. Its rounding, about 2^-9 of the stream a block, is what
-most bfloat16 training accepts; ``float32_residual=True`` avoids it.
+activations saved for the backward pass dominate the memory, two residual tensors per block among them, and in
+bfloat16 they take half the memory and bandwidth. The rounding error, about 2^-9 of the stream per block, is usual in
+bfloat16 training; ``float32_residual=True`` avoids it.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cedd.clocks import Hybrid
 from cedd.device import has_float64
+from cedd.models.backbone import Backbone, ParameterGroups, stored_tensors
+from cedd.models.compilation import compile_stack
+from cedd.models.deepening import EMBEDDING, deepened
 from cedd.models.head import VocabularyHead
-from cedd.models.kernels.attention import attend, attention, project
+from cedd.models.kernels.attention import attend, attend_visible, attention, project, takes_tiles, tiles_of
 from cedd.models.kernels.gelu import linear_gelu
 from cedd.models.kernels.matmul import matmul_dtype
 from cedd.models.kernels.rotation import rotary_tables
-from cedd.models.kernels.rows import gather_rows
-from cedd.models.options import BASE, FREQUENCIES
-from cedd.models.options import SIZES as SIZES
-from cedd.models.options import NetworkOptions as NetworkOptions
-from cedd.models.options import TransformerConfig as TransformerConfig
-from cedd.models.options import config_from_preset as config_from_preset
-from cedd.models.stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare_branches
+from cedd.models.residual_stream import AdaptiveNorm, Modulation, ResidualStream, checkpointed, prepare_branches
+from cedd.models.transformer_config import BASE, FREQUENCIES
+from cedd.models.transformer_config import SIZES as SIZES
+from cedd.models.transformer_config import NetworkOptions as NetworkOptions
+from cedd.models.transformer_config import TransformerConfig as TransformerConfig
+from cedd.models.transformer_config import config_from_preset as config_from_preset
 from cedd.names import suggestion
+from cedd.network import AttentionPattern, Capabilities
+from cedd.storage import from_json
 
 
 def _in_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -55,29 +57,36 @@ def _in_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
     return lambda sigma: function(sigma.double() if has_float64(sigma.device) else sigma)
 
 
-TOLD: Mapping[str, Callable[..., Callable[[Tensor], Tensor]]] = {
+TIME_INPUTS: Mapping[str, Callable[..., Callable[[Tensor], Tensor]]] = {
     "sigma": lambda: lambda sigma: sigma,
-    "nothing": lambda: torch.zeros_like,
+    "none": lambda: torch.zeros_like,
     # Without the slower end of the process: the t of GIDD's formulas.
-    "hybrid-time": lambda p_u: _in_float64(Hybrid(float(p_u), eps=1e-12).time),
+    "hybrid-time": lambda p_u: _in_float64(Hybrid(float(p_u), eps=1e-9).time),
 }
-"""What a network may be told of the noise, by name: from the number after the colon to a function of sigma."""
+"""Time inputs by name: from the number after the colon to a function of sigma."""
 
 
 @dataclass
 class KVCache:
-    """Room for the keys and values of ``keys.shape[3]`` positions, of which ``length`` are filled."""
+    """Keys and values of up to ``keys.shape[3]`` positions, of which ``length`` are filled."""
 
     keys: Tensor  # [depth, B, H, positions, head width]
     values: Tensor
     length: int = 0
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new [B, H, n, head width]; return all of that layer's, old and new."""
+        """Store new keys and values [B, H, n, head width] of a layer; returns all of that layer's."""
         end = self.length + keys.shape[2]
         self.keys[layer, :, :, self.length : end] = keys
         self.values[layer, :, :, self.length : end] = values
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def of_rows(self, rows: Sequence[int]) -> KVCache:
+        """The cache of some of the sequences, in ascending order; what is added to it is not in this one's."""
+        if len(rows) == self.keys.shape[1]:
+            return replace(self)
+        chosen = slice(rows[0], rows[0] + 1) if len(rows) == 1 else list(rows)
+        return KVCache(self.keys[:, chosen], self.values[:, chosen], self.length)
 
 
 class Attention(nn.Module):
@@ -90,28 +99,43 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
-        if cache is None:
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        cache: KVCache | None = None,
+        visible: Tensor | None = None,
+        tiles: Any = None,
+    ) -> Tensor:
+        """visible: [L, L] or [B, L, L] bool, whether query i attends to key j; tiles: the same for FlexAttention."""
+        if cache is None and visible is None:
             values = attend(x, self.qkv, self.heads, rotation, self.causal, self.largest_score)
         else:
-            values = self._with_cache(x, rotation, cache)
+            heads = project(x, self.qkv, self.heads, rotation, self.largest_score)  # each [B, H, L, D/H]
+            if cache is not None:
+                keys, values = cache.append(self.layer, heads.keys, heads.values)
+                heads = heads._replace(keys=keys, values=values)
+            if visible is not None:
+                values = attend_visible(heads, visible, tiles)
+            else:
+                values = attention(*heads, **self._which(x, cache)).transpose(1, 2)
         return self.output(values.flatten(2))
 
-    def _with_cache(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: KVCache) -> Tensor:
-        """As `attend`, to what the cache holds as well."""
-        queries, keys, values = project(x, self.qkv, self.heads, rotation, self.largest_score)  # each [B, H, L, D/H]
-        keys, values = cache.append(self.layer, keys, values)
-        past, new, mask = cache.length, queries.shape[2], None
-        if past > 0 and new > 1:  # new position i sees the past ones and the new ones up to i
-            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
-        return attention(queries, keys, values, attn_mask=mask, is_causal=past == 0).transpose(1, 2)
+    def _which(self, x: Tensor, cache: KVCache | None) -> dict[str, Any]:
+        """The options of attention after a cache: all positions, or earlier ones if causal."""
+        past, new = 0 if cache is None else cache.length, x.shape[1]
+        if not self.causal or new == 1:
+            return {}
+        if past == 0:
+            return {"is_causal": True}
+        return {"attn_mask": torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)}
 
 
 class MLP(nn.Module):
     """Two linear maps with a GELU between them.
 
-    No biases by default, as in the attention: the modulation's shift does their job, and their gradients are sums over
-    all tokens that would cost 1.5% of a training step. Published networks have them (`mlp_bias`).
+    No biases by default, as in the attention: the modulation's shift replaces them, and their gradients, sums over all
+    tokens, would cost 1.5% of a training step. Published networks have them (`mlp_bias`).
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -144,8 +168,10 @@ class Block(nn.Module):
         second: Modulation,
         rotation: tuple[Tensor, Tensor],
         cache: KVCache | None = None,
+        visible: Tensor | None = None,
+        tiles: Any = None,
     ) -> ResidualStream:
-        x = x + first.gated(self.attention(self.attention_norm(x, first), rotation, cache))
+        x = x + first.gated(self.attention(self.attention_norm(x, first), rotation, cache, visible, tiles))
         return x + second.gated(self.mlp(self.mlp_norm(x, second)))
 
 
@@ -153,28 +179,28 @@ def _norm(config: TransformerConfig) -> AdaptiveNorm:
     return AdaptiveNorm(config.width, config.dropout, has_weight=not config.time_conditioning)
 
 
-def _told(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of sigma [B] that `name` says, such as hybrid-time:0.1."""
+def _time_input(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of sigma that `name` stands for, such as hybrid-time:0.1."""
     kind, _, number = name.partition(":")
-    if kind not in TOLD:
-        raise ValueError(f"a network cannot be told {name!r}{suggestion(kind, TOLD)}")
+    if kind not in TIME_INPUTS:
+        raise ValueError(f"invalid time_input: {name!r}{suggestion(kind, TIME_INPUTS)}")
     try:
-        return TOLD[kind](number) if number else TOLD[kind]()
+        return TIME_INPUTS[kind](number) if number else TIME_INPUTS[kind]()
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a network cannot be told {name!r}: {error}") from None
+        raise ValueError(f"invalid time_input: {name!r}: {error}") from None
 
 
 class TimeConditioning(nn.Module):
-    """From sigma [B] to the modulations of all blocks and of the last norm, as one linear map of one vector.
+    """From sigma, [B] or [B, G], to the modulations of all blocks and of the last norm, as one linear map.
 
-    One wide product instead of one a block: the same parameters, a tenth of the kernel launches. What feeds it
-    is computed in float32, for bfloat16 cannot tell neighbouring noise levels apart.
+    One wide product instead of one per block: the same parameters, a tenth of the kernel launches. Its input is
+    computed in float32, since bfloat16 cannot distinguish neighbouring noise levels.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.count, self.width = 6 * config.depth + 2, config.width  # shift, scale, gate a branch; none at the end
-        self.told = _told(config.told)
+        self.count, self.width = 6 * config.depth + 2, config.width  # shift, scale, gate per branch; no gate at the end
+        self.time_input = _time_input(config.time_input)
         self.hidden = nn.Linear(2 * FREQUENCIES, config.conditioning_width)
         self.output = nn.Linear(config.conditioning_width, config.conditioning_width)
         self.modulation = nn.Linear(config.conditioning_width, self.count * config.width)
@@ -182,11 +208,11 @@ class TimeConditioning(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, sigma: Tensor) -> list[Modulation]:
-        """One for each branch, and one for the last norm."""
+        """One for each branch, and one for the last norm; of [B, 1, D] tensors, or [B, G, D] for sigma [B, G]."""
         with torch.autocast(sigma.device.type, enabled=False):
-            embedded = self._embed(self.told(sigma).float()).to(self.hidden.weight.dtype)
+            embedded = self._embed(self.time_input(sigma.flatten()).float()).to(self.hidden.weight.dtype)
             vector = F.silu(self.output(F.silu(self.hidden(embedded))))
-        *parts, shift, scale = self.modulation(vector).view(-1, self.count, 1, self.width).unbind(1)
+        *parts, shift, scale = self.modulation(vector).view(len(sigma), -1, self.count, self.width).unbind(2)
         branches = [Modulation(*parts[i : i + 3]) for i in range(0, len(parts), 3)]
         return [*branches, Modulation(shift, scale)]
 
@@ -198,7 +224,7 @@ class TimeConditioning(nn.Module):
         return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-class Backbone(nn.Module):
+class TransformerStack(nn.Module):
     """Everything but the vocabulary head; compiles as one graph."""
 
     cosine: Tensor
@@ -221,32 +247,39 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def _shrink_branches(self) -> None:
-        """Without gates that start at zero, 2·depth branches add up: start each at 1/sqrt(2·depth), as GPT-2."""
+        """Without gates that start at zero, 2·depth branches add up: scale each by 1/sqrt(2·depth), as in GPT-2."""
         for name, parameter in self.blocks.named_parameters():
             if name.endswith("output.weight"):
                 parameter.mul_((2 * self.config.depth) ** -0.5)
 
     def forward(
-        self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None, where: Tensor | None = None
+        self,
+        x_t: Tensor,
+        sigma: Tensor | None = None,
+        cache: KVCache | None = None,
+        where: Tensor | None = None,
+        attention: AttentionPattern | None = None,
+        tiles: Any = None,
     ) -> Tensor:
         config, past = self.config, 0 if cache is None else cache.length
-        positions = slice(past, past + x_t.shape[1])
-        if positions.stop > config.length:
+        positions: slice | Tensor = slice(past, past + x_t.shape[1])
+        if attention is not None and attention.positions is not None:
+            positions = attention.positions
+        elif positions.stop > config.length:
             raise ValueError(f"{positions.stop} positions do not fit a network of length {config.length}")
-        if cache is not None and not config.causal:
-            raise ValueError("only a causal network can use a cache: build it with causal=True")
         rotation = self.cosine[positions], self.sine[positions]
+        visible = None if attention is None else attention.visible
         dropout = self.training and config.dropout > 0
         modulations = prepare_branches(self._modulations(sigma), where, x_t.device, dropout)
 
         x = ResidualStream(self.embedding(x_t).to(self._residual_dtype(x_t.device.type)))
         for block, first, second in zip(self.blocks, modulations[:-1:2], modulations[1::2], strict=True):
             if config.checkpoint_blocks and self.training and cache is None:
-                x = checkpointed(block, x, first, second, rotation)
+                x = checkpointed(block, x, first, second, rotation, None, visible, tiles)
             else:
-                x = block(x, first, second, rotation, cache)
+                x = block(x, first, second, rotation, cache, visible, tiles)
         if cache is not None:
-            cache.length = positions.stop
+            cache.length = past + x_t.shape[1]
         return self.norm(x, modulations[-1])
 
     def _modulations(self, sigma: Tensor | None) -> list[Modulation]:
@@ -254,7 +287,7 @@ class Backbone(nn.Module):
         if self.conditioning is None:
             return [Modulation()] * (2 * self.config.depth + 1)
         if sigma is None:
-            raise ValueError("this network is conditioned on time: pass sigma, one value a sequence")
+            raise ValueError("this network is conditioned on time: pass sigma, [B] or [B, G]")
         return self.conditioning(sigma)
 
     def _residual_dtype(self, device_type: str) -> torch.dtype:
@@ -262,47 +295,81 @@ class Backbone(nn.Module):
         return dtype if self.config.float32_residual else matmul_dtype(device_type, dtype)
 
 
-class Transformer(nn.Module):
-    """The diffusion transformer, or its causal twin: ``model(x_t, sigma) -> outputs [B, L, V]``.
+class Transformer(Backbone):
+    """The diffusion transformer, or its causal variant: ``model(x_t, sigma) -> outputs [B, L, V]``.
 
-    Losses that need not hold all of [B, L, V] take the two halves instead: ``model.features(x_t, sigma)``, then
-    ``model.head.loss(...)``, ``cross_entropy(...)`` or ``score_entropy(...)``, which go through the rows in chunks.
+    Losses that need not hold all of [B, L, V] use backbone and head instead: ``model.features(x_t, sigma)``, then
+    ``model.head.loss(...)``, ``cross_entropy(...)`` or ``score_entropy(...)``, which process the rows in chunks.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.config = config
-        self.backbone = Backbone(config)
-        self.head = VocabularyHead(config.width, config.vocab_size)
+        self.architecture, self.options = "transformer", config
+        self.vocab_size, self.has_mask, self.max_length = config.vocab_size, config.has_mask, config.length
+        self.backbone = TransformerStack(config)
+        self.head: VocabularyHead = VocabularyHead(config.width, config.vocab_size)  # pyright: ignore
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Transformer:
+        return cls(from_json(TransformerConfig, dict(config), "network"))
+
+    @classmethod
+    def least_parameters(cls, config: Mapping[str, Any]) -> int:
+        """Those of the blocks' matrices and of the modulation."""
+        options = from_json(TransformerConfig, dict(config), "network")
+        blocks = options.depth * options.width**2 * (4 + 2 * options.mlp_ratio)
+        return blocks + (options.width * options.conditioning_width if options.time_conditioning else 0)
+
+    def config(self) -> dict[str, Any]:
+        """Its options; whether activations are recomputed is a choice of a run, not a property of the model."""
+        return asdict(replace(self.options, checkpoint_blocks=False))
 
     @property
-    def knows_time(self) -> bool:
-        """Whether what it says depends on the noise level besides the text."""
-        return self.config.knows_time
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        return Capabilities(
+            features=True,
+            selected_rows=True,
+            head_losses=True,
+            cache=True,
+            attention=not self.options.causal,
+            causal=self.options.causal,
+            time_conditioned=self.options.time_conditioned,
+            token_times=True,
+            cuda_graphs=True,
+        )
 
-    def forward(self, x_t: Tensor, sigma: Tensor | None = None) -> Tensor:
-        return self.head(self.features(x_t, sigma))
-
-    def features(
-        self, x_t: Tensor, sigma: Tensor | None = None, cache: KVCache | None = None, where: Tensor | None = None
+    def features(  # pyright: ignore[reportIncompatibleMethodOverride] - it takes no conditions
+        self,
+        x_t: Tensor,
+        sigma: Tensor | None = None,
+        *,
+        attention: AttentionPattern | None = None,
+        cache: KVCache | None = None,
+        where: Tensor | None = None,
     ) -> Tensor:
-        """[B, L, D], what the vocabulary head reads; with a cache, ``x_t`` continues what the cache holds.
+        """[B, L, D], the input of the vocabulary head, for sigma [B], or [B, G] for G equal stretches; with a cache,
+        ``x_t`` continues the tokens in it.
 
-        With ``where``, distinct places [N] of the flattened batch, only the features there mean something: the last
-        block's MLP, whose output no other position sees, runs at those.
+        With ``where``, distinct places [N] of the flattened batch, only the features there are defined: the last
+        block's MLP, whose output no other position reads, runs there only.
         """
         if cache is not None:
             # Not through __call__, which may be compiled: the filled length changes with every call.
-            return self.backbone.forward(x_t, sigma, cache)
-        return self.backbone(x_t, sigma, where=where)
+            return self.backbone.forward(x_t, sigma, cache, attention=attention)
+        if attention is None:
+            return self.backbone(x_t, sigma, where=where)
+        tiles, head_width = None, self.options.width // self.options.heads
+        if attention.rule is not None and self._is_compiled and takes_tiles(x_t.device, head_width):
+            tiles = tiles_of(attention.rule, x_t.shape[1], x_t.device)
+        return self.backbone(x_t, sigma, where=where, attention=attention, tiles=tiles)
 
-    def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """Features [B, L, D] at distinct places [N] of the flattened batch, [N, D]."""
-        return gather_rows(features.flatten(0, 1), places)
+    @property
+    def _is_compiled(self) -> bool:
+        return self.backbone._compiled_call_impl is not None
 
     def new_cache(self, batch: int, length: int | None = None, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for ``batch`` sequences; ``dtype`` is that of the keys (autocast's, under autocast)."""
-        config, weight = self.config, self.head.weight
+        config, weight = self.options, self.head.weight
         dtype = dtype or matmul_dtype(weight.device.type, weight.dtype)
         head_width = config.width // config.heads
         shape = (config.depth, batch, config.heads, length or config.length, head_width)
@@ -312,18 +379,13 @@ class Transformer(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the two costly parts in place: the backbone as one graph, and the losses of the head's rows.
 
-        Takes the options of ``torch.compile``; parameters keep their names. The backward pass may then
-        recompute what is cheap but wide: by default the compiler keeps the MLP's activations before *and* after
-        the GELU, 8 of the 20 [B, L, D] tensors a block would hold.
+        Takes the options of ``torch.compile``; parameters keep their names.
         """
-        torch._functorch.config.ban_recompute_materialized_backward = False  # for the whole process
-        # The only float32 products are those of the noise level's embedding, which are small and want their digits.
-        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-        self.backbone.compile(*args, **{"fullgraph": True, **options})
+        compile_stack(self.backbone, *args, **options)
         self.head.fused = True
 
     def rounded_parameters(self) -> set[str]:
-        """Names of those that autocast rounds before each use: all linear maps' but the noise level's embedding's."""
+        """The weights and biases of all linear layers, except for those that embed the noise level."""
         conditioning = self.backbone.conditioning
         exact = () if conditioning is None else (conditioning.hidden, conditioning.output)
         return {
@@ -333,16 +395,32 @@ class Transformer(nn.Module):
             for leaf, _ in module.named_parameters()
         }
 
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
+    def parameter_groups(self) -> ParameterGroups:
+        """Muon's are the matrices of the blocks."""
+        matrices = {id(parameter) for parameter in self.backbone.blocks.parameters() if parameter.ndim == 2}
+        return self.grouped(matrices, {id(self.backbone.embedding.weight)})
+
+    def shard_units(self) -> Sequence[nn.Module]:
+        return list(self.backbone.blocks)
+
+    def weights_from(self, source: Backbone) -> dict[str, Tensor]:
+        """Those of a transformer with the same number of blocks, or fewer, each of which is then repeated; without the
+        embedding of the mask if this network has none."""
+        assert isinstance(source, Transformer)
+        weights = stored_tensors(source)
+        weights[EMBEDDING] = weights[EMBEDDING][: self.vocab_size + int(self.has_mask)]
+        shallower, depth = source.options.depth, self.options.depth
+        if depth % shallower:
+            raise ValueError(f"it has {shallower} blocks; use the same depth or a multiple of it, not {depth}")
+        return weights if depth == shallower else deepened(weights, shallower, depth)
 
     def flops_per_token(self, length: int, head_fraction: float = 1.0) -> float:
-        """Model FLOPs of one training step a token: 2 forward and 4 backward for each weight a token meets.
+        """Model FLOPs of a training step per token: 2 forward and 4 backward for each weight applied to the token.
 
         ``head_fraction`` is the share of positions that go through the vocabulary head. Recomputation is not
         counted: divided by the chip's peak, this gives the share of the peak that does useful work.
         """
-        config = self.config
+        config = self.options
         attention_weights = 4 * config.width**2
         mlp_weights = 2 * config.mlp_ratio * config.width**2
         seen = length / 2 if config.causal else length

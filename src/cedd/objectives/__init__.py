@@ -1,7 +1,9 @@
 """Training objectives: what a row of outputs costs."""
 
-from cedd.objectives.cross_entropy import CrossEntropy
-from cedd.objectives.objective import Objective, Rows
+from cedd.objectives.cross_entropy import WEIGHTS, CrossEntropy
+from cedd.objectives.objective import OBJECTIVES, Objective, Rows
 from cedd.objectives.score_entropy import ScoreEntropy
 
-__all__ = ["CrossEntropy", "Objective", "Rows", "ScoreEntropy"]
+OBJECTIVES.update({"cross-entropy": CrossEntropy, "score-entropy": ScoreEntropy})
+
+__all__ = ["OBJECTIVES", "WEIGHTS", "CrossEntropy", "Objective", "Rows", "ScoreEntropy"]

@@ -8,15 +8,17 @@ A weight is a function of the noise and of x_t, row by row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from cedd.network import SupportsRowLosses
+from cedd.network import HeadLosses
 from cedd.objectives.objective import ClosedForm, Objective, Rows
 from cedd.parameterization import Affine, Parameterization
+from cedd.parts import Table
 from cedd.process import Noise
 from cedd.row_sums import full_precision
 
@@ -46,8 +48,6 @@ class CrossEntropyRows(ClosedForm):
     `raise_at` is a token id (any token where `raise_by` is 0).
     """
 
-    way = "cross_entropy"
-
     target: Tensor
     weight: Tensor
     raise_at: Tensor
@@ -60,15 +60,20 @@ class CrossEntropyRows(ClosedForm):
         picked = torch.log_softmax(logits, -1).gather(-1, self.target[:, None]).squeeze(-1)
         return -self.weight.to(picked) * picked
 
-    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+    def total(self, head: HeadLosses, features: Tensor, shares: Tensor) -> Tensor:
         shift = self.raise_at, self.raise_by
         return head.cross_entropy(features, self.target, self.weight * shares, shift=shift).total
+
+
+WEIGHTS: dict[str, Any] = {"constant": constant, "star": star, "likelihood": likelihood}
+"""Weights by name: functions, and classes of them; those of your own can be added."""
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
     """w * -log p(x_0 | x_t)."""
 
+    parts: ClassVar[Mapping[str, Table]] = {"weight": Table("weight", "cedd.objectives.WEIGHTS", WEIGHTS)}
     weight: Weight = constant
 
     def check(self, parameterization: Parameterization) -> None:

@@ -15,8 +15,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from cedd.network import SupportsRowLosses
+from cedd.network import HeadLosses
 from cedd.parameterization import Parameterization
+from cedd.parts import Part, Table
 from cedd.process import Noise
 
 
@@ -34,18 +35,21 @@ class Rows:
 
 
 class ClosedForm(ABC):
-    """Row losses for which a head may offer a fused implementation."""
-
-    way: ClassVar[str]
-    """The name of the head's method."""
+    """Row losses for which heads have a fused implementation (`network.HeadLosses`)."""
 
     @abstractmethod
-    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+    def total(self, head: HeadLosses, features: Tensor, shares: Tensor) -> Tensor:
         """The sum over the rows of features [N, D], each times its share [N]."""
 
 
-class Objective(ABC):
+OBJECTIVES: dict[str, type[Objective]] = {}
+"""The objectives by name; those of your own can be added."""
+
+
+class Objective(Part, ABC):
     """A training loss as rows."""
+
+    table: ClassVar[Table] = Table("objective", "cedd.objectives.OBJECTIVES", OBJECTIVES)
 
     def check(self, parameterization: Parameterization) -> None:
         """Refuse outputs that the objective makes no sense of, saying what to use instead."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cedd.network import ScoreRows, SupportsRowLosses
+from cedd.network import HeadLosses, ScoreRows
 from cedd.objectives.objective import ClosedForm, Objective, Rows
 from cedd.parameterization import TINY, Parameterization, at_token, can_jump, put_at_token, shifted_outputs
 from cedd.process import Noise
@@ -73,12 +73,10 @@ def score_entropy(log_ratios: Tensor, x0: Tensor, x_t: Tensor, noise: Noise) -> 
 class ScoreEntropyRows(ClosedForm):
     """weight [N] times the score entropy that the numbers of a row make."""
 
-    way = "score_entropy"
-
     numbers: ScoreRows
     weight: Tensor
 
-    def total(self, head: SupportsRowLosses, features: Tensor, shares: Tensor) -> Tensor:
+    def total(self, head: HeadLosses, features: Tensor, shares: Tensor) -> Tensor:
         return head.score_entropy(features, self.numbers, self.weight * shares).total
 
 

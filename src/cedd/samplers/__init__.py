@@ -1,49 +1,108 @@
-"""Samplers: one loop that runs any step rule, time grids, constraints, first-hitting."""
+"""Samplers: one interface (`Sampler`), its implementations by name (`SAMPLERS`), constraints, random numbers.
 
-from cedd.dynamics import Corrector, Leap, StepRule
-from cedd.dynamics.flow import flow_rules
-from cedd.dynamics.remask import remask_capped, remask_rescaled
-from cedd.dynamics.reverse import RULES
-from cedd.samplers.check import check_rule
-from cedd.samplers.choice import Sharpening, inverse_cdf
-from cedd.samplers.constraints import Constraint, Fixed, prompt
-from cedd.samplers.draws import text_seeds
-from cedd.samplers.graphs import GraphedNetwork
-from cedd.samplers.grids import GRIDS, default_steps, time_grid
-from cedd.samplers.loop import SAMPLERS, sample
-from cedd.samplers.orders import ORDERS, Order, order_nats
-from cedd.samplers.plan import Chances, chances
-from cedd.samplers.steppers import STEPPERS, Stepper, gibbs, remask_by_confidence, stratified
+Names are imported when first used: the command line reads `cedd.samplers.options` without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cedd.dynamics import Corrector, Leap, StepRule
+    from cedd.dynamics.flow import flow_rules
+    from cedd.dynamics.remask import remask_capped, remask_rescaled
+    from cedd.dynamics.reverse import RULES
+    from cedd.samplers.check import check_rule
+    from cedd.samplers.choice import Sharpening, inverse_cdf
+    from cedd.samplers.confidence import CONFIDENCE_ORDERS, ConfidenceOrder, order_nats
+    from cedd.samplers.constraints import Constraint, Fixed, JointConstraint, prompt
+    from cedd.samplers.decoding import ConfidenceDecoding
+    from cedd.samplers.first_hitting import FirstHitting
+    from cedd.samplers.gibbs import Gibbs
+    from cedd.samplers.graphs import GraphedNetwork
+    from cedd.samplers.grid_sampler import GridSampler
+    from cedd.samplers.grids import GRIDS, time_grid
+    from cedd.samplers.next_token import NextToken
+    from cedd.samplers.options import Callback, SamplingOptions, SamplingSettings, default_steps
+    from cedd.samplers.random_numbers import text_seeds
+    from cedd.samplers.registry import SAMPLERS, check_sampler, get_sampler
+    from cedd.samplers.remask_confidence import RemaskByConfidence
+    from cedd.samplers.sampler import Sampler, SamplingRun
+    from cedd.samplers.sampling import sample
+    from cedd.samplers.stratified import Stratified
 
 __all__ = [
+    "CONFIDENCE_ORDERS",
     "GRIDS",
-    "ORDERS",
     "RULES",
     "SAMPLERS",
-    "STEPPERS",
-    "Chances",
+    "Callback",
+    "ConfidenceDecoding",
+    "ConfidenceOrder",
     "Constraint",
     "Corrector",
+    "FirstHitting",
     "Fixed",
+    "Gibbs",
     "GraphedNetwork",
+    "GridSampler",
+    "JointConstraint",
     "Leap",
-    "Order",
+    "NextToken",
+    "RemaskByConfidence",
+    "Sampler",
+    "SamplingOptions",
+    "SamplingRun",
+    "SamplingSettings",
     "Sharpening",
     "StepRule",
-    "Stepper",
-    "chances",
+    "Stratified",
     "check_rule",
+    "check_sampler",
     "default_steps",
     "flow_rules",
-    "gibbs",
+    "get_sampler",
     "inverse_cdf",
     "order_nats",
     "prompt",
-    "remask_by_confidence",
     "remask_capped",
     "remask_rescaled",
     "sample",
-    "stratified",
     "text_seeds",
     "time_grid",
 ]
+
+_HOMES = {
+    "dynamics": ("Corrector", "Leap", "StepRule"),
+    "dynamics.flow": ("flow_rules",),
+    "dynamics.remask": ("remask_capped", "remask_rescaled"),
+    "dynamics.reverse": ("RULES",),
+    "samplers.check": ("check_rule",),
+    "samplers.choice": ("Sharpening", "inverse_cdf"),
+    "samplers.confidence": ("CONFIDENCE_ORDERS", "ConfidenceOrder", "order_nats"),
+    "samplers.constraints": ("Constraint", "Fixed", "JointConstraint", "prompt"),
+    "samplers.decoding": ("ConfidenceDecoding",),
+    "samplers.first_hitting": ("FirstHitting",),
+    "samplers.gibbs": ("Gibbs",),
+    "samplers.graphs": ("GraphedNetwork",),
+    "samplers.grid_sampler": ("GridSampler",),
+    "samplers.grids": ("GRIDS", "time_grid"),
+    "samplers.next_token": ("NextToken",),
+    "samplers.options": ("Callback", "SamplingOptions", "SamplingSettings", "default_steps"),
+    "samplers.random_numbers": ("text_seeds",),
+    "samplers.registry": ("SAMPLERS", "check_sampler", "get_sampler"),
+    "samplers.remask_confidence": ("RemaskByConfidence",),
+    "samplers.sampler": ("Sampler", "SamplingRun"),
+    "samplers.sampling": ("sample",),
+    "samplers.stratified": ("Stratified",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'cedd.samplers' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"cedd.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value

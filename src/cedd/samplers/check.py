@@ -1,4 +1,4 @@
-"""Whether a step rule is what it declares to be: for those who write one.
+"""A check that a step rule is what it declares to be, for the tests of your own rules.
 
 Shapes: P probabilities, R rows, V vocabulary, n states.
 """

@@ -1,4 +1,4 @@
-"""Choosing a token: inverse CDF in float64, and the two usual ways to sharpen a distribution.
+"""Drawing a token: inverse CDF in float64, temperature and top-p.
 
 Shapes: R rows, V vocabulary. Everything here works on the few rows where something happens.
 
@@ -10,7 +10,9 @@ float64 number and a sum have no such tail.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from cedd.dynamics.rules import StepRule
 from cedd.parameterization import Affine, Leap, at_token, put_at_token
 from cedd.process import Noise
+from cedd.samplers.options import check_sharpening
 
 
 def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
@@ -50,8 +53,8 @@ _ROUNDED_BY = 1e-9
 def is_surely_mask(v: Tensor, chance: Tensor) -> Tensor:
     """Where `inverse_cdf` of a law over the n states gives the mask by numbers v, whatever the tokens have.
 
-    The mask is the last of the states, and has this chance. So a network need not be asked about most masks that stay,
-    and all that is drawn is the same.
+    The mask is the last of the states, and has this chance. So nothing is computed for most masks that stay, and all
+    that is drawn is the same.
     """
     return v >= 1 - chance + _ROUNDED_BY
 
@@ -79,6 +82,23 @@ def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tens
     return index.squeeze(1), (goal - before).clamp_min(0.0)
 
 
+def check_excluded(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Tokens that are never drawn, in order; refused if they are not tokens, or leave none to draw."""
+    excluded = tuple(sorted(set(tokens)))
+    if excluded and not (excluded[0] >= 0 and excluded[-1] < vocab_size and len(excluded) < vocab_size):
+        raise ValueError(f"the tokens to exclude must lie in 0..{vocab_size - 1} and leave one to draw; got {excluded}")
+    return excluded
+
+
+FEW = 8
+"""Tokens that are faster excluded one by one."""
+
+
+@lru_cache(maxsize=16)
+def _tokens(tokens: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(tokens, device=device)
+
+
 @dataclass(frozen=True)
 class Sharpening:
     """temperature: logits are divided by it (0 takes the likeliest). top_p: only the likeliest tokens that together
@@ -89,21 +109,25 @@ class Sharpening:
     excluded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature must be a number >= 0 (1 leaves the model as it is); got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1] (1 leaves the model as it is); got {self.top_p}")
+        check_sharpening(self.temperature, self.top_p)
 
     @property
     def active(self) -> bool:
         """Whether it does more than to exclude."""
         return self.temperature != 1.0 or self.top_p != 1.0
 
+    @property
+    def plain(self) -> Sharpening:
+        """Without temperature and top-p: sharpened to the end, all beliefs are equally confident."""
+        return Sharpening(excluded=self.excluded)
+
     def without(self, values: Tensor, nothing: float) -> Tensor:
         """The values [R, V] or [R, n] with `nothing` at the excluded tokens."""
         if self.excluded:
             values = values.clone()
-            for token in self.excluded:  # few, and a slice each: no index has to go to the device
+            if len(self.excluded) > FEW:
+                return values.index_fill_(1, _tokens(self.excluded, values.device), nothing)
+            for token in self.excluded:  # a slice each: no index has to go to the device
                 values[:, token].fill_(nothing)
         return values
 
@@ -171,8 +195,8 @@ class Reveal:
 def beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, x: Tensor, noise: Noise) -> Tensor:
     """log of the network's probabilities [R, V], sharpened as p(x_0 | x_t) is.
 
-    Where they do not count the evidence of x itself (bayes), it is added first and taken out again: what is believed
-    of a token before it is looked at is vague, and sharpening that would talk the model out of tokens it is sure of.
+    Where they do not include the evidence of x itself (bayes), it is added first and removed afterwards: the
+    distribution without it is broad, and sharpening that one would change tokens of which the model is certain.
     """
     if not sharpening.active:
         return torch.log_softmax(sharpening.without(outputs, -math.inf), -1)

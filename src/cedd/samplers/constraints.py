@@ -1,32 +1,42 @@
 """Constraints: callables x -> x that are applied to the start and after every step of a sampler.
 
-Shapes: B batch, L positions.
+Shapes: B batch, L positions; M masks, of which C are drawn.
 
-Any callable will do. `Fixed` is the one that prompts and infilling need; because it says which positions it holds,
-samplers need not ask the device for them, and never spend anything on those positions.
+    any callable        changes x after every step; the host then has to read x after every step
+    Fixed               holds tokens, as prompts and infilling need. Which positions it holds is known in advance, so
+                        that nothing is computed for them
+    JointConstraint     also decides how tokens are drawn: jointly, from the network's laws of all masks of a sequence
+
+A `JointConstraint` is for languages: a regular expression, or a choice of texts. The network gives a law per position;
+which combinations are allowed is a property of the whole sequence. Every sampler draws tokens from probabilities in one
+place, `SamplingRun.draw_tokens`, which passes the laws of all masks of a sequence, and the positions to be drawn now,
+to the constraint's `draw`. Samplers that draw tokens in any other way refuse a `JointConstraint`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from cedd.network import Only
+from cedd.network import AllowedTokens
+from cedd.samplers.choice import Sharpening
 
 Constraint = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Holds `tokens` at the positions where `where` is true; both [L], or [B, L] for each sequence its own."""
+    """Holds `tokens` at the positions where `where` is true; both [L], or [B, L] with a row per sequence."""
 
     tokens: Tensor
     where: Tensor
-    only: Only | None = None
-    """Where, of the same shape, some tokens alone may be drawn: they share the probability of the others."""
+    only: AllowedTokens | None = None
+    """Where, of the same shape, only some tokens may be drawn: they share the probability of the others."""
 
     def __post_init__(self) -> None:
         if self.tokens.shape != self.where.shape or self.tokens.dim() not in (1, 2):
@@ -52,12 +62,53 @@ class Fixed:
         ):
             raise ValueError(f"what alone may be drawn must leave one of the {vocab_size} tokens, and be of this shape")
 
-    def part(self, start: int, stop: int) -> Fixed:
+    def part(self, start: int, stop: int) -> Self:
         """The constraint of sequences start..stop-1."""
         if self.where.dim() == 1:
             return self
         part = slice(start, stop)
-        return Fixed(self.tokens[part], self.where[part], self.only and self.only.of(part))
+        return replace(self, tokens=self.tokens[part], where=self.where[part], only=self.only and self.only.of(part))
+
+    def holding(self, other: Fixed) -> Self:
+        """The same constraint, which also holds what another one holds."""
+        if self.only is not None and other.only is not None:
+            raise ValueError("only one of two constraints may limit which tokens are drawn")
+        tokens = torch.where(other.where, other.tokens, self.tokens)
+        where = self.where | other.where
+        only = self.only or other.only
+        only = only and replace(only, where=only.where.expand(where.shape))
+        return replace(self, tokens=tokens, where=where, only=only)
+
+
+@dataclass(frozen=True)
+class JointConstraint(Fixed, ABC):
+    """Draws the tokens of a sequence together: a base class.
+
+    `Fixed.part` and `Fixed.holding` keep the fields of a subclass as they are. One with a field per sequence (the
+    state of an automaton, a text of its own) overrides `part`.
+    """
+
+    @abstractmethod
+    def draw(
+        self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening, chosen: Tensor, v: Tensor
+    ) -> Tensor:
+        """Tokens [C] at the positions that a sampler draws in one network call.
+
+        Args:
+            x: the states [B, L], with token V where nothing is decided yet.
+            rows: all masks of some of the sequences, as ascending positions [M] of the flattened batch. With
+                `next-token` it is one position per sequence: a causal network gives the law of the next one only.
+            outputs: the network's, there: logits [M, V].
+            sharpening: temperature, top-p and excluded tokens; `sharpening.log_probs(outputs)` is the law of each.
+            chosen: which of them are drawn now, as indices [C] into rows.
+            v: uniform numbers [C] in [0, 1), one per token: what is drawn must depend on no other random numbers.
+        """
+
+    def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
+        """log of the law of each of the masks [M, V], by which confidence orders judge them: by default without the
+        constraint. Arguments as in `draw`."""
+        del x, rows
+        return sharpening.log_probs(outputs)
 
 
 def prompt(tokens: Tensor, length: int) -> Fixed:
@@ -67,3 +118,19 @@ def prompt(tokens: Tensor, length: int) -> Fixed:
     held = torch.zeros(length, dtype=torch.int64)
     held[: len(tokens)] = tokens.cpu()
     return Fixed(held, torch.arange(length) < len(tokens))
+
+
+def combined(first: Fixed | None, second: Constraint | None) -> Constraint | None:
+    """Both constraints as one; what `first` holds is held whatever the second does."""
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(second, Fixed):
+        return second.holding(first)
+    return lambda x: first(second(x))
+
+
+def held_positions(constraint: Constraint | None, shape: tuple[int, ...]) -> Tensor:
+    """Which positions never change, [B, L] bool on the host."""
+    if isinstance(constraint, Fixed):
+        return constraint.where.cpu().expand(shape)
+    return torch.zeros(shape, dtype=torch.bool)

@@ -1,31 +1,34 @@
-"""First-hitting: absorb without discretization, one network call for each position that is revealed.
+"""First-hitting: absorb without discretization, one network call per position that is revealed.
 
 Shapes: B batch, L positions, V vocabulary.
 
 When a mask is revealed does not depend on the network: from t, it is still there at s < t with probability a_s / a_t,
 a = 1 - alive, independently of all others. So draw every reveal time at once, a_s = u a_t, and go through them in
 order: at each the network is called at that very time, and one position is drawn from f (Zheng et al. 2024, there by
-the times between reveals). The law is that of the continuous reverse process; there are at most L calls. The sequences
-of a batch are each at their own time.
+the times between reveals). The law is that of the continuous reverse process; there are at most L calls. Each sequence
+of a batch is at its own time.
+
+A schedule with sigma(0) > 0 masks a share a_{0+} at once, which is not undone step by step: masks whose a_s is below
+a_{0+} are still there at 0+, and are drawn together, in one call. The bound pays -log p(x_0 | x_{0+}) for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from cedd.dynamics.rules import believing
 from cedd.methods import Method
-from cedd.network import Network, Places
+from cedd.network import Places, flat_places
 from cedd.process import TokenProcess
-from cedd.samplers.choice import Reveal, Sharpening
 from cedd.samplers.constraints import Constraint, Fixed
-from cedd.samplers.draws import Draws, Use
+from cedd.samplers.random_numbers import Use
+from cedd.samplers.sampler import Sampler, SamplingRun
 
 
-def check_reveals(name: str, method: Method, process: TokenProcess, constraint: Constraint | None) -> None:
+def check_reveals(name: str, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
     """Refuse what a sampler that reveals masks in an order of its own cannot be used with."""
     if not process.has_mask:
         raise ValueError(f"{name} reveals masks, and this process has none; use sampler='analytic'")
@@ -36,43 +39,56 @@ def check_reveals(name: str, method: Method, process: TokenProcess, constraint: 
         raise ValueError(f"{name} fixes what is revealed when; give a Fixed constraint or use 'analytic'")
 
 
-def first_hitting(
-    network: Network,
-    process: TokenProcess,
-    x: Tensor,
-    sharpening: Sharpening,
-    constraint: Constraint | None,
-    draws: Draws,
-    callback: Callable[[int, float, Tensor], None] | None = None,
-    t_start: float = 1.0,
-) -> Tensor:
-    """Reveal all masks of x [B, L]."""
-    x = constraint(x) if constraint is not None else x.clone()
-    batch, length = x.shape
-    device = x.device
-    masked = (x == process.vocab_size).cpu()
-    start = process.noise(t_start)
-    reached = draws.uniform(Use.JUMP).masked_fill_(~masked, -1.0) * start.a  # a at the reveal
-    order = reached.argsort(dim=1, descending=True)
-    alpha = -torch.log1p(-reached.gather(1, order).clamp_min(0.0))
-    chosen = draws.uniform(Use.TARGET)
-    calls = int(masked.sum(1).max()) if x.numel() else 0
-    if callback is not None:
-        callback(0, t_start, x)
+class RevealSampler(Sampler):
+    """A sampler that reveals each mask once, in an order of its own. A base class."""
 
-    flat, counts = x.flatten(), masked.sum(1)
-    # Of each call, [calls, B]: all of it is known before the first, and nothing has to come back from the device.
-    starts = torch.arange(batch) * length
-    rows_of, sigmas, numbers = (part.T.contiguous().to(device) for part in (starts[:, None] + order, alpha, chosen))
-    for k in range(calls):
-        rows, v, left = rows_of[k], numbers[k], (counts > k).nonzero().squeeze(1)
-        places = Places(rows)
-        if len(left) < batch:
-            sequences, local = left.to(device), (starts[: len(left)] + order[left, k]).to(device)
-            rows, v = rows[sequences], v[sequences]
-            places = Places(rows, sequences, local)
-        outputs = network.rows(flat.view(batch, length), sigmas[k], places, full_precision=True)
-        flat = flat.index_copy(0, rows, outputs.apply(Reveal(sharpening), (v,)))
-        if callback is not None:
-            callback(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))
-    return flat.view(batch, length)
+    draws_jointly: ClassVar[bool] = True
+
+    def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
+        super().check(method, process, constraint)
+        check_reveals(self.name, method, process, constraint)
+
+    def tokens_are_final(self, method: Method, process: TokenProcess) -> bool:
+        return True
+
+
+class FirstHitting(RevealSampler):
+    """The sampler of the module's head."""
+
+    name = "first-hitting"
+    unused: ClassVar[tuple[str, ...]] = ("steps", "grid", "corrector")
+
+    def steps_taken(self, steps: int, length: int) -> int:
+        return length
+
+    def sample(self, run: SamplingRun) -> Tensor:
+        x, process, (batch, length), device = run.start(), run.process, run.shape, run.device
+        masked = (x == process.vocab_size).cpu()
+        start = process.noise(run.options.t_start)
+        reached = run.random.uniform(Use.JUMP).masked_fill_(~masked, -1.0) * start.a  # a at the reveal
+        order = reached.argsort(dim=1, descending=True)
+        alpha = -torch.log1p(-reached.gather(1, order).clamp_min(0.0))
+        alpha_at_0 = process.alpha_just_after_zero
+        counts = (masked.gather(1, order) & (alpha > alpha_at_0) if process.jumps_at_zero else masked).sum(1)
+        calls = int(counts.max())
+        run.show(0, run.options.t_start, x)
+
+        flat = x.flatten()
+        # Of each call, [calls, B]: all of it is known before the first, and nothing has to come back from the device.
+        starts, chosen = torch.arange(batch) * length, run.random.uniform(Use.TARGET)
+        rows_of, sigmas, numbers = (part.T.contiguous().to(device) for part in (starts[:, None] + order, alpha, chosen))
+        for k in range(calls):
+            rows, v, left = rows_of[k], numbers[k], (counts > k).nonzero().squeeze(1)
+            places = Places(rows)
+            if len(left) < batch:
+                sequences, local = left.to(device), (starts[: len(left)] + order[left, k]).to(device)
+                rows, v = rows[sequences], v[sequences]
+                places = Places(rows, sequences, local)
+            flat = flat.index_copy(0, rows, run.reveal(flat.view(batch, length), sigmas[k], places, v))
+            if run.callback is not None:
+                run.show(k + 1, float(process.axis.inverse(alpha[:, k].max())), flat.view(batch, length))
+        if process.jumps_at_zero and len(rows := flat_places(flat == process.vocab_size)):
+            sigma, v = alpha_at_0.to(device, torch.float32), run.uniform(Use.TARGET, 1).flatten().index_select(0, rows)
+            flat = flat.index_copy(0, rows, run.reveal(flat.view(batch, length), sigma, Places(rows), v))
+            run.show(calls + 1, 0.0, flat.view(batch, length))
+        return flat.view(batch, length)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cedd.device import model_device, recorded_graph
-from cedd.network import FEW, HasHead, knows_time, supports_rows, with_rounded
+from cedd.network import SPARSE, Capabilities, GraphNetwork, HasHead, capabilities_of, selects_rows, with_rounded
 
 MOST_ROWS = 128
 """Rows up to which a function of outputs is recorded: more keep the device busy, and a recording holds its memory."""
@@ -37,13 +37,15 @@ def _room(size: int, sizes: Iterable[int]) -> int | None:
 
 
 def _half_precision_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The network whose blocks hold their matrices in half precision, so that autocast need not cast them at each call.
+    """The network with half-precision copies of the parameters that autocast would cast at each call.
 
-    What is outside the blocks (embedding, time conditioning, head) stays in float32.
+    The head, which runs in float32, keeps its own.
     """
-    modules = cast(Iterable[tuple[str, nn.Module]], model.named_modules())
-    linear = [name for name, module in modules if isinstance(module, nn.Linear) and ".blocks." in f".{name}"]
-    return with_rounded(model, {f"{name}.{leaf}" for name in linear for leaf in ("weight", "bias")}, dtype).eval()
+    rounded = cast(GraphNetwork, model).rounded_parameters() if capabilities_of(model).cuda_graphs else set[str]()
+    head = cast(HasHead, model).head
+    exact = {id(parameter) for parameter in head.parameters()} if isinstance(head, nn.Module) else set[int]()
+    names = {name for name, parameter in model.named_parameters() if name in rounded and id(parameter) not in exact}
+    return with_rounded(model, names, dtype).eval()
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class Recorder:
         The function is known by its hash: equal ones must do the same. What stands in the padding is left over from
         earlier calls.
         """
-        key = (function, tuple(rooms))
+        key = (function, tuple(rooms), tuple(value.shape[1:] for value in inputs))
         recording = self._recorded.get(key)
         if recording is None:
             if self._pool is None and inputs[0].is_cuda:
@@ -131,18 +133,25 @@ class GraphedNetwork:
         if compiled:
             self._model.compile()
         self.head: Callable[[Tensor], Tensor] = cast(HasHead, model).head
-        self.knows_time = knows_time(model)
         self._dtype, self._length, self._sizes = dtype, length, _buckets(batch)
-        # Of a compiled network each size of `where` would be compiled.
-        self._takes_places = supports_rows(self._model) and not compiled
+        # A compiled network would be compiled again for each size of `where`.
+        self._takes_places = selects_rows(self._model) and not compiled
+        declared = capabilities_of(model)
+        self.capabilities = Capabilities(
+            features=True,
+            selected_rows=True,
+            time_conditioned=declared.time_conditioned,
+            token_times=declared.token_times,
+            recorder=True,
+        )
         self._recorder = Recorder()
 
     def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         return self.head(self.features(x_t, sigma).float())
 
     def features(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Tensor:
-        """[S, L] -> [S, L, D], of which those at the distinct places `where` [R] of the flattened batch are asked for,
-        if it is given; the result is overwritten by the next call."""
+        """[S, L] -> [S, L, D], of which only those at the distinct places `where` [R] of the flattened batch
+        are defined, if it is given; the result is overwritten by the next call."""
         size = _room(len(x_t), self._sizes)
         if size is None or x_t.shape[1] != self._length:
             return self._run(x_t, sigma, where)[0]
@@ -150,7 +159,7 @@ class GraphedNetwork:
         where = where if self._takes_places else None
         # Few sizes of `where`, for each is recorded with each size of the batch; the others have all features.
         rows = None if where is None else _room(len(where), (size * factor for factor in (1, 2, 4, 8, 16)))
-        if where is not None and rows is not None and FEW * rows <= size * self._length:
+        if where is not None and rows is not None and SPARSE * rows <= size * self._length:
             inputs, rooms = [*inputs, where], [*rooms, rows]
         return self._recorder(self._run, inputs, rooms)[0][: len(x_t)]
 

@@ -1,36 +1,55 @@
-"""Time grids: where the steps of a sampler lie. t = 1 is noise, t = 0 is data; grids run downwards."""
+"""Time grids: where the steps of a sampler lie. t = 1 is noise, t = 0 is data; grids run downwards.
+
+    kept       equal steps in the share of tokens that were never touched, keep = exp(-alpha-beta)
+    flow       half of the steps equal in the share of masks a, half equal in log a
+    jumps      the same expected number of jumps in every step
+    uniform    equal steps in t
+
+`kept` is the default of time reversal. How fast the network's posterior changes depends on how many tokens are still
+there, whatever the time is called, so it makes the smallest discretization error on most processes. It is the uniform
+grid where keep falls linearly (absorb and uniform with the log-linear schedule).
+
+`flow` is the default of flow matching, which redraws every token at the rate d log(a): equal steps in t are too coarse
+near t = 0 for that, and equal steps in log t reveal too many masks at once near t = 1.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from cedd.process import TokenProcess
+from cedd.samplers.options import check_steps
 from cedd.schedules import check_time
 
 LAST_TIME = 1e-5
-"""Where the steps end; a final denoising step goes from there to clean data (as in the paper's experiments)."""
+"""Where the steps end at the latest; a final denoising step goes from there to clean data (as in the paper's
+experiments)."""
+
+LAST_NOISE = 1e-4
+"""The most noise alpha + beta at the end of the steps, for processes whose noise rises faster than t."""
 
 MOST_STEPS = 1_000_000
-"""What is known of each step is kept while sampling, some 100 bytes; steps that are finer by far than a token's change
-give nothing."""
+"""Some 100 bytes per step are kept while sampling; many more steps than tokens change nothing."""
 
 _FINE = 8192
 
 
-def default_steps(length: int) -> int:
-    """Steps for texts of `length` tokens: one for four tokens, from 64 to 256.
+def last_time(process: TokenProcess) -> float:
+    """Where the steps end: at t = 1e-5, or earlier where the process still has more noise than 1e-4 there.
 
-    Tokens drawn in the same step do not see each other, but those of a step lie far apart: of texts that are judged by
-    another model, a step a token were not measurably better (docs/sampling.md). Every step is a call of the network.
+    A schedule with sigma(0) > 0 has more noise than that at any time, and ends at t = 1e-5.
     """
-    return min(max(length // 4, 64), 256)
+    if process.jumps_at_zero or float(process.sigma(LAST_TIME)) <= LAST_NOISE:
+        return LAST_TIME
+    return float(process.clocks.time(torch.tensor(LAST_NOISE, dtype=torch.float64)))
 
 
 GridFunction = Callable[[TokenProcess, int, float, float], Tensor]
+"""(process, steps, start, end) -> times [steps + 1], falling from start to end."""
 
 
 def uniform_grid(process: TokenProcess, steps: int, start: float, end: float) -> Tensor:
@@ -39,53 +58,84 @@ def uniform_grid(process: TokenProcess, steps: int, start: float, end: float) ->
     return torch.linspace(start, end, steps + 1, dtype=torch.float64)
 
 
+def kept_grid(process: TokenProcess, steps: int, start: float, end: float) -> Tensor:
+    """Equal parts of keep = exp(-alpha-beta)."""
+    times = _fine_times(steps, start, end)
+    return _even(-torch.exp(-process.sigma(times)), times, steps)
+
+
+def flow_grid(process: TokenProcess, steps: int, start: float, end: float) -> Tensor:
+    """Equal parts of a / (a_start - a_end) + log a / log(a_start / a_end), with a the share of masks."""
+    if not process.has_mask:
+        raise ValueError("the grid 'flow' is even in the share of masks, and this process has none; use grid='kept'")
+    times = _fine_times(steps, start, end)
+    a = process.kernel(times).a
+    return _even(a / (a[-1] - a[0]) + torch.log(a) / torch.log(a[-1] / a[0]), times, steps)
+
+
 def jump_grid(process: TokenProcess, steps: int, start: float, end: float) -> Tensor:
     """Steps in which equally many tokens jump: equal parts of the integral of alive (alpha' + beta' (1 - 1/V)).
 
-    The reverse process jumps as often as the forward one. For absorb these are equal parts of `alive`, which for
-    the log-linear schedule is the uniform grid again; for uniform, equal parts of sigma.
+    The reverse process jumps as often as the forward one. For absorb these are equal parts of `alive`; for uniform,
+    equal parts of sigma.
     """
-    fine = torch.linspace(end, start, _FINE * max(1, -(-steps // 1024)) + 1, dtype=torch.float64)
-    alive, beta = torch.exp(-process.alpha(fine)), process.beta(fine)
+    times = _fine_times(steps, start, end)
+    alive, beta = torch.exp(-process.alpha(times)), process.beta(times)
     masked = -alive.diff()
     shuffled = (1 - 1 / process.vocab_size) * beta.diff() * (alive[1:] + alive[:-1]) / 2
-    mass = torch.cat([torch.zeros(1, dtype=torch.float64), (masked + shuffled).cumsum(0)])
-    goals = torch.linspace(1, 0, steps + 1, dtype=torch.float64) * mass[-1]
-    upper = torch.searchsorted(mass, goals).clamp(1, len(mass) - 1)
-    low, high = mass[upper - 1], mass[upper]
+    return _even(torch.cat([torch.zeros(1, dtype=torch.float64), (masked + shuffled).cumsum(0)]), times, steps)
+
+
+def _fine_times(steps: int, start: float, end: float) -> Tensor:
+    """Many more times than steps, rising from end to start, dense near `end` for noise that rises like a root."""
+    even = torch.linspace(end, start, _FINE + 2 * steps, dtype=torch.float64)
+    first = math.log10(max(end, torch.finfo(torch.float64).tiny))
+    near_end = torch.logspace(first, math.log10(start), _FINE // 8, dtype=torch.float64)[1:-1]
+    return torch.cat([even, near_end]).sort().values
+
+
+def _even(rising: Tensor, times: Tensor, steps: int) -> Tensor:
+    """The times that cut a function, given at fine times and rising with them, into equal parts: from the last of the
+    fine times down to the first."""
+    goals = torch.linspace(1, 0, steps + 1, dtype=torch.float64) * (rising[-1] - rising[0]) + rising[0]
+    upper = torch.searchsorted(rising, goals).clamp(1, len(rising) - 1)
+    low, high = rising[upper - 1], rising[upper]
     share = ((goals - low) / (high - low).clamp_min(torch.finfo(torch.float64).tiny)).clamp(0.0, 1.0)
-    times = fine[upper - 1] + share * (fine[upper] - fine[upper - 1])
-    times[0], times[-1] = start, end
-    return times
+    cut = times[upper - 1] + share * (times[upper] - times[upper - 1])
+    cut[0], cut[-1] = times[-1], times[0]
+    return cut
 
 
-GRIDS: Mapping[str, GridFunction] = {"uniform": uniform_grid, "jumps": jump_grid}
+GRIDS: Mapping[str, GridFunction] = {
+    "kept": kept_grid,
+    "flow": flow_grid,
+    "jumps": jump_grid,
+    "uniform": uniform_grid,
+}
 
 
 def time_grid(
     process: TokenProcess,
     steps: int,
-    grid: str | Tensor = "uniform",
+    grid: str | Tensor = "kept",
     *,
     start: float = 1.0,
-    end: float = LAST_TIME,
+    end: float | None = None,
     final_denoise: bool = True,
 ) -> Tensor:
-    """The times of a run, float64, strictly falling: `steps` steps from `start` to `end`, then to 0 if
-    `final_denoise`. A tensor is taken as the times themselves."""
+    """The times of a run, float64, strictly falling: `steps` steps from `start` to `end` (by default `last_time`),
+    then to 0 if `final_denoise`. A tensor is taken as the times themselves."""
     if isinstance(grid, Tensor):
         times = check_time(grid).cpu().flatten()
         if len(times) < 2 or not bool((times.diff() < 0).all()):
             raise ValueError("a time grid needs at least two times, from noise down to data")
     else:
-        if not isinstance(steps, Integral):
-            raise ValueError(f"steps must be a whole number; got {steps}")
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1; got {steps}")
+        check_steps(steps)
         if steps > MOST_STEPS:
-            raise ValueError(f"steps must be at most {MOST_STEPS:,}, where one a token is plenty; got {steps:,}")
+            raise ValueError(f"steps must be at most {MOST_STEPS:,}, where one per token is plenty; got {steps:,}")
         if grid not in GRIDS:
             raise ValueError(f"unknown time grid {grid!r}; use one of {', '.join(GRIDS)}")
+        end = last_time(process) if end is None else end
         if not end < start <= 1:
             raise ValueError(f"sampling starts at a time in ({end:g}, 1], where 1 is noise; got {start:g}")
         times = GRIDS[grid](process, steps, start, end)

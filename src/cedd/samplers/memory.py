@@ -1,10 +1,10 @@
-"""What a network said lately of a sequence, so that it need not read it again.
+"""A cache of a network's features, so that a sequence that did not change is not run again.
 
 Shapes: B sequences, L positions, D width.
 
-A step in which nothing jumped leaves a text as it was, and a network that is not told the time says the same of it
-again. And who types sends nearly the same text again and again: a corrector reads windows around the words that it
-doubts, and most of them have not changed since the last pause.
+A step in which nothing jumped leaves a sequence as it was, and a network without a time input returns the same features
+again. A corrector of text that is being typed runs windows around suspicious words, and most of them have not changed
+since the last pause.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from cedd.device import model_device
-from cedd.network import AnyModel, HasHead, has_head, knows_time
+from cedd.network import AnyModel, Capabilities, HasHead, capabilities_of, has_head
 
 MOST_BYTES = 64 * 2**20
 MOST_NUMBERS = 2**14
 
 
 class Numbers(OrderedDict[Hashable, float]):
-    """Numbers by what they are of, the latest found, up to a count."""
+    """The latest numbers by key, up to a count."""
 
     def __setitem__(self, key: Hashable, number: float) -> None:
         super().__setitem__(key, number)
@@ -43,10 +43,10 @@ class Memory:
         self.size, self._most = 0, most_bytes
         self._kept: OrderedDict[Hashable, Tensor] = OrderedDict()
         self.numbers: defaultdict[Hashable, Numbers] = defaultdict(Numbers)
-        """By whose they are."""
+        """By owner."""
 
     def read(self, whose: Hashable, x_t: Tensor, sigma: Tensor, features: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The features [B, L, D] of x_t [B, L] and sigma [B]; only sequences that are new are asked for."""
+        """The features [B, L, D] of x_t [B, L] and sigma [B]; the network runs only on new ones."""
         levels, texts = cast(list[float], sigma.tolist()), cast(list[list[int]], x_t.tolist())  # pyright: ignore[reportUnknownMemberType]
         keys = [(whose, level, tuple(text)) for level, text in zip(levels, texts, strict=True)]
         found = {key: self._kept[key] for key in keys if key in self._kept}
@@ -71,11 +71,13 @@ class Memory:
 
 
 SAMPLERS_BYTES = 2**30
-"""Kept for a sampler, which comes back to each text of its batch once a step."""
+"""The cache of a sampler, which returns to each sequence of its batch once per step."""
 
 
 class RememberingNetwork:
-    """A network in two halves that is not told the time: it reads a text only if a token of it changed."""
+    """A network without a time input, which runs on a sequence again only if one of its tokens changed."""
+
+    capabilities = Capabilities(features=True, time_conditioned=False)
 
     def __init__(self, model: HasHead) -> None:
         self._model, self._memory = model, Memory(SAMPLERS_BYTES)
@@ -83,14 +85,14 @@ class RememberingNetwork:
 
     def features(self, x_t: Tensor, sigma: Tensor) -> Tensor:
         """[B, L, D]"""
-        return self._memory.read(None, x_t, torch.zeros_like(sigma), self._model.features)
+        return self._memory.read(None, x_t, sigma.new_zeros(len(x_t)), self._model.features)
 
 
 def remembering(model: AnyModel) -> AnyModel:
-    """The same network, which remembers what it has read if it says the same of it at any time.
+    """The same network, which keeps its features if they do not depend on time.
 
-    On a CPU: a GPU would wait longer for the host to look at the texts than it takes to read them again.
+    On a CPU only: a GPU would wait longer for the host to compare the sequences than it takes to run them again.
     """
-    if has_head(model) and not knows_time(model) and model_device(model).type == "cpu":
+    if has_head(model) and not capabilities_of(model).time_conditioned and model_device(model).type == "cpu":
         return RememberingNetwork(model)
     return model

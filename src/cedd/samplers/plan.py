@@ -1,4 +1,5 @@
-"""Who may jump, decided before the network is asked: on the host, in float64, without waiting for the device.
+"""Which positions may jump, decided before the network is called: on the host, in float64, without waiting for the
+device.
 
 Shapes: B batch, L positions, N = B*L; R candidates of a step, in S sequences.
 
@@ -6,20 +7,20 @@ For a parameterization by probabilities, when a mask is revealed does not depend
 another one with at most a known probability (see `Chances`). So the host draws one uniform number u for every
 position and step, knows which positions are masked at every step, and sends the device only the candidates:
 
-    a mask with u < reveal     is revealed, the network says as what
+    a mask with u < reveal     is revealed; the network decides as which token
     a token with u < remask    is masked again
-    a token with u < change    may jump; the network's f_x says whether (thinning), and its row where to
+    a token with u < change    may jump; the network's f_x decides whether (thinning), and its row where to
 
-A step without candidates costs nothing, and a network that can runs only on sequences that have some.
+A step without candidates costs nothing, and a network with a head runs only on sequences that have some.
 
-Texts are independent of each other, so none has to wait for the others' steps. A step in which something happens to a
-text is an *event* of it, and one call of the network serves the next event of every text, each at its own time:
+Sequences are independent, so each advances at its own pace: a step in which something may happen to a sequence is an
+*event*, and every network call processes the next event of every sequence in the batch.
 
-    step          0   1   2   3   4   5                    call          0   1   2
-    text one      .   x   .   .   x   .          ->        text one      1   4           (the steps of its events)
-    text two      x   .   .   x   .   x                    text two      0   3   5
+    step              0   1   2   3   4   5                    call              0   1   2
+    sequence one      .   x   .   .   x   .          ->        sequence one      1   4           (steps of its events)
+    sequence two      x   .   .   x   .   x                    sequence two      0   3   5
 
-There are as many calls as the busiest text has events, and all but the last ones are of the whole batch.
+The number of calls is the largest number of events of a sequence, and all but the last calls are of the whole batch.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ from cedd.dynamics.rules import StepRule
 from cedd.network import Places
 from cedd.parameterization import Affine, Leap
 from cedd.process import Noise
-from cedd.samplers.draws import Draws, Numbers, Rows, Use
+from cedd.samplers.random_numbers import FlatRows, RandomNumbers, UniformNumbers, Use
 
 ROUNDING = 1e-12
+LEEWAY = 1e-9
+"""How far rounding may put a probability beyond 0 or 1."""
+_PROBABILITIES = (0.0, 1e-3, 0.1, 0.5, 0.9, 1.0)
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -48,8 +52,8 @@ class Chances(NamedTuple):
     """Probabilities of each of K steps that need no network, float64 [K].
 
     reveal: that a mask becomes a token.    remask: that a token is masked again.
-    change: the most with which a token can become anything else, whatever the network says.
-    floor: what a mask becomes a token by, besides its probability (see `Leap`).
+    change: an upper bound on the probability that a token becomes anything else, whatever the network's outputs.
+    floor: the `floor` of a mask's `Leap`.
     """
 
     reveal: Tensor
@@ -59,7 +63,7 @@ class Chances(NamedTuple):
 
     @property
     def only_reveals(self) -> bool:
-        """Whether tokens stay until they are masked again, and masks become what f says."""
+        """Whether tokens stay until they are masked again, and masks become tokens with probabilities f."""
         return bool((self.change <= self.remask).all() and (self.floor == 0).all())
 
     def where(self, condition: Tensor, other: Chances) -> Chances:
@@ -88,17 +92,36 @@ def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noi
     return Chances(reveal, remask, change, at_mask.floor)
 
 
+def check_leaps(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> None:
+    """Refuse a rule that has a probability outside [0, 1] in one of the steps from noise [K] to earlier [K]: at a mask,
+    or at a token to which the network gives a probability from 0 to 1. At t = 0 the last rule takes its place."""
+    before_last = (earlier.t > 0).nonzero().squeeze(1)
+    noise, earlier = noise.rows(before_last), earlier.rows(before_last)
+    cases = [("token", 0, prob) for prob in _PROBABILITIES] + [("mask", noise.vocab_size, 1.0)] * noise.has_mask
+    for what, state, prob in cases:
+        log_prob, x = (torch.full_like(noise.t, value) for value in (prob, state))
+        leap = rule.leap(parameterization.coefficients(log_prob.log(), x.long(), noise), earlier)
+        for name, value in {"stay": leap.stay, "remask": leap.remask, "stay + remask": leap.stay + leap.remask}.items():
+            wrong = ~((value >= -LEEWAY) & (value <= 1 + LEEWAY))  # nan is wrong, too
+            if bool(wrong.any()):
+                k = int(wrong.int().argmax())
+                raise ValueError(
+                    f"the step rule {rule.name!r} has no law from t = {noise.t[k]:.4g} to {earlier.t[k]:.4g}: the "
+                    f"probability {name!r} of a {what} is {value[k]:.4g}; use more steps, or limit it to [0, 1]"
+                )
+
+
 def _flat(flags: Tensor) -> NDArray[np.bool_]:
     """[B, L] -> [N] on the host."""
     return flags.cpu().flatten().numpy()
 
 
 BLOCK_STEPS = 32
-"""Steps that are planned and sent to the device together, at most."""
+"""The largest number of steps that are planned and sent to the device together."""
 
 
 def blocks(steps: int, largest: int) -> Iterator[tuple[int, int]]:
-    """From 0 to `steps` in blocks of 1, 2, 4, ... up to the largest: the device is not to wait for a long first one."""
+    """From 0 to `steps` in blocks of 1, 2, 4, ... up to the largest: the device does not wait for a long first one."""
     start, size = 0, 1
     while start < steps:
         stop = min(start + size, steps)
@@ -112,7 +135,7 @@ class Candidates:
     to), and those that are masked again.
 
     steps: the step that each sequence of the batch is at, [B]; of_rows: the same for each of `places`, [R].
-    only_reveals: those that may jump are masks, and they become what f says.
+    only_reveals: those that may jump are masks, which become tokens with probabilities f.
     """
 
     places: Places
@@ -128,10 +151,10 @@ class Moves(NamedTuple):
     """What may happen to positions [R], on the host: in which step, by which numbers, and whether they are masked again
     (`back`) or may jump."""
 
-    rows: Rows
-    steps: Rows
-    u: Numbers
-    v: Numbers
+    rows: FlatRows
+    steps: FlatRows
+    u: UniformNumbers
+    v: UniformNumbers
     back: NDArray[np.bool_]
 
     def of(self, index: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Moves:
@@ -145,29 +168,29 @@ class Moves(NamedTuple):
 
 
 class Events:
-    """Steps of B texts of L positions, dealt out to calls of the network: the next event of each text to the next call.
+    """Assigns the steps of B sequences of L positions to network calls: the next event of each to the next call.
 
     Args:
-        busy: which texts may have events at all, [B].
+        busy: which sequences may have events at all, [B].
     """
 
     def __init__(self, busy: NDArray[np.bool_], length: int) -> None:
         self._busy, self._length = busy, length
         self._counts = np.zeros(len(busy), dtype=np.int64)
         self._waiting: list[Moves] = []
-        self._numbers: list[Rows] = []
+        self._numbers: list[FlatRows] = []
         self._called = 0
 
     def add(self, moves: Moves) -> None:
         """The step after those that were added before."""
-        texts = moves.rows // self._length
-        numbers = self._counts[texts]
+        sequences = moves.rows // self._length
+        numbers = self._counts[sequences]
         self._waiting.append(moves)
         self._numbers.append(numbers)
-        self._counts[texts] = numbers + 1  # once for each text: its rows all have the same number
+        self._counts[sequences] = numbers + 1  # once per sequence: its rows all have the same number
 
     def calls(self, last: bool) -> list[Moves]:
-        """The calls for which each text has its event by now; all, if no step is to be added any more (`last`)."""
+        """The calls for which each sequence has its event by now; all, if no more steps are added (`last`)."""
         stop = int(self._counts.max() if last else self._counts[self._busy].min(initial=_NEVER))
         if not self._called < stop < _NEVER:
             return []
@@ -182,17 +205,20 @@ class Events:
 class Plan:
     """Follows which positions are masked, step by step.
 
-    In NumPy, whose calls on a handful of entries cost a fraction of torch's: the host has to be ahead of the device.
+    It runs in NumPy, whose calls on a few entries cost a fraction of torch's: the host has to be ahead of the device.
     """
 
-    def __init__(self, chances: Chances, masked: Tensor, held: Tensor, draws: Draws, by_sequence: bool) -> None:
+    def __init__(
+        self, chances: Chances, masked: Tensor, held: Tensor, random: RandomNumbers, by_sequence: bool
+    ) -> None:
         self._chances: list[list[float]] = np.asarray(torch.stack(chances).T).tolist()
-        self._only_reveals = chances.only_reveals
+        self.only_reveals = chances.only_reveals
+        """Whether masks become tokens with probabilities f, and tokens stay or are masked again."""
         self._shape = masked.shape
         self._masked = _flat(masked).copy()
         self._free = ~_flat(held)
         self._busy: NDArray[np.bool_] = np.asarray(~held.cpu().all(1))
-        self._draws, self._by_sequence = draws, by_sequence
+        self._random, self._by_sequence = random, by_sequence
 
     def observe(self, masked: Tensor) -> None:
         """Take the masks as they are: a constraint of which nothing is known may have changed them."""
@@ -201,14 +227,14 @@ class Plan:
     def step(self, k: int) -> Moves:
         """Draw the candidates of step k and move the masks."""
         reveal, remask, change, _ = self._chances[k]
-        rows, u = self._draws.below(max(reveal, change), Use.JUMP, k)
+        rows, u = self._random.below(max(reveal, change), Use.JUMP, k)
         was_masked = self._masked[rows]
-        limits: Numbers = np.where(was_masked, reveal, change)
+        limits: UniformNumbers = np.where(was_masked, reveal, change)
         chosen = (u < limits) & self._free[rows]
         rows, u, was_masked = rows[chosen], u[chosen], was_masked[chosen]
         back = ~was_masked & (u < remask)
         self._masked[rows] = back
-        return Moves(rows, np.full_like(rows, k), u, self._draws.at(rows, Use.TARGET, k), back)
+        return Moves(rows, np.full_like(rows, k), u, self._random.at(rows, Use.TARGET, k), back)
 
     def _candidates(self, moves: Moves) -> Candidates:
         batch, length = self._shape
@@ -217,9 +243,9 @@ class Plan:
         u, v, masked_again, steps, of_rows = map(
             torch.as_tensor, (jumps.u, jumps.v, moves.rows[moves.back], steps, jumps.steps)
         )
-        return Candidates(self._places(jumps.rows), u, v, masked_again, steps, of_rows, self._only_reveals)
+        return Candidates(self._places(jumps.rows), u, v, masked_again, steps, of_rows, self.only_reveals)
 
-    def _places(self, rows: Rows) -> Places:
+    def _places(self, rows: FlatRows) -> Places:
         batch, length = self._shape
         if not self._by_sequence or batch == 1:
             return Places(torch.as_tensor(rows))
@@ -233,11 +259,11 @@ class Plan:
         return Places(*map(torch.as_tensor, (rows, sequences, local)))
 
     def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
-        """The candidates of steps start..stop-1, on the device: a call for each step, for all texts together."""
+        """The candidates of steps start..stop-1, on the device: a call per step, for all sequences together."""
         return self._sent([self.step(k) for k in range(start, stop)], device)
 
     def calls(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
-        """The same for texts that do not wait for each other: a call for the next event of each."""
+        """The same for sequences that advance at their own pace: a call for the next event of each."""
         events = Events(self._busy, self._shape[1])
         for first, end in blocks(stop - start, BLOCK_STEPS):
             for k in range(start + first, start + end):

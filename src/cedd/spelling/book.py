@@ -1,4 +1,4 @@
-"""The text that a model's spelling is tested on."""
+"""The text on which a model's spelling is tested."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from cedd.data.corpora import open_corpus
 from cedd.data.text import EncodedText, encode_text
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 
 Progress = Callable[[float, float], None]
-"""Told how much of a book is done, and of how much."""
+"""Called with the amount done and the total."""
 
 
 @dataclass(frozen=True)
 class Book:
-    """A text as a model reads it, in blocks of the model's length."""
+    """A text as tokens, in blocks of the model's length."""
 
     name: str
     length: int
@@ -31,12 +31,12 @@ class Book:
 
     @property
     def unknown(self) -> int:
-        """Characters that the tokenizer does not know; they are read as the most similar it does know."""
+        """Characters that the tokenizer does not know, replaced by similar ones."""
         return int(self.encoded.protected.sum())
 
     @property
     def blocks(self) -> Tensor:
-        """Its tokens [N, length] in order; what fills no block is left out."""
+        """Its tokens [N, length] in order, without a partial last block."""
         ids = self.encoded.ids
         return torch.from_numpy(ids[: len(ids) // self.length * self.length].reshape(-1, self.length))
 

@@ -1,12 +1,12 @@
-"""Defaults of correction for one model, found on a text that it was not trained on.
+"""Choosing a model's defaults of correction on a text that it was not trained on.
 
 Shapes: N tokens of the text.
 
-Letters of the text are replaced (`corrupt_letters`: a share of them, by other letters of their case, at places that the
-model is not told) and corrected. A letter is replaced where its share beside its likeliest replacement is below a
-*level*; the level falls until no more right letters are broken than is allowed. That is done with a single pass for
-each of several times that the network may be told, then with all passes at the time that fixes most. The limit of
-surprise lies between the surprise of the corrected text and that of a model that knows only letter frequencies.
+Letters of the text are replaced (`corrupt_letters`: a share of them, by other letters of the same case, at positions
+that the model does not know) and corrected. A letter is replaced if own / (own + best) is below a *level*, which is
+lowered until no more correct letters are broken than allowed. This is done with a single pass for each of several
+times, then with all passes at the time that fixes the most. The limit of surprise lies between the surprise of the
+corrected text and that of a model that knows only letter frequencies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cedd.data.text import EncodedText, Flags, Ids, encode_text
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 from cedd.spelling.corruption import Corruption, corrupt_letters
 from cedd.spelling.decide import revise
 from cedd.spelling.letters import protected_tokens, token_groups
@@ -27,13 +27,13 @@ from cedd.spelling.scores import mean_surprise, rate_of_time, score_tokens, time
 from cedd.spelling.user_protocol import outcomes
 
 RATES = (0.02, 0.05, 0.1, 0.2)
-"""Times are tried at which the process has these rates."""
+"""The times tried are those at which the process has these rates."""
 LEVELS = (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001, 0.0)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Options of correction, and what they did: shares of wrong letters fixed and of right letters broken."""
+    """Options of correction, and their effect: shares of wrong letters fixed and of correct letters broken."""
 
     options: dict[str, Any]
     fixed: float
@@ -41,12 +41,12 @@ class Calibration:
 
 
 Attempt = tuple[Calibration, Ids]
-"""What options did, and the tokens [N] that they left."""
+"""The effect of options, and the resulting tokens [N]."""
 
 
 @dataclass(frozen=True)
-class Exercise:
-    """A text with mistakes, as the model reads it, and which of its tokens [N] are letters that may be changed."""
+class CalibrationText:
+    """A text with mistakes, its tokens, and which of them [N] are letters that may be changed."""
 
     loaded: LoadedModel
     corruption: Corruption
@@ -57,8 +57,8 @@ class Exercise:
     def given(self) -> Ids:
         return self.encoded.ids
 
-    def marked(self, now: Ids, options: dict[str, Any]) -> Attempt:
-        """How well these tokens [N], which the options left, correct it."""
+    def evaluated(self, now: Ids, options: dict[str, Any]) -> Attempt:
+        """The effect of options that gave these tokens [N]."""
         seen = outcomes(self.corruption.original, self.corruption.text, self.encoded.written(now))
         return Calibration(options, seen.fixed.value, seen.broken.value), now
 
@@ -72,13 +72,13 @@ def calibrate(
     rates: Sequence[float] = RATES,
     seed: int = 0,
 ) -> Calibration:
-    """The options that fix most mistakes of this text and break at most this share of its right letters.
+    """The options that fix the most mistakes of this text and break at most this share of its correct letters.
 
-    Those that are not sought (`swaps`, `passes`, ...) are the folder's, except for its limit of surprise, which is
-    found last.
+    Options that are not searched (`swaps`, `passes`, ...) are the folder's, except for the limit of surprise, which is
+    determined last.
     """
     if not 0 <= broken <= 1:
-        raise ValueError(f"broken is a share of right letters and must lie in [0, 1]; got {broken:g}")
+        raise ValueError(f"broken must lie in [0, 1]; got {broken:g}")
     exercise = _exercise(loaded, text, mistakes, seed)
     process, groups = loaded.process, token_groups(loaded.tokenizer, "letters")
     times = [time_of_rate(process, rate) for rate in rates if rate < rate_of_time(process, 1.0)]
@@ -94,14 +94,14 @@ def calibrate(
         def at(level: float) -> Attempt:
             options = level_options(t, mistakes, level)
             turn = scores.strongest(exercise.letters & (scores.trust < level), unlimited(options).reach)
-            return exercise.marked(np.where(turn, scores.best, exercise.given), options)
+            return exercise.evaluated(np.where(turn, scores.best, exercise.given), options)
 
         return _boldest(map(at, LEVELS), broken)
 
     def in_full(level: float) -> Attempt:
         options = level_options(chosen, mistakes, level)
         now, _ = revise(loaded, exercise.given, ~exercise.letters, groups, unlimited(options))
-        return exercise.marked(now, options)
+        return exercise.evaluated(now, options)
 
     chosen = max((once(t)[0] for t in times), key=lambda one: one.fixed).options["t"]
     best, now = _boldest(map(in_full, LEVELS), broken)
@@ -112,8 +112,8 @@ def calibrate(
 def level_options(t: float, rate: float, level: float) -> dict[str, Any]:
     """Options by which a letter is replaced if own / (own + best) < level at this rate.
 
-    Up to 1/2 that is the threshold. Beyond, it is the argmax at a higher rate, whose odds are level / (1 - level) times
-    those of this one.
+    Up to 1/2 the level is the threshold. Above, it is the argmax at a higher rate, whose odds are level / (1 - level)
+    times those of this one.
     """
     odds = rate / (1 - rate) * max(1.0, level / (1 - level))
     return {"rate": _short(odds / (1 + odds)), "t": _short(t), "threshold": min(level, 0.5)}
@@ -127,9 +127,9 @@ def _boldest(falling: Iterable[Attempt], broken: float) -> Attempt:
     return next(one for one in falling if one[0].broken <= broken)  # the last level, 0, changes nothing
 
 
-def _limit(exercise: Exercise, now: Ids, options: CorrectionOptions) -> float:
-    """A third of the way from the 99% quantile of the corrected text's surprise to the entropy of its letters, the
-    surprise of a model that knows only their frequencies (2.8 nats in English)."""
+def _limit(exercise: CalibrationText, now: Ids, options: CorrectionOptions) -> float:
+    """One third of the way from the 99% quantile of the corrected text's surprise to the entropy of its letters, which
+    is the surprise of a model that knows only letter frequencies (2.8 nats in English)."""
     loaded, letters = exercise.loaded, exercise.letters
     assert options.t is not None
     scores = score_tokens(loaded, now, token_groups(loaded.tokenizer, "letters"), options.t, options.rate)
@@ -139,13 +139,13 @@ def _limit(exercise: Exercise, now: Ids, options: CorrectionOptions) -> float:
     return _short(usual + (float(-(shares * np.log(shares)).sum()) - usual) / 3)
 
 
-def _exercise(loaded: LoadedModel, text: str, mistakes: float, seed: int) -> Exercise:
+def _exercise(loaded: LoadedModel, text: str, mistakes: float, seed: int) -> CalibrationText:
     tokenizer = loaded.tokenizer
     if tokenizer.characters is None:
-        raise ValueError("correction is calibrated where tokens are characters; this model's are not")
+        raise ValueError("calibration needs a character tokenizer")
     corruption = corrupt_letters(text, mistakes, seed)
     encoded = encode_text(tokenizer, corruption.text)
     letters = ~protected_tokens(encoded, token_groups(tokenizer, "letters"), "letters")
     if not len(corruption.positions) or not letters.any():
-        raise ValueError("the text to calibrate on has too few letters; give a longer one")
-    return Exercise(loaded, corruption, encoded, letters)
+        raise ValueError("the text for calibration has too few letters; give a longer one")
+    return CalibrationText(loaded, corruption, encoded, letters)

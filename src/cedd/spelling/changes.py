@@ -1,4 +1,4 @@
-"""What a correction changed, and where. No torch: a text of which no network is asked waits for none."""
+"""The result of a correction: what was changed, and where. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,61 +7,63 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 Watch = Callable[[float], None]
-"""Called now and then with how much the network has read since the last call, in whole texts."""
+"""Called regularly with the share of the text that the network has read since the last call."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One token, or one word or two, that was replaced."""
+    """A replaced token, or word, or pair of words."""
 
     position: int
-    """Where it begins in the given text, in characters."""
+    """Where it begins in the original text, in characters."""
     before: str
     after: str
     confidence: float
-    """p(x_0 = the new token), given the text as it was (one step) or as it became (several)."""
-    doubt: float
+    """p(x_0 = the new token), given the original text (one step) or the text at that time (several)."""
+    error_probability: float
     """1 - p(x_0 = the old token)."""
     corrected_position: int = 0
-    """Where the new one begins in the corrected text."""
+    """Where the replacement begins in the corrected text."""
     candidates: tuple[tuple[str, float], ...] = ()
-    """Of words: what may have been meant, with probabilities, the likeliest first; the old text is among it."""
+    """For words: candidates with their probabilities, the likeliest first, including the original."""
 
     def moved(self, offset: int) -> Change:
-        """The same in a text that has so much more before it."""
+        """The same change, `offset` characters further on."""
         return replace(self, position=self.position + offset)
 
     @property
     def span(self) -> tuple[int, int]:
-        """From where to where it was, in the given text."""
+        """Start and end in the original text."""
         return self.position, self.position + len(self.before)
 
     @property
     def corrected_span(self) -> tuple[int, int]:
-        """From where to where it is now, in the corrected text."""
+        """Start and end in the corrected text."""
         return self.corrected_position, self.corrected_position + len(self.after)
 
 
 class Corrected(str):
-    """The corrected text, with what was changed, in order.
+    """The corrected text, with its changes in order.
 
     Args:
         text: the corrected text.
-        original: the text as it was given.
-        changes: what was replaced; where it stands in the corrected text is found here.
-        doubts: what was not replaced, though something else may have been meant: `after` is what it was.
+        original: the original text.
+        changes: the replacements; their positions in the corrected text are computed here.
+        suspicious: what was not replaced but may be wrong; `after` equals `before`.
     """
 
     original: str
     changes: tuple[Change, ...]
-    doubts: tuple[Change, ...]
+    suspicious: tuple[Change, ...]
 
-    def __new__(cls, text: str, original: str, changes: Sequence[Change], doubts: Sequence[Change] = ()) -> Corrected:
+    def __new__(
+        cls, text: str, original: str, changes: Sequence[Change], suspicious: Sequence[Change] = ()
+    ) -> Corrected:
         made = super().__new__(cls, text)
         made.original = original
-        both = list(_placed(sorted([*changes, *doubts], key=lambda change: change.position)))
+        both = list(_placed(sorted([*changes, *suspicious], key=lambda change: change.position)))
         made.changes = tuple(change for change in both if change.before != change.after)
-        made.doubts = tuple(change for change in both if change.before == change.after)
+        made.suspicious = tuple(change for change in both if change.before == change.after)
         return made
 
     @property
@@ -70,7 +72,7 @@ class Corrected(str):
 
 
 def _placed(changes: Iterable[Change]) -> Iterator[Change]:
-    """The changes with their places in the corrected text; of a character's bytes several may change."""
+    """The changes with their positions in the corrected text. Several bytes of one character may change."""
     end = shift = 0
     for change in changes:
         start = max(end, change.position + shift)
@@ -79,7 +81,8 @@ def _placed(changes: Iterable[Change]) -> Iterator[Change]:
 
 
 def correction_record(corrected: Corrected, suggest: int | None = None) -> dict[str, Any]:
-    """A correction as JSON; with suggestions, so many candidates for each change, and also the doubts."""
+    """A correction as JSON; with `suggest`, that number of candidates for each change, and also the suspicious
+    words."""
 
     def shown(change: Change) -> dict[str, Any]:
         record = {**asdict(change), "span": change.span, "corrected_span": change.corrected_span}
@@ -88,4 +91,4 @@ def correction_record(corrected: Corrected, suggest: int | None = None) -> dict[
 
     result: dict[str, Any] = {"text": corrected.text, "original": corrected.original}
     result["changes"] = [shown(change) for change in corrected.changes]
-    return {**result, "doubts": [shown(change) for change in corrected.doubts]} if suggest else result
+    return {**result, "suspicious": [shown(change) for change in corrected.suspicious]} if suggest else result

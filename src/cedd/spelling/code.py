@@ -1,4 +1,4 @@
-"""Where a text is code: in Markdown's fences and backticks, within tags, after a prompt. What is written there has
+"""The parts of a text that are code: Markdown's fences and backticks, tags, lines after a prompt. Code consists of
 names, not words.
 
 Each pattern looks ahead by a few hundred characters at most, so that the time is linear in the text.
@@ -22,7 +22,7 @@ _INLINE = re.compile(
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int | None, str]]:
-    """From where to where blocks between fences are, and by which; None: one goes on after the text."""
+    """Start, end and fence of each fenced block; the end is None for a block that continues after the text."""
     begin: tuple[int, str] | None = None
     for fence in _FENCE.finditer(text):
         if begin is None or fence[2].strip():  # only a block's beginning has a name: what came before was an end
@@ -35,7 +35,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int | None, str]]:
 
 
 def code_spans(text: str) -> Iterator[tuple[int, int]]:
-    """From where to where a text is code."""
+    """Start and end of each part of a text that is code."""
     for start, stop, _ in _blocks(text):
         yield start, len(text) if stop is None else stop
     for match in _INLINE.finditer(text):
@@ -43,5 +43,5 @@ def code_spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def open_block(text: str) -> tuple[int, str] | None:
-    """Where a block begins that goes on after the text, and its fence."""
+    """Start and fence of a block that continues after the text."""
     return next(((start, fence) for start, stop, fence in _blocks(text) if stop is None), None)

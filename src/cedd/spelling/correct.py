@@ -1,7 +1,6 @@
-"""Correction: read the user's text as if it were noisy data at a small t, and remove the noise.
+"""Correction by the engine `letters`: read the text as noisy data at a small t, and remove the noise.
 
-Only a process that can shuffle gives the tokens that it sees a chance of being wrong, so token by token absorb is
-refused. Word by word a model of any process judges which word fits best among the others (`likelihood`).
+Only a process that can shuffle assigns visible tokens a probability of being wrong, so absorb is refused.
 """
 
 from __future__ import annotations
@@ -9,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cedd.data.text import check_text, encode_text, without_surrogates
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 from cedd.spelling.changes import Change, Corrected
 from cedd.spelling.decide import revise
 from cedd.spelling.letters import protected_tokens, token_groups
 from cedd.spelling.options import CorrectionOptions
-from cedd.spelling.rewrite import Reader
 from cedd.spelling.scores import TokenScores, Watch, score_tokens
 from cedd.spelling.transpositions import READINGS
-from cedd.spelling.word_by_word import lexicon_in, reader_in, words_folder
 
 
 def corrections(
@@ -33,7 +29,7 @@ def corrections(
     seed: int | None = None,
     watch: Watch | None = None,
 ) -> Iterator[Corrected]:
-    """The text corrected in one way after another, each as if alone; the first scores are shared."""
+    """The text corrected in one way after another, each independently; the first scores are shared."""
     check_text(text, "what is corrected")
     parts = [(Draft(loaded, part), mark) for part, mark in without_surrogates(loaded.tokenizer, text)]
     for options in ways:
@@ -49,26 +45,12 @@ def corrections(
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Word by word
-
-
-def lexicon_file(loaded: LoadedModel) -> Path | None:
-    """The lexicon beside the model that corrects words, if there is one."""
-    return lexicon_in(words_folder(loaded.folder.path, loaded.folder.config))
-
-
-def reader_beside(loaded: LoadedModel) -> Reader:
-    """The reader with that lexicon."""
-    return reader_in(words_folder(loaded.folder.path, loaded.folder.config))
-
-
-# ----------------------------------------------------------------------------------------------------------------
 # Token by token
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A text to be corrected, perhaps in several ways, which share its first scores where they can."""
+    """A text to be corrected, possibly in several ways, which share its first scores if they can."""
 
     loaded: LoadedModel
     text: str
@@ -78,7 +60,7 @@ class Draft:
     def corrected(
         self, options: CorrectionOptions, seed: int | None, watch: Watch | None = None
     ) -> tuple[str, list[Change]]:
-        """The corrected text, and what was changed."""
+        """The corrected text, and the changes."""
         loaded, tokenizer, key = self.loaded, self.loaded.tokenizer, options.first_scores
         encoded, groups = encode_text(tokenizer, self.text), token_groups(tokenizer, options.change)
         protected = protected_tokens(encoded, groups, options.change)
@@ -97,7 +79,7 @@ class Draft:
                 before=tokenizer.decode(encoded.ids[i : i + 1]),
                 after=tokenizer.decode(now[i : i + 1]),
                 confidence=float(scores.confidence[i]),
-                doubt=float(1 - scores.own[i]),
+                error_probability=float(1 - scores.own[i]),
             )
             for i, start in zip(places.tolist(), encoded.starts_of(places), strict=True)
         ]
@@ -109,14 +91,14 @@ class Draft:
 
 
 def readings(options: CorrectionOptions) -> int:
-    """About how often the network reads a text to correct it so, after its first scores."""
+    """Approximate number of times that the network reads a text to correct it, after its first scores."""
     if options.steps > 1:
         return options.steps + 1
     return options.passes - 1 + (options.max_surprise is not None) + READINGS * (options.swaps > 0)
 
 
 class CorrectionProgress:
-    """How often the network has read the text, of as often as it may have to."""
+    """Counts how often the network has read the text, relative to the planned maximum."""
 
     def __init__(self, ways: Sequence[CorrectionOptions], progress: Callable[[float, float], None]) -> None:
         keys = [options.first_scores for options in ways]
@@ -125,11 +107,11 @@ class CorrectionProgress:
         self.done, self.finished, self.progress = 0.0, 0, progress
 
     def read(self, texts: float) -> None:
-        """So much more was read; a way never takes more than was planned for it."""
+        """Add to the count; a way never exceeds its planned number."""
         self.done = min(self.done + texts, self.ends[self.finished])
         self.progress(self.done, self.ends[-1])
 
     def finish(self) -> None:
-        """The way is done, whether or not it needed all of its readings."""
+        """A way is done, whether or not it needed its planned number."""
         self.done, self.finished = self.ends[self.finished], self.finished + 1
         self.progress(self.done, self.ends[-1])

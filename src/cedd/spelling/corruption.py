@@ -1,4 +1,4 @@
-"""Spelling mistakes as users make them: letters replaced, or neighbours transposed."""
+"""Simulated spelling mistakes: letters replaced, or neighbours transposed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = (string.ascii_lowercase, string.ascii_uppercase)
 
 @dataclass(frozen=True)
 class Corruption:
-    """A text with mistakes: `text[p] != original[p]` at exactly the `positions` p (sorted), equal elsewhere."""
+    """A text with mistakes: `text[p] != original[p]` exactly at the sorted `positions` p."""
 
     text: str
     original: str
@@ -25,10 +25,10 @@ class Corruption:
 
 
 def corrupt_letters(text: str, rate: float = 0.05, seed: int = 0, letters: tuple[str, ...] = LETTERS) -> Corruption:
-    """Replace the share `rate` of the letters, each by another letter of its own class (case is kept).
+    """Replace the share `rate` of the letters, each by another letter of its class (case is kept).
 
-    Of the n letters exactly round(rate * n) are replaced, at places drawn without replacement; spaces, digits and
-    punctuation stay. The result depends on (text, rate, seed, letters) alone.
+    Of n letters exactly round(rate * n) are replaced, at positions drawn without replacement; spaces, digits and
+    punctuation stay. The result depends on (text, rate, seed, letters) only.
     """
     _check_rate(rate)
     if any(len(set(group)) != len(group) or len(group) < 2 for group in letters):
@@ -50,10 +50,10 @@ def corrupt_letters(text: str, rate: float = 0.05, seed: int = 0, letters: tuple
 
 
 def swap_letters(text: str, rate: float = 0.02, seed: int = 0, letters: tuple[str, ...] = LETTERS) -> Corruption:
-    """Transpose the share `rate` of the neighbours that are different letters of one class (of one case).
+    """Transpose the share `rate` of neighbouring pairs of different letters of one class (of one case).
 
-    Of n such pairs about round(rate * n) are transposed, drawn without replacement, but none that shares a letter with
-    one drawn before. The result depends on (text, rate, seed, letters) alone.
+    Of n such pairs about round(rate * n) are transposed, drawn without replacement, except for those that overlap with
+    an earlier draw. The result depends on (text, rate, seed, letters) only.
     """
     _check_rate(rate)
     group_of = {letter: number for number, group in enumerate(letters) for letter in group}
@@ -70,20 +70,20 @@ def swap_letters(text: str, rate: float = 0.02, seed: int = 0, letters: tuple[st
 
 def _check_rate(rate: float) -> None:
     if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"the corruption rate is a share between 0 and 1, not {rate}")
+        raise ValueError(f"the corruption rate must lie in [0, 1]; got {rate}")
 
 
 class Mistake(NamedTuple):
     """A kind of mistake."""
 
     make: Callable[[str, float, int], Corruption]
-    """Of a text, a rate and a seed."""
+    """Corrupts a text, given a rate and a seed."""
     span: int
-    """How many letters in a row one of them makes wrong."""
+    """Number of adjacent letters that one mistake makes wrong."""
     kind: str
-    """What a rate is the rate of."""
+    """What the rate refers to."""
     counted: str
-    """What there are so many of."""
+    """The name of several mistakes."""
 
 
 MISTAKES: Mapping[str, Mistake] = {

@@ -1,14 +1,14 @@
-"""Which tokens of a text are changed, and into which.
+"""The engine `letters`: which tokens of a text are changed, and into which.
 
 Shapes: L positions, N tokens of the text.
 
-The paper takes argmax p(x_0 | x_t) at every position at once. Three things serve a typed text better:
+The paper takes argmax p(x_0 | x_t) at every position at once. Three additions help with typed text:
 
 - A model of typing errors replaces the noise of the process (`scores.best_replacement`).
 - Neighbours may be transposed (`transpositions`).
-- Changes near each other are not independent: one mistake makes its neighbours look wrong as well. So the text is read
+- Nearby changes are not independent: one mistake makes its neighbours look wrong as well. The text is therefore read
   in several passes. Each makes only the strongest change of every neighbourhood, and the next one sees it made. This
-  breaks far fewer right letters, and fixes mistakes side by side.
+  breaks far fewer correct letters, and fixes adjacent mistakes.
 
 With several *steps* the reverse process is sampled from t instead.
 """
@@ -23,27 +23,28 @@ import torch
 from numpy.typing import NDArray
 
 from cedd.data.text import Flags, Ids
-from cedd.models.loaded import LoadedModel, SamplingOptions
+from cedd.data.windows import windows
+from cedd.models.loaded_model import LoadedModel
 from cedd.parameterization import Denoiser
-from cedd.samplers import Fixed
+from cedd.samplers import Fixed, SamplingOptions
 from cedd.spelling.options import CorrectionOptions
-from cedd.spelling.scores import BATCH, Scorer, TokenScores, Watch, mean_surprise, score_tokens, windows
+from cedd.spelling.scores import BATCH, Scorer, TokenScores, Watch, mean_surprise, score_tokens
 from cedd.spelling.transpositions import Transpositions, letter_groups
 
 
 @dataclass(frozen=True)
 class Revision:
-    """The tokens as they were revised, [N], and how that came about."""
+    """The revised tokens [N], and how they were decided."""
 
     now: Ids
     decided: TokenScores
-    """By which each was last decided."""
+    """The scores by which each token was last decided."""
     latest: TokenScores
     """The last scores of the text."""
     since: Flags
-    """The tokens that were changed since."""
+    """Tokens changed since these scores."""
     pairs: Flags
-    """The first tokens of transposed pairs."""
+    """First tokens of transposed pairs."""
 
 
 def revise(
@@ -57,9 +58,9 @@ def revise(
     first: TokenScores | None = None,
     watch: Watch | None = None,
 ) -> tuple[Ids, TokenScores]:
-    """The tokens after all passes or steps, [N], and of each the scores by which it was last decided.
+    """The tokens after all passes or steps, [N], and the scores by which each was last decided.
 
-    first: the scores of the text as it is given, where they are known already.
+    `first`: the scores of the given text, if already computed.
     """
     assert options.t is not None
     score = functools.partial(score_tokens, loaded, groups=groups, t=options.t, rate=options.rate, watch=watch)
@@ -83,14 +84,14 @@ def revise(
 def _in_passes(
     loaded: LoadedModel, score: Scorer, scores: TokenScores, given: Ids, free: Flags, options: CorrectionOptions
 ) -> Revision:
-    """The strongest change of every neighbourhood, pass after pass."""
+    """Make the strongest change of every neighbourhood, pass after pass."""
     swaps = Transpositions(score, options.swaps, letter_groups(loaded.tokenizer), len(given))
     now, decided, turn, transposed = given, scores, np.zeros_like(free), np.zeros_like(free)
     for number in range(options.passes):
         if number:
             scores = score(now, earlier=(scores, turn))
         view, pairs = swaps.weigh(now, scores, free, turn)
-        turn = view.strongest(free & view.doubted(options.threshold), options.reach, pairs)
+        turn = view.strongest(free & view.suspicious(options.threshold), options.reach, pairs)
         if not turn.any():
             break
         now, decided = np.where(turn, view.best, now), view.where(turn, decided)
@@ -102,9 +103,9 @@ def _in_passes(
 def _denoise(
     loaded: LoadedModel, ids: Ids, fixed: Flags, options: CorrectionOptions, seed: int | None, watch: Watch | None
 ) -> Ids:
-    """The reverse process from t, with some tokens fixed.
+    """Sample the reverse process from t, with some tokens fixed.
 
-    A denoiser's rescaling of sigma is left out: it serves the bound, and would keep mistakes in place.
+    A denoiser's rescaling of sigma is left out: it is for the bound, and would keep mistakes in place.
     """
     method = loaded.method
     if isinstance(method.parameterization, Denoiser):
@@ -116,9 +117,8 @@ def _denoise(
     for begin in range(0, len(cuts), BATCH):
         group = cuts[begin : begin + BATCH]
         x, where = (torch.from_numpy(np.stack([part[w.start : w.stop] for w in group])) for part in (ids, fixed))
-        start = {"x_start": x, "t_start": options.t}
-        own = replace(sampling, seed=None, seeds=seeds[begin : begin + BATCH])
-        drawn = loaded.draw((len(group), x.shape[1]), own, Fixed(x, where), method=method, **start)
+        own = replace(sampling, seed=None, seeds=seeds[begin : begin + BATCH], x_start=x, t_start=options.t)
+        drawn = loaded.draw((len(group), x.shape[1]), own, Fixed(x, where), method=method)
         for row, w in enumerate(group):
             result[w.first : w.last] = drawn[row, w.first - w.start : w.last - w.start].numpy()
         if watch is not None:

@@ -18,15 +18,15 @@ from cedd.spelling.code import code_spans
 
 _SHOWS_NO_WORD = r"[\d@/\\]|(?<=\w)_(?=\w)|(?<=[^\W\d_])\.(?=[^\W\d_])"
 _NON_WORD = re.compile(rf"(?<!\S)\S*?(?:{_SHOWS_NO_WORD})\S*|[^\W\d_](?=[\u0300-\u036f])")
-"""Tried once a word, from its beginning: the time is linear in the text, also where it has no blanks."""
+"""Matched once per word, from its beginning, so that the time is linear in the text even without spaces."""
 
 
 def non_words(text: str) -> Flags:
-    """The characters of a text that belong to no word of a language, though letters may be among them.
+    """The characters of a text that are not part of words, although they may include letters.
 
-    What stands between blanks is no word if it has a digit, one of @ / \\, an underscore within (an emphasis in
-    _underscores_ is a word), or a point between letters: k8s, me@home, http://x, snake_case, tinyurl.com. Neither is a
-    letter plain if its accent follows it as a character of its own, nor are words those of code (`code_spans`).
+    A string between spaces is not a word if it has a digit, one of @ / \\, an underscore inside (an emphasis in
+    _underscores_ is a word), or a point between letters: k8s, me@home, http://x, snake_case, tinyurl.com. Letters
+    followed by a combining accent and code (`code_spans`) do not count as words either.
     """
     flags = np.zeros(len(text), dtype=np.bool_)
     for start, stop in chain((match.span() for match in _NON_WORD.finditer(text)), code_spans(text)):
@@ -42,8 +42,9 @@ def protected_tokens(encoded: EncodedText, groups: NDArray[np.int64], change: st
 
 
 def plain_letter(character: str) -> tuple[str, int] | None:
-    """The script and the case of a plain letter, else None: of Latin letters those of ASCII are plain, of others those
-    that Unicode does not compose of a letter and an accent. The script is the first word of the character's name."""
+    """The script and case of a plain letter, otherwise None. Plain are the ASCII letters among Latin ones, and letters
+    of other scripts that Unicode does not decompose into letter and accent. The script is the first word of the
+    character's Unicode name."""
     if not character.isalpha() or unicodedata.decomposition(character):
         return None
     script = unicodedata.name(character, "").partition(" ")[0]
@@ -53,11 +54,11 @@ def plain_letter(character: str) -> tuple[str, int] | None:
 
 
 def token_groups(tokenizer: Tokenizer, change: str | None) -> NDArray[np.int64]:
-    """The group of each token, [V]: a token may become another of its group, and one of group -1 never changes.
+    """The group of each token, [V]: a token may become another of its group; those of group -1 never change.
 
-    For letters the groups are plain letters of one script and case (`plain_letter`), and -1 is all else: an é was meant
-    by its writer, and a model that has seen few of them would write an e. For all there is one group, and -1 is what
-    stands for no text: a vocabulary may have tokens that are no characters.
+    For letters the groups are plain letters of one script and case (`plain_letter`), and -1 is everything else: an é is
+    probably intended, and a model that has seen few of them would write an e. For all there is one group, and -1 is for
+    tokens without text.
     """
     V = tokenizer.vocab_size
     table = tokenizer.characters if change == "all" else tokenizer.single_characters

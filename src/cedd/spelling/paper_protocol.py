@@ -1,10 +1,10 @@
-"""The paper's protocol of spelling: corrupted positions restored, at places that are known.
+"""The paper's spelling protocol: corrupted positions, which are known, are restored.
 
-Shapes: N blocks, B of them at once, L positions, V vocabulary, R corrupted positions.
+Shapes: N blocks, B per batch, L positions, V vocabulary, R corrupted positions.
 
-Noise of the model's own process at a small t, the network once, the likeliest clean token argmax p(x_0 | x_t) at every
-corrupted position; the score is the share of corrupted positions that are restored. What was right is never looked at:
-on roulette it is mostly the filling of masks.
+Noise of the model's own process at a small t, one forward pass, and the likeliest clean token argmax p(x_0 | x_t) at
+every corrupted position. The score is the share of corrupted positions that are restored. Correct positions are not
+considered; on roulette most corrupted positions are masks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cedd.methods import Method
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 from cedd.network import AnyModel, Network, Places, flat_places
 from cedd.process import Noise, TokenProcess
 from cedd.spelling.book import Book, Progress
@@ -26,7 +26,7 @@ from cedd.spelling.shares import Share
 
 @dataclass(frozen=True)
 class Restoration:
-    """Corrupted positions and how many of them were restored: those that were masked and those that were shuffled."""
+    """Corrupted positions and how many of them were restored, masked and shuffled ones separately."""
 
     masked: Share
     shuffled: Share
@@ -44,16 +44,16 @@ class Restoration:
 
 @dataclass(frozen=True)
 class PaperProtocol(PaperOptions):
-    """How the paper tests correction."""
+    """The paper's protocol."""
 
     def why_not(self, loaded: LoadedModel, book: Book, seed: int) -> str:
-        """Why it cannot be measured, or nothing if it can."""
+        """Why it cannot be measured; empty if it can."""
         try:
             loaded.method.require_scores()
         except ValueError as error:
             return str(error)
         length, tokens = book.length, len(book.encoded.ids)
-        return "" if tokens >= length else f"the text fills no block of {length} tokens: it has {tokens}"
+        return "" if tokens >= length else f"the text has {tokens} tokens, fewer than one block of {length}"
 
     def measure(self, loaded: LoadedModel, book: Book, seed: int, progress: Progress | None = None) -> Restoration:
         """Corrupt the book's blocks and restore them."""
@@ -75,15 +75,15 @@ def restore(
 ) -> Restoration:
     """The paper's protocol on blocks [N, L] of clean tokens.
 
-    The noise is drawn on the host, so that a seed means the same mistakes on every device and in any batch. On CUDA the
-    network runs in bfloat16, its head in float32 and on the corrupted positions only, a chunk [r, V] at a time.
+    Noise is drawn on the host, so that a seed gives the same mistakes on every device and with any batch size. On CUDA
+    the network runs in bfloat16, and its head in float32 at the corrupted positions only, a chunk [r, V] at a time.
     """
     method.require_scores()
     if blocks.dim() != 2 or not blocks.numel():
-        raise ValueError("the text is too short: it fills no block of the model's length")
+        raise ValueError("the text is shorter than one block of the model's length")
     process.check_tokens(blocks)
     if not 0 < t <= 1:
-        raise ValueError(f"t is a time of the noise and must lie in (0, 1]; got {t:g}")
+        raise ValueError(f"t must lie in (0, 1]; got {t:g}")
     network = Network.of(model, process.vocab_size)
     device = network.device
     noise = process.noise(t)
@@ -108,7 +108,8 @@ def restore(
 def likeliest(network: Network, method: Method, x_t: Tensor, noise: Noise, places: Tensor) -> Tensor:
     """argmax p(x_0 | x_t) at the places [R] of the flattened x_t [B, L].
 
-    Denoiser and bayes: of their posterior f. Scores: of the analytic step from t to clean data (its mask left out).
+    For denoiser and bayes this is of their posterior f; for scores, of the analytic step from t to clean data (without
+    its mask).
     """
     flat = x_t.flatten()[places]
     with torch.autocast(x_t.device.type, dtype=torch.bfloat16, enabled=x_t.device.type == "cuda"):

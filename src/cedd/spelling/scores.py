@@ -1,9 +1,9 @@
-"""How a model scores each token of a text: its probability, and that of the likeliest replacement.
+"""Scores of each token of a text: its probability, and that of its likeliest replacement.
 
 Shapes: W windows, L positions, V vocabulary, N tokens of the text, R rows.
 
-The text is read in windows as if it were noisy data at a small t. A model of typing errors then replaces the noise of
-the process (`best_replacement`): a wrong letter is another letter.
+The text is read in windows as noisy data at a small t. A model of typing errors then replaces the noise of the process
+(`best_replacement`): a wrong letter is another letter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.data.text import Flags, Ids
-from cedd.models.loaded import LoadedModel
+from cedd.data.windows import windows
+from cedd.models.loaded_model import LoadedModel
 from cedd.network import Network, Places
 from cedd.process import TokenProcess
 from cedd.quadrature import bisect
@@ -28,24 +29,24 @@ from cedd.schedules import double
 from cedd.spelling.changes import Watch as Watch
 
 BATCH = 16
-"""Windows that are read at once."""
+"""Windows per batch."""
 Floats = NDArray[np.float64]
 Scorer = Callable[..., "TokenScores"]
-"""`score_tokens` with all but the text, and `earlier`, given."""
+"""`score_tokens` with all arguments bound but the text and `earlier`."""
 _TINY = 1e-300
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Of each token, [N]: the likeliest other one, that one's probability and the token's own."""
+    """For each token, [N]: the likeliest other token, its probability, and the token's own."""
 
     best: Ids
     confidence: Floats
     own: Floats
     surprise: Floats
-    """-log g of the token, g being its leave-one-out probability."""
+    """-log g of the token, where g is its leave-one-out probability."""
     swap_gain: Floats
-    """How much likelier the token and the next one would be transposed, each by itself (`swap_gain`)."""
+    """Gain in log-probability of transposing the token and the next one, each by itself (`swap_gain`)."""
 
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
@@ -53,7 +54,7 @@ class TokenScores:
 
     @property
     def trust(self) -> Floats:
-        """own / (own + best): the token's share beside its likeliest replacement."""
+        """own / (own + best): the token's probability relative to its likeliest replacement."""
         return self.own / np.maximum(self.own + self.confidence, _TINY)
 
     @property
@@ -61,18 +62,18 @@ class TokenScores:
         """log(best / own): the evidence for the replacement."""
         return np.log(np.maximum(self.confidence, _TINY)) - np.log(np.maximum(self.own, _TINY))
 
-    def doubted(self, threshold: float) -> Flags:
+    def suspicious(self, threshold: float) -> Flags:
         """Which tokens should be replaced."""
         return self.trust < min(threshold, 0.5)
 
     def where(self, chosen: Flags, other: TokenScores) -> TokenScores:
-        """These scores at the chosen tokens, the other ones elsewhere."""
+        """These scores at the chosen tokens, and the other ones elsewhere."""
         return TokenScores(*(np.where(chosen, a, b) for a, b in zip(self.columns, other.columns, strict=True)))
 
     def strongest(self, wanted: Flags, reach: int, pairs: NDArray[np.intp] | None = None) -> Flags:
-        """The wanted changes that no other wanted one within `reach` exceeds.
+        """The wanted changes that are the strongest within `reach`.
 
-        pairs: the first tokens of pairs that change together or not at all.
+        `pairs` are the first tokens of pairs that change together or not at all.
         """
         turn = wanted & local_maxima(np.where(wanted, np.abs(self.log_odds), -np.inf), reach)
         if pairs is not None:
@@ -81,26 +82,26 @@ class TokenScores:
 
 
 MOST_SURPRISE = 4.0
-"""A single letter counts for no more, so that one name or mistake does not make a whole line surprising."""
+"""Limit of a single letter's surprise, so that one name or mistake does not make a whole line surprising."""
 
 
 def mean_surprise(scores: TokenScores, left: Flags) -> Floats:
-    """How little the model predicts the text around each token, in nats a letter, [N].
+    """Mean surprise of the text around each token, in nats per letter, [N].
 
-    The mean surprise of the unchanged letters within 64 tokens (fewer than 32 count as 32). An English model predicts
-    corrected English as well as English without mistakes, and other languages badly, however few letters it doubts.
+    The mean over unchanged letters within 64 tokens (fewer than 32 count as 32). An English model predicts corrected
+    English as well as error-free English, and other languages badly even if few of their letters are suspicious.
     """
     surprise = np.where(left, np.minimum(scores.surprise, MOST_SURPRISE), 0.0)
     return sums_within(surprise, 64) / np.maximum(sums_within(left, 64), 32)
 
 
 def sums_within(values: NDArray[Any], reach: int) -> Floats:
-    """The sum of all values within `reach` of each, [N]."""
+    """The sum of all values within `reach` of each position, [N]."""
     return np.convolve(values.astype(np.float64), np.ones(2 * reach + 1), "full")[reach : reach + len(values)]
 
 
 def local_maxima(strength: Floats, reach: int) -> Flags:
-    """Where nothing within `reach` is stronger, [N]; the windows of the running maximum double in width."""
+    """Positions where no value within `reach` is larger, [N]. The windows of the running maximum double in width."""
     reach = min(reach, len(strength))
     highest, width, window = np.pad(strength, reach, constant_values=-np.inf), 1, 2 * reach + 1
     while width < window:
@@ -114,10 +115,10 @@ def local_maxima(strength: Floats, reach: int) -> Flags:
 
 
 def rate_of_time(process: TokenProcess, t: float) -> float:
-    """The share of wrong tokens among those that are not masked at time t.
+    """The share of wrong tokens among unmasked tokens at time t.
 
-    Such a token has been redrawn from all V with probability (alive - keep)/alive = 1 - exp(-beta), and is then wrong
-    except for one draw in V: rate = (1 - exp(-beta(t))) (1 - 1/V).
+    An unmasked token has been redrawn from all V with probability (alive - keep)/alive = 1 - exp(-beta), and is then
+    wrong except for one draw in V: rate = (1 - exp(-beta(t))) (1 - 1/V).
     """
     return -float(torch.expm1(-process.beta(t))) * (1 - 1 / process.vocab_size)
 
@@ -130,41 +131,13 @@ def time_of_rate(process: TokenProcess, rate: float) -> float:
     """
     most = rate_of_time(process, 1.0)
     if not 0 < rate < most:
-        raise ValueError(
-            f"a rate of wrong tokens must lie in (0, {most:.3g}) for this model's process; got {rate:g}, without t"
-        )
+        raise ValueError(f"rate must lie in (0, {most:.3g}) for this model's process unless t is given; got {rate:g}")
     beta = double(-math.log1p(-rate * process.vocab_size / (process.vocab_size - 1)))
     return max(float(bisect(process.beta, beta, 0.0, 1.0, halvings=40)), 2 * LAST_TIME)
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # The network's scores, window by window
-
-
-@dataclass(frozen=True)
-class Window:
-    """Tokens start..stop-1, of which it decides those from `first` to `last`-1: the rest is context."""
-
-    start: int
-    stop: int
-    first: int
-    last: int
-
-
-def windows(count: int, length: int) -> list[Window]:
-    """Windows of `length` tokens that overlap by a quarter and together score every token once."""
-    if count <= length:
-        return [Window(0, count, 0, count)]
-    context = length // 8
-    stride = length - 2 * context
-    starts = [*range(0, count - length, stride), count - length]
-    made: list[Window] = []
-    scored = 0
-    for start in starts:
-        last = count if start == count - length else start + length - context
-        made.append(Window(start, start + length, scored, last))
-        scored = last
-    return made
 
 
 @torch.no_grad()
@@ -180,7 +153,8 @@ def score_tokens(
 ) -> TokenScores:
     """The scores of each token of a text (see `best_replacement`).
 
-    earlier: scores of the text as it was, and which tokens have changed since: windows without a change keep them.
+    `earlier`: scores of an earlier version of the text, and the tokens that have changed since. Windows without a
+    change keep their scores.
     """
     cuts = windows(len(ids), loaded.length)
     whole = len(cuts)
@@ -207,8 +181,8 @@ def score_tokens(
 def log_posteriors(
     loaded: LoadedModel, network: Network, x: Tensor, places: Tensor, t: float
 ) -> Iterator[tuple[Tensor, slice]]:
-    """log p(x_0 | x) at flat places [R] of windows x [W, L], read as noisy data at time t: part after part [r, V], and
-    which of the places these are."""
+    """log p(x_0 | x) at flat places [R] of windows x [W, L], read as noisy data at time t, in parts [r, V] with the
+    slice of places of each."""
     noise, seen = loaded.process.noise(t).to(x.device), x.flatten()[places]
     for outputs, rows in network.rows(x, noise.sigma, Places(places)).chunks():
         tokens = seen[rows]
@@ -218,7 +192,7 @@ def log_posteriors(
 def _score_windows(
     loaded: LoadedModel, network: Network, x: Tensor, groups: Tensor, t: float, rate: float
 ) -> list[Tensor]:
-    """The columns of `TokenScores` for windows of the text, [W, L] each, through the vocabulary in chunks."""
+    """The columns of `TokenScores` for windows of the text, [W, L] each, computed in chunks of the vocabulary head."""
     flat, noise_rate = x.flatten(), rate_of_time(loaded.process, t)
     sides = torch.stack([x.roll(1, 1), x.roll(-1, 1)], -1).flatten(0, 1)  # [W L, 2]
     parts: list[tuple[Tensor, ...]] = []
@@ -236,14 +210,14 @@ def best_replacement(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest token other than x, its probability, and that of x itself; [R] each.
 
-    The network's log p(x_0 | x_t) [R, V] takes x for a token of its own process at t: right with 1 - r, and wrong as
-    each of V - 1 tokens with r / (V - 1), r = `noise_rate`. In a *typed* text x is wrong with probability `rate`, and
-    what was meant is one of the G - 1 others of its group (a letter of the same case). Bayes' rule replaces the first
-    by the second: all outside the group drops out, the odds of x fall by
+    The network's log p(x_0 | x_t) [R, V] assumes that x comes from its own process at t: right with probability 1 - r,
+    and wrong as each of V - 1 tokens with r / (V - 1), r = `noise_rate`. In a *typed* text x is wrong with probability
+    `rate`, and the intended token is one of the G - 1 others of its group (a letter of the same case). Bayes' rule
+    replaces the first assumption by the second: tokens outside the group are excluded, and the odds of x fall by
 
         [(1 - r) (V - 1) / r]  /  [(1 - rate) (G - 1) / rate].
 
-    Where the likeliest other token of all is outside the group, what was meant cannot be written, and x stays as it is.
+    If the likeliest other token is outside the group, the intended token cannot be written, and x is kept.
     """
     V = log_posterior.shape[-1]
     allowed = (groups == groups[x][:, None]) & (groups >= 0)  # [R, V]
@@ -259,8 +233,8 @@ def best_replacement(
 def leave_one_out(log_posterior: Tensor, tokens: Tensor, noise_rate: float) -> Tensor:
     """log g of several tokens, [R, K], the first of which is x: their probabilities given all the text but x.
 
-    The network has seen x, and Bayes' rule is undone: its posterior f has the odds of x raised by
-    e = (1 - r) (V - 1) / r, r = `noise_rate`, so g is f, but f / e at x, divided by the sum 1 - f_x + f_x / e.
+    Bayes' rule is inverted, since the network has seen x: its posterior f has the odds of x raised by e = (1 - r) (V -
+    1) / r, r = `noise_rate`, so g is f, but f / e at x, divided by the sum 1 - f_x + f_x / e.
     """
     log_e = math.log(log_posterior.shape[-1] - 1) - log_odds(noise_rate)
     log_f = log_posterior.gather(-1, tokens)
@@ -271,7 +245,7 @@ def leave_one_out(log_posterior: Tensor, tokens: Tensor, noise_rate: float) -> T
 
 def swap_gain(unseen: Tensor) -> Tensor:
     """The gain in log g of the right neighbour in the token's place, plus that of the token in its neighbour's, [W, L];
-    0 at the last, which has no neighbour. From log g of the token, its left and its right neighbour, [W, L, 3]."""
+    0 at the last token. Computed from log g of the token, its left and its right neighbour, [W, L, 3]."""
     preferred = unseen[..., 1:] - unseen[..., :1]
     return torch.nn.functional.pad(preferred[:, :-1, 1] + preferred[:, 1:, 0], (0, 1))
 

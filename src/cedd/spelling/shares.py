@@ -2,7 +2,7 @@
 
 Shapes: N blocks.
 
-Mistakes of one block share its words, so the independent units of an interval are blocks.
+Mistakes in one block share its words, so blocks are the independent units of an interval.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cedd.bounds.estimate import Interval, student_quantile
 
 @dataclass(frozen=True)
 class Share:
-    """`hits` out of `totals`, one pair a block: [N] int64 each."""
+    """`hits` out of `totals`, per block: [N] int64 each."""
 
     hits: Tensor
     totals: Tensor
@@ -37,12 +37,13 @@ class Share:
 
     @property
     def value(self) -> float:
-        """The ratio estimate: all hits by all that was counted."""
+        """The ratio estimate: all hits divided by all totals."""
         return self.count / self.total if self.total else math.nan
 
     @property
     def stderr(self) -> float:
-        """Of the ratio R = sum h / sum m over N independent blocks: sqrt(N/(N-1) sum (h - R m)^2) / sum m."""
+        """Standard error of the ratio R = sum h / sum m over N independent blocks: sqrt(N/(N-1) sum (h - R m)^2) / sum
+        m."""
         blocks = len(self.hits)
         if blocks < 2 or not self.total:
             return math.nan
@@ -51,9 +52,9 @@ class Share:
 
     @property
     def ci95(self) -> Interval:
-        """Wilson's interval for as many independent things as would have this standard error, at most the total.
+        """Wilson's interval for the effective number of independent trials with this standard error, at most the total.
 
-        Unlike value +- 2 stderr it stays within [0, 1] and says something where nothing, or everything, was hit.
+        Unlike value +- 2 stderr it stays within [0, 1] and has a positive width if nothing, or everything, was hit.
         """
         value, error, blocks = self.value, self.stderr, len(self.hits)
         if math.isnan(error):
@@ -65,7 +66,7 @@ class Share:
         return max(0.0, centre - half), min(1.0, centre + half)
 
     def record(self) -> dict[str, Any]:
-        """As JSON: null where there was nothing to count."""
+        """As JSON, with null for undefined numbers."""
         numbers = {"share": self.value, "stderr": self.stderr, "low": self.ci95[0], "high": self.ci95[1]}
         finite = {name: round(x, 6) if math.isfinite(x) else None for name, x in numbers.items()}
         return {**finite, "count": self.count, "total": self.total}

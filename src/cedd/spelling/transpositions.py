@@ -2,15 +2,15 @@
 
 Shapes: N tokens of the text.
 
-For two neighbours a, b one reading of the text gives g_1(.|b) and g_2(.|a): the leave-one-out probabilities of each
-while the other stays. By the chain rule two readings, of the text as it is and of the text with the two transposed,
-determine the joint ratio, over "bb" or over "aa":
+For two neighbours a, b one forward pass gives g_1(.|b) and g_2(.|a): the leave-one-out probabilities of each given the
+other. By the chain rule two passes, on the text as it is and on the text with the two transposed, determine the joint
+ratio, over "bb" or over "aa":
 
     p(ba)/p(ab) = g_1(b|b)/g_1(a|b) g_2(a|b)/g_2(b|b)  =  g_2(a|a)/g_2(b|a) g_1(b|a)/g_1(a|a).
 
 With W = log g_1(b|b)/g_1(a|b) + log g_2(a|a)/g_2(b|a), the gain of transposing them (`scores.swap_gain`), and W' the
-gain of transposing them back once that is done, the mean of both ways is log p(ba)/p(ab) = (W - W')/2. No mask is
-needed, and W, which costs nothing, says which pairs are worth a second reading; pairs far from each other share it.
+gain of transposing them back afterwards, the mean of both ways is log p(ba)/p(ab) = (W - W')/2. No mask is needed, and
+W, which costs nothing, indicates which pairs are worth a second pass; distant pairs share it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from cedd.spelling.scores import Floats, Scorer, TokenScores, log_odds, sums_wit
 
 Places = NDArray[np.intp]
 LEAST_GAIN = -3.0
-"""Pairs with a lower one are skipped: one of 123 that were transposed in a book, and 97% of all its pairs."""
+"""Pairs with a lower gain are skipped: one of 123 that were transposed in a book, and 97% of all its pairs."""
 APART = 16
-"""Pairs so far apart are transposed in the same reading, and a change so far away leaves a score as it was."""
+"""Pairs at least this far apart are transposed in the same pass, and a change this far away leaves a score valid."""
 READINGS = 3
-"""How often a text is read, in one pass, with pairs transposed; a good model needs few."""
+"""Forward passes with transposed pairs, per correction pass; a good model needs few."""
 
 
 def letter_groups(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """The groups within which letters are transposed (plain, of one script and case), [V]; all -1 where tokens are no
+    """The groups within which letters are transposed (plain, of one script and case), [V]; all -1 if tokens are not
     letters."""
     try:
         return token_groups(tokenizer, "letters")
@@ -45,7 +45,7 @@ def letter_groups(tokenizer: Tokenizer) -> NDArray[np.int64]:
 
 
 def transposed(ids: Ids, firsts: Places) -> Ids:
-    """The tokens with these and their right neighbours exchanged."""
+    """The tokens with these and their right neighbours swapped."""
     result = ids.copy()
     result[firsts], result[firsts + 1] = ids[firsts + 1], ids[firsts]
     return result
@@ -56,8 +56,9 @@ class Transpositions:
 
     Args:
         score: scores the tokens of a text.
-        share: of neighbouring letters, those that are expected to be transposed.
+        share: expected share of transposed neighbouring letters.
         letters: groups of tokens, [V]: only two of one group, which is not negative, are transposed.
+        N: number of tokens.
     """
 
     def __init__(self, score: Scorer, share: float, letters: NDArray[np.int64], N: int) -> None:
@@ -67,9 +68,9 @@ class Transpositions:
         """That the token and the next one are transposed; nan where that is not known yet."""
 
     def weigh(self, ids: Ids, scores: TokenScores, free: Flags, changed: Flags) -> tuple[TokenScores, Places]:
-        """The scores with transpositions where they are likelier than other changes, and where those begin.
+        """The scores with transpositions where they are likelier than other changes, and the first tokens of these.
 
-        changed: the tokens that were changed since the text was last weighed.
+        `changed`: the tokens changed since the last call.
         """
         if self.prior == -math.inf:
             return scores, np.zeros(0, np.intp)
@@ -84,15 +85,15 @@ class Transpositions:
         return with_transpositions(scores, ids, self.log_odds)
 
     def candidates(self, ids: Ids, scores: TokenScores, free: Flags) -> Flags:
-        """The first tokens of pairs that may be transposed, and might be wrong, [N]."""
+        """First tokens of pairs that may be transposed and might be wrong, [N]."""
         group, pair = self.letters[ids], np.zeros(len(ids), np.bool_)
         pair[:-1] = (group[:-1] == group[1:]) & (ids[:-1] != ids[1:]) & free[:-1] & free[1:]
         return pair & (group >= 0) & (scores.swap_gain > LEAST_GAIN)
 
 
 def with_transpositions(scores: TokenScores, ids: Ids, log_odds: Floats) -> tuple[TokenScores, Places]:
-    """The scores with each transposition that is likelier than one that shares a letter with it, and than every
-    replacement of either letter; and where these transpositions begin."""
+    """The scores with each transposition that is likelier than overlapping ones and than every replacement of either
+    letter; and the first tokens of these."""
     other = np.pad(scores.log_odds, (0, 1), constant_values=-np.inf)
     beside = np.pad(log_odds, 1, constant_values=-np.inf)
     firsts = np.flatnonzero(log_odds > np.maximum.reduce([other[:-1], other[1:], beside[:-2], beside[2:]]))
@@ -103,8 +104,8 @@ def with_transpositions(scores: TokenScores, ids: Ids, log_odds: Floats) -> tupl
 
 
 def far_apart(places: Places, gains: Floats) -> list[Places]:
-    """The places in at most `READINGS` groups in which no two are nearer than `APART`; where they stand too close
-    together for that, those with the least gain, [N], are in none."""
+    """The places in at most `READINGS` groups in which no two are nearer than `APART`. If there are too many, those
+    with the least gain [N] are in no group."""
     groups: list[list[int]] = [[] for _ in range(READINGS)]
     taken = np.zeros((READINGS, len(gains)), np.bool_)
     for place in places[np.argsort(-gains[places], kind="stable")].tolist():

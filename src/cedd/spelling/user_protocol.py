@@ -1,7 +1,7 @@
-"""The protocol that users mean: letters replaced or transposed at places the model is not told.
+"""The user's spelling protocol: letters replaced or transposed at positions that the model does not know.
 
-Three texts, the original, the one with mistakes and the corrected one, are compared letter by letter: what was wrong
-is fixed, missed or altered into another mistake, what was right is left alone or broken.
+The original, the corrupted and the corrected text are compared letter by letter: mistakes are fixed, missed or altered
+into other mistakes, and correct letters are kept or broken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cedd.models.loaded import LoadedModel
+from cedd.models.loaded_model import LoadedModel
 from cedd.spelling.book import Book, Progress
 from cedd.spelling.correct import CorrectionProgress, corrections
 from cedd.spelling.corruption import MISTAKES
@@ -28,11 +28,11 @@ from cedd.storage import atomic_file
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of a text with mistakes; shares with blocks as their units.
+    """The outcome of a correction; shares have blocks as units.
 
-    Of the mistakes: fixed, missed (left as they are), altered (changed into another mistake).
-    Of what was right: broken letters (of any alphabet), and broken others (spaces, digits, punctuation).
-    Of all characters: wrong before, as many as were made wrong, and after.
+    Among mistakes: fixed, missed (unchanged), altered (changed into another mistake). Among correct characters: broken
+    letters (of any alphabet), and broken others (spaces, digits, punctuation). Among all characters: wrong before, and
+    wrong after correction.
     """
 
     fixed: Share
@@ -50,17 +50,15 @@ class Outcomes:
 
 
 def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128, span: int = 1) -> Outcomes:
-    """Three texts of the same length, compared letter by letter; `unit` characters make a block.
+    """Compare three texts of the same length letter by letter; `unit` characters make a block.
 
-    A mistake is `span` wrong letters in a row (2: exchanged neighbours): fixed if all of them are right again, missed
-    if none was touched; it counts in the block of its first.
+    A mistake is `span` wrong letters in a row (2: swapped neighbours). It is fixed if all of them are correct again,
+    missed if none was changed, and counts in the block of its first letter.
     """
     if not len(original) == len(corrupted) == len(corrected):
-        raise ValueError(
-            "letters are compared place by place: the original, the corrupted and the corrected text must be as long"
-        )
+        raise ValueError("the original, the corrupted and the corrected text must have the same length")
     if unit < 1 or not original:
-        raise ValueError("there is no letter to compare: give a text and blocks of at least one character")
+        raise ValueError("the text and its blocks must have at least one character")
     was, seen, now = (np.frombuffer(text.encode("utf-32-le"), dtype="<u4") for text in (original, corrupted, corrected))
     letters = np.fromiter(map(str.isalpha, original), np.bool_, len(original))
     mistake, wrong, touched = seen != was, now != was, now != seen
@@ -87,17 +85,17 @@ def outcomes(original: str, corrupted: str, corrected: str, unit: int = 128, spa
 
 
 def _within(flags: NDArray[np.bool_], span: int) -> NDArray[np.bool_]:
-    """Whether a place or one of the span - 1 after it is flagged."""
+    """Whether a position or one of the span - 1 after it is flagged."""
     return np.logical_or.reduce(np.lib.stride_tricks.sliding_window_view(np.pad(flags, (0, span - 1)), span), axis=-1)
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# CorrectionResult measured
+# Measuring
 
 
 @dataclass(frozen=True)
 class CorrectionResult:
-    """One way to correct, with its options, and what came of it."""
+    """One way to correct, with its options and outcomes."""
 
     way: str
     options: Mapping[str, Any]
@@ -113,10 +111,10 @@ class CorrectionResult:
 
 @dataclass(frozen=True)
 class UserProtocol(UserOptions):
-    """Which mistakes are made, and in which ways they are corrected."""
+    """The user's protocol."""
 
     def why_not(self, loaded: LoadedModel, book: Book, seed: int) -> str:
-        """Why it cannot be measured, or nothing if it can."""
+        """Why it cannot be measured; empty if it can."""
         tokenizer = loaded.tokenizer
         if tokenizer.characters is None:
             return f"the user's protocol compares letters: it needs a character tokenizer, not {tokenizer.name}"
@@ -126,13 +124,13 @@ class UserProtocol(UserOptions):
             return str(error)
         made = MISTAKES[self.mistakes]
         if not len(made.make(book.text, self.rate, seed).positions):
-            return f"the text has too few letters: at a rate of {self.rate:g} there are no {made.counted}"
+            return f"the text is too short: at a rate of {self.rate:g} there are no {made.counted}"
         return ""
 
     def measure(
         self, loaded: LoadedModel, book: Book, seed: int, progress: Progress = lambda done, planned: None
     ) -> list[CorrectionResult]:
-        """Mistakes made, and corrected in every way that is asked for; the model's own way first."""
+        """Make mistakes and correct them in every requested way; the model's own way comes first."""
         mistake = MISTAKES[self.mistakes]
         corruption = mistake.make(book.text, self.rate, seed)
         ways = self.ways(loaded)
@@ -145,7 +143,7 @@ class UserProtocol(UserOptions):
         return [CorrectionResult(way, asdict(options), seen[options]) for way, options in ways]
 
     def ways(self, loaded: LoadedModel) -> list[tuple[str, CorrectionOptions]]:
-        """The model's own way, and each that is asked for at every threshold, all of them checked."""
+        """The model's own way, and each requested one at every threshold, all of them checked."""
         asked = {"change": self.change, "swaps": self.swaps}
         planned = [("its own", correction_options(loaded, asked))]
         numbers = {f"{n} pass{'es' * (n != 1)}": {"steps": 1, "passes": n} for n in self.passes}
@@ -160,7 +158,7 @@ class UserProtocol(UserOptions):
 
 
 def save_plot(path: Path, corrections: Sequence[CorrectionResult]) -> None:
-    """Mistakes fixed over letters broken, in percent with 95% intervals: a curve over the threshold for each way."""
+    """Plot mistakes fixed over letters broken, in percent with 95% intervals: one curve over the threshold per way."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
@@ -181,6 +179,6 @@ def save_plot(path: Path, corrections: Sequence[CorrectionResult]) -> None:
 
 
 def _bars(shares: Sequence[Share]) -> NDArray[np.float64]:
-    """How far the intervals reach below and above, in percent, [2, N]; 0 where there is none."""
+    """Distances to the ends of the intervals, in percent, [2, N]; 0 without an interval."""
     reach = [(share.value - share.ci95[0], share.ci95[1] - share.value) for share in shares]
     return 100 * np.nan_to_num(np.array(reach, dtype=np.float64).T.clip(0.0))

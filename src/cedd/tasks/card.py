@@ -1,9 +1,8 @@
-"""A model's card: README.md of its folder, written from config.json alone, so that the two never disagree.
+"""A model's card: README.md of its folder, generated from config.json alone, so that the two always agree.
 
-What is said there beyond the model's shape, a folder's config.json holds under these keys, each of which may lack:
-`title` and `summary`; `imported` (`family`, `source`), of a network that others have trained; `training` (`data`,
-`command`, `steps`, `batch`); `results`, figures as `cedd spelling --json` and `cedd evaluate --json` print them;
-`correction` and `sampling`, the model's defaults, and `chosen`, how they were.
+Besides the model's shape, config.json may have these keys: `title` and `summary`; `imported` (`family`, `source`) for a
+converted network; `training` (`data`, `command`, `steps`, `batch`); `results`, as printed by `cedd spelling --json` and
+`cedd evaluate --json`; `correction` and `sampling`, the model's defaults, and `chosen`, how they were chosen.
 """
 
 from __future__ import annotations
@@ -22,38 +21,38 @@ tags: [discrete-diffusion, diffusion-language-model{more}]
 """
 
 _CORRECTION = """\
-- Correction substitutes tokens one for one, and transposes neighbouring letters. It inserts and deletes letters only
-  with a lexicon (`words.safetensors`) beside the weights, as english has; without one "helo" stays four letters.
-- It knows the language of its data only. Names, foreign words and quotations may look like mistakes to it; look at
-  what it changed (`--json`, or the colours on a terminal) before you rely on it.
+- Correction substitutes tokens one for one and transposes neighbouring letters. It inserts and deletes letters only
+  with a lexicon (`words.safetensors`) in the model's folder, as english has; without one "helo" stays four letters.
+- The model knows only the language of its data. It may treat names, foreign words and quotations as mistakes; check
+  its changes (`--json`, or the colours on a terminal) before you rely on them.
 """
 
 _LIMITS = """\
-- What it writes by itself is an imitation of its data, not a statement about the world.
-- It is a small model, made to show and to measure; it is no judge of anybody's writing.
+- Generated text imitates the training data; it is not a source of facts.
+- This is a small model for demonstrations and measurements. Do not use it to grade writing.
 """
 
 
 def model_card(config: Mapping[str, Any], parameters: int) -> str:
-    """The card of the model that config.json describes."""
+    """The card of the model described by config.json."""
     corrects = config["process"]["name"] != "absorb"
     parts = [
         _head(config.get("imported", {}), corrects),
         f"# {config.get('title', 'A discrete diffusion language model')}\n",
         *([f"{config['summary']}\n"] if config.get("summary") else []),
         _use(config),
-        "## What it is\n\n" + _table(_shape(config, parameters)),
+        "## Model\n\n" + _table(_shape(config, parameters)),
         *_origin(config.get("imported", {})),
         *_training(config.get("training", {}), config.get("data", {})),
-        *([f"## How {_chosen(config)}'s defaults were chosen\n\n{config['chosen']}\n"] if config.get("chosen") else []),
+        *([f"## Defaults of {_chosen(config)}\n\n{config['chosen']}\n"] if config.get("chosen") else []),
         *_results(config.get("results", {})),
-        "## What it is not for\n\n" + (_CORRECTION if corrects else "") + _LIMITS,
+        "## Limitations\n\n" + (_CORRECTION if corrects else "") + _LIMITS,
     ]
     return "\n".join(parts)
 
 
 def _head(imported: Mapping[str, Any], corrects: bool) -> str:
-    """What the hub reads; the licence of an imported network is its authors' matter."""
+    """Metadata for the hub. The licence of a converted network is determined by its authors."""
     source = str(imported.get("source", ""))
     base = f"\nbase_model: {source}" if source.count("/") == 1 else ""
     return _HEAD.format(
@@ -65,8 +64,8 @@ def _head(imported: Mapping[str, Any], corrects: bool) -> str:
 def _origin(imported: Mapping[str, Any]) -> Iterator[str]:
     if imported:
         yield (
-            f"## Where it is from\n\nA network of the family {imported['family']}, trained and released by its authors "
-            f"as `{imported['source']}`, and imported by `cedd import`. Their licence applies to its weights.\n"
+            f"## Source\n\nA network of the family {imported['family']}, trained and released by its authors as "
+            f"`{imported['source']}`, and converted by `cedd import`. Its weights are under their licence.\n"
         )
 
 
@@ -74,10 +73,17 @@ def _chosen(config: Mapping[str, Any]) -> str:
     return "sampling" if config.get("sampling") and not config.get("correction") else "correction"
 
 
+def _method(config: Mapping[str, Any]) -> str:
+    """The name of the method, which is saved with its parts or alone."""
+    method = config["method"]
+    return method if isinstance(method, str) else method["name"]
+
+
 def _use(config: Mapping[str, Any]) -> str:
     name = config.get("title", "FOLDER")
-    lines = ["import cedd", "", f'model = cedd.load("{name}")', "model.generate()"]
-    if config["method"] != "ar":
+    own = f', architecture="{config["architecture"]}"' if ":" in config["architecture"] else ""
+    lines = ["import cedd", "", f'model = cedd.load("{name}"{own})', "model.generate()"]
+    if _method(config) != "ar":
         lines.append('model.infill("The ____ sat on the ____.")')
     if config["process"]["name"] != "absorb":
         lines.append('model.correct("It was a drak and stormy nihgt")')
@@ -85,7 +91,7 @@ def _use(config: Mapping[str, Any]) -> str:
 
 
 def constant_shares(process: Mapping[str, Any]) -> str:
-    """What follows the name of a process that has a constant share of masks or of shuffles."""
+    """The constant share of masks or shuffles of a process, in brackets, if it has one."""
     shares = {name: process[name] for name in ("p_m", "p_u") if isinstance(process.get(name), float)}
     return f" ({', '.join(f'{name} = {share:g}' for name, share in shares.items())})" if shares else ""
 
@@ -93,18 +99,25 @@ def constant_shares(process: Mapping[str, Any]) -> str:
 def _shape(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
     network, process = config["network"], config["process"]
     return {
-        "method": f"`{config['method']}`",
+        "method": f"`{_method(config)}`",
         "process": f"`{process['name']}`{constant_shares(process)}",
         "schedule": _schedule(process.get("schedule", {})),
-        "network": f"{network['depth']} blocks of width {network['width']}, {parameters:,} parameters",
-        "tokens": f"`{config['tokenizer']['name']}`, {network['vocab_size']:,} of them",
-        "reads": f"{config['length']} tokens at once",
-        "weights": f"{config.get('weights', 'float32')} on the disk, float32 in memory",
+        "network": f"{_size(config)}, {parameters:,} parameters",
+        "tokens": f"`{config['tokenizer']['name']}`, vocabulary of {network['vocab_size']:,}",
+        "context": f"{config['length']} tokens",
+        "weights": f"{config.get('weights', 'float32')} on disk, float32 in memory",
         **{
-            f"{kind}'s defaults": ", ".join(f"{k} {v}" for k, v in config.get(kind, {}).items()) or None
+            f"defaults of {kind}": ", ".join(f"{k} {v}" for k, v in config.get(kind, {}).items()) or None
             for kind in ("correction", "sampling")
         },
     }
+
+
+def _size(config: Mapping[str, Any]) -> str:
+    network = config["network"]
+    if config["architecture"] == "transformer":
+        return f"{network['depth']} blocks of width {network['width']}"
+    return f"`{config['architecture']}`"
 
 
 def _schedule(schedule: Mapping[str, Any]) -> str | None:
@@ -115,7 +128,7 @@ def _schedule(schedule: Mapping[str, Any]) -> str | None:
 def _training(training: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
     if not training and not data:
         return
-    yield "## What it was trained on, and how\n"
+    yield "## Training\n"
     if training.get("data"):
         yield f"{training['data']}\n"
     rows = {kind: f"{part['blocks'] * part['length']:,} tokens" for kind, part in data.items()}
@@ -126,7 +139,7 @@ def _training(training: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[
         low, high = bound["ci95"]
         interval = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
         where = f"{bound['sequences']} held-out blocks, step {bound['step']:,}"
-        rows["bound while training"] = f"{bound['nats_per_token']:.3f} nats a token{interval}, {where}"
+        rows["bound during training"] = f"{bound['nats_per_token']:.3f} nats per token{interval}, {where}"
     if rows:
         yield _table(rows)
     if training.get("command"):
@@ -134,16 +147,16 @@ def _training(training: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[
 
 
 _COLUMNS = """\
-By `cedd spelling MODEL --data BOOK --protocol user --blocks BLOCKS --seed SEED` on the middle of a text, with 95%
-intervals. *fixed*, *missed* and *altered* (into another mistake) are shares of the mistakes that were made, *broken* of
-the letters that were right, *broken_others* of the spaces, digits and punctuation; *before* and *after* of all
-characters: those wrong as they were given, and as they came out.
+Measured by `cedd spelling MODEL --data BOOK --protocol user --blocks BLOCKS --seed SEED` on the middle of a text, with
+95% intervals. *fixed*, *missed* and *altered* (into another mistake) are shares of the mistakes, *broken* of the
+correct letters, *broken_others* of the spaces, digits and punctuation. *before* and *after* are the shares of wrong
+characters before and after correction.
 """
 
 
 def _results(results: Mapping[str, Any]) -> Iterator[str]:
     if results:
-        yield "## What it scores\n"
+        yield "## Results\n"
     if any(is_spelling(figures) for figures in results.values()):
         yield _COLUMNS
     for name, figures in results.items():
@@ -152,12 +165,12 @@ def _results(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_evaluation(figures: Any) -> bool:
-    """Whether these are what `cedd evaluate --json` printed."""
+    """Whether these are results printed by `cedd evaluate --json`."""
     return isinstance(figures, Mapping) and "runs" in figures and "protocol_sha256" in figures.get("data", {})
 
 
 def _evaluated(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Perplexities with their intervals, and what they were measured on."""
+    """Perplexities with their intervals, and the data they were measured on."""
     data, runs = figures["data"], figures["runs"]
     yield "text", f"{data['set']}, {data.get('evaluated_sequences', '')} sequences of {data.get('length', '')} tokens"
     yield "protocol", data["protocol_sha256"][:12]
@@ -172,7 +185,7 @@ def _evaluated(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def is_spelling(figures: Any) -> bool:
-    """Whether these are figures of correction, which hold for its options only."""
+    """Whether these are results of correction, which depend on its options."""
     return isinstance(figures, Mapping) and "fixed" in figures
 
 
@@ -182,7 +195,7 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Figures under their names, joined by points; a share with its interval, or a short list, is one figure."""
+    """Results by name, joined by points; a share with its interval, or a short list, is one result."""
     if isinstance(value, Mapping) and value.get("share") is not None:
         ends = [f"{100 * value[key]:.3g}" for key in ("low", "high") if value.get(key) is not None]
         interval = f" ({' to '.join(ends)})" if ends else ""

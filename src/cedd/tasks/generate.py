@@ -1,11 +1,20 @@
-"""Text from nothing, or after a prompt."""
+"""Text from nothing, or after a prompt.
+
+Models that write blocks, and autoregressive models, continue a text from the left; so do all others beyond the tokens
+that they read at once: in parts of at most half of these, each drawn after as many tokens before it (tasks/windows.py).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from numbers import Integral
+
 from torch import Tensor
 
-from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.samplers.loop import Callback
+from cedd.constraints import Language
+from cedd.models.loaded_model import LoadedModel
+from cedd.samplers import Constraint, SamplingOptions
+from cedd.samplers.random_numbers import check_shape
 from cedd.tasks.template import Template
 
 
@@ -14,11 +23,11 @@ def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Templ
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"a prompt is a text; got {text!r}")
     size = loaded.length if length is None else length
-    loaded.check_length(size)
+    if not (isinstance(size, Integral) and size >= 1):
+        raise ValueError(f"the length of a text is a number of tokens, at least 1 (got {size})")
+    check_shape((1, size))
     if (prompt := Template.of([text, 0], loaded.tokenizer).width) > size:
-        raise ValueError(
-            f"the prompt has {prompt} tokens, but the model writes {size}; shorten it or train a longer model"
-        )
+        raise ValueError(f"the prompt has {prompt} tokens, but the text only {size}; shorten it, or ask for more")
     return Template.of([text, size - prompt], loaded.tokenizer)
 
 
@@ -29,14 +38,55 @@ def generate_ids(
     return prompt_template(loaded, "", length).draw(loaded, n, options)
 
 
+def constrained_template(loaded: LoadedModel, prompt: str, length: int | None, language: Language) -> Template:
+    """A prompt, and a blank whose text is in a language and may end before the tokens do.
+
+    Without a length it is as long as the model reads; where the texts of the language have a longest one, it has room
+    for that, but at most for twice as many tokens as the shortest takes and 16 more.
+    """
+    template = prompt_template(loaded, prompt, length).in_languages([language], may_end=True)
+    room, before = len(template.spans[0]), template.width - len(template.spans[0])
+    texts = prompt_template(loaded, prompt, length).in_languages([language]).spans[0].language.automaton
+    if length is not None or not (lengths := texts.lengths(room)) or texts.is_infinite:
+        return template
+    most = min(lengths[-1], 2 * lengths[0] + 16)
+    longest = max(count for count in lengths if count <= most)
+    size = before + min(longest + bool(loaded.tokenizer.ends), room)
+    return prompt_template(loaded, prompt, size).in_languages([language], may_end=True)
+
+
+def template_of(
+    loaded: LoadedModel, prompt: str, length: int | None, constraint: Constraint | Language | None
+) -> tuple[Template, Constraint | None]:
+    """What `generate` fills, with languages in it, and the other constraint."""
+    if isinstance(constraint, Language):
+        return constrained_template(loaded, prompt, length, constraint), None
+    return prompt_template(loaded, prompt, length), constraint
+
+
 def generate(
     loaded: LoadedModel,
     n: int = 1,
     *,
     length: int | None = None,
     prompt: str = "",
+    until_end: bool = False,
+    constraint: Constraint | Language | None = None,
     options: SamplingOptions | None = None,
-    callback: Callback | None = None,
 ) -> list[str]:
-    """n texts of `length` tokens (by default as many as the model reads), each beginning with the prompt exactly."""
-    return prompt_template(loaded, prompt, length).fill(loaded, n, options, callback)
+    """n texts of `length` tokens (by default as many as the model reads), each beginning with the prompt exactly.
+
+    With a language, what follows the prompt is in it, and by default has the length of `constrained_template`. If
+    `until_end`, texts end before their first end-of-text token.
+    """
+    if until_end:
+        options = replace(options or SamplingOptions(), stop=(end_of_text(loaded),))
+    template, constraint = template_of(loaded, prompt, length, constraint)
+    return template.fill(loaded, n, options, constraint)
+
+
+def end_of_text(loaded: LoadedModel) -> int:
+    """The token that ends a text."""
+    if loaded.tokenizer.eos_id is None:
+        raise ValueError(f"the tokenizer {loaded.tokenizer.name} has no end-of-text token; give a length instead")
+    return loaded.tokenizer.eos_id

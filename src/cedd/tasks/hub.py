@@ -1,4 +1,4 @@
-"""Uploading a model to the hub, by huggingface_hub's mixin; that library is slow to import, and only this needs it."""
+"""Uploading a model to the hub by huggingface_hub's mixin, which is slow to import and needed only here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from huggingface_hub import ModelHubMixin
 
 
 class HubModel(ModelHubMixin, library_name="cedd"):
-    """A model as the hub's own code wants it: something that can be saved into a folder.
+    """A model in the form that huggingface_hub expects: an object that can be saved to a folder.
 
-    The folder is ours, config.json, safetensors and card included, so that the mixin adds nothing of its own.
+    The folder is written by cedd, including config.json, safetensors and card, so that the mixin adds nothing.
 
     Args:
         save: writes the model into a folder.
@@ -26,13 +26,13 @@ class HubModel(ModelHubMixin, library_name="cedd"):
 
 
 def upload(save: Callable[[Path], None], name: str, **options: Any) -> str:
-    """Upload what `save` writes to owner/name; what fails on the way is a `ValueError` that says what to look at."""
+    """Upload what `save` writes to owner/name. Failures of the upload are a `ValueError` with advice."""
     try:
         return HubModel(save).push_to_hub(name, **options)
     except (TypeError, ValueError):  # what was asked is wrong, and they say how
         raise
     except Exception as error:  # no network, no token, no right to: each is another one
         raise ValueError(
-            f"{name} could not be sent to the hub ({type(error).__name__}); is there a network, and are you logged "
-            "in with a token that may write (hf auth login)?"
+            f"{name} could not be uploaded to the hub ({type(error).__name__}); check the network "
+            "connection and that you are logged in with a token that can write (hf auth login)"
         ) from error

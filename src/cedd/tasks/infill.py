@@ -7,11 +7,13 @@ after it is the one of its width, whatever is in it; ____{4}{ is a blank before 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from cedd.constraints import Language
 from cedd.data.text import check_text
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.samplers.loop import Callback
+from cedd.models.loaded_model import LoadedModel
+from cedd.samplers import Constraint, SamplingOptions
 from cedd.tasks.template import Template
 
 MOST_BLANK = 1_000_000
@@ -54,13 +56,22 @@ def _shown(text: str, blank: re.Match[str]) -> str:
     return f"{blank[1][-4:] + shown!r}{line}"
 
 
+Constraints = Constraint | Language | Sequence[Language | None]
+"""On the tokens; or a language for the text of each blank, or one of them per blank (None: any text)."""
+
+
 def infill(
     loaded: LoadedModel,
     text: str,
     n: int = 1,
     *,
+    constraint: Constraints | None = None,
     options: SamplingOptions | None = None,
-    callback: Callback | None = None,
 ) -> list[str]:
     """n ways to fill the blanks of `text`, whose other characters are in all of them exactly."""
-    return parse_template(text, loaded.tokenizer).fill(loaded, n, options, callback)
+    template = parse_template(text, loaded.tokenizer)
+    if isinstance(constraint, Language):
+        constraint = [constraint] * len(template.blanks)
+    if isinstance(constraint, Sequence):
+        return template.in_languages(constraint).fill(loaded, n, options)
+    return template.fill(loaded, n, options, constraint)

@@ -4,32 +4,56 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Unpack, get_args, overload
 
 import torch
+from torch import Tensor, nn
 
 from cedd.bounds.estimate import BoundEstimate, exp_or_inf, student_quantile
 from cedd.bounds.estimator import estimate_bound
-from cedd.data.text import MOST_UNKNOWN, check_text, unknown_share
-from cedd.device import pick_device
-from cedd.models.folder import DESCRIPTION_KEYS, load_folder, origin_of, read_description, replaced_model, save_folder
-from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.models.locate import CARD_FILE
+from cedd.bounds.exact_likelihood import MOST_POSITIONS, context_count, exact_likelihood
+from cedd.bounds.importance import ORDERS
+from cedd.constraints import Language
+from cedd.data.text import MAX_UNKNOWN_SHARE, check_text, unknown_share
+from cedd.data.tokenizers import Tokenizer
+from cedd.device import model_device, pick_device
+from cedd.evaluation.likelihood import TextLikelihoods
+from cedd.evaluation.text_parts import text_parts
+from cedd.methods import Method
+from cedd.models.architectures import Architecture
+from cedd.models.folder import (
+    DESCRIPTION_KEYS,
+    folder_of_network,
+    load_folder,
+    origin_of,
+    read_description,
+    replaced_model,
+    save_folder,
+)
+from cedd.models.loaded_model import LoadedModel
+from cedd.models.locate import CARD_FILE, CORRECTOR_FILES
 from cedd.models.published import import_folder
+from cedd.network import AnyModel
+from cedd.process import TokenProcess
+from cedd.samplers import Constraint, SamplingOptions, SamplingSettings
 from cedd.spelling.correct import Corrected
-from cedd.spelling.lexicon import LEXICON_FILE, LEXICON_WEIGHTS_FILE
 from cedd.storage import atomic_write, expanded
 from cedd.tasks.card import model_card
+from cedd.tasks.classification import Classification, LogProbability, RankedText, classify, rank
 from cedd.tasks.correct import correct
-from cedd.tasks.generate import generate
-from cedd.tasks.infill import infill
+from cedd.tasks.generate import generate, template_of
+from cedd.tasks.infill import Constraints, infill
+from cedd.tasks.particles import WeightedTexts, weighted_texts
+
+Figure = Literal["exact", "tight", "importance"]
+"""What a perplexity is: exact, or the estimate of a bound."""
 
 
 class Perplexity(float):
-    """A perplexity with what is known of its error: exp of nats_per_token, the estimate of an upper bound (exact for
-    autoregressive models)."""
+    """A perplexity with what is known of its error: exp of nats_per_token, exact or the estimate of an upper bound."""
 
     nats_per_token: float
     stderr: float
@@ -37,14 +61,28 @@ class Perplexity(float):
     tokens: int
     unknown_share: float
     """Of the tokens, those that stand for characters which the tokenizer does not know."""
+    bound: str
+    """exact, tight or importance."""
 
     def __new__(
-        cls, nats: float, stderr: float, ci95: tuple[float, float], tokens: int, unknown_share: float = 0.0
+        cls,
+        nats: float,
+        stderr: float,
+        ci95: tuple[float, float],
+        tokens: int,
+        unknown_share: float = 0.0,
+        bound: str = "tight",
     ) -> Perplexity:
         made = super().__new__(cls, exp_or_inf(nats))
         made.nats_per_token, made.stderr, made.ci95 = nats, stderr, ci95
-        made.tokens, made.unknown_share = tokens, unknown_share
+        made.tokens, made.unknown_share, made.bound = tokens, unknown_share, bound
         return made
+
+    @classmethod
+    def exactly(cls, nats: float, tokens: int, unknown_share: float) -> Perplexity:
+        """That of a text whose -log p is known."""
+        each = nats / tokens
+        return cls(each, 0.0, (exp_or_inf(each), exp_or_inf(each)), tokens, unknown_share, "exact")
 
 
 def weighted_mean(estimates: Sequence[BoundEstimate], shares: Sequence[float]) -> tuple[float, float, int]:
@@ -69,75 +107,341 @@ class LanguageModel(LoadedModel):
         device: where it computes.
     """
 
-    def generate(self, n: int = 1, *, length: int | None = None, prompt: str = "", **options: Any) -> list[str]:
+    def original_logits(self, ids: Tensor, **inputs: Any) -> Tensor:
+        """What the original network of an imported model returns for its own ids [B, L]: [B, L, rows], with a column
+        for the mask and without a shift.
+
+        Args:
+            ids: as the original network takes them; the mask is a row of its embedding.
+            inputs: Llama-type networks take attention_mask ([B, L], or [L, L] and [B, 1, L, L] in the place of their
+                own) and position_ids; BD3-LM's take x0 [B, L] (or ids are [x_t, x0], [B, 2L], of which the first L are
+                returned) and sample_mode; others take sigma [B].
+        """
+        with torch.no_grad():
+            return self.folder.original(ids.to(self.device), **inputs)
+
+    def generate(
+        self,
+        n: int = 1,
+        length: int | None = None,
+        prompt: str = "",
+        until_end: bool = False,
+        constraint: Constraint | Language | None = None,
+        options: SamplingOptions | None = None,
+        **settings: Unpack[SamplingSettings],
+    ) -> list[str]:
         """Texts of the model's own.
 
         Args:
             n: how many.
-            length: tokens of each; by default as many as the model reads.
+            length: tokens of each, any number; by default as many as the model reads at once. Beyond that, models that
+                write blocks go on with a window that slides; others write parts of at most half of what they read, each
+                after as many tokens before it.
             prompt: what each begins with.
-            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, deterministic,
-                seed (text i depends on it and on i alone), or seeds, one a text.
+            until_end: end each text before its first end-of-text token.
+            constraint: a language of `cedd.constraints`, such as `regex(...)`, for the text after the prompt. Without a
+                length there is then room for twice as many tokens as its shortest text has and 16 more, or for its
+                longest text; as many as the model reads if there is none. Or, on the tokens [n, length], a `Fixed`, or
+                a callable x -> x that is applied after every step.
+            options: how to sample.
+            settings: fields of `SamplingOptions` by name: sampler, steps, temperature, top_p, exclude, batch,
+                seed (text i depends on it and on i alone), seeds (one per text), callback, ...
         """
-        return generate(self, n, length=length, prompt=prompt, options=SamplingOptions.of(**options))
+        chosen = (options or SamplingOptions()).changed(settings)
+        how = {"until_end": until_end, "constraint": constraint, "options": chosen}
+        return generate(self, n, length=length, prompt=prompt, **how)
 
-    def infill(self, text: str, **options: Any) -> str:
-        """The text with its blanks filled.
+    def particles(
+        self,
+        n: int = 1,
+        count: int = 16,
+        length: int | None = None,
+        prompt: str = "",
+        constraint: Language | None = None,
+        options: SamplingOptions | None = None,
+        **settings: Unpack[SamplingSettings],
+    ) -> list[WeightedTexts]:
+        """Weighted texts whose law approaches that of the model's own texts given a constraint, or tilted by a reward,
+        as the number of particles grows. For models that only mask.
+
+        Args:
+            n: how many sets.
+            count: weighted texts in each.
+            length: as in `generate`.
+            prompt: what each text begins with.
+            constraint: a language of `cedd.constraints` for the text after the prompt.
+            options: how to sample.
+            settings: fields of `SamplingOptions` by name: reward (a function of a list of texts that returns a number
+                for each), strength, seed, temperature, ...
+        """
+        chosen = (options or SamplingOptions()).changed({**settings, "particles": count})
+        template, _ = template_of(self, prompt, length, constraint)
+        return weighted_texts(template, self, n, chosen)
+
+    @overload
+    def infill(
+        self,
+        text: str,
+        n: Literal[1] = ...,
+        constraint: Constraints | None = ...,
+        options: SamplingOptions | None = ...,
+        **settings: Unpack[SamplingSettings],
+    ) -> str: ...
+
+    @overload
+    def infill(
+        self,
+        text: str,
+        n: int,
+        constraint: Constraints | None = ...,
+        options: SamplingOptions | None = ...,
+        **settings: Unpack[SamplingSettings],
+    ) -> str | list[str]: ...
+
+    def infill(
+        self,
+        text: str,
+        n: int = 1,
+        constraint: Constraints | None = None,
+        options: SamplingOptions | None = None,
+        **settings: Unpack[SamplingSettings],
+    ) -> str | list[str]:
+        """The text with its blanks filled; a list of n such texts if n is not 1.
 
         Args:
             text: of any length; ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one
                 of 12.
-            options: how to sample: sampler, steps, temperature, top_p, grid, corrector, batch, deterministic, seed.
+            n: how many; one is returned as a str, several as a list.
+            constraint: a language of `cedd.constraints` for the text of every blank, or a list with one per blank
+                (None: any text). A blank's tokens write a text of its language exactly. Or, on the tokens, next to what
+                is given, for texts that the model reads at once.
+            options: how to sample.
+            settings: fields of `SamplingOptions` by name, as in `generate`.
         """
-        return infill(self, text, 1, options=SamplingOptions.of(**options))[0]
+        chosen = (options or SamplingOptions()).changed(settings)
+        texts = infill(self, text, n, constraint=constraint, options=chosen)
+        return texts[0] if n == 1 else texts
 
-    def correct(self, text: str, **options: Any) -> Corrected:
-        """The text with its mistakes put right; `.changes` says which.
+    def correct(self, text: str, *, engine: Literal["words", "letters"] | None = None, **options: Any) -> Corrected:
+        """The corrected text; `.changes` lists the corrections.
 
         Args:
             text: what to correct.
-            options: the fields of `cedd.tasks.CorrectionOptions` (rate, threshold, change, passes, steps, ...) and
-                seed; what is not given, the model's own folder says.
+            engine: "words" corrects English words with a lexicon, "letters" replaces characters by the model's
+                posterior. The default is "words" if the model has a lexicon.
+            options: of words: threshold, ignored_words. Of letters: the fields of `cedd.tasks.CorrectionOptions` (rate,
+                threshold, change, passes, steps, ...) and seed. Defaults come from the model's folder.
         """
-        return correct(self, text, **options)
+        return correct(self, text, engine=engine, **options)
+
+    @overload
+    def perplexity(
+        self,
+        text: str,
+        *,
+        bound: Figure | None = ...,
+        draws: int = ...,
+        orders: int = ...,
+        seed: int = ...,
+        max_unknown: float = ...,
+    ) -> Perplexity: ...
+
+    @overload
+    def perplexity(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        bound: Figure | None = ...,
+        draws: int = ...,
+        orders: int = ...,
+        seed: int = ...,
+        max_unknown: float = ...,
+    ) -> list[Perplexity]: ...
 
     def perplexity(
-        self, text: str, *, draws: int = 64, seed: int = 0, most_unknown: float = MOST_UNKNOWN
-    ) -> Perplexity:
-        """The perplexity of a text in tokens: the tight bound's estimate, with its Monte Carlo error: how far it may be
-        from what endlessly many draws would give for this very text (an autoregressive model's is exact). A text that
-        is shorter than the model reads is read as `generate` reads one of that length.
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        bound: Figure | None = None,
+        draws: int = 64,
+        orders: int = ORDERS,
+        seed: int = 0,
+        max_unknown: float = MAX_UNKNOWN_SHARE,
+    ) -> Perplexity | list[Perplexity]:
+        """The perplexity of a text in tokens, or of each text of a list. `Perplexity.bound` says which figure it is:
+
+        - exact: the likelihood itself. Autoregressive models have it, and models that only mask for short texts: the
+          sum over all orders in which the first-hitting sampler can write the text, in 2^n - 1 network evaluations for
+          n tokens.
+        - tight: the tight bound's estimate (the negative ELBO), at least the perplexity in expectation. Its Monte Carlo
+          error says how far it may be from what endlessly many draws would give for this very text.
+        - importance: the importance-weighted bound of the first-hitting sampler, tighter than `tight` and slower.
+
+        A text that is shorter than the model reads is read as `generate` reads one of that length.
 
         Args:
-            text: what to measure.
-            draws: noisy versions of each block of the text that the network is shown.
-            seed: of times and noise.
-            most_unknown: refuse a text of which a larger share are characters that the tokenizer does not know.
+            text: what to measure: a text, or a list of texts.
+            bound: which figure; by default exact where it takes at most twice the evaluations of `tight`, else tight.
+            draws: noisy versions of each block of the text that the network is shown for `tight`.
+            orders: orders of each block for `importance`.
+            seed: of times, noise and orders.
+            max_unknown: refuse a text of which a larger share are characters that the tokenizer does not know.
         """
-        check_text(text, "what is measured")
-        encoded = self.tokenizer.encode(text)
-        if not len(encoded):
+        if bound not in (None, *get_args(Figure)):
+            raise ValueError(f"bound must be exact, tight or importance (got {bound!r})")
+        texts = list(text) if isinstance(text, list | tuple) else [text]
+        for one in texts:
+            check_text(one, "what is measured")
+        encoded = [torch.from_numpy(self.tokenizer.encode(one)) for one in texts]
+        if not all(map(len, encoded)):
             raise ValueError("an empty text has no perplexity")
-        unknown = unknown_share(self.tokenizer, encoded, most_unknown)
-        ids = torch.from_numpy(encoded)
-        whole = len(ids) // self.length * self.length
-        pieces = [part for part in (ids[:whole].view(-1, self.length), ids[whole:][None]) if part.numel()]
-        generator = torch.Generator().manual_seed(seed)  # one for all pieces, so that their errors are independent
+        unknown = [unknown_share(self.tokenizer, ids.numpy(), max_unknown) for ids in encoded]
+        exact = [bound == "exact" or (bound is None and self._is_short(len(ids), 2 * draws)) for ids in encoded]
+        if bound == "exact" and (long := max(self._at_once(len(ids)) for ids in encoded)) > MOST_POSITIONS:
+            what = "blocks of at most" if self.writes_blocks else "at most"
+            raise ValueError(f"exact perplexity needs {what} {MOST_POSITIONS} tokens (got {long}); use importance")
+        known = self._exact_nats([ids for ids, one in zip(encoded, exact, strict=True) if one])
+        found = [
+            Perplexity.exactly(next(known), len(ids), share)
+            if one
+            else self._bounded(ids, bound or "tight", draws, orders, seed, share)
+            for ids, one, share in zip(encoded, exact, unknown, strict=True)
+        ]
+        return found if isinstance(text, list | tuple) else found[0]
+
+    def _is_short(self, tokens: int, evaluations: int) -> bool:
+        """Whether the exact likelihood takes at most so many network evaluations."""
+        dynamics = self.method.dynamics
+        if not dynamics.noisy:
+            return True
+        together = self._at_once(tokens)
+        few = together <= min(MOST_POSITIONS, self.length) and context_count(self.model, together) <= evaluations
+        return few and dynamics.only_reveals(self.process)
+
+    def _at_once(self, tokens: int) -> int:
+        """How many of a text's tokens are written in all orders that a likelihood sums over: those of a block."""
+        if not self.method.dynamics.noisy:
+            return 0
+        return min(tokens, self.method.block or tokens) if self.writes_blocks else tokens
+
+    def _exact_nats(self, texts: Sequence[Tensor]) -> Iterator[float]:
+        """-log p of each text, those of equal length together."""
+        found: dict[int, float] = {}
+        for length in {len(ids) for ids in texts}:
+            which = [number for number, ids in enumerate(texts) if len(ids) == length]
+            together = torch.stack([texts[number] for number in which])
+            found |= dict(zip(which, self._nats_of_equal_lengths(together), strict=True))
+        return iter([found[number] for number in range(len(texts))])
+
+    def _nats_of_equal_lengths(self, ids: Tensor) -> list[float]:
+        """-log p of texts [B, n]."""
+        total = torch.zeros(len(ids), dtype=torch.float64)
+        for part in text_parts(self, ids):
+            length = part.ids.shape[1]
+            how: dict[str, Any] = {"method": part.method, "device": self.device, **part.conditions}
+            if self.method.dynamics.noisy:
+                total += exact_likelihood(part.model, self.process, part.ids, range(length), **how)
+            else:
+                total += estimate_bound(part.model, self.process, part.ids, **how).per_sequence * length
+        return total.tolist()
+
+    def _bounded(
+        self,
+        ids: Tensor,
+        bound: Figure,
+        draws: int,
+        orders: int,
+        seed: int,
+        unknown: float,
+    ) -> Perplexity:
+        """A bound on the perplexity of one text, with its Monte Carlo error."""
+        if self.writes_blocks:
+            parts = list(text_parts(self, ids[None]))
+        else:  # whole pieces together
+            whole = len(ids) // self.length * self.length
+            pieces = (ids[:whole].view(-1, self.length), ids[whole:][None])
+            parts = [part for piece in pieces if piece.numel() for part in text_parts(self, piece)]
+        generator = torch.Generator().manual_seed(seed)  # one for all parts, so that their errors are independent
+        how: dict[str, Any] = {"draws": draws} if bound == "tight" else {"bound": bound, "orders": orders}
+        how |= {"generator": generator, "fixed_set": True}
         estimates = [
             estimate_bound(
-                self.reader(piece.shape[1]),
-                self.process,
-                piece.to(self.device),
-                method=self.method,
-                draws=draws,
-                generator=generator,
-                fixed_set=True,
+                part.model, self.process, part.ids.to(self.device), method=part.method, **how, **part.conditions
             )
-            for piece in pieces
+            for part in parts
         ]
-        nats, error, freedom = weighted_mean(estimates, [piece.numel() / len(ids) for piece in pieces])
+        nats, error, freedom = weighted_mean(estimates, [part.ids.numel() / len(ids) for part in parts])
         half = student_quantile(freedom) * error if freedom else math.nan
-        return Perplexity(nats, error, (exp_or_inf(nats - half), exp_or_inf(nats + half)), len(ids), unknown)
+        return Perplexity(nats, error, (exp_or_inf(nats - half), exp_or_inf(nats + half)), len(ids), unknown, bound)
+
+    def log_likelihood(
+        self,
+        prompt: str,
+        answers: Sequence[str],
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+        protocol: str | None = None,
+        guidance: float = 0.0,
+    ) -> list[LogProbability]:
+        """log p(answer | prompt) of each answer in nats, to rank them by.
+
+        Exact for autoregressive models, and for models that only mask if all answers are short: then all orders in
+        which an answer can be written are summed. Otherwise lower bounds with Monte Carlo errors, from the same noise
+        for all answers. On a process that replaces tokens it is a bound on log p(prompt, answer), which ranks them too.
+
+        Args:
+            prompt: what comes before; may be empty.
+            answers: what may follow.
+            draws: noisy versions of each answer. Answers are short if the exact value takes at most twice as many
+                evaluations: 4 tokens for the default of 8. A protocol has its own default, 128.
+            seed: of times and noise.
+            protocol: the estimator of another project: llada, dream or dream-ar (`cedd.evaluation.protocols`).
+            guidance: w of classifier-free guidance in a protocol: logits un + (w + 1) (c - un), un with the prompt
+                masked. What it gives is not a bound.
+        """
+        if isinstance(answers, str) or not answers:
+            raise ValueError("answers must be a list of at least one text")
+        for text in (prompt, *answers):
+            check_text(text, "what is scored")
+        found = TextLikelihoods(self, draws, seed, protocol, guidance).answers(prompt, answers)
+        return [LogProbability.of(one) for one in found]
+
+    def classify(
+        self,
+        text: str,
+        labels: Sequence[str],
+        template: str = "{text} {label}",
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+    ) -> Classification:
+        """The probability of each label of a text, given that it is one of them.
+
+        p(label | text) is proportional to p(label and what follows it | what comes before it), as `log_likelihood`
+        gives it: exact or an estimate of a bound, for all labels alike.
+
+        Args:
+            text: what is classified.
+            labels: at least two texts.
+            template: how text and label are written together; {text} and {label} may be in any order.
+            draws: noisy versions of what is scored, as in `log_likelihood`.
+            seed: of times and noise.
+        """
+        return classify(TextLikelihoods(self, draws, seed), text, labels, template)
+
+    def rank(
+        self, texts: Sequence[str], *, per_token: bool = False, draws: int | None = None, seed: int = 0
+    ) -> list[RankedText]:
+        """Texts with their log-likelihoods, the likeliest first; see `log_likelihood`.
+
+        Args:
+            texts: what is ranked.
+            per_token: rank by the mean per token, so that long texts are not behind because they are long.
+            draws: noisy versions of each text.
+            seed: of times and noise.
+        """
+        return rank(TextLikelihoods(self, draws, seed), texts, per_token=per_token)
 
     def save_pretrained(
         self,
@@ -161,24 +465,53 @@ class LanguageModel(LoadedModel):
         if own is not None and expanded(folder).resolve() != own.resolve():
             kept["origin"] = origin_of(own)
         with replaced_model(folder, own, force) as made:
-            save_folder(made, self.folder, weights or self.folder.weights, {**kept, **(extra or {})})
-            for file in (LEXICON_FILE, LEXICON_WEIGHTS_FILE):
+            given = replace(self.folder, model=self.folder.model.merged())
+            save_folder(made, given, weights or self.folder.weights, {**kept, **(extra or {})})
+            for file in CORRECTOR_FILES:
                 if (self.folder.path / file).is_file():
                     shutil.copyfile(self.folder.path / file, made / file)
             card = model_card(read_description(made), self.model.num_parameters())
             atomic_write(made / CARD_FILE, card.encode())
 
     @classmethod
-    def from_pretrained(cls, path_or_name: str | Path, *, device: str = "auto", **download: Any) -> LanguageModel:
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        device: str = "auto",
+        architecture: Architecture | None = None,
+        **download: Any,
+    ) -> LanguageModel:
         """A model from a folder, by its name in the package, or from the hub.
 
         Args:
             path_or_name: as `load` takes it.
             device: "auto", "cpu", "cuda" or "mps".
+            architecture: as `load` takes it.
             download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
         """
         place = pick_device(device)
-        return cls(load_folder(path_or_name, place, **download), place)
+        return cls(load_folder(path_or_name, place, architecture, **download), place)
+
+    @classmethod
+    def from_network(
+        cls,
+        network: nn.Module | AnyModel,
+        process: TokenProcess,
+        method: str | Method,
+        tokenizer: Tokenizer,
+        length: int | None = None,
+    ) -> LanguageModel:
+        """A model made of a network that you have, where its parameters are.
+
+        Args:
+            network: a `Backbone`, or any module or callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
+            process: the process that it was trained to undo.
+            method: what its outputs mean, a name of `METHODS` or a method of your own.
+            tokenizer: of V tokens.
+            length: tokens that it reads at once; by default its `max_length`, or 1024 if it has none.
+        """
+        return cls(folder_of_network(network, process, method, tokenizer, length), model_device(network))
 
     def push_to_hub(self, name: str, **options: Any) -> str:
         """Upload the model to owner/name on the hub; options are those of huggingface_hub's `ModelHubMixin`."""
@@ -188,28 +521,41 @@ class LanguageModel(LoadedModel):
 
 
 def import_model(
-    path_or_name: str | Path, tokenizer: str | Path | None = None, *, device: str = "auto", **download: Any
+    path_or_name: str | Path,
+    tokenizer: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    mask_id: int | None = None,
+    **download: Any,
 ) -> LanguageModel:
-    """A network that others have published, SEDD, MDLM, DUO, UDLM or GIDD, exactly as it computes in float32.
+    """A network that others have published: SEDD, MDLM, BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, SDAR, DiffuGPT or
+    DiffuLLaMA, or an autoregressive one (Llama, SmolLM2, Qwen2, Qwen3).
 
     Args:
-        path_or_name: a folder with its config.json and model.safetensors, or owner/name on the hub.
+        path_or_name: a folder with its config.json and safetensors, one file or shards; a GGUF file; or owner/name on
+            the hub.
         tokenizer: "gpt2", "bert", a folder that has one, or "none": texts are then numbers of tokens. By default the
-            one of the released networks; none where this network has another number of tokens.
+            one in the folder, or that of the released networks; none where this network has another number of tokens.
         device: "auto", "cpu", "cuda" or "mps".
+        dtype: of the parameters of Llama-type networks; by default that of the file (float32 for quantized ones). A CPU
+            computes in float32 in any case.
+        mask_id: the id of the mask in the original network, where neither its config.json nor its tokenizer has it.
         download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
     """
     place = pick_device(device)
-    folder = import_folder(path_or_name, tokenizer, **download)
+    folder = import_folder(path_or_name, tokenizer, device=place, dtype=dtype, mask_id=mask_id, **download)
     folder.model.to(place)
     return LanguageModel(folder, place)
 
 
-def load(path_or_name: str | Path, device: str = "auto") -> LanguageModel:
+def load(path_or_name: str | Path, device: str = "auto", architecture: Architecture | None = None) -> LanguageModel:
     """A trained model.
 
     Args:
         path_or_name: a run's folder, a name of `cedd.PRETRAINED` (models of the package), or owner/name on the hub.
         device: "auto", "cpu", "cuda" or "mps".
+        architecture: the class of its network, or "package:Class", if that is your own; without it, no other code is
+            imported.
     """
-    return LanguageModel.from_pretrained(path_or_name, device=device)
+    return LanguageModel.from_pretrained(path_or_name, device=device, architecture=architecture)

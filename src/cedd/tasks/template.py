@@ -2,7 +2,7 @@
 
 Shapes: L tokens, of what is given and of the blanks.
 
-The model reads any text (`encode_given`), unknown characters as those most like them and lines that end in \\r\\n as
+The model reads any text (`encode_verbatim`), unknown characters as those most like them and lines that end in \\r\\n as
 others; what is written is the user's own text, not what the model was shown of it. Where a space belongs to the word
 after it, the space before a blank is left to the blank, which begins with it: the model writes the word with its space;
 the user's is the one that stands. So does a blank that begins a text, without the space: no word is cut there.
@@ -13,19 +13,24 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 
 import numpy as np
 import torch
 
-from cedd.data.text import Ids, encode_given, without_returns
+from cedd.constraints import Language
+from cedd.data.text import Ids, encode_verbatim, without_returns
+from cedd.data.token_languages import token_language
 from cedd.data.tokenizers import Tokenizer
-from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.network import Only
-from cedd.samplers import Fixed
-from cedd.samplers.loop import Callback
-from cedd.tasks.windows import draw_windows, windows_around
+from cedd.models.loaded_model import LoadedModel
+from cedd.network import AllowedTokens
+from cedd.samplers import Constraint, Fixed, SamplingOptions
+from cedd.samplers.constraints import combined
+from cedd.samplers.languages import LanguageConstraint, Span
+from cedd.samplers.random_numbers import check_shape
+from cedd.tasks.windows import draw_windows, infilling_windows
 
 _LINE_END = re.compile(r"(?<!\r)\n")
 
@@ -53,6 +58,10 @@ class Blank:
     """Whether the part before ends with a space that the model was not shown."""
     begins_text: bool = False
     """Whether the text begins with it, as with a word whose space is not written."""
+    language: Language | None = None
+    """What its text must be in."""
+    may_end: bool = False
+    """Whether that text may end before the tokens do."""
 
     @property
     def begins_word(self) -> bool:
@@ -83,7 +92,7 @@ class Template:
             else:
                 hides = tokenizer.words_begin_with_spaces and isinstance(following, int) and part.endswith(" ")
                 shown = without_returns(tokenizer, part[:-1] if hides else part)
-                made.append(Given(part, encode_given(tokenizer, shown), hides))
+                made.append(Given(part, encode_verbatim(tokenizer, shown), hides))
             begins = begins and not part
         return cls(made, tokenizer)
 
@@ -103,28 +112,62 @@ class Template:
         ids = [part.ids if isinstance(part, Given) else np.zeros(part.width, dtype=np.int64) for part in self.parts]
         return torch.from_numpy(np.concatenate(ids))
 
+    def in_languages(self, languages: Sequence[Language | None], *, may_end: bool = False) -> Template:
+        """The same with the text of each blank in a language, or of any kind with None.
+
+        Args:
+            languages: one per blank.
+            may_end: whether these texts may end before the tokens do.
+        """
+        blanks = sum(isinstance(part, Blank) for part in self.parts)
+        if len(languages) != blanks:
+            raise ValueError(f"the text has {blanks} blanks, and there are {len(languages)} constraints; give one each")
+        following = iter(languages)
+        made = [
+            replace(part, language=next(following), may_end=may_end) if isinstance(part, Blank) else part
+            for part in self.parts
+        ]
+        return replace(self, parts=made)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The tokens of blanks whose text is in a language."""
+        made: list[Span] = []
+        for part, place in self.placed:
+            if isinstance(part, Blank) and part.language is not None:
+                before = " " if part.begins_word and self.tokenizer.spaced.any() else ""
+                ends = self.tokenizer.ends if part.may_end else ()
+                compiled = token_language(part.language, self.tokenizer, may_end=part.may_end, before=before)
+                made.append(Span(place.start, place.stop, compiled, ends, part.language.name))
+        return tuple(made)
+
     @property
-    def only(self) -> Only | None:
-        """That blanks which begin with a word begin with its space; None where none do."""
+    def only(self) -> AllowedTokens | None:
+        """That blanks which begin with a word begin with its space; None where none do. The languages of those that
+        have one say so themselves."""
         starts = [
-            place.start for part, place in self.placed if isinstance(part, Blank) and part.width and part.begins_word
+            place.start
+            for part, place in self.placed
+            if isinstance(part, Blank) and part.width and part.begins_word and part.language is None
         ]
         if not starts or not self.tokenizer.spaced.any():
             return None
         where = torch.zeros(self.width, dtype=torch.bool)
         where[starts] = True
-        return Only(where, torch.from_numpy(self.tokenizer.spaced))
+        return AllowedTokens(where, torch.from_numpy(self.tokenizer.spaced))
 
     @property
     def held(self) -> Fixed:
-        """What is given, and how blanks begin."""
+        """What is given, and what blanks are made of."""
+        if self.spans:
+            return LanguageConstraint(self.ids, self.given, self.only, self.spans)
         return Fixed(self.ids, self.given, self.only)
 
     @property
     def constraint(self) -> Fixed | None:
         """The same; None where it says nothing."""
         held = self.held
-        return held if held.where.any() or held.only is not None else None
+        return held if held.where.any() or held.only is not None or self.spans else None
 
     @property
     def placed(self) -> Iterator[tuple[Given | Blank, slice]]:
@@ -149,30 +192,67 @@ class Template:
                 shown |= enumerate(text.encode("utf-8", "replace").decode(), place.start)  # no lone surrogates
         return shown
 
-    def write(self, ids: Ids) -> str:
-        """What is given as it was given, and in the blanks what the tokens [L] say there; lines end there as all that
-        are given do."""
+    def write(self, ids: Ids, stop: Sequence[int] = ()) -> str:
+        """What is given as it was given, and in the blanks what the tokens [L] say there, up to a token of `stop`.
+
+        Lines end there as all that are given do.
+        """
         given = "_".join(part.text for part in self.parts if isinstance(part, Given))
         ends = "\r\n" if 0 < given.count("\n") == given.count("\r\n") else "\n"
         return "".join(
-            part.text if isinstance(part, Given) else _LINE_END.sub(ends, part.write(self.tokenizer.decode(ids[place])))
+            part.text if isinstance(part, Given) else self._written(part, _before(ids[place], stop), ends)
             for part, place in self.placed
         )
 
+    def _written(self, blank: Blank, ids: Ids, ends: str) -> str:
+        """The text of a blank's tokens."""
+        if blank.may_end:
+            last = np.flatnonzero(np.isin(ids, self.tokenizer.ends))
+            ids = ids[: last[0]] if len(last) else ids
+        text = blank.write(self.tokenizer.decode(ids))
+        return text if blank.language is not None else _LINE_END.sub(ends, text)
+
     def draw(
-        self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None
+        self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, constraint: Constraint | None = None
     ) -> torch.Tensor:
-        """n ways to fill it, as tokens [n, L]; more tokens than the model reads in windows around the blanks."""
+        """n ways to fill it, as tokens [n, L]; more tokens than the model reads in windows around the blanks.
+
+        constraint: on the tokens, next to what is given.
+        """
         if not (isinstance(n, Integral) and n >= 1):
             raise ValueError(f"at least one sample must be asked for; got {n}")
-        options = options or SamplingOptions()
-        if self.width <= loaded.length:
-            return loaded.draw((n, self.width), options, self.constraint, callback)
-        windows = windows_around(self.blanks, self.width, loaded.length)
-        return draw_windows(loaded, self.held, windows, n, options, callback)
+        check_shape((n, self.width))
+        options = self._with_reward_of_texts(options or SamplingOptions())
+        if self.width <= loaded.length or loaded.writes_blocks:
+            return loaded.draw((n, self.width), options, combined(self.constraint, constraint))
+        if constraint is not None:
+            raise ValueError(f"a constraint needs a text of at most {loaded.length} tokens (got {self.width})")
+        if options.particles is not None:
+            raise ValueError(f"particles need a text of at most {loaded.length} tokens (got {self.width})")
+        windows = infilling_windows(self.blanks, self.width, loaded.length)
+        for span in self.spans:
+            if not any(window.first <= span.start and span.stop <= window.last for window in windows):
+                raise ValueError(
+                    f"a blank with a constraint has at most {loaded.length // 2} tokens in a text that is longer than "
+                    f"the model reads; got {len(span)}"
+                )
+        return draw_windows(loaded, self.held, windows, n, options)
+
+    def _with_reward_of_texts(self, options: SamplingOptions) -> SamplingOptions:
+        """Options whose reward takes texts as tokens."""
+        if (reward := options.reward) is None:
+            return options
+        return replace(options, reward=lambda tokens: reward([self.write(row.cpu().numpy()) for row in tokens]))
 
     def fill(
-        self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, callback: Callback | None = None
+        self, loaded: LoadedModel, n: int, options: SamplingOptions | None = None, constraint: Constraint | None = None
     ) -> list[str]:
         """The same as texts."""
-        return [self.write(row.numpy()) for row in self.draw(loaded, n, options, callback)]
+        stop = () if options is None else options.stop
+        return [self.write(row.numpy(), stop) for row in self.draw(loaded, n, options, constraint)]
+
+
+def _before(ids: Ids, stop: Sequence[int]) -> Ids:
+    """The tokens before the first of some."""
+    ends = np.flatnonzero(np.isin(ids, stop))
+    return ids[: int(ends[0])] if len(ends) else ids

@@ -1,4 +1,4 @@
-"""Watching: the states a sampler goes through, as text, as a self-contained page, or as a picture that moves.
+"""Recording a sampler's states, as text, as a self-contained page, or as an animated GIF.
 
 Shapes: F frames, L positions.
 """
@@ -22,32 +22,32 @@ from cedd.storage import atomic_file, atomic_write
 
 Ids = NDArray[np.int64]
 MOST_LINES, MOST_LINES_OF_ALL = 1_000, 12_000
-"""Of a frame of a picture, and of all its frames together, which are in memory at once."""
+"""Limits of the lines of one frame of a GIF, and of all frames, which are in memory together."""
 COLUMNS = 64
-"""Characters of a line of a picture."""
+"""Characters per line of a GIF."""
 WIDTH, HEIGHT, MARGIN = 10, 22, 12
-"""Of a character's cell and around a picture, in pixels."""
+"""Width and height of a character's cell, and margin, in pixels."""
 PAPER, INKS = "#14161a", {"mask": "#4b5563", "time": "#6b7280", "text": "#e5e7eb", "changed": "#fbbf24"}
 SHADES = 256 // len(INKS)
-"""Of each ink."""
+"""Shades of each ink."""
 Picture = NDArray[np.uint8]
-"""Numbers of colours, [height, width]."""
+"""Palette indices, [height, width]."""
 
 
 @dataclass
 class Trajectory:
-    """Records the first sequence of a run; give it to a sampler as its callback."""
+    """Records the first sequence of a run; pass it to a sampler as its callback."""
 
     tokenizer: Tokenizer
     given: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Characters that are shown as the user gave them, by position (`Template.characters`)."""
+    """Characters shown exactly as given, by position (`Template.characters`)."""
     frames: list[Ids] = field(default_factory=list[Ids])
     times: list[float] = field(default_factory=list[float])
     _over: bool = field(default=False, repr=False)
 
     def __call__(self, step: int, t: float, x: Tensor) -> None:
         if step == 0 and not self._over:
-            self._over = len(self.frames) > 1  # a second batch begins, unless the first begins anew, with less memory
+            self._over = len(self.frames) > 1  # a second batch, unless the first restarts with less memory
             if not self._over:
                 self.frames.clear()
                 self.times.clear()
@@ -55,7 +55,7 @@ class Trajectory:
             return
         state = x[0].cpu().numpy().astype(np.int64)
         if step and self.frames and np.array_equal(state, self.frames[-1]):
-            self.times[-1] = t  # steps in which nothing jumps are not worth a frame
+            self.times[-1] = t  # no frame for a step that changed nothing
             return
         self.frames.append(state)
         self.times.append(t)
@@ -69,20 +69,20 @@ class Trajectory:
         return [texts[i] for i in ids.tolist()]
 
     def changed(self, frame: int) -> NDArray[np.bool_]:
-        """Which positions changed in the step that led to this frame."""
+        """The positions that changed in the step that led to this frame."""
         if frame == 0:
             return np.zeros(len(self.frames[0]), dtype=np.bool_)
         return self.frames[frame] != self.frames[frame - 1]
 
     def thinned(self, most: int) -> Trajectory:
-        """At most so many frames, the first and the last among them."""
+        """At most `most` frames, including the first and the last."""
         if len(self.frames) <= most:
             return self
         keep = np.unique(np.linspace(0, len(self.frames) - 1, most).round().astype(int))
         return replace(self, frames=[self.frames[i] for i in keep], times=[self.times[i] for i in keep])
 
     def page(self, title: str) -> str:
-        """A page that plays the run: slider, play button, changed positions marked. Nothing is loaded from outside."""
+        """A self-contained page that plays the run, with slider, play button, and changed positions marked."""
         words: dict[str, int] = {}
 
         def number(pieces: list[str]) -> list[int]:
@@ -105,11 +105,11 @@ class Trajectory:
         atomic_write(Path(path), self.page(title).encode("utf-8", "replace"))
 
     def check_lines(self, ids: Ids, given: NDArray[np.bool_], columns: int = COLUMNS) -> None:
-        """Refuse a text [L] of which what is given has too many lines for a picture; the rest can only add to them."""
+        """Refuse a text [L] whose given part has too many lines for a GIF; the rest can only add to them."""
         _count_lines([piece for piece, stays in zip(self.pieces(ids), given, strict=True) if stays], columns)
 
     def save_gif(self, path: str | Path, most: int = 120, columns: int = COLUMNS) -> None:
-        """Write a picture that plays the run, in a fixed-width font."""
+        """Write an animated GIF of the run, in a fixed-width font."""
         from PIL import Image
 
         chosen, images, write = self.thinned(most), list[Image.Image](), _writer()
@@ -131,7 +131,8 @@ class Trajectory:
 
 
 def _palette() -> bytes:
-    """One for all pictures, as choosing takes long: of every shade, from the paper's on, the colour of each ink."""
+    """One palette for all frames, since choosing one is slow: for every shade, starting with the background, the colour
+    of each ink."""
     from PIL import ImageColor
 
     paper, *inks = (np.array(ImageColor.getrgb(colour)) for colour in (PAPER, *INKS.values()))
@@ -140,9 +141,9 @@ def _palette() -> bytes:
 
 
 def _writer() -> Callable[[Picture, int, int, str, str], None]:
-    """Writes a text into a picture at a row and a column, in an ink. The font is slow and draws each text once. What
-    it draws beside the text's cells is kept, as far as a margin reaches; where two texts meet, the stronger is seen.
-    """
+    """A function that writes a text into a picture at a row and a column, in an ink. The font is slow, so each text is
+    drawn once. Parts of glyphs outside the text's cells are kept within a margin; where two texts overlap, the stronger
+    pixel wins."""
     from matplotlib import font_manager
     from PIL import Image, ImageDraw, ImageFont
 
@@ -165,7 +166,7 @@ def _writer() -> Callable[[Picture, int, int, str, str], None]:
 
 
 def _count_lines(pieces: list[str], columns: int) -> int:
-    """Of a frame; refused where a picture cannot show so many."""
+    """The lines of a frame; an error if a GIF cannot show that many."""
     lines = len(_lay_out(pieces, columns))
     if lines > MOST_LINES:
         raise ValueError(f"the text has {lines:,} lines; a picture shows at most {MOST_LINES:,}")
@@ -173,7 +174,7 @@ def _count_lines(pieces: list[str], columns: int) -> int:
 
 
 def _lay_out(pieces: list[str], columns: int) -> list[list[tuple[str, int]]]:
-    """Characters with their tokens' numbers, in lines of at most `columns`."""
+    """Characters with the indices of their tokens, in lines of at most `columns`."""
     lines: list[list[tuple[str, int]]] = [[]]
     for token, piece in enumerate(pieces):
         for character in piece:

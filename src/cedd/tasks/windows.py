@@ -1,14 +1,14 @@
-"""Texts of more tokens than a model reads: their blanks are filled one window after another, from left to right.
+"""Infilling texts with more tokens than the model's context: blanks are filled window by window, from left to right.
 
-Shapes: B texts, L tokens of a text, N tokens that the model reads.
+Shapes: B texts, L tokens of a text, N tokens of the context.
 
-Every window has N tokens. Blanks that lie within half of that are filled together, in a window that has them in its
-middle, as far as the text's ends allow; one that would end within a later blank, of which nothing is known yet, ends
-before it. A wider blank is filled in equal parts of at most half a window, each in the window that ends with it, except
-for the last, which has the text after the blank around it as well.
+Every window has N tokens. Blanks within half of that are filled together, in a window with them in its middle, as far
+as the ends of the text allow. A window that would end within a later blank, of which nothing is known yet, ends before
+it. A wider blank is filled in equal parts of at most half a window, each in the window that ends with it, except for
+the last, which also has the text after the blank as context.
 
-A window holds what is given in it, and what those before it have written. Blanks in it whose turn is yet to come are
-drawn with the others and not kept: what is kept is then drawn from what the model says with these tokens unknown.
+A window contains its given tokens and those filled by earlier windows. Later blanks in it are drawn with the others and
+discarded, so that the kept tokens are drawn from the model's law with these tokens unknown.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cedd.models.loaded import LoadedModel, SamplingOptions
-from cedd.samplers import Fixed, text_seeds
-from cedd.samplers.loop import Callback
-from cedd.spelling.scores import Window
+from cedd.data.windows import Window
+from cedd.models.loaded_model import LoadedModel
+from cedd.samplers import Callback, Fixed, SamplingOptions, text_seeds
+from cedd.samplers.languages import LanguageConstraint
 
 
-def windows_around(blanks: Iterable[range], count: int, length: int) -> list[Window]:
-    """Windows of `length` tokens of a text of `count`, more than that, which together decide the blanks, in order."""
+def infilling_windows(blanks: Iterable[range], count: int, length: int) -> list[Window]:
+    """Windows of `length` tokens in a text of `count`, which is longer; together they fill the blanks, in order."""
     made = list[Window]()
     half = max(1, length // 2)
     waiting = [blank for blank in blanks if blank][::-1]  # the next one last
@@ -49,7 +49,8 @@ def windows_around(blanks: Iterable[range], count: int, length: int) -> list[Win
 
 
 def _before_blanks(stop: int, waiting: Sequence[range]) -> int:
-    """Where a window ends that would end at `stop`, if it does not end within a blank of these, the nearest last."""
+    """The end of a window that would end at `stop`, moved so that it does not lie within one of these blanks (nearest
+    last)."""
     number = len(waiting)
     while number and waiting[number - 1].start < stop:
         number -= 1
@@ -58,12 +59,12 @@ def _before_blanks(stop: int, waiting: Sequence[range]) -> int:
     return stop
 
 
-def windows_amid(blanks: Iterable[range], count: int, length: int) -> list[Window]:
-    """Windows for a text that is filled: each has the blanks of one of `windows_around` as near to its middle as the
-    text's ends allow. A text that fits is one window."""
+def windows_of_filled_text(blanks: Iterable[range], count: int, length: int) -> list[Window]:
+    """Windows to score a filled text: each has the blanks of one of `infilling_windows`, as near to its middle as the
+    ends of the text allow. A text that fits into the context is one window."""
     if count <= length:
         return [Window(0, count, 0, count)]
-    around = windows_around(blanks, count, length)
+    around = infilling_windows(blanks, count, length)
     starts = [min(max(0, one.first - (length - (one.last - one.first)) // 2), count - length) for one in around]
     return [Window(start, start + length, one.first, one.last) for start, one in zip(starts, around, strict=True)]
 
@@ -74,17 +75,16 @@ def draw_windows(
     windows: Sequence[Window],
     n: int,
     options: SamplingOptions,
-    callback: Callback | None = None,
 ) -> Tensor:
     """n ways to fill the tokens [L] that are not held, as tokens [n, L].
 
-    The callback sees them whole, with token V in blanks whose turn is yet to come, as of one run whose time goes from 1
-    to 0 over all windows.
+    The callback sees whole texts, with token V in blanks that have not been filled yet, as if of one run whose time
+    goes from 1 to 0 over all windows.
     """
     loaded.method.dynamics.check_held(held.where[None])  # each window has a part of it only
     seeds, batch = options.seeds_of(n), max(1, options.batch or n)
     parts = (seeds[start : start + batch] for start in range(0, n, batch))
-    return torch.cat([_draw_part(loaded, held, windows, part, options, callback) for part in parts])
+    return torch.cat([_draw_part(loaded, held, windows, part, options) for part in parts])
 
 
 def _draw_part(
@@ -93,7 +93,6 @@ def _draw_part(
     windows: Sequence[Window],
     seeds: Sequence[int],
     options: SamplingOptions,
-    callback: Callback | None,
 ) -> Tensor:
     """[B, L] for seeds [B]. A window of a text has a seed of its own, or like blanks would be filled alike."""
     x = held.tokens.where(held.where, loaded.process.vocab_size).repeat(len(seeds), 1)
@@ -117,16 +116,25 @@ def _draw_part(
         known = held.where[place].clone()
         known[: window.first - window.start] = True
         only = held.only and replace(held.only, where=held.only.where[place].expand(len(x), -1))
+        callback = None if options.callback is None else seen(number, window, options.callback)
+        fixed = Fixed(x[:, place].masked_fill(~known, 0), known.expand(len(x), -1), only)
         drawn = loaded.draw(
             (len(x), len(known)),
-            replace(options, seed=None, seeds=[one[number] for one in own]),
-            Fixed(x[:, place].masked_fill(~known, 0), known.expand(len(x), -1), only),
-            None if callback is None else seen(number, window, callback),
+            replace(options, seed=None, seeds=[one[number] for one in own], callback=callback),
+            _with_spans(fixed, held, window),
         )
         x[:, window.first : window.last] = _decided(window, drawn)
     return x
 
 
+def _with_spans(fixed: Fixed, held: Fixed, window: Window) -> Fixed:
+    """What is fixed in a window, with the languages of the blanks that it decides."""
+    if not isinstance(held, LanguageConstraint):
+        return fixed
+    spans = [span for span in held.spans if window.first <= span.start and span.stop <= window.last]
+    return LanguageConstraint(fixed.tokens, fixed.where, fixed.only, tuple(span.moved(window.start) for span in spans))
+
+
 def _decided(window: Window, x: Tensor) -> Tensor:
-    """Of a window's tokens [B, N] those that it decides."""
+    """The tokens that a window decides, from its tokens [B, N]."""
     return x[:, window.first - window.start : window.last - window.start]

@@ -1,14 +1,16 @@
-"""Checkpoints: the complete state of a step, written so that a kill at any moment leaves the last complete one.
+"""Checkpoints: the complete state of a step. A kill at any moment leaves the last complete checkpoint intact.
 
-    RUN/checkpoints/step-00001000/   *.safetensors (torch.distributed.checkpoint's safetensors storage: a shard a rank)
-                                     state.json    (step, run, the SHA-256 of every other file, and that of itself)
+    RUN/checkpoints/step-00001000/   *.safetensors (torch.distributed.checkpoint's safetensors storage: one shard per
+    rank)
+                                     state.json    (step, run, the SHA-256 of every other file, and of itself)
 
 A checkpoint is written under a temporary name, flushed, given its state.json last, and renamed. It holds tensors by
-name (parameters, averages, moments) and JSON, nothing else; it loads on any number of ranks. The state of the random
-number generators is not saved: the data's order, times, noise and dropout follow from (seed, step).
+name (parameters, averages, moments) and JSON, nothing else, and loads on any number of ranks. Random number generators
+are not saved: order of data, times, noise and dropout depend on (seed, step) only.
 
-A damaged checkpoint is renamed to damaged-step-..., so that it is checked once and never counts as one to keep. A
-complete one of another step or another run than its place says is refused: somebody put it there.
+A damaged checkpoint is renamed to damaged-step-..., so that it is checked once and not counted among those to keep. A
+complete checkpoint of another step or another run than its folder indicates is refused, since somebody must have put it
+there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,29 +41,33 @@ _NAME = re.compile(r"step-(\d{8})")
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What makes a run this one and no other: settings and data by name, as JSON values; the seed is one of them."""
+    """The settings and the data of a run, by name, as JSON values, including the seed.
+
+    Args:
+        settings: the settings.
+        changeable: names of settings that may differ in a checkpoint.
+    """
 
     settings: Mapping[str, Any]
+    changeable: Collection[str] = ()
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint says of its run."""
+        """The entry about the run in a checkpoint."""
         seed = self.settings.get("seed")
         return {"seed": seed, "config_sha256": json_sha256(self.settings), "settings": dict(self.settings)}
 
     def difference(self, record: Mapping[str, Any]) -> str | None:
-        """Where the run of a record is another one, in words; None if it is this one.
-
-        A setting that only one of the two has is no difference: versions of the package add settings.
-        """
+        """A description of the settings in which a checkpoint's run differs; None if it is the same run."""
         if record["config_sha256"] == json_sha256(self.settings):
             return None
         there, here = record["settings"], self.settings
-        different = [name for name in here if name in there and there[name] != here[name]]
-        return "; ".join(f"its {name} is {there[name]}, not {here[name]}" for name in different[:3]) or None
+        names = [name for name in {**here, **there} if name not in self.changeable]
+        different = [name for name in names if there.get(name) != here.get(name)]
+        return "; ".join(f"its {name} is {there.get(name)}, not {here.get(name)}" for name in different[:3]) or None
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the last `keep` stay."""
+    """The checkpoints of one run; the last `keep` are kept."""
 
     def __init__(
         self,
@@ -84,7 +90,7 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
-        """Write a checkpoint (all ranks call this) and drop the oldest beyond `keep`."""
+        """Write a checkpoint (called by all ranks) and remove the oldest beyond `keep`."""
         target, temporary = self.path(step), self.folder / f".step-{step:08d}.tmp"
         try:
             self.ranks.from_first(lambda: self._begin(temporary))
@@ -101,7 +107,7 @@ class Checkpoints:
         temporary.mkdir(parents=True)
 
     def _write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """This rank's shards."""
+        """Write this rank's shards."""
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         try:
             with self._quietly():
@@ -110,7 +116,7 @@ class Checkpoints:
             raise next(error for error, _ in failed.failures.values()) from failed
 
     def _publish(self, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:
-        """Add the record, with the checksums of all files, give the folder its name, and drop the oldest."""
+        """Add state.json with the checksums of all files, rename the folder, and remove the oldest checkpoints."""
         files = {file.name: file_sha256(file) for file in sorted(temporary.iterdir())}
         state = sealed({"format": FORMAT, "run": self.run.record(), "files": files, **state})
         write_durably(temporary / STATE_FILE, json.dumps(state, indent=1).encode())
@@ -123,10 +129,10 @@ class Checkpoints:
             remove_folder(self.path(old))
 
     def load_latest(self, tensors: Mapping[str, Tensor]) -> tuple[int, dict[str, Any]] | None:
-        """Fill `tensors` from the newest complete checkpoint; (step, values), or None where there is none.
+        """Load the newest complete checkpoint into `tensors`; (step, values), or None without one.
 
-        A damaged checkpoint is reported and the one before it is used; one of another step or run is refused. The first
-        rank decides for all.
+        A damaged checkpoint is reported, and the one before it is used; one of another step or run is refused. The
+        first rank decides for all.
         """
         step = int(self.ranks.from_first(self._newest_complete))
         if step < 0:
@@ -134,12 +140,16 @@ class Checkpoints:
         path = self.path(step)
         values = read_sealed(path / STATE_FILE)["values"]
         reader = HuggingFaceStorageReader(str(path))
-        with self._quietly():
-            load_sharded(dict(tensors), storage_reader=reader, no_dist=self.ranks.world_size == 1)
+        try:
+            with self._quietly():
+                load_sharded(dict(tensors), storage_reader=reader, no_dist=self.ranks.world_size == 1)
+        except CheckpointException as failed:
+            error, _ = next(iter(failed.failures.values()))
+            raise ValueError(f"{path} does not hold the tensors of this run: {' '.join(str(error).split())}") from error
         return step, values
 
     def _newest_complete(self) -> int:
-        """The step of the newest complete checkpoint, -1 where there is none; damaged ones are renamed."""
+        """The step of the newest complete checkpoint, -1 without one; damaged ones are renamed."""
         for step in reversed(self.steps()):
             path = self.path(step)
             try:
@@ -155,19 +165,17 @@ class Checkpoints:
         return -1
 
     def _check_place(self, path: Path, step: int, state: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of another step than its folder's name, or of another run than this one."""
+        """Refuse a checkpoint of another step than its folder's name, or of another run."""
         if state["step"] != step:
             right = self.path(state["step"]).name
             raise ValueError(f"{path} holds the checkpoint of step {state['step']}; rename it to {right}, or remove it")
-        if "run" not in state:
-            self.say(f"checkpoint {path} is of an earlier version: that it belongs to this run cannot be checked")
-        elif difference := self.run.difference(state["run"]):
+        if difference := self.run.difference(state["run"]):
             raise ValueError(f"{path} is a checkpoint of another run ({difference}); put this run's back, or remove it")
 
     @staticmethod
     @contextmanager
     def _quietly() -> Iterator[None]:
-        """Without torch's warning that it saves in a single process."""
+        """Suppress torch's warning about saving in a single process."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*assuming the intent is to (save|load) in a single process")
             yield
@@ -180,10 +188,14 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What state.json of a complete checkpoint says; a ValueError says what is wrong with one that is not."""
+    """The contents of state.json of a complete checkpoint; a ValueError explains what is wrong with an incomplete
+    one."""
     state = read_sealed(path / STATE_FILE)
-    if state["format"] != FORMAT:
-        raise ValueError(f"it has format {state['format']!r}, not {FORMAT}")
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{STATE_FILE} has format {state.get('format')!r}, not {FORMAT}")
+    for name, kind in {"step": int, "values": dict, "run": dict, "files": dict}.items():
+        if not isinstance(state.get(name), kind):
+            raise ValueError(f"{STATE_FILE} has no valid {name!r}")
     for name, expected in state["files"].items():
         file = path / name
         if not file.is_file():

@@ -1,103 +1,127 @@
-"""The configuration of a run: typed, complete, saved with it. A preset is a full configuration, not a patch."""
+"""The configuration of a training run: typed, complete, and saved with the run. A preset is a full configuration."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
+from cedd.data.data_config import DataConfig
 from cedd.models.locate import CONFIG_FILE, TRAIN_FILE, locate
-from cedd.models.options import SIZES, NetworkOptions, TransformerConfig, wrap_of
-from cedd.names import suggestion
+from cedd.models.transformer_config import SIZES, NetworkOptions, TransformerConfig, wrap_of
+from cedd.names import ALIASES, suggestion
 from cedd.storage import expanded, from_json, read_json, reading
 
 if TYPE_CHECKING:  # torch is imported when a run is checked or built, so that its settings can be shown without
     from cedd.process import TokenProcess
-    from cedd.schedules import Schedule
 
-Wanted = Literal["auto", "bf16", "float32"]
-"""The precision of matrix products that is asked for."""
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """How noise grows with time."""
-
-    name: str = "log-linear"
-    """log-linear, polynomial, cosine, geometric, or one that you added to SCHEDULES."""
-    eps: float = 1e-3
-    """The share of tokens that is not noised at t = 1 (all but geometric)."""
-    power: float = 2.0
-    """The power of polynomial: kappa = t^power for dfm."""
-    sigma_min: float = 1e-4
-    """Geometric: sigma where noise begins."""
-    sigma_max: float = 20.0
-    """Geometric: sigma at t = 1."""
-    settings: dict[str, float] = field(default_factory=dict)
-    """Numbers by name, for a schedule that you added to SCHEDULES."""
-
-    def build(self) -> Schedule:
-        from cedd.schedules import SCHEDULES, schedule_from_config
-
-        known = {"eps": self.eps, "power": self.power, "sigma_min": self.sigma_min, "sigma_max": self.sigma_max}
-        return schedule_from_config({"name": self.name, **arguments_of(SCHEDULES, self.name, known, self.settings)})
+PrecisionName = Literal["auto", "bf16", "float32"]
+"""Precision of matrix products."""
 
 
 @dataclass(frozen=True)
 class ProcessConfig:
     """The noise process."""
 
-    name: str = "absorb"
-    """absorb, uniform, roulette, eroulette, hybrid, or one that you added to PROCESSES."""
-    p_m: float = 0.95
-    """Roulette: the share of masking among all events."""
-    p_u: float = 0.1
-    """Hybrid: the share of shuffled tokens at t = 1/2."""
-    share_start: float = 0.0
-    """Eroulette: the share of masking at t = 0."""
-    share_stop: float = 1.0
-    """Eroulette: the share of masking at t = 1."""
-    share_power: float = 1.0
-    """Eroulette: the instantaneous share of masking, start + (stop - start) t^power."""
-    sigma_floor: float = 0.0015
-    """Without a mask: the smallest sigma in a denoiser's ratios (0.003 in the paper's spelling experiments)."""
-    settings: dict[str, float] = field(default_factory=dict)
-    """Numbers by name: rise, fall and eps of hybrid, or those of a process that you added to PROCESSES."""
-    schedule: ScheduleConfig = ScheduleConfig()
+    name: str = field(default="absorb", metadata={"option": "process"})
+    """absorb, uniform, roulette, eroulette, hybrid, or one that you added to PROCESSES, with its default arguments. Set
+    others by --process.NAME VALUE: p-m (roulette: the share of masking among all events, 0.95), p-u (hybrid: the share
+    of shuffled tokens at t = 1/2, 0.1), mask-share.start, .stop and .power (eroulette: the share of masks at t is start
+    + (stop - start) t^power; 0, 1, 1), and schedule (all but hybrid): log-linear, polynomial, cosine, geometric, or one
+    that you added to SCHEDULES, with --process.schedule.eps, .power, .sigma-min and .sigma-max."""
+    arguments: dict[str, Any] = field(default_factory=dict, metadata={"hidden": True})
+    """Arguments by name, as JSON values; a schedule is a name with its own arguments."""
 
     def build(self, vocab_size: int) -> TokenProcess:
+        """The process over a vocabulary; unknown arguments are refused."""
+        from cedd.clocks import PowerShare
         from cedd.process import PROCESSES, process_from_config
+        from cedd.schedules import SCHEDULES
 
-        share = {"start": self.share_start, "stop": self.share_stop, "power": self.share_power}
-        known = {"p_m": self.p_m, "p_u": self.p_u, "mask_share": share, "schedule": self.schedule.build().config()}
-        chosen = arguments_of(PROCESSES, self.name, known, self.settings)
-        if "mask_share" in chosen:  # a share of masking that depends on time replaces the constant one
-            chosen.pop("p_m", None)
-        return process_from_config({"name": self.name, "vocab_size": vocab_size, **chosen})
+        arguments = dict(self.arguments)
+        if self.name == "clocks":  # a process that a model's folder describes by its clocks
+            return process_from_config({"name": self.name, "vocab_size": vocab_size, **arguments})
+        if self.name == "eroulette" and not arguments.keys() & {"p_m", "mask_share"}:
+            arguments["mask_share"] = {}
+        check_arguments("process", PROCESSES, self.name, arguments)
+        for name in ("p_m", "mask_share"):
+            if isinstance(share := arguments.get(name), dict):
+                check_arguments(f"process.{name}", {name: PowerShare}, name, share)
+        if "schedule" in arguments:
+            schedule = {"name": "log-linear", **arguments["schedule"]}
+            check_arguments("process.schedule", SCHEDULES, schedule["name"], _without("name", schedule))
+            arguments["schedule"] = {**_SCHEDULE_DEFAULTS.get(schedule["name"], {}), **schedule}
+        return process_from_config({"name": self.name, "vocab_size": vocab_size, **arguments})
+
+    def replaced(self, path: Sequence[str], value: Any) -> ProcessConfig:
+        """A copy with another value of an argument, or of a nested one (schedule, eps)."""
+        arguments = copy.deepcopy(self.arguments)
+        place = arguments
+        for name in path[:-1]:
+            place[name] = inner = place[name] if isinstance(place.get(name), dict) else {}
+            place = inner
+        place[path[-1]] = value
+        return ProcessConfig(self.name, arguments)
+
+    def settings(self) -> dict[str, Any]:
+        """Its name and all arguments, including defaults, by dotted names: equal for equal processes."""
+        return dotted(_without("vocab_size", self.build(2).config()), "process.")
 
 
-def arguments_of(
-    table: Mapping[str, Callable[..., Any]], name: str, known: Mapping[str, Any], settings: Mapping[str, float]
-) -> dict[str, Any]:
-    """The arguments of the table's entry `name`: the `known` settings that it takes, and its own `settings`."""
+_SCHEDULE_DEFAULTS: Mapping[str, Mapping[str, float]] = {"geometric": {"sigma_min": 1e-4, "sigma_max": 20.0}}
+"""Arguments of schedules that have no default of their own."""
+
+
+def _without(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != name}
+
+
+def dotted(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def check_arguments(
+    option: str, table: Mapping[str, Callable[..., Any]], name: str, arguments: Mapping[str, Any]
+) -> None:
+    """Refuse a name that is not in the table, and arguments that its entry does not take.
+
+    `option` is the entry's name on the command line, such as process.
+    """
     if name not in table:
-        raise ValueError(f"there is no {name!r}{suggestion(name, table)}")
-    takes = list(inspect.signature(table[name]).parameters)
-    own = [argument for argument in takes if argument not in (*known, "vocab_size")]
-    if unknown := sorted(set(settings) - set(own)):
-        raise ValueError(f"{name} has no setting {unknown[0]!r} of its own; it has {', '.join(own) or 'none'}")
-    return {key: value for key, value in known.items() if key in takes} | dict(settings)
+        raise ValueError(f"--{option}: invalid choice: {name!r}{suggestion(name, table)}")
+    takes = _parameters(table[name])
+    for key, value in arguments.items():
+        written = f"--{option}.{key.replace('_', '-')}"
+        if key not in takes:
+            others = [other for other in table if key in _parameters(table[other])]
+            whose = f" ({key} is an argument of {' and '.join(others)})" if others else ""
+            known = ", ".join(takes) or "none"
+            raise ValueError(f"unexpected argument {written}: {name} takes {known}{whose}")
+        if isinstance(value, str) and takes[key] in ("float", "int", float, int):
+            raise ValueError(f"{written} must be a number (got {value!r})")
+
+
+def _parameters(made: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a process or a schedule, without the vocabulary, and their types."""
+    parameters = inspect.signature(made).parameters
+    return {name: one.annotation for name, one in parameters.items() if name != "vocab_size"}
+
+
+TRANSFORMER = "transformer"
 
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkOptions):
-    """The network's size and options."""
+    """Size and options of the transformer."""
 
     def build(self, process: TokenProcess, length: int, causal: bool) -> TransformerConfig:
         options: dict[str, Any] = dataclasses.asdict(self) | {
@@ -110,195 +134,215 @@ class ModelConfig(NetworkOptions):
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """What is read, and how it becomes blocks of tokens."""
-
-    tokenizer: str = "char"
-    """char, char:SIZE, byte, gpt2, gpt2-char, bpe:SIZE, or a folder with a saved tokenizer."""
-    gpt2_files: Path | None = None
-    """A folder with GPT-2's vocab.json and merges.txt, so that nothing is downloaded."""
-    validation: str | None = None
-    """A corpus of its own; without one, `holdout` of the data is held out."""
-    holdout: float = 0.05
-    """The share of the data that is not trained on, and measured on."""
-    holdout_by: Literal["tail", "documents"] = "tail"
-    """Which part that is: the last blocks (tail), or documents that are evenly spread."""
-    field: str = "text"
-    """The field of a jsonl or of a hub data set."""
-    wrap: Literal["none", "bos-eos"] = "none"
-    """bos-eos: each sequence stands between the tokens that begin and end a document, as MDLM's and DUO's do. A run
-    that starts --from such a network keeps it."""
-    workers: int = 1
-    """Processes that tokenize; they do not change a token."""
-    cache: Path | None = None
-    """Folder in which the tokens are kept. None: CEDD_CACHE, or ~/.cache/cedd."""
-
-
-@dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, as in the paper, or Muon for the matrices of the blocks."""
+    """AdamW, as in the paper, optionally with Muon for the matrices of the blocks."""
 
     matrices: Literal["adamw", "muon"] = "adamw"
-    """The optimizer of the blocks' matrices; all other parameters are AdamW's. muon may learn more per step at the same
-    rate, and its steps take longer."""
+    """Optimizer of the blocks' matrices; all other parameters use AdamW. muon may learn more per step at the same
+    learning rate, but its steps take longer."""
     momentum: float = 0.95
     """Muon's momentum."""
     matrix_rate: float | None = None
-    """Muon's highest rate, by default `rate`; it warms up and falls as `rate` does."""
+    """Muon's peak learning rate, by default `rate`, with the same warm-up and decay."""
     rate: float = 3e-4
-    """AdamW's highest rate."""
+    """AdamW's peak learning rate."""
     embedding_rate: float | None = None
-    """AdamW's highest rate for the embedding of the tokens, by default `rate`."""
+    """AdamW's peak learning rate for the token embedding, by default `rate`."""
     head_rate: float | None = None
-    """AdamW's highest rate for the vocabulary head, by default `rate`."""
+    """AdamW's peak learning rate for the vocabulary head, by default `rate`."""
     beta1: float = 0.9
     """AdamW's decay of the mean of the gradients."""
     beta2: float = 0.999
     """AdamW's decay of the mean of their squares."""
     eps: float = 1e-8
-    """AdamW's, added to the root of that mean."""
+    """AdamW's epsilon."""
     weight_decay: float = 0.0
-    """Of all parameters, times the rate."""
+    """Weight decay of all parameters, multiplied by the learning rate."""
     warmup: int = 2500
-    """Steps in which the rate rises to its highest."""
+    """Steps of linear warm-up."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """What the rate does after that: stay, or fall like half a cosine or a line."""
+    """Learning rate after warm-up: constant, or decaying by a cosine or linearly."""
     final_share: float = 0.0
-    """Cosine and linear: what the rate falls to, one step after the last, as a share of `rate`."""
+    """Cosine and linear: final learning rate, one step after the last, as a share of `rate`."""
     decay_share: float = 1.0
-    """Linear: the share of all steps, the last ones, in which the rate falls."""
+    """Linear: share of all steps in which the learning rate decays, at the end."""
     clip: float = 1.0
-    """The largest norm of the gradient; 0 for no clipping."""
+    """Maximum norm of the gradient; 0 for no clipping."""
     loss: Literal["mean", "sum"] = "mean"
     """The loss that clip and eps refer to: the mean over a sequence's positions, or their sum. The code that the paper
-    builds on has the sum; nearly all of its gradients have a norm above 1, and so are clipped."""
+    builds on uses the sum; nearly all of its gradients have a norm above 1 and are clipped."""
     ema: float = 0.9999
-    """The decay of the average of the weights, which is what is measured and saved."""
+    """Decay of the moving average of the weights, which is evaluated and saved."""
     ema_warmup: bool = False
-    """A smaller decay in the beginning: min(ema, (1+step)/(10+step))."""
+    """Use a smaller decay in the beginning: min(ema, (1+step)/(10+step))."""
     ema_every: int | None = None
-    """Steps between updates of the average; by default 1% of 1/(1-ema), or of all steps if these are fewer, but at
-    most 8."""
+    """Steps between updates of the average; by default 1% of 1/(1-ema), or of all steps if these are fewer, but at most
+    8."""
 
     def steps_of_average(self, steps: int) -> int:
-        """`ema_every`, or its default in a run of so many steps; an update of the average costs 3% of a short step."""
+        """`ema_every`, or its default in a run of this many steps. (An update of the average costs 3% of a short
+        step.)"""
         if self.ema_every is not None:
             return self.ema_every
         remembered = round(1 / (1 - self.ema))
         return min(8, max(1, min(remembered, steps) // 100))
 
     def of_mean(self, length: int) -> OptimizerConfig:
-        """The same for the mean loss over a sequence, which is trained on: clip and eps of a sum are divided."""
+        """The equivalent options for the mean loss over a sequence, which is trained: clip and eps of a sum are
+        divided."""
         parts = length if self.loss == "sum" else 1
         return dataclasses.replace(self, loss="mean", clip=self.clip / parts, eps=self.eps / parts)
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """One step's data."""
+    """The batches of training."""
 
     size: int = 512
-    """Sequences in a step, over all ranks and micro-batches."""
+    """Sequences per step, over all ranks and micro-batches."""
     accumulate: int = 1
-    """Micro-batches that a rank's share is cut into."""
+    """Micro-batches per rank and step (gradient accumulation)."""
     times: Literal["stratified", "independent"] = "stratified"
-    """How the times of a batch are drawn: each from a part of its own of their range, or each from all of it."""
+    """How the times of a batch are drawn: one from each of equal parts of their range, or independently."""
     complementary: bool = False
-    """Put every sequence into the batch twice, at times t and lowest + highest - t: what is masked in one is not in the
-    other (exactly so where the two times add up to 1 and the schedule is log-linear)."""
+    """Put every sequence into the batch twice, at times t and lowest + highest - t: what is masked in one is not masked
+    in the other (exactly so if the two times add up to 1 and the schedule is log-linear)."""
     lowest_time: float = 1e-3
-    """Where the range of the times begins."""
+    """Lowest time."""
     highest_time: float = 1.0
-    """Where it ends. Below 1 the strongest noise is never seen: a corrector needs none, a model that generates must
-    extrapolate."""
+    """Highest time. Below 1 the strongest noise is never trained: a corrector does not need it, but a model that
+    generates must extrapolate."""
     last_highest_time: float | None = None
-    """The highest time of the last step, approached linearly: training starts with strong noise, from which a network
+    """Highest time at the last step, approached linearly: training starts with strong noise, from which a network
     learns faster, and ends with the weak noise of the task."""
     cut: Literal["once", "anew"] = "once"
-    """Where the text is cut into sequences: at the same places in every epoch, or at others in each epoch after the
-    first, so that tokens at an edge get context on both sides."""
+    """Where the text is cut into sequences: at the same positions in every epoch (once), or at others in each epoch
+    after the first (anew), so that tokens at an edge get context on both sides."""
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """What is measured while training; 0 turns a measurement off."""
+    """Evaluation during training; 0 turns a measurement off."""
 
     every: int = 1000
-    """Steps between estimates of the bound on the validation blocks, by the averaged weights."""
+    """Steps between estimates of the bound on the validation blocks, with the averaged weights."""
     sequences: int = 256
-    """Validation blocks of an estimate."""
+    """Validation blocks per estimate."""
     draws: int = 4
-    """Noisy versions of each."""
+    """Noise draws per block."""
     samples: int = 2
     """Texts sampled at each evaluation."""
     sample_steps: int = 64
-    """Steps in which they are sampled."""
+    """Sampling steps."""
     patience: int = 0
     """Stop when the bound has not improved for this many evaluations."""
 
 
 @dataclass(frozen=True)
+class AdaptConfig:
+    """From an autoregressive network to a diffusion model (a run --from the former by a diffusion method).
+
+    The first four say what becomes of a Llama-type network; the others how any network is trained.
+    """
+
+    shift: bool = True
+    """Predict position i from the output at position i - 1, as the autoregressive network did."""
+    start: bool | None = None
+    """With a shift: put the network's start token before every sequence, and predict position 0 from it. By default in
+    blocks. Otherwise position 0 is predicted from its own output."""
+    causal_past: bool = True
+    """In blocks: clean tokens attend to those up to their own position only, as they did, not to all of their block."""
+    mask_id: int | None = None
+    """The token whose embedding is the mask's; by default the mask has a vector of its own."""
+    anneal: float = 0.0
+    """Without blocks: the share of the steps in which attention goes from causal to full. Each pair of positions that
+    is not causal is attended to with a probability that rises to 1, one draw per step for the whole batch."""
+    first_block: int | None = None
+    """In blocks: the block size of the first step, which doubles in equal stages up to --block."""
+    growth: float = 0.5
+    """The share of the steps in which blocks are smaller."""
+    next_token_weight: float = 0.0
+    """The weight of the next-token loss on clean text, under causal attention, which is added to the loss."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
-    """A training run, from the first byte of data to the last step."""
+    """A training run."""
 
     data: str
-    """A text file, a folder of them, a jsonl, hf:NAME, or python-manual."""
+    """A text file, a folder of text files, a .jsonl, hf:NAME, or python-manual."""
     out: Path
     """The run's folder."""
     method: str = "cedd-star"
-    """sedd, sedds, cedd, cedd-star, ceddt, bayes, bayes-star, dfm, ar, or one that you added to METHODS."""
-    process: ProcessConfig = ProcessConfig()
+    """sedd, sedds, cedd, cedd-star, ceddt, bayes, bayes-star, bayes-elbo, dfm, ar, or one that you added to METHODS.
+    mdlm, udlm and gidd are a method on a process: ceddt on absorb, bayes-elbo on uniform and bayes-elbo on hybrid."""
+    process: ProcessConfig = field(default_factory=ProcessConfig, metadata={"prefix": ""})
+    block: int | None = None
+    """Block diffusion: tokens per block, a divisor of the length. Each block is a diffusion of its own, given the
+    blocks before it. A run may start --from one with other blocks, or none. None: the whole sequence is one block."""
+    sigma_floor: float = 0.0015
+    """cedd, cedd-star and ceddt on a process without a mask: smallest sigma in the ratios (0.003 in the paper's
+    spelling experiments)."""
+    architecture: str = TRANSFORMER
+    """The network: transformer, whose options are --model.*; or your own class, package:Class, with arguments
+    --architecture.NAME VALUE or --architecture-arguments FILE.json."""
+    architecture_arguments: dict[str, Any] = field(default_factory=dict, metadata={"hidden": True})
+    """Arguments of your own class, besides vocab_size and has_mask."""
     model: ModelConfig = field(default_factory=lambda: model_of_size("char"))
     length: int = 128
-    """Tokens of a sequence."""
-    text: DataConfig = DataConfig()
+    """Tokens per sequence."""
+    text: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
+    adapt: AdaptConfig = AdaptConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     steps: int = 10_000
     """Training steps."""
     seed: int = 0
-    """Of everything random."""
+    """Random seed."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
-    precision: Wanted = "auto"
-    """The precision of matrix products: bf16 by autocast, on a CPU only if it has units for it (AMX). auto: bf16 on
-    CUDA and on such a CPU, float32 elsewhere."""
+    precision: PrecisionName = "auto"
+    """Precision of matrix products. auto: bf16 on CUDA (autocast) and on a CPU with hardware support (AMX), float32
+    elsewhere."""
     compile: Literal["auto", "off", "on", "graphs", "record"] = "auto"
-    """torch.compile (on), with the step as a CUDA graph (graphs), or that graph alone, which needs no compiler and
-    starts at once (record). auto: graphs on CUDA, off elsewhere."""
+    """torch.compile (on), also with the step as a CUDA graph (graphs), or the CUDA graph alone, which needs no compiler
+    and starts at once (record). auto: graphs on CUDA, off elsewhere."""
     checkpoint_every: int = 1000
     """Steps between checkpoints."""
     keep: int = 3
-    """Checkpoints that are kept."""
+    """Number of checkpoints to keep."""
     log_every: int = 10
     """Steps between lines of the log."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on if the folder holds a run of the same configuration, else start."""
+    """auto: resume if the folder holds a run of the same configuration, otherwise start one."""
+    allow_changes: bool = False
+    """Resume with other settings of the optimizer, such as the learning rate or its schedule; they take effect from the
+    last checkpoint on."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do when the loss or the gradient is not finite: stop the run, or skip the step."""
+    """What to do if the loss or the gradient is not finite: stop the run, or skip the step."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """With several ranks: replicate the network (ddp) or shard it (fsdp)."""
     tensorboard: bool = False
-    """Write the log for TensorBoard, too."""
-    start: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN")] = None
+    """Also write the log for TensorBoard."""
+    start: str | None = field(default=None, metadata={"option": "from", "metavar": "MODEL"})
     """Start from the weights of this run or model, with a new optimizer. Its network, tokenizer, length, method and
-    process are then the defaults, and the preset's are not. The network may be deeper, by a multiple of its blocks."""
+    process then replace the preset's. The network may be deeper, by a multiple of its blocks."""
+
+    def network(self, process: TokenProcess, causal: bool) -> tuple[str, dict[str, Any]]:
+        """The architecture of the network, and its arguments. Networks of autoregressive methods (`causal`) have a
+        start token, which is the mask."""
+        if self.architecture == TRANSFORMER:
+            return TRANSFORMER, dataclasses.asdict(self.model.build(process, self.length, causal))
+        states = {"vocab_size": process.vocab_size, "has_mask": process.has_mask or causal}
+        own = self.architecture_arguments
+        if not causal and is_autoregressive(own):
+            own = adapted(own, self.adapt, self.block)
+        return self.architecture, {**own, **states}
 
     def check(self) -> None:
-        """Refuse settings that would fail later, in one sentence."""
-        from cedd.methods import get_method
-        from cedd.process import PROCESSES
-        from cedd.schedules import SCHEDULES
-
-        get_method(self.method)
-        process = self.process
-        for name, given, table in (
-            ("process.name", process.name, PROCESSES),
-            ("process.schedule.name", process.schedule.name, SCHEDULES),
-        ):
-            if given not in table:
-                raise ValueError(f"{name} has no choice {given!r}{suggestion(given, table)}")
+        """Refuse invalid settings."""
+        self._check_names()
         values = flat(self)
         for names, words, holds in _LIMITS:
             for name in names.split():
@@ -312,6 +356,7 @@ class TrainConfig:
                 raise ValueError(
                     f"batch.lowest_time must lie in [0, 1), below batch.{name}, at most 1; got {(low, time)}"
                 )
+        check_growth(self.adapt, self.block)
         if self.optimizer.steps_of_average(self.steps) > self.steps:
             raise ValueError(
                 f"optimizer.ema_every is {self.optimizer.ema_every}, but the run has {self.steps} steps: the average, "
@@ -325,8 +370,21 @@ class TrainConfig:
                 f"multiple of {self.batch.accumulate}, or another batch.accumulate"
             )
 
+    def _check_names(self) -> None:
+        """Refuse unknown methods, processes and schedules."""
+        from cedd.methods import get_method
+
+        get_method(self.method).in_blocks(self.block).blocks_of(self.length)
+        process, alias = self.process, ALIASES.get(self.method.lower())
+        if alias is not None and process.name != alias.process:
+            raise ValueError(
+                f"{self.method} is {alias.method} on {alias.process}: leave the process out, or use {alias.method} on "
+                f"{process.name}"
+            )
+        process.build(2)
+
     def check_shares(self, ranks: int) -> None:
-        """Refuse a batch that so many ranks cannot share."""
+        """Refuse a batch size that this number of ranks cannot share."""
         batch = self.batch
         needed = ranks * math.lcm(1 + batch.complementary, batch.accumulate)
         if batch.size % needed:
@@ -340,8 +398,8 @@ _LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("steps length checkpoint_every keep log_every batch.size batch.accumulate", "be at least 1", lambda x: x >= 1),
     ("evaluation.sequences evaluation.draws evaluation.sample_steps", "be at least 1", lambda x: x >= 1),
     ("evaluation.every evaluation.samples evaluation.patience", "be at least 0, which turns it off", lambda x: x >= 0),
-    ("seed", "be a whole number from 0 up, below 2^63", lambda x: 0 <= x < 2**63),
-    ("optimizer.warmup", "be a number of steps from 0 up", lambda x: x >= 0),
+    ("seed", "be between 0 and 2^63 - 1", lambda x: 0 <= x < 2**63),
+    ("optimizer.warmup", "be at least 0", lambda x: x >= 0),
     ("optimizer.ema_every", "be at least 1, if given", lambda x: x >= 1),
     ("optimizer.rate optimizer.eps", "be positive and finite", lambda x: 0.0 < x < math.inf),
     (
@@ -354,8 +412,17 @@ _LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("optimizer.clip", "be a norm, or 0 for no clipping", lambda x: x >= 0.0),
     ("optimizer.final_share", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
     ("optimizer.decay_share", "lie in (0, 1]", lambda x: 0.0 < x <= 1.0),
+    ("adapt.anneal adapt.growth", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
+    ("adapt.next_token_weight", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
+    ("adapt.first_block", "be at least 1, if given", lambda x: x >= 1),
 )
-"""Limits of a run's numbers, by their names; NaN is within none of them."""
+"""Limits of numeric settings, by name; NaN is always refused."""
+
+
+def with_alias(config: TrainConfig) -> TrainConfig:
+    """The configuration with the process that a published name of a method, such as mdlm, implies."""
+    alias = ALIASES.get(config.method.lower())
+    return config if alias is None else dataclasses.replace(config, process=ProcessConfig(alias.process))
 
 
 def model_of_size(name: str, **changes: Any) -> ModelConfig:
@@ -385,7 +452,7 @@ _LANGUAGE: dict[str, Any] = {
 PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
     "tiny": _preset(
         "tiny",
-        "a network for tests: seconds on one core",
+        "a tiny network for tests: seconds on one core",
         **_CHARACTERS,
         optimizer=OptimizerConfig(rate=3e-3, warmup=20, ema=0.98),
         batch=BatchConfig(size=32),
@@ -395,7 +462,7 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
     ),
     "char": _preset(
         "char",
-        "characters, for a laptop: minutes on two cores",
+        "a character-level model for a laptop: minutes on two cores",
         **_CHARACTERS,
         optimizer=OptimizerConfig(rate=1e-3, warmup=100, ema=0.995, schedule="cosine"),
         batch=BatchConfig(size=16),
@@ -405,13 +472,13 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
     ),
     "english-char": _preset(
         "english-char",
-        "the network in the box: English in characters, to correct, infill and sample; minutes on one GPU",
+        "the pretrained character-level model for correction, infilling and sampling: minutes on one GPU",
         data="corpus",
         method="bayes-star",
-        # As many characters replaced as masked: to believe that what is there may be wrong is the job.
-        # With half the power a share 1-t of the text is left as it was at t, on average a half of it; with a whole
-        # one (1-t)^2, a third.
-        process=ProcessConfig("roulette", p_m=0.5, schedule=ScheduleConfig("polynomial", power=0.5)),
+        # Half of the noise replaces characters, since a corrector must learn that visible characters may be wrong.
+        # With power 0.5 a share 1-t of the text is unchanged at time t, a half on average; with power 1 it would be
+        # (1-t)^2, a third on average.
+        process=ProcessConfig("roulette", {"p_m": 0.5, "schedule": {"name": "polynomial", "power": 0.5}}),
         text=DataConfig(tokenizer="char:96", holdout=0.004, workers=8),
         optimizer=OptimizerConfig(rate=1e-3, warmup=500, ema=0.999, schedule="cosine", final_share=0.01),
         batch=BatchConfig(size=256),
@@ -421,10 +488,10 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
         keep=1,
     ),
     "small": _preset("small", "the paper's network and protocol: 12 blocks of width 768 on GPT-2 tokens", **_LANGUAGE),
-    # What was tried is in the lab notes ("Language models in minutes").
+    # Tuning: dev/lab-notes.md ("Language models in minutes").
     "small-fast": _preset(
         "small",
-        "the network of small, trained for the lowest bound after six minutes on one GPU",
+        "the network of small, tuned for the lowest bound after six minutes on one GPU",
         data="corpus",
         largest_score=12.0,
         text=DataConfig(tokenizer="gpt2", workers=8),
@@ -446,17 +513,29 @@ PRESETS: Mapping[str, tuple[str, TrainConfig]] = {
         checkpoint_every=2000,
         keep=1,
     ),
+    "adapt": _preset(
+        "small",
+        "an autoregressive network (--from) as a diffusion model, in minutes on one GPU",
+        data="corpus",
+        text=DataConfig(workers=8),
+        optimizer=OptimizerConfig(rate=8e-4, warmup=100, schedule="linear", loss="sum", ema=0.993),
+        batch=BatchConfig(size=256, complementary=True, lowest_time=0.2, highest_time=0.8),
+        evaluation=EvaluationConfig(every=1000, samples=0),
+        steps=6000,
+        checkpoint_every=2000,
+        keep=1,
+    ),
     "medium": _preset("medium", "24 blocks of width 1024, sequences of 1024 GPT-2 tokens", **_LANGUAGE),
 }
-"""Complete runs, each with a line about it; every size of SIZES has one of its name."""
+"""Complete configurations, with a summary; there is one for every size in SIZES."""
 
 # ----------------------------------------------------------------------------------------------------------------
 # From another model
 
 
 def starting_from(config: TrainConfig, start: str, out: str | None = None) -> TrainConfig:
-    """The configuration with the network, tokenizer, length, method and process of a run or model in their places; of
-    the run in the folder `out`, if that is what is gone on with and the model that it started from is gone."""
+    """The configuration with the network, tokenizer, length, method and process of another model; of the run in the
+    folder `out`, if that is being resumed and the model has been removed."""
     try:
         folder = locate(start)
     except ValueError:
@@ -464,49 +543,95 @@ def starting_from(config: TrainConfig, start: str, out: str | None = None) -> Tr
         if own is None:
             raise
         text = dataclasses.replace(config.text, tokenizer=own.text.tokenizer, wrap=own.text.wrap)
-        taken = {name: getattr(own, name) for name in ("start", "method", "process", "model", "length")}
+        names = (
+            "start",
+            "method",
+            "block",
+            "sigma_floor",
+            "process",
+            "architecture",
+            "architecture_arguments",
+            "model",
+            "length",
+        )
+        taken = {name: getattr(own, name) for name in names}
         return dataclasses.replace(config, **taken, text=text)
     with reading(folder / CONFIG_FILE):
         record = read_json(folder / CONFIG_FILE)
-        network, method = record["network"], record["method"]
-        method = {"name": method} if isinstance(method, str) else method
-        floor = {name: value for name, value in method.items() if name == "sigma_floor"}  # which is among the process's
-        options = {part.name: network[part.name] for part in dataclasses.fields(ModelConfig) if part.name in network}
+        network, called = record["network"], record["method"]
+        method: dict[str, Any] = {"name": called} if isinstance(called, str) else called
+        meaning = method.get("parameterization", {})
+        process = dict(record["process"])
         return dataclasses.replace(
             config,
             start=start,
             method=method["name"],
-            process=_process_of_record({**record["process"], **floor}),
-            model=ModelConfig(**options),
-            length=record["length"],
+            block=method.get("block"),
+            sigma_floor=meaning.get("sigma_floor", config.sigma_floor),
+            process=ProcessConfig(process.pop("name"), _without("vocab_size", process)),
+            **_network_of_record(config, record["architecture"], network),
+            # An imported network reads what its context holds, and was trained on other lengths.
+            length=min(config.length, record["length"]) if "imported" in record else record["length"],
             text=dataclasses.replace(config.text, tokenizer=str(folder), wrap=wrap_of(record)),
         )
 
 
+def _network_of_record(config: TrainConfig, architecture: str, network: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a saved network."""
+    if architecture == TRANSFORMER:
+        options = {part.name: network[part.name] for part in dataclasses.fields(ModelConfig) if part.name in network}
+        return {"architecture": TRANSFORMER, "architecture_arguments": {}, "model": ModelConfig(**options)}
+    own = {name: value for name, value in network.items() if name not in ("vocab_size", "has_mask")}
+    if "weights_dtype" in own:
+        own["weights_dtype"] = "float32"  # to learn in
+    return {"architecture": architecture, "architecture_arguments": own, "model": config.model}
+
+
+def is_autoregressive(arguments: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a Llama-type architecture are those of an autoregressive network."""
+    return arguments.get("attention") == "causal"
+
+
+def adapted(arguments: Mapping[str, Any], adapt: AdaptConfig, block: int | None) -> dict[str, Any]:
+    """The arguments of an autoregressive network's architecture as those of a diffusion model with its weights."""
+    start = arguments.get("mask_row")  # what an autoregressive network reads its start token from
+    starts = adapt.start if adapt.start is not None else block is not None and start is not None
+    if adapt.shift and starts and start is None:
+        raise ValueError("adapt.start needs a network with a start token of its vocabulary; use --no-adapt.start")
+    return {
+        **arguments,
+        "attention": "full" if block is None else "block-causal",
+        "block": block or 1,
+        "causal_past": block is not None and adapt.causal_past,
+        "shift": adapt.shift,
+        "start_row": start if adapt.shift and starts else None,
+        "mask_row": adapt.mask_id,
+    }
+
+
+def block_sizes(adapt: AdaptConfig, block: int) -> list[int]:
+    """The block sizes of a run, from the first to its own."""
+    sizes = [adapt.first_block or block]
+    while sizes[-1] < block:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def check_growth(adapt: AdaptConfig, block: int | None) -> None:
+    """Refuse a first block that does not double up to the run's."""
+    if adapt.first_block is None:
+        return
+    if block is None:
+        raise ValueError(f"adapt.first_block needs a block to grow to (got {adapt.first_block}); add --block")
+    if adapt.first_block > block or block_sizes(adapt, block)[-1] != block:
+        raise ValueError(f"adapt.first_block must be block {block} divided by a power of two (got {adapt.first_block})")
+
+
 def _begun_from(start: str, out: str | None) -> TrainConfig | None:
-    """The configuration of the run in a folder, if it began from this model."""
+    """The configuration of the run in a folder, if it started from this model."""
     saved = None if out is None else expanded(out) / TRAIN_FILE
     own = None if saved is None or not saved.is_file() else read_config(saved)
     return own if own is not None and own.start == start else None
-
-
-def _process_of_record(record: Mapping[str, Any]) -> ProcessConfig:
-    """The settings of a process that was saved."""
-    own = {name: value for name, value in record.items() if name not in ("vocab_size", "schedule", "mask_share")}
-    share = record.get("mask_share", {})
-    share = share if isinstance(share, Mapping) else {"start": share, "stop": share}
-    known = {part.name for part in dataclasses.fields(ProcessConfig)}
-    schedule = dict(record.get("schedule", {}))
-    usual = {part.name for part in dataclasses.fields(ScheduleConfig)}
-    return ProcessConfig(
-        **{name: value for name, value in own.items() if name in known},
-        **{f"share_{name}": value for name, value in share.items()},
-        settings={name: value for name, value in own.items() if name not in known},
-        schedule=ScheduleConfig(
-            **{name: value for name, value in schedule.items() if name in usual},
-            settings={name: value for name, value in schedule.items() if name not in usual},
-        ),
-    )
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -514,14 +639,14 @@ def _process_of_record(record: Mapping[str, Any]) -> ProcessConfig:
 
 
 def to_json(config: Any) -> Any:
-    """Dataclasses and paths as plain JSON values."""
+    """Dataclasses and paths as JSON values."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
     return str(config) if isinstance(config, Path) else config
 
 
 def read_config(path: Path) -> TrainConfig:
-    """The configuration that a run saved."""
+    """The configuration saved by a run."""
     with reading(path):
         return from_json(TrainConfig, read_json(path))
 
@@ -529,30 +654,76 @@ def read_config(path: Path) -> TrainConfig:
 _MAY_DIFFER = (
     *("out", "device", "steps", "evaluation", "checkpoint_every", "keep", "log_every", "resume", "strategy", "compile"),
     *("tensorboard", "on_nonfinite", "text.cache", "text.workers", "text.gpt2_files", "model.checkpoint_blocks"),
-    "optimizer.ema_every",
+    *("optimizer.ema_every", "allow_changes"),
 )
-"""Settings that a resumed run may change without becoming another run."""
+"""Settings that may differ when a run is resumed."""
 MAY_CHANGE = ("optimizer.decay_share",)
-"""Settings that a run may change on its way (training/in_time.py): its checkpoints may have others."""
+"""Settings that a run may change by itself (`time_limit`), so that its checkpoints may have other values."""
+
+
+def may_be_changed(name: str) -> bool:
+    """Whether a setting may differ on a resume with `allow_changes`. The optimizer of the matrices may not, since its
+    state is in the checkpoints."""
+    return name.startswith("optimizer.") and name != "optimizer.matrices"
+
+
+NAMES_OF_FILES = ("data", "text.validation", "text.tokenizer", "start")
+"""Settings that name files. A resume may use other names for the same content."""
 
 
 def settings_of_run(config: TrainConfig) -> dict[str, Any]:
-    """The settings, by names such as optimizer.rate, that make a run this one and no other."""
+    """The settings that identify a run, by dotted names such as optimizer.rate."""
+    settings = {**flat(config), **config.process.settings()}
+    del settings["process.arguments"]
     return {
         name: value
-        for name, value in flat(config).items()
+        for name, value in settings.items()
         if not any(f"{name}.".startswith(f"{free}.") for free in _MAY_DIFFER)
     }
 
 
-def same_run(first: TrainConfig, second: TrainConfig) -> list[str]:
-    """The names of settings, such as optimizer.rate, that make two configurations different runs."""
+def differing_settings(first: TrainConfig, second: TrainConfig) -> list[str]:
+    """The names of settings in which two configurations are different runs."""
     a, b = settings_of_run(first), settings_of_run(second)
-    return [name for name in a if a[name] != b[name]]
+    return [name for name in {**a, **b} if a.get(name) != b.get(name)]
+
+
+def unused_settings(config: TrainConfig) -> dict[str, str]:
+    """Settings that have no effect together with the others, by name, and why."""
+    from cedd.methods import get_method
+
+    found = dict[str, str]()
+
+    def unless(used: bool, names: str, why: str) -> None:
+        if not used:
+            found.update(dict.fromkeys(names.split(), why))
+
+    optimizer, text = config.optimizer, config.text
+    times = "batch.times batch.lowest_time batch.highest_time batch.last_highest_time"
+    unless(get_method(config.method).dynamics.noisy, times, f"with the method {config.method}")
+    unless(optimizer.matrices == "muon", "optimizer.momentum optimizer.matrix_rate", "without optimizer.matrices muon")
+    unless(optimizer.schedule != "constant", "optimizer.final_share", "on a constant optimizer.schedule")
+    unless(optimizer.schedule == "linear", "optimizer.decay_share", "unless optimizer.schedule is linear")
+    unless(text.validation is None, "text.holdout text.holdout_by", "with text.validation")
+    unless(text.tokenizer.startswith("gpt2"), "text.gpt2_files", f"with the tokenizer {text.tokenizer}")
+    measured = "evaluation.sequences evaluation.draws evaluation.samples evaluation.sample_steps"
+    unless(config.evaluation.samples > 0, "evaluation.sample_steps", "without evaluation.samples")
+    unless(config.evaluation.every > 0, measured, "without evaluation.every")
+    adapting = config.architecture != TRANSFORMER and is_autoregressive(config.architecture_arguments)
+    adapting = adapting and get_method(config.method).dynamics.noisy
+    names = "adapt.shift adapt.start adapt.causal_past adapt.mask_id"
+    unless(adapting, names, "unless a diffusion method starts --from an autoregressive Llama-type network")
+    unless(config.adapt.shift, "adapt.start", "without adapt.shift")
+    unless(config.block is not None, "adapt.causal_past adapt.first_block adapt.growth", "without block")
+    unless(config.block is None, "adapt.anneal", "with block")
+    unless(config.adapt.first_block is not None, "adapt.growth", "without adapt.first_block")
+    network = " ".join(f"model.{part.name}" for part in dataclasses.fields(config.model))
+    unless(config.architecture == TRANSFORMER, network, f"on the architecture {config.architecture}")
+    return found
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """A configuration's settings as JSON values, by names with dots such as optimizer.rate."""
+    """All settings as JSON values, by dotted names such as optimizer.rate."""
     settings: dict[str, Any] = {}
     for part in dataclasses.fields(config):
         value = getattr(config, part.name)

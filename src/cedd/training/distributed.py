@@ -1,7 +1,6 @@
-"""Ranks: one process a device, started by torchrun, or a single process without it.
+"""Ranks: one process per device, started by torchrun, or a single process.
 
-The network and its loss are one module, so that replication (DDP) and sharding (FSDP2) see a forward pass that
-starts at the batch and ends at the loss.
+The network and its loss are one module, so that DDP and FSDP2 see a forward pass from the batch to the loss.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from cedd.device import pick_device
 from cedd.losses import NoisyBatch, batch_loss
 from cedd.methods import Method
-from cedd.models.transformer import Transformer
+from cedd.models.backbone import Backbone
 from cedd.training.config import TrainConfig
 
 Strategy = Literal["single", "ddp", "fsdp"]
 
 
 class FirstRankFailed(Exception):
-    """What the first rank did for all has failed there; it says why."""
+    """A function that the first rank ran for all has failed there, with its own error message."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +52,19 @@ class Ranks:
             dist.all_reduce(values)
         return values
 
-    def from_first(self, deed: Callable[[], float | None]) -> float:
-        """Let the first rank do something for all, and wait for it; the number that it gives, on all ranks.
+    def from_first(self, function: Callable[[], float | None]) -> float:
+        """Run a function on the first rank and return its result on all ranks.
 
-        If it fails, no rank goes on: the first raises what happened, and the others raise that it did. Else they would
-        wait for a rank that has ended.
+        If it fails, the first rank raises its error and the others raise `FirstRankFailed`, instead of waiting for a
+        rank that has ended.
         """
         if self.world_size == 1:
-            return deed() or 0.0
+            return function() or 0.0
         number, error = None, None
         if self.is_first:
             try:
-                number = deed()
-            except Exception as happened:  # noqa: BLE001 - whatever it is, it is raised once the others know
+                number = function()
+            except Exception as happened:  # noqa: BLE001 - raised below, once the other ranks know
                 error = happened
         shared = torch.tensor([number or 0.0, error is not None], dtype=torch.float64, device=self.device)
         dist.broadcast(shared, src=0)
@@ -73,12 +72,12 @@ class Ranks:
             raise error
         number, failed = shared.tolist()
         if failed:
-            raise FirstRankFailed("the first rank cannot go on; it says why")
+            raise FirstRankFailed("the first rank has failed; see its message")
         return number
 
     @contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """Rank 0 runs the block before the others: it fills the cache that they then read."""
+        """Run the block on rank 0 before the others, which read the cache that it fills."""
         if not self.is_first:
             self.barrier()
         try:
@@ -108,9 +107,9 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
 
 
 class LossModule(nn.Module):
-    """The network together with its loss: batch in, nats per token out."""
+    """The network with its loss: batch in, nats per token out."""
 
-    def __init__(self, model: Transformer, method: Method) -> None:
+    def __init__(self, model: Backbone, method: Method) -> None:
         super().__init__()
         self.model, self.method = model, method
 
@@ -119,32 +118,32 @@ class LossModule(nn.Module):
 
 
 def choose_strategy(config: TrainConfig, ranks: Ranks) -> Strategy:
-    """auto: replicate."""
+    """The strategy; auto is ddp."""
     if ranks.world_size == 1:
         return "single"
     return "fsdp" if config.strategy == "fsdp" else "ddp"
 
 
 def distribute(module: LossModule, strategy: Strategy) -> nn.Module:
-    """The module with its gradients averaged over ranks. FSDP shards the parameters in place."""
+    """The module with gradients averaged over ranks. FSDP shards the parameters in place."""
     if strategy == "single":
         return module
     if strategy == "ddp":
-        # The loss depends on every parameter at every step; buffers are constants, and need not be sent around.
+        # The loss depends on every parameter at every step; buffers are constant and need no synchronization.
         known = signature(DistributedDataParallel).parameters
         sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
         options: dict[str, Any] = {sync: False}
         return DistributedDataParallel(module, gradient_as_bucket_view=True, **options)
     from torch.distributed.fsdp import fully_shard
 
-    for block in module.model.backbone.blocks:
+    for block in module.model.shard_units():
         fully_shard(block)
     fully_shard(module)
     return module
 
 
 def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Between micro-batches gradients stay local; only the last one's backward pass averages them."""
+    """A context in which gradients stay local, for all micro-batches but the last."""
     if isinstance(module, DistributedDataParallel):
         return nullcontext() if last else module.no_sync()  # pyright: ignore[reportReturnType]
     if hasattr(module, "set_requires_gradient_sync"):
@@ -153,23 +152,23 @@ def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered from all ranks (a collective call); any other as it is."""
+    """A sharded tensor gathered from all ranks (a collective call); any other unchanged."""
     gather = getattr(tensor, "full_tensor", None)
     return gather() if gather is not None else tensor
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """A sharded tensor's part on this rank, in the same memory; any other as it is."""
+    """A sharded tensor's part on this rank, in the same memory; any other unchanged."""
     part = getattr(tensor, "to_local", None)
     return part() if part is not None else tensor
 
 
 def with_full_matrices(function: Callable[[Tensor], Tensor], parts: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of function(matrices [n, R, C]), given its parts of n matrices that are all sharded as `like`
-    [R, C] is; a collective call. Matrices that are not sharded are full as they are."""
+    """This rank's part of function(matrices [n, R, C]), given its parts of n matrices that are all sharded like `like`
+    [R, C]; a collective call. Matrices that are not sharded are passed unchanged."""
     if not hasattr(like, "full_tensor"):
         return function(parts)
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # takes a while, and few need it
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import
 
     assert isinstance(like, DTensor)
     mesh, rows = like.device_mesh, [Shard(1)]  # FSDP shards a matrix by its rows

@@ -32,16 +32,11 @@ from cedd.training.optimizer import Optimizer, excess_of
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 SIZE = 0.2
-"""The root mean square of the entries of an AdamW step, in units of its rate."""
-
-
-def is_muons(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is one that Muon is for: a matrix inside a block, not an embedding, head or modulation."""
-    return name.startswith("backbone.blocks.") and parameter.ndim == 2
+"""Root mean square of the entries of an AdamW step, in units of its rate."""
 
 
 def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """About U Vᵀ of each matrix U S Vᵀ, [n, R, C]; in bfloat16 on a GPU, where it is fast, unless told otherwise."""
+    """Approximately U Vᵀ of each matrix U S Vᵀ, [n, R, C]; by default in bfloat16 on a GPU, where it is fast."""
     a, b, c = COEFFICIENTS
     x = matrices.to(dtype or (torch.bfloat16 if matrices.is_cuda else torch.float32))
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
@@ -54,12 +49,12 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor
 
 
 def step_size(matrix: Tensor) -> float:
-    """How far a matrix goes along U Vᵀ at a rate of 1."""
+    """The length of a step along U Vᵀ at rate 1."""
     return SIZE * math.sqrt(max(matrix.shape))
 
 
 class Muon(Optimizer):
-    """The steps of some matrices, those of one shape together."""
+    """Muon for some matrices; those of one shape are updated together."""
 
     MOMENTS = ("exp_avg",)
 
@@ -75,7 +70,7 @@ class Muon(Optimizer):
         self._directions: list[Tensor] = []
 
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
-        """The host waits for nothing."""
+        """The host does not wait for the device."""
         excess, rate = excess_of(norm, clip), self.relative_rate * rate
         orthogonalize = partial(orthogonalized, dtype=self.dtype)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]

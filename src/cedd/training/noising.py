@@ -1,22 +1,23 @@
-"""A step's noisy batches: a pure function of (seed, step), whatever the number of ranks and micro-batches.
+"""The noisy batches of a step: a function of (seed, step) only, for any number of ranks and micro-batches.
 
-The times are stratified over the global batch and the noise is drawn for all of it; a rank keeps its own sequences.
-Made on the CPU, ahead of time, in the prefetcher's thread.
+Times are stratified over the global batch, and noise is drawn for all of it; a rank keeps its own sequences. In block
+diffusion every block has its own time, and both complements of a text share its clean half. Batches are made on the
+CPU, ahead of time, in the prefetcher's thread.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from cedd.data.batches import BatchSampler
-from cedd.losses import Draws, NoisyBatch, draw_times, noisy_batch
+from cedd.losses import NoiseDraws, NoisyBatch, draw_times, noisy_batch
 from cedd.methods import Method
 from cedd.process import TokenProcess
-from cedd.training.config import BatchConfig
-from cedd.training.state import NOISE, derived_seed
+from cedd.training.config import AdaptConfig, BatchConfig, block_sizes
+from cedd.training.state import ATTENTION, NOISE, derived_seed
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,26 @@ class StepBatch:
 
 
 class NoisingSampler:
-    """The batch sampler, with noise added; `position` is the number of steps drawn. Complementary batches are twice as
-    large as the sampler's.
+    """Adds noise to the batches of a sampler; `position` is the number of steps drawn. Complementary batches are twice
+    as large as the sampler's.
 
-    steps: of the run; a highest time that changes depends on it.
+    Args:
+        sampler: the batches without noise.
+        method: the training method.
+        process: the noise process.
+        config: how times are drawn.
+        steps: total number of steps, for a highest time that changes, annealed attention and growing blocks.
+        adapt: annealed attention, growing blocks, and the weight of the next-token loss.
     """
 
     def __init__(
-        self, sampler: BatchSampler, method: Method, process: TokenProcess, config: BatchConfig, steps: int = 1
+        self,
+        sampler: BatchSampler,
+        method: Method,
+        process: TokenProcess,
+        config: BatchConfig,
+        steps: int = 1,
+        adapt: AdaptConfig | None = None,
     ) -> None:
         share = (1 + config.complementary) * sampler.batch_size // sampler.world_size
         if share % config.accumulate:
@@ -50,56 +63,85 @@ class NoisingSampler:
                 f"use a batch size that is a multiple of {sampler.world_size * config.accumulate}"
             )
         self.sampler, self.method, self.process, self.config = sampler, method, process, config
-        self.steps = steps
+        self.steps, self.adapt = steps, adapt or AdaptConfig()
+        self.blocks = method.blocks_of(len(sampler.dataset[0]))
+        """Blocks of a sequence, each with a time of its own; in the last step, if they grow."""
         self.position = sampler.position
         self.capacity = self._capacity(share // config.accumulate)
 
     def highest_time(self, step: int) -> float:
-        """The highest time of step 0, 1, ...: it changes linearly from the first step to the last."""
+        """The highest time of step 0, 1, ...; it changes linearly from the first step to the last."""
         first, last = self.config.highest_time, self.config.last_highest_time
         return first if last is None else first + (last - first) * min(1.0, step / max(1, self.steps - 1))
 
+    def method_at(self, step: int) -> Method:
+        """The method, in the blocks of step 0, 1, ..."""
+        if self.method.block is None or self.adapt.first_block is None:
+            return self.method
+        sizes = block_sizes(self.adapt, self.method.block)
+        growing = self.adapt.growth * self.steps
+        stage = len(sizes) - 1 if step >= growing else int((len(sizes) - 1) * step / growing)
+        return replace(self.method, block=sizes[stage])
+
+    def visible_at(self, step: int, length: int) -> torch.Tensor | None:
+        """[L, L] bool, which keys a query attends to at a step, while attention is annealed from causal to full."""
+        share = (step + 1) / (self.adapt.anneal * self.steps) if self.adapt.anneal > 0 else 1.0
+        if share >= 1.0:
+            return None
+        generator = torch.Generator().manual_seed(derived_seed(self.sampler.seed, step, ATTENTION))
+        return (torch.rand(length, length, generator=generator) < share) | torch.ones(length, length).tril().bool()
+
     def batch(self, step: int) -> StepBatch:
-        """The micro-batches of step `step` on this rank."""
+        """The micro-batches of a step on this rank."""
         sampler, x0 = self.sampler, self.sampler.batch(step)
         generator = torch.Generator().manual_seed(derived_seed(sampler.seed, step, NOISE))
+        method = self.method_at(step)
+        blocks = method.blocks_of(x0.shape[1])
         times = draw_times(
-            sampler.batch_size,
+            sampler.batch_size * blocks,
             generator,
             stratified=self.config.times == "stratified",
             low=self.config.lowest_time,
             high=self.highest_time(step),
         )
+        times = times.reshape(-1, blocks) if blocks > 1 else times
         everyone = (sampler.batch_size, x0.shape[1])
-        draws = Draws.make(everyone, self.process.vocab_size, x0.device, generator)
+        draws = NoiseDraws.make(everyone, self.process.vocab_size, x0.device, generator)
         mine = slice(sampler.rank * len(x0), (sampler.rank + 1) * len(x0))
         times, draws = times[mine], draws.part(mine)
         if self.config.complementary:
             x0, times, draws = self._twice(x0, times, draws, step)
         micro = len(x0) // self.config.accumulate
-        parts: list[NoisyBatch] = []
+        views = 2 if self.config.complementary and micro % 2 == 0 else 1
+        visible = self.visible_at(step, x0.shape[1]) if method.block is None else None
+        weight, parts = self.adapt.next_token_weight, list[NoisyBatch]()
         for start in range(0, len(x0), micro):
             here = slice(start, start + micro)
-            parts.append(noisy_batch(self.method, self.process, x0[here], times[here], draws.part(here), self.capacity))
+            noised = (x0[here], times[here], draws.part(here))
+            made = noisy_batch(method, self.process, *noised, self.capacity, views=views)
+            clean = made.clean if made.in_blocks or not weight else x0[here][::views].contiguous()
+            parts.append(replace(made, clean=clean, visible=visible, next_token_weight=weight))
         return StepBatch(step, tuple(parts))
 
     def _twice(
-        self, x0: torch.Tensor, times: torch.Tensor, draws: Draws, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor, Draws]:
-        """Each sequence beside its complement: where u masks at t, 1 - u does not at 1 - t."""
+        self, x0: torch.Tensor, times: torch.Tensor, draws: NoiseDraws, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor, NoiseDraws]:
+        """Each sequence next to its complement: what u masks at t, 1 - u does not mask at 1 - t."""
         others = self.config.lowest_time + self.highest_time(step) - times
         u, redraw = (torch.stack(pair, 1).flatten(0, 1) for pair in ((draws.u, 1 - draws.u), (draws.redraw,) * 2))
-        return x0.repeat_interleave(2, 0), torch.stack([times, others], 1).flatten(), Draws(u, redraw)
+        return x0.repeat_interleave(2, 0), torch.stack([times, others], 1).flatten(0, 1), NoiseDraws(u, redraw)
 
     def _capacity(self, sequences: int) -> int | None:
-        """The number of rows that a micro-batch nearly never exceeds: five standard deviations above their mean number,
-        at the highest times of the run, rounded up to tiles of 64; None where it is over three quarters of all.
+        """A number of rows that a micro-batch almost never exceeds: the mean plus five standard deviations, at the
+        highest times of the run, rounded up to tiles of 64. None if it is over three quarters of all rows.
 
-        With s(t) the chance that a position counts, m sequences of L positions and one stratum of a global batch of n
-        for each, their number has variance m L E[s(1-s)], and L² m/(12 n²) s'² for the time's place in its stratum;
-        where the m are not all strata, or times are independent, m L² Var s instead of the latter.
+        With s(t) the probability that a position counts, m sequences of L positions, and one stratum of a global batch
+        of n for each, the number of rows has variance m L E[s(1-s)], plus L² m/(12 n²) s'² for the time's place in its
+        stratum. If the m are not all strata, or times are independent, the second term is m L² Var s. In block
+        diffusion the m sequences are blocks.
         """
         total, length = (1 + self.config.complementary) * self.sampler.batch_size, len(self.sampler.dataset[0])
+        sequences, total, length = sequences * self.blocks, total * self.blocks, length // self.blocks
         low, high = self.config.lowest_time, max(self.highest_time(0), self.highest_time(self.steps))
         times = low + (high - low) * (torch.arange(256.0).double() + 0.5) / 256
         share = self._share_that_counts(times)
@@ -114,7 +156,7 @@ class NoisingSampler:
         return min(64 * math.ceil(float(enough) / 64), sequences * length)
 
     def _share_that_counts(self, times: torch.Tensor) -> torch.Tensor:
-        """s(t): the chance that a position is one of the loss's rows."""
+        """s(t): the probability that a position is one of the loss's rows."""
         noise, counts = self.process.noise(times), self.method.dynamics.positions
         masked = torch.full(times.shape, self.process.num_states - 1)
         share = noise.alive * counts(torch.zeros_like(masked), noise)

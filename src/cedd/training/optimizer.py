@@ -1,7 +1,8 @@
-"""An optimizer steps some parameters and owns its state: moments and a count of steps. AdamW is one, Muon another.
+"""Optimizers: AdamW here, Muon in `muon`. An optimizer updates some parameters and owns its state, moments and a step
+count.
 
-A step clips the gradients, and is skipped where they are not finite. It is taken by torch (`step`), or by kernels for
-all parameters at once where Triton can address them (`sweep`).
+A step clips the gradients and is skipped if they are not finite. It runs in torch (`step`), or in kernels for all
+parameters at once if Triton can address them (`sweep`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cedd.training.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The rate of step 0, 1, ...: a linear warm-up, then constant, or down to `final_share` of it: by a cosine, or
+    """The learning rate of step 0, 1, ...: linear warm-up, then constant, or decaying to `final_share`: by a cosine, or
     linearly in the last `decay_share` of the steps."""
     warm = min(1.0, (step + 1) / max(config.warmup, 1))
     if config.schedule == "constant":
@@ -32,30 +33,31 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def share_left(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Of the linear fall of the rate, what is still to come at a step."""
+    """The share of the linear decay that remains at a step."""
     return min(max(steps - step, 0) / max(config.decay_share * steps, 1.0), 1.0)
 
 
 def excess_of(norm: Tensor, clip: float) -> Tensor:
-    """What gradients are divided by, [] float32. The same as clip_grad_norm_: times min(1, clip / (norm + 1e-6))."""
+    """The divisor of gradients for clipping, [] float32, equivalent to clip_grad_norm_'s factor min(1, clip / (norm +
+    1e-6))."""
     excess = (norm.float() + 1e-6) / clip if clip > 0 else torch.zeros_like(norm, dtype=torch.float32)
     return excess.clamp_min(1.0)
 
 
 def reachable(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether a kernel can take a tensor by its address: of that type, dense, aligned, not sharded, on the device."""
+    """Whether a kernel can access a tensor by address: this type, dense, aligned, not sharded, on the device."""
     plain = tensor.is_cuda and tensor.dtype == dtype and tensor.is_contiguous()
     return plain and not hasattr(tensor, "full_tensor") and tensor.data_ptr() % 16 == 0
 
 
 class Optimizer(ABC):
-    """Steps parameters, given by name, at a rate in units of the run's. Its moments exist from the start, so that a
-    checkpoint can be read into them."""
+    """Updates parameters, given by name, at a rate relative to the run's. Its moments exist from the start, so that a
+    checkpoint can be loaded into them."""
 
     MOMENTS: ClassVar[tuple[str, ...]]
-    """The names of its moments in a checkpoint: tensors of a parameter's shape."""
+    """Names of the moments in a checkpoint: tensors of a parameter's shape."""
     table: Any = None
-    """The addresses that the kernels use; None where they cannot be used."""
+    """Addresses for the kernels; None if they cannot be used."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], relative_rate: float = 1.0) -> None:
         self.parameters, self.relative_rate = dict(parameters), relative_rate
@@ -79,11 +81,11 @@ class Optimizer(ABC):
 
     @property
     def updates(self) -> int:
-        """The steps taken, without those skipped."""
+        """Steps taken, without skipped ones."""
         return int(self.counts[0])
 
     def restore(self, updates: int) -> None:
-        """Set the number of steps taken, after the moments were filled."""
+        """Set the number of steps taken, after the moments were loaded."""
         for count in self.counts:
             count.fill_(updates)
 
@@ -94,17 +96,17 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
-        """One step with the gradients of the parameters, which together with all others' have this norm [], scaled to
-        a norm of at most `clip` (0: as they are); none if `finite` [] is false."""
+        """One step with gradients clipped to a norm of at most `clip` (0: no clipping); `norm` [] is that of all
+        gradients of the network. No step if `finite` [] is false."""
 
     @abstractmethod
     def use_kernels(self, averages: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:
-        """Make the table that `sweep` goes by, if kernels can; its tensors must stay where they are."""
+        """Make the table for `sweep`, if kernels can be used; its tensors must keep their addresses."""
 
     @abstractmethod
     def sweep(self, rate: float, excess: Tensor, finite: Tensor, pace: float) -> None:
-        """One step with the gradients that the table has found, divided by excess [], unless finite [] is 0; averages
-        move by `pace`, copies follow."""
+        """One step with the gradients in the table, divided by excess [], unless finite [] is 0. Averages move by
+        `pace`, and copies are updated."""
 
 
 class AdamW(Optimizer):
@@ -130,8 +132,8 @@ class AdamW(Optimizer):
             self._torch.state[parameter] = {"step": count, **moments}
 
     def step(self, rate: float, norm: Tensor, clip: float, finite: Tensor) -> None:
-        """On CUDA clipping and skipping are left to torch's kernel, which divides by the scale and skips its update: no
-        sweep over the gradients for clipping, and the host does not wait for the device."""
+        """On CUDA, torch's kernel clips and skips by its scale: no pass over the gradients for clipping, and the host
+        does not wait for the device."""
         optimizer, parameters = self._torch, list(self.parameters.values())
         optimizer.param_groups[0]["lr"] = self.relative_rate * rate
         if finite.is_cuda and not hasattr(parameters[0], "full_tensor"):

@@ -1,4 +1,4 @@
-"""A request to stop at the end of a step."""
+"""Requests to stop at the end of a step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP"
 
 @dataclass
 class StopRequest:
-    """Set by SIGTERM, SIGINT (Ctrl-C) and SIGHUP (the terminal is gone), or by anyone who sets `requested`."""
+    """Set by SIGTERM, SIGINT (Ctrl-C) and SIGHUP (closed terminal), or by setting `requested`."""
 
     requested: bool = False
     number: int = signal.SIGTERM
-    """The signal that asked for it; SIGTERM where none did."""
+    """The signal; SIGTERM if there was none."""
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take the signals inside, but not those that this process was told to ignore (nohup); a second SIGINT
+        """Handle the signals inside the block, except for those that the process ignores (nohup). A second SIGINT
         interrupts at once."""
 
         def on_signal(number: int, _: FrameType | None) -> None:
@@ -46,7 +46,7 @@ class StopRequest:
 
 
 def _leave(terminals: Sequence[int]) -> None:
-    """Where a terminal is gone, what is still printed goes nowhere: it would be an error, and come before the save."""
+    """Redirect output to nowhere if its terminal is closed: printing would fail before the checkpoint is saved."""
     for descriptor in terminals:
         if not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""How fast a run is: tokens a second, and the share of the device's peak in dense bfloat16."""
+"""Training speed: tokens per second, and model FLOPs utilization in dense bfloat16."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from cedd.models.transformer import Transformer
+from cedd.models.backbone import Backbone
 from cedd.training.config import TrainConfig
 from cedd.training.distributed import Ranks
 
@@ -19,11 +19,11 @@ _PEAKS = {
     "L4": 121e12,
     "RTX 4090": 165e12,
 }
-"""Of known accelerators, by their makers' datasheets."""
+"""Peak FLOP/s of accelerators, from their datasheets."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """FLOP/s of the device in dense bfloat16, or None where it is not known."""
+    """Peak FLOP/s of the device in dense bfloat16; None if unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -31,9 +31,9 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 class Meter:
-    """Speed over the last stretch of steps, without the pauses for evaluations and checkpoints."""
+    """Speed over the most recent steps, without pauses for evaluations and checkpoints."""
 
-    def __init__(self, config: TrainConfig, model: Transformer, ranks: Ranks) -> None:
+    def __init__(self, config: TrainConfig, model: Backbone, ranks: Ranks) -> None:
         self._tokens_per_step = config.batch.size * config.length
         self._flops_per_token = model.flops_per_token(config.length)
         self._peak = peak_flops(ranks.device)
@@ -42,7 +42,7 @@ class Meter:
         self._since: tuple[int, float] | None = None
 
     def pause(self) -> None:
-        """The time until the next step does not count."""
+        """Do not count the time until the next step."""
         self._since = None
 
     def tick(self, step: int) -> None:

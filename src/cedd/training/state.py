@@ -1,67 +1,98 @@
-"""The state of a training run: weights, their average, the optimizers' moments, and the step."""
+"""The state of a training run: weights, their moving average, optimizer moments, and the step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from cedd.models.backbone import Backbone, persistent_buffers
 from cedd.models.ema import EMA
-from cedd.models.transformer import Transformer
+from cedd.network import with_parameters
 from cedd.training.distributed import gather_full
 from cedd.training.optimizer import Optimizer
 
-NOISE, DROPOUT, EVALUATION = 1, 2, 3  # separate uses of a seed
+NOISE, DROPOUT, EVALUATION, ATTENTION = 1, 2, 3, 4  # separate uses of a seed
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The contents of a checkpoint besides tensors."""
+
+    averaged: int
+    """Updates of the moving average."""
+    updates: int
+    """Optimizer steps, without skipped ones."""
+    best: float | None
+    """The lowest bound on held-out text, if measured."""
+    stale: int
+    """Evaluations since the lowest bound."""
+    steps: int
+    """Planned steps of the whole run."""
+    decay_share: float
+    """Planned share of the steps in which the learning rate decays."""
+
+    def check(self, step: int) -> None:
+        """Refuse counts that are impossible after this many steps."""
+        for name, value, most in (
+            ("averaged", self.averaged, step),
+            ("updates", self.updates, step),
+            ("stale", self.stale, step),
+            ("decay_share", self.decay_share, 1),
+        ):
+            if not 0 <= value <= most:
+                raise ValueError(f"values.{name} must lie between 0 and {most}, but is {value}")
+        if self.best is not None and not math.isfinite(self.best):
+            raise ValueError(f"values.best must be finite, but is {self.best}")
 
 
 @dataclass
 class TrainingState:
-    """All that changes during training; `step` counts the steps taken."""
+    """All that changes during training; `step` is the number of steps taken."""
 
-    model: Transformer
+    model: Backbone
+    skeleton: Backbone
+    """The network without weights, as it was before sharding and compilation. It shares the buffers of `model`."""
     ema: EMA
     optimizers: Sequence[Optimizer]
     step: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name; not copies, so that loading fills them in place."""
-        tensors = {f"model/{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
-        tensors |= {f"average/{name}": average for name, average in self.ema.shadow.items()}
+        """All tensors by name, without copying, so that a checkpoint can be loaded in place."""
+        parameters = dict(self.model.named_parameters())
+        tensors = {f"model/{name}": parameter.detach() for name, parameter in parameters.items()}
+        averages = self.ema.shadow.items()  # frozen parameters are their own averages
+        tensors |= {f"average/{name}": average for name, average in averages if parameters[name].requires_grad}
+        tensors |= {f"buffer/{name}": buffer for name, buffer in persistent_buffers(self.skeleton).items()}
         for optimizer in self.optimizers:
             tensors |= optimizer.tensors()
         return tensors
 
-    def values(self) -> dict[str, Any]:
-        """The counters, which are no tensors."""
-        return {"averaged": self.ema.updates, "updates": self.optimizers[0].updates}
-
-    def restore(self, step: int, values: dict[str, Any]) -> None:
-        """Set the counters, after the tensors were filled."""
+    def restore(self, step: int, counters: Counters) -> None:
+        """Set the counts, after the tensors were loaded."""
         self.step = step
-        self.ema.updates = values["averaged"]
+        self.ema.updates = counters.averaged
         for optimizer in self.optimizers:
-            optimizer.restore(values["updates"])
+            optimizer.restore(counters.updates)
 
-    def averaged_model(self) -> Transformer:
-        """The network with the averaged weights, in evaluation mode and never compiled.
-
-        It reads the average itself, not a copy (unless that is sharded): use it before the next step.
-        """
-        with torch.device("meta"):
-            model = Transformer(self.model.config)
+    def averaged_weights(self) -> dict[str, Tensor]:
+        """The tensors of the weights file: averages of the parameters, and buffers."""
         averages = {name: gather_full(average) for name, average in self.ema.shadow.items()}
-        model.load_state_dict(averages, assign=True)
-        # Buffers (the rotary tables) are constants that no state holds.
-        for name, buffer in self.model.named_buffers():
-            owner, _, leaf = name.rpartition(".")
-            model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)
-        return model.eval().requires_grad_(False)
+        return averages | persistent_buffers(self.skeleton)
+
+    def averaged_model(self) -> Backbone:
+        """The network with the averaged weights, in evaluation mode and not compiled.
+
+        It shares memory with the average (unless that is sharded): use it before the next step.
+        """
+        averages = {name: gather_full(average) for name, average in self.ema.shadow.items()}
+        return with_parameters(self.skeleton, averages).eval().requires_grad_(False)
 
 
 def derived_seed(*parts: int) -> int:
-    """A seed for one purpose at one step, a function of its parts: no random number generator has to be saved."""
+    """A seed for one purpose at one step, computed from its parts, so that no random number generator has to be
+    saved."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

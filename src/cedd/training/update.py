@@ -1,37 +1,44 @@
-"""What follows a step's gradients: their norm, clipping, the optimizers' steps and the moving average."""
+"""The update after a step's gradients: their norm, clipping, the optimizer steps and the moving average."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from cedd.device import has_triton
+from cedd.models.backbone import Backbone
 from cedd.models.ema import EMA
 from cedd.training.config import OptimizerConfig
 from cedd.training.distributed import gather_full
-from cedd.training.muon import Muon, is_muons
+from cedd.training.muon import Muon
 from cedd.training.optimizer import AdamW, Optimizer, excess_of, reachable
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name."""
+    """The trained parameters, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
-    """AdamW, with one more for each part that has a rate of its own, and Muon for the matrices of the blocks where the
-    configuration says so."""
-    rest, optimizers = trained(model), list[Optimizer]()
+def make_optimizers(model: Backbone, config: OptimizerConfig) -> list[Optimizer]:
+    """AdamW, a further AdamW for each parameter group with its own rate, and Muon for the matrices if configured."""
+    rest, groups, optimizers = trained(model), model.parameter_groups(), list[Optimizer]()
+
+    def chosen(group: Mapping[str, nn.Parameter], option: str) -> dict[str, nn.Parameter]:
+        if not (own := {name: parameter for name, parameter in rest.items() if name in group}):
+            raise ValueError(f"{option} needs parameters that {model.architecture} does not have (parameter_groups)")
+        return own
+
     if config.matrices == "muon":
-        matrices = {name: parameter for name, parameter in rest.items() if is_muons(name, parameter)}
-        optimizers += [Muon(matrices, config)] if matrices else []
-    for part, rate in {"backbone.embedding.": config.embedding_rate, "head.": config.head_rate}.items():
+        optimizers.append(Muon(chosen(groups.matrices, "optimizer.matrices muon"), config))
+    for option, group, rate in (
+        ("optimizer.embedding_rate", groups.embeddings, config.embedding_rate),
+        ("optimizer.head_rate", groups.head, config.head_rate),
+    ):
         if rate is not None:
-            own = {name: parameter for name, parameter in rest.items() if name.startswith(part)}
-            optimizers.append(AdamW(own, config, rate / config.rate))
+            optimizers.append(AdamW(chosen(group, option), config, rate / config.rate))
     taken = {name for optimizer in optimizers for name in optimizer.parameters}
     rest = {name: parameter for name, parameter in rest.items() if name not in taken}
     return [AdamW(rest, config), *optimizers]
@@ -44,9 +51,9 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 class Update:
-    """The update of all parameters by their optimizers, then of their average.
+    """The update of all parameters by their optimizers, then of their moving average.
 
-    `run` is the network that the gradients are of: the model itself, or its copy with rounded weights, which is kept
+    `run` is the network that the gradients belong to: the model itself, or a copy with rounded weights, which is kept
     up to date.
     """
 
@@ -88,7 +95,7 @@ class Update:
         return gradient_norm(self.parameters.values())
 
     def apply(self, rate: float, norm: Tensor, finite: Tensor) -> None:
-        """One step with the gradients whose norm was asked for last; if finite [] is false, of the average alone."""
+        """One step with the gradients of the last `norm`. If finite [] is false, only the average is updated."""
         if self.swept:
             excess, good, pace = excess_of(norm, self.clip), finite.float(), self.ema.advance()
             for optimizer in self.optimizers:
@@ -100,7 +107,7 @@ class Update:
         self.refresh()
 
     def refresh(self) -> None:
-        """Refresh the copies, after the parameters were changed elsewhere."""
+        """Refresh the rounded copies after the parameters were changed elsewhere."""
         copies = {name: copy for name, copy in self.copies.items() if copy is not None}
         if copies:
             values = [self.parameters[name].detach() for name in copies]
@@ -112,7 +119,7 @@ class Update:
             parameter.grad = None
 
     def _find_gradients(self) -> bool:
-        """Enter the gradients in the optimizers' tables, if kernels can address all of them."""
+        """Put the gradients into the optimizers' tables, if kernels can address all of them."""
         gradients = {name: source.grad for name, source in self.sources.items() if source.grad is not None}
         if any(optimizer.table is None for optimizer in self.optimizers) or len(gradients) != len(self.sources):
             return False

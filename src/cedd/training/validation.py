@@ -1,10 +1,9 @@
-"""What is measured while training: the bound on held-out blocks by the averaged weights, and samples."""
+"""Evaluation during training: the bound on held-out blocks with the averaged weights, and samples."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,12 +12,12 @@ from cedd.bounds.estimator import estimate_bound
 from cedd.bounds.stop import choose_stop
 from cedd.data.training_data import TrainingData
 from cedd.methods import Method
-from cedd.models.transformer import Transformer
+from cedd.models.backbone import Backbone
 from cedd.process import TokenProcess
-from cedd.samplers.loop import sample
+from cedd.samplers import sample
 from cedd.training.config import TrainConfig
 from cedd.training.precision import Precision
-from cedd.training.records import Records
+from cedd.training.run_log import RunLog
 from cedd.training.state import EVALUATION, derived_seed
 
 _BLOCKS_FOR_THE_STOP = 32
@@ -26,7 +25,7 @@ _BLOCKS_FOR_THE_STOP = 32
 
 @dataclass(frozen=True)
 class Validation:
-    """Measures a network with the same times and noise in every evaluation of a run."""
+    """Evaluates a network with the same times and noise throughout a run."""
 
     config: TrainConfig
     method: Method
@@ -35,14 +34,14 @@ class Validation:
     precision: Precision
     device: torch.device
 
-    def stopped(self, model: Transformer) -> Method:
-        """The method with the end of its path that is best on training blocks, where there is one to choose."""
+    def stopped(self, model: Backbone) -> Method:
+        """The method with the stopping time that is best on training blocks, if it has one."""
         blocks = torch.from_numpy(self.data.train.evenly_spaced(_BLOCKS_FOR_THE_STOP)).to(self.device)
         with torch.no_grad(), self.precision.autocast():
             return choose_stop(model, self.process, blocks, method=self.method)
 
-    def measure(self, model: Transformer, step: int, records: Records) -> float:
-        """The bound on validation blocks in nats per token; it and some samples are written to the records."""
+    def measure(self, model: Backbone, step: int, records: RunLog) -> float:
+        """The bound on validation blocks in nats per token. The bound and some samples are logged."""
         chosen, seed = self.config.evaluation, derived_seed(self.config.seed, EVALUATION)
         method = self.stopped(model)
         blocks = torch.from_numpy(self.data.validation.evenly_spaced(chosen.sequences)).to(self.device)
@@ -68,14 +67,14 @@ class Validation:
         )
         return estimate.nats_per_token
 
-    def _samples(self, model: Transformer, method: Method, seed: int) -> list[str]:
+    def _samples(self, model: Backbone, method: Method, seed: int) -> list[str]:
         chosen = self.config.evaluation
         tokens = sample(
             model,
             self.process,
             (chosen.samples, self.config.length),
             method=method,
-            steps=chosen.sample_steps,
+            steps=-(-chosen.sample_steps // method.blocks_of(self.config.length)),
             generator=torch.Generator().manual_seed(seed),
             device=self.device,
         )
@@ -84,7 +83,7 @@ class Validation:
 
 @dataclass
 class Patience:
-    """Whether the bound still improves; `limit` evaluations without a better one end a run (0: never)."""
+    """Early stopping: after `limit` evaluations without a better bound a run ends (0: never)."""
 
     limit: int
     best: float = math.inf
@@ -95,13 +94,11 @@ class Patience:
     def is_over(self) -> bool:
         return 0 < self.limit <= self.stale
 
+    @classmethod
+    def restored(cls, limit: int, best: float | None, stale: int) -> Patience:
+        """The state in a checkpoint, where JSON has no infinity."""
+        return cls(limit, math.inf if best is None else best, stale)
+
     def note(self, bound: float) -> None:
         self.stale = 0 if bound < self.best else self.stale + 1
         self.best = min(self.best, bound)
-
-    def values(self) -> dict[str, Any]:
-        """What a checkpoint holds of it; JSON has no infinity."""
-        return {"best": None if self.best == math.inf else self.best, "stale": self.stale}
-
-    def restore(self, values: dict[str, Any]) -> None:
-        self.best, self.stale = math.inf if values["best"] is None else values["best"], values["stale"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cedd.models.options import EPSILON as EPSILON
+from cedd.models.transformer_config import EPSILON as EPSILON
 
 
 def dropout_scale(dropped: int) -> float:

@@ -20,6 +20,11 @@ not change. Then S = s q kᵀ / W, and r (dq - q mean(q dq)) takes the place of 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,6 +38,8 @@ SHORT = 128
 HEAD_WIDTHS = (32, 64, 128)
 SEQUENCES = 2**16 - 1
 """As many as a grid's second axis can have."""
+TILED_WIDTHS = (16, 32, 64, 128)
+"""Head widths for which FlexAttention is used."""
 
 attention = float32_matmul(F.scaled_dot_product_attention)
 
@@ -67,10 +74,45 @@ def project(
     return Heads(queries.to(values.dtype), keys.to(values.dtype), values)
 
 
-def is_short(x: Tensor, heads: int) -> bool:
-    """Whether x [B, L, D] is for one program a head: short, and multiplied in a type of two bytes."""
+def attend_visible(heads: Heads, visible: Tensor, tiles: Any = None) -> Tensor:
+    """o [B, L, H, W] where query i attends to the keys j with visible[..., i, j], [L, L] or [B, L, L]; by FlexAttention
+    with these tiles (`tiles_of`) if a compiler traces this."""
+    if tiles is not None and torch.compiler.is_compiling():
+        return attend_tiles(*heads, tiles).transpose(1, 2)
+    mask = visible if visible.dim() == 2 else visible[:, None]
+    return attention(*heads, attn_mask=mask).transpose(1, 2)
+
+
+def attend_tiles(queries: Tensor, keys: Tensor, values: Tensor, tiles: Any) -> Tensor:
+    """FlexAttention with these tiles, [B, H, L, W]; keys and values may have fewer heads, which groups of queries
+    share."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    made = flex_attention(queries, keys, values, block_mask=tiles, enable_gqa=queries.shape[1] != keys.shape[1])
+    assert isinstance(made, Tensor)
+    return made
+
+
+def takes_tiles(device: torch.device, head_width: int) -> bool:
+    """Whether compiled attention with a rule is FlexAttention's: on a GPU, where it has kernels for both passes."""
+    return device.type == "cuda" and head_width in TILED_WIDTHS
+
+
+@functools.lru_cache(maxsize=16)
+def tiles_of(rule: Callable[[Tensor, Tensor], Tensor], length: int, device: torch.device) -> Any:
+    """FlexAttention's description of a pattern of `length` queries and keys: which tiles of 128 x 128 it skips."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return rule(query, key)
+
+    return create_block_mask(visible, None, None, length, length, device=str(device))
+
+
+def is_short(x: Tensor, heads: int, head_width: int | None = None) -> bool:
+    """Whether x [B, L, D] is for one program per head: short, and multiplied in a type of two bytes."""
     batch, length, width = x.shape
-    fits = batch <= SEQUENCES and length <= SHORT and width // heads in HEAD_WIDTHS
+    fits = batch <= SEQUENCES and length <= SHORT and (head_width or width // heads) in HEAD_WIDTHS
     return takes_kernels(x) and fits and matmul_dtype(x.device.type, x.dtype).itemsize == 2 and _chip_fits()
 
 

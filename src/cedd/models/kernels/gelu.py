@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from cedd.device import runs_alone
 from cedd.models.kernels import at_least_float32
-from cedd.models.options import GELU
+from cedd.models.transformer_config import GELU
 
 A, B = GELU
 

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -195,6 +196,21 @@ def _padded(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     padded[: parameter.shape[0]] = parameter
     padded[parameter.shape[0] :] = 0
     return padded
+
+
+_ROWS_AT_ONCE = 8192
+"""Rows of a weight that are converted at once."""
+
+
+def float32_outputs(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Outputs [N, V] in float32 of features [N, D] and a weight stored in two bytes, of which no copy is made."""
+    if features.is_cuda and features.dtype == weight.dtype and not torch.is_grad_enabled():
+        outputs = torch.mm(features, weight.T, out_dtype=torch.float32)
+        return outputs if bias is None else outputs + bias
+    wide = at_least_float32(features)
+    parts = [F.linear(wide, rows.to(wide.dtype)) for rows in weight.split(_ROWS_AT_ONCE)]
+    outputs = torch.cat(parts, -1)
+    return outputs if bias is None else outputs + bias
 
 
 def _linear(features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

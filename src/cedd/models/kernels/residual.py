@@ -4,8 +4,10 @@ Shapes: B batch, L positions, D width.
 
     x' = x + gate · dropout(branch),        h = norm(x') (1 + scale) + shift
 
-with gate, scale and shift one vector a sequence. It happens twice a block, so it is one kernel where there is Triton,
-and elsewhere a function that makes ten passes over [B, L, D], forward and backward, where autograd would make twenty.
+with gate, scale and shift one vector per sequence, or one for each of G equal stretches of it: then every stretch is
+a sequence.
+It happens twice per block, so it is one kernel where there is Triton, and elsewhere a function that makes ten passes
+over [B, L, D], forward and backward, where autograd would make twenty.
 With x̂ = (x' - mean)·r the normed stream, r = 1/std, and given the gradients of x' and h,
 
     dscale = Σ_l dh x̂        dshift = Σ_l dh        e = dh (1 + scale)
@@ -29,11 +31,15 @@ from cedd.models.kernels import EPSILON, at_least_float32, dropout_scale
 def add_and_norm(
     x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, dropped: int, seed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(x', h), in the type of x. x, branch [B, L, D]; gate, shift, scale [B, 1, D].
+    """(x', h), in the type of x. x, branch [B, L, D]; gate, shift, scale [B, G, D], where G divides L.
 
     dropped: how many of 256 entries of the branch are dropped. seed: [] int32 on the device, of which the kernel makes
     its random numbers; without a kernel they come from torch's generator.
     """
+    if (stretches := scale.shape[1]) != 1:
+        first, second, *modulation = (_as_sequences(part, stretches) for part in (x, branch, gate, shift, scale))
+        added, normed = add_and_norm(first, second, modulation[0], modulation[1], modulation[2], dropped, seed)
+        return added.view(x.shape), normed.view(x.shape)
     if takes_kernels(x):
         from cedd.models.kernels.residual_triton import add_and_norm_kernel
 
@@ -46,12 +52,20 @@ def add_and_norm(
 
 def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """h of a stream x [B, L, D] to which nothing is added, in the type of x; one kernel where no gradient is wanted."""
+    if (stretches := scale.shape[1]) != 1:
+        return modulated_norm(*(_as_sequences(part, stretches) for part in (x, shift, scale))).view(x.shape)
     if takes_kernels(x) and runs_alone():
         from cedd.models.kernels.residual_triton import modulated_norm_kernel
 
         return modulated_norm_kernel(x, shift, scale)
     normed = F.layer_norm(at_least_float32(x), x.shape[-1:], eps=EPSILON)
     return (normed * (1 + scale) + shift).to(x.dtype)
+
+
+def _as_sequences(vectors: Tensor, stretches: int) -> Tensor:
+    """[B, L, D] -> [B G, L / G, D], each stretch a sequence."""
+    batch, count, width = vectors.shape
+    return vectors.reshape(batch * stretches, count // stretches, width)
 
 
 def dropped_entries(x: Tensor, dropped: int) -> Tensor | None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cedd.device import runs_alone, takes_kernels
-from cedd.models.options import BASE
+from cedd.models.transformer_config import BASE
 
 
 def rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:

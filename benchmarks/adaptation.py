@@ -1,0 +1,305 @@
+"""From an autoregressive model to diffusion: bits per byte against tokens, for every way to adapt it.
+
+    python benchmarks/adaptation.py --model SmolLM2-135M-Instruct.Q4_1.gguf --data /tmp/data --seconds 300
+    python benchmarks/adaptation.py --model runs/ar --data /tmp/data --cells blocks-4 blocks-16 full --seconds 340
+    python benchmarks/adaptation.py --table benchmarks/results/adaptation.json
+
+All cells (CELLS) start from the same model, read the same text for the same time with the same recipe (the preset
+`adapt`), and are measured on the same held-out blocks. `parent` is the model before any training, `ar` the model
+trained on as an autoregressive one: what the adapted ones are compared with. Bits per byte are the exact likelihood of
+`parent` and `ar`, and the bound `tight` of the others, with the exact likelihood for blocks of at most 4 tokens.
+
+A record has the milliseconds per step, memory, the learning curve (held-out nats per token after so many tokens), and
+bits per byte with standard errors over blocks: of the held-out text, and of the test sets that --data has. Cells that
+are in the results file are skipped, so that the same command continues.
+
+On a machine that is lent for minutes (few megabytes a visit), the model and the corpus travel in parts:
+`split -b 50M MODEL.gguf model.part.`, and there, part by part, `cat model.part.* >> /tmp/data/model.gguf`; likewise the
+corpus into /tmp/data/corpus/ and the test sets into /tmp/data/eval/. The package gguf has to be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from command_line import command
+from language_text import ENDINGS, Documents, stem
+from rich.console import Console
+
+import cedd
+from cedd.data.evaluation_sets import load_evaluation_set
+from cedd.data.packing import pack
+from cedd.data.tokenizers import Tokenizer, load_tokenizer
+from cedd.data.training_data import TrainingData
+from cedd.models.locate import is_model
+from cedd.storage import write_json
+from cedd.tasks import LanguageModel
+from cedd.training.config import PRESETS, AdaptConfig, ProcessConfig, TrainConfig, starting_from
+from cedd.training.distributed import joined_ranks
+from cedd.training.loop import Hooks, Trainer
+from cedd.training.time_limit import TimeLimit
+
+LENGTH = 128
+HOLDOUT = 0.004
+"""The share of the documents that is held out."""
+CELLS: Mapping[str, Mapping[str, Any]] = {
+    "parent": {},
+    "ar": {"method": "ar"},
+    "blocks-4": {"block": 4},
+    "blocks-16": {"block": 16},
+    "blocks-16-grown": {"block": 16, "adapt": {"first_block": 1}},
+    "blocks-4-next-token": {"block": 4, "adapt": {"next_token_weight": 0.3}},
+    "blocks-16-next-token": {"block": 16, "adapt": {"next_token_weight": 0.3}},
+    "blocks-4-no-shift": {"block": 4, "adapt": {"shift": False}},
+    "blocks-4-block-past": {"block": 4, "adapt": {"causal_past": False}},
+    "full": {},
+    "full-annealed": {"adapt": {"anneal": 0.3}},
+    "full-no-shift": {"adapt": {"shift": False}},
+}
+"""What differs from the preset `adapt`, by the names of cells."""
+EXACT_BLOCK = 4
+"""The largest block whose exact likelihood is computed: 2^b - 1 evaluations."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: python benchmarks/adaptation.py --model SmolLM2.gguf --data /tmp/data --seconds 300
+
+    Bits per byte against tokens, for every way to adapt an autoregressive model to diffusion.
+    """
+
+    model: Path | None = None
+    """An autoregressive model: a GGUF file, a folder to import, or a model folder."""
+    data: Path | None = None
+    """The folder of corpus/ (text files) and perhaps eval/ (test sets)."""
+    cells: tuple[str, ...] = ("parent", "ar", "blocks-4", "blocks-16", "full")
+    """What to train, in this order."""
+    seconds: float = 300.0
+    """Of training, for each cell."""
+    steps: int | None = None
+    """Take this number of steps instead."""
+    batch: int = 256
+    """Sequences of 128 tokens in a step; half of them different, where masks are complementary."""
+    rate: float | None = None
+    """The highest learning rate, by default the preset's."""
+    every: int = 500
+    """Steps between measurements of the learning curve."""
+    blocks: int = 1024
+    """Held-out blocks that are measured at the end."""
+    sets: tuple[str, ...] = ("wikitext2", "ptb", "lambada", "wikitext103", "lm1b")
+    """Test sets that are measured at the end, where --data has eval/."""
+    results: Path = Path("benchmarks/results/adaptation.json")
+    """Where the records go."""
+    runs: Path = Path("runs/adaptation")
+    """Folder of the trained models."""
+    workers: int = 8
+    """Processes that tokenize."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    table: Path | None = None
+    """Print the table of a results file, and do nothing else."""
+
+
+def prepared_parent(arguments: Arguments) -> Path:
+    """The model as a folder of ours."""
+    assert arguments.model is not None
+    if arguments.model.is_dir() and is_model(arguments.model) and (arguments.model / "cedd_tokenizer.json").is_file():
+        return arguments.model
+    folder = arguments.runs / "model"
+    if not is_model(folder):
+        cedd.import_model(arguments.model, device="cpu").save_pretrained(folder)
+    return folder
+
+
+def configuration(arguments: Arguments, cell: str, parent: Path) -> TrainConfig:
+    """The run of a cell."""
+    assert arguments.data is not None
+    changes = dict(CELLS[cell])
+    preset = PRESETS["adapt"][1]
+    start = starting_from(replace(preset, length=LENGTH), str(parent))
+    optimizer = preset.optimizer if arguments.rate is None else replace(preset.optimizer, rate=arguments.rate)
+    is_ar = changes.get("method") == "ar"
+    return replace(
+        start,
+        data=str(arguments.data / "corpus"),
+        out=arguments.runs / cell,
+        method=changes.get("method", preset.method),
+        process=ProcessConfig("absorb"),
+        block=changes.get("block"),
+        adapt=AdaptConfig(**changes.get("adapt", {})),
+        length=LENGTH,
+        text=replace(start.text, workers=arguments.workers),
+        optimizer=optimizer,
+        batch=replace(preset.batch, size=arguments.batch, complementary=not is_ar),
+        evaluation=replace(preset.evaluation, every=arguments.every, sequences=256, draws=4, samples=0),
+        steps=arguments.steps or preset.steps,
+        checkpoint_every=10**9,
+        device=arguments.device,
+    )
+
+
+@dataclass
+class Curve(Hooks):
+    """The held-out nats per token as training goes on, and the speed."""
+
+    points: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    milliseconds: list[float] = field(default_factory=list[float])
+    last: tuple[int, float] | None = None
+
+    def on_log(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "bound":
+            self.points.append((record["step"], record["nats_per_token"]))
+            self.last = None
+        elif record["kind"] == "train":
+            now = (record["step"], time.perf_counter())
+            if self.last is not None and record["step"] > 100:
+                self.milliseconds.append(1000 * (now[1] - self.last[1]) / (now[0] - self.last[0]))
+            self.last = now
+
+
+class TimedCurve(TimeLimit):
+    """The same within a time limit."""
+
+    curve: Curve
+
+    def on_log(self, record: Mapping[str, Any]) -> None:
+        self.curve.on_log(record)
+
+
+def texts(arguments: Arguments, tokenizer: Tokenizer) -> TrainingData:
+    """The corpus without its held-out documents, and those of its first file that is called wikipedia, or first."""
+    assert arguments.data is not None
+    files = sorted(file for file in (arguments.data / "corpus").iterdir() if file.name.endswith(ENDINGS))
+    if not files:
+        raise ValueError(f"{arguments.data / 'corpus'} has no text files ({', '.join(ENDINGS)})")
+    first = next((file for file in files if stem(file) == "wikipedia"), files[0])
+    options: dict[str, Any] = {"workers": arguments.workers, "cache": arguments.runs / "tokens"}
+    kept = pack(Documents(files, HOLDOUT, held_out=False), tokenizer, LENGTH, **options)
+    held = pack(Documents([first], HOLDOUT, held_out=True), tokenizer, LENGTH, **options)
+    return TrainingData(tokenizer, kept, held)
+
+
+def trained(arguments: Arguments, cell: str, parent: Path, data: TrainingData) -> dict[str, Any]:
+    """Train a cell; how it went."""
+    config, curve = configuration(arguments, cell, parent), Curve()
+    if arguments.steps is None:
+        hooks: Hooks = TimedCurve(arguments.seconds)
+        assert isinstance(hooks, TimedCurve)
+        hooks.curve = curve
+    else:
+        hooks = curve
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    with joined_ranks(config.device) as ranks:
+        result = Trainer(config, ranks, Console(stderr=True), hooks, data).run()
+    each = sorted(curve.milliseconds)
+    return {
+        "steps": result.step,
+        "tokens": result.step * config.batch.size * LENGTH,
+        "seconds": round(time.perf_counter() - started, 1),
+        "milliseconds_per_step": round(each[len(each) // 2], 2) if each else None,
+        "gibibytes": round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None,
+        "curve": [[step * config.batch.size * LENGTH, nats] for step, nats in curve.points],
+    }
+
+
+def measured(model: LanguageModel, data: torch.Tensor) -> dict[str, Any]:
+    """Bits per byte on blocks [N, L]."""
+    bytes_ = sum(len(model.tokenizer.decode(row).encode("utf-8", "replace")) for row in data.numpy())
+    scale = data.numel() / bytes_ / math.log(2)
+    how: dict[str, Any] = {"method": model.method, "generator": torch.Generator().manual_seed(0)}
+    found = cedd.estimate_bound(model.model, model.process, data.to(model.device), draws=16, batch=64, **how)
+    record = {"bits_per_byte": found.nats_per_token * scale, "stderr": found.stderr * scale, "blocks": len(data)}
+    if model.method.block is not None and model.method.block <= EXACT_BLOCK:
+        nats = torch.cat(
+            [
+                cedd.exact_likelihood(
+                    model.model, model.process, part.to(model.device), range(data.shape[1]), method=model.method
+                )
+                for part in data.split(64)
+            ]
+        ).cpu()
+        record |= {"exact_bits_per_byte": float(nats.mean()) / data.shape[1] * scale}
+    return record
+
+
+def measure_cell(arguments: Arguments, cell: str, parent: Path, held_out: torch.Tensor) -> dict[str, Any]:
+    """Bits per byte of a cell's model on all texts."""
+    model = cedd.load(parent if cell == "parent" else arguments.runs / cell, device=arguments.device)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
+        record = {"held-out": measured(model, held_out)}
+        for name, blocks in test_sets(arguments, model).items():
+            record[name] = measured(model, blocks)
+    return record
+
+
+def test_sets(arguments: Arguments, model: LanguageModel) -> dict[str, torch.Tensor]:
+    """Blocks of the test sets that are there."""
+    assert arguments.data is not None
+    found: dict[str, torch.Tensor] = {}
+    for name in arguments.sets if (arguments.data / "eval").is_dir() else ():
+        packed = load_evaluation_set(
+            name, model.tokenizer, LENGTH, root=arguments.data, workers=arguments.workers
+        ).packed
+        found[name] = torch.from_numpy(packed.evenly_spaced(arguments.blocks // 2))
+    return found
+
+
+def run(arguments: Arguments) -> int:
+    """Train and measure the cells that are not in the results file yet."""
+    if arguments.table is not None:
+        print(table(json.loads(arguments.table.read_text())))
+        return 0
+    if arguments.model is None or arguments.data is None:
+        raise ValueError("name the model and the folder of the data: --model FILE --data FOLDER")
+    if unknown := [cell for cell in arguments.cells if cell not in CELLS]:
+        raise ValueError(f"--cells: invalid choice: {unknown[0]!r}; use {', '.join(CELLS)}")
+    parent = prepared_parent(arguments)
+    data = texts(arguments, load_tokenizer(parent))
+    held_out = torch.from_numpy(data.validation.evenly_spaced(arguments.blocks))
+    records = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
+    for cell in arguments.cells:
+        if cell in records:
+            continue
+        record = {} if cell == "parent" else trained(arguments, cell, parent, data)
+        gc.collect()
+        torch.compiler.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        records[cell] = record | {"bits_per_byte": measure_cell(arguments, cell, parent, held_out)}
+        arguments.results.parent.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.results, records, indent=2)
+        print(json.dumps({cell: {name: value for name, value in records[cell].items() if name != "curve"}}), flush=True)
+    print(table(records))
+    return 0
+
+
+def table(records: Mapping[str, Any]) -> str:
+    """A table in Markdown."""
+    texts = list(dict.fromkeys(name for record in records.values() for name in record["bits_per_byte"]))
+    head = ["cell", "tokens (M)", "ms per step", "GiB", *texts]
+    lines = [head, ["---"] * len(head)]
+    for cell, record in records.items():
+        found = record["bits_per_byte"]
+        shown = [f"{found[name]['bits_per_byte']:.4f}" if name in found else "–" for name in texts]
+        exact = found.get("held-out", {}).get("exact_bits_per_byte")
+        if exact is not None:
+            shown[texts.index("held-out")] += f" (exact {exact:.4f})"
+        tokens = f"{record['tokens'] / 1e6:.0f}" if "tokens" in record else "–"
+        lines.append(
+            [cell, tokens, str(record.get("milliseconds_per_step") or "–"), str(record.get("gibibytes") or "–"), *shown]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(command(__file__, Arguments, run))

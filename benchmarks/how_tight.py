@@ -1,0 +1,200 @@
+"""How tight the bound is: `tight` and `importance` for 1, 2, 4, ..., K orders on the same blocks, with their times.
+
+    python benchmarks/how_tight.py english --data FOLDER --out how-tight.json
+    python benchmarks/how_tight.py runs/cedd-star --ar runs/ar --data FOLDER --plot how-tight.png
+    python benchmarks/how_tight.py --saved how-tight.json --plot docs/images/how-tight.png
+
+FOLDER has eval/ with the files of the evaluation sets. The network runs in bfloat16 on a GPU (its head in float32), for
+both bounds. A first pass with two orders warms the device up; it is not timed. `difference` is importance less tight,
+paired over blocks, with its standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from command_line import command
+from torch import Tensor
+
+from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
+from cedd.bounds.importance import ORDERS, ImportanceEstimate
+from cedd.cli.parser import argument
+from cedd.device import pick_device
+from cedd.evaluation.perplexity import choose_sequences, load_data, measure
+from cedd.models.folder import ModelFolder, load_folder
+from cedd.storage import atomic_file, atomic_write, read_json
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """example: python benchmarks/how_tight.py english --data FOLDER --orders 64
+
+    Measure how much tighter the importance-weighted bound is than the ELBO, and how long it takes.
+    """
+
+    model: str = field(default="english", metadata=argument("[MODEL]"))
+    """A run's folder, or a model by its name."""
+    data: Path | None = None
+    """Folder of the evaluation sets (default: CEDD_DATA)."""
+    set: str = "wikitext2"
+    """An evaluation set, or a text file."""
+    blocks: int = 64
+    """Blocks of the set, evenly spaced."""
+    orders: int = ORDERS
+    """Orders per block."""
+    draws: int = 32
+    """Noisy versions of each block for tight."""
+    ar: str | None = None
+    """An autoregressive run with the same tokenizer, whose exact likelihood is drawn as the reference."""
+    seed: int = 0
+    """Of orders, times and noise."""
+    batch: int | None = None
+    """Noisy blocks shown to the network at once for importance (default: by the memory of the device)."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    out: Path | None = None
+    """Write the figures to this .json."""
+    plot: Path | None = None
+    """Draw the bound over the number of orders to this .png."""
+    saved: Path | None = None
+    """Print and draw the figures of this file instead of measuring."""
+
+
+def measured(arguments: Arguments) -> dict[str, Any]:
+    """The figures of a run."""
+    device = pick_device(arguments.device)
+    folder = load_folder(arguments.model, device)
+    data = load_data(arguments.set, folder.tokenizer, folder.length, root=arguments.data)
+    blocks, protocol = choose_sequences(data, arguments.blocks, folder.tokenizer)
+    record: dict[str, Any] = {
+        "model": arguments.model,
+        "method": folder.method.name,
+        "set": protocol["set"],
+        "blocks": len(blocks),
+        "length": folder.length,
+        "orders": arguments.orders,
+        "seed": arguments.seed,
+        "protocol_sha256": protocol["protocol_sha256"],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+    }
+    if device.type == "cuda":
+        bound_of(folder, blocks, "importance", arguments, orders=2)
+    tight, seconds = timed(lambda: bound_of(folder, blocks, "tight", arguments, draws=arguments.draws), device)
+    record["tight"] = figures(tight) | {"seconds": seconds, "draws": arguments.draws}
+    weighted, seconds = timed(lambda: bound_of(folder, blocks, "importance", arguments), device)
+    assert isinstance(weighted, ImportanceEstimate)
+    mean, error = mean_and_stderr(weighted.per_sequence - tight.per_sequence)
+    record["importance"] = figures(weighted) | {
+        "seconds": seconds,
+        "effective_sample_size": weighted.effective_sample_size,
+        "log_weight_std": float(weighted.log_weights.std(1).mean()),
+        "difference": mean,
+        "difference_stderr": error,
+        "by_orders": {str(orders): figures(weighted.of_orders(orders)) for orders in weighted.by_orders},
+    }
+    if arguments.ar is not None:
+        reference = load_folder(arguments.ar, device)
+        if reference.tokenizer.fingerprint != folder.tokenizer.fingerprint or reference.length != folder.length:
+            raise ValueError(f"--ar {arguments.ar} has another tokenizer or length than {arguments.model}")
+        record["ar"] = figures(bound_of(reference, blocks, "tight", arguments))
+    return record
+
+
+def bound_of(folder: ModelFolder, blocks: Tensor, bound: str, arguments: Arguments, **options: Any) -> BoundEstimate:
+    """A bound on the blocks."""
+    device = next(folder.model.parameters()).device
+    if bound == "importance":
+        options = {"orders": arguments.orders, "batch": arguments.batch} | options
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        return measure(folder, blocks, {}, bound=bound, seed=arguments.seed, **options).main  # pyright: ignore[reportArgumentType]
+
+
+def timed(work: Any, device: torch.device) -> tuple[BoundEstimate, float]:
+    """What the work returns, and its seconds."""
+    started = time.perf_counter()
+    found = work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return found, round(time.perf_counter() - started, 2)
+
+
+def figures(estimate: BoundEstimate) -> dict[str, Any]:
+    """An estimate as JSON; the interval is the population's."""
+    return {
+        "nats_per_token": estimate.nats_per_token,
+        "stderr": estimate.sequence_stderr,
+        "ci95": list(estimate.sequence_ci95),
+        "monte_carlo_stderr": estimate.monte_carlo_stderr,
+        "perplexity": estimate.perplexity,
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """In Markdown."""
+    weighted, tight = record["importance"], record["tight"]
+    rows = {f"`tight`, {tight['draws']} draws": tight}
+    rows |= {f"`importance`, K = {orders}": found for orders, found in weighted["by_orders"].items()}
+    rows |= {"`ar`, exact": record["ar"]} if "ar" in record else {}
+    lines = ["| bound | nats per token | 95% interval | perplexity |", "|---|--:|--:|--:|"]
+    for name, found in rows.items():
+        low, high = found["ci95"]
+        nats = f"{found['nats_per_token']:.4f}"
+        lines.append(f"| {name} | {nats} | {low:.3f} to {high:.3f} | {found['perplexity']:.2f} |")
+    summary = (
+        f"{record['model']} on {record['blocks']} blocks of {record['length']} tokens of {record['set']}, "
+        f"{record['device']}: importance less tight, paired: {weighted['difference']:+.4f} ± "
+        f"{weighted['difference_stderr']:.4f} nats per token; effective sample size "
+        f"{weighted['effective_sample_size']:.2f} of {record['orders']}; standard deviation of the log weights "
+        f"{weighted['log_weight_std']:.1f} nats; {tight['seconds']:.1f} s for tight, "
+        f"{weighted['seconds']:.1f} s for importance."
+    )
+    lines += ["", summary]
+    return "\n".join(lines)
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """The bound over the number of orders, with the interval of its paired difference to the ELBO of one order."""
+    from matplotlib.figure import Figure
+
+    nested = {int(orders): found for orders, found in record["importance"]["by_orders"].items()}
+    orders, nats = list(nested), [found["nats_per_token"] for found in nested.values()]
+    lows, highs = zip(*(found["ci95"] for found in nested.values()), strict=True)
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(orders, nats, marker="o", label="importance")
+    axes.fill_between(orders, lows, highs, alpha=0.15, label="95% interval over blocks")
+    axes.axhline(record["tight"]["nats_per_token"], color="black", linestyle="--", label="tight (ELBO)")
+    if "ar" in record:
+        axes.axhline(record["ar"]["nats_per_token"], color="tab:red", linestyle=":", label="autoregressive, exact")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(orders, [str(one) for one in orders])
+    axes.set_xlabel("orders per block, K")
+    axes.set_ylabel("nats per token (upper bound)")
+    axes.set_title(f"{record['model']}, {record['blocks']} blocks of {record['set']}", fontsize=10)
+    axes.legend(fontsize=8)
+    with atomic_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)
+
+
+def run(arguments: Arguments) -> None:
+    """Measure, print and draw."""
+    for name in ("blocks", "orders", "draws"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name} must be at least 1 (got {getattr(arguments, name)})")
+    record = measured(arguments) if arguments.saved is None else read_json(arguments.saved)
+    print(table(record))
+    if arguments.out is not None:
+        atomic_write(arguments.out, (json.dumps(record, indent=2) + "\n").encode())
+    if arguments.plot is not None:
+        draw(record, arguments.plot)
+
+
+if __name__ == "__main__":
+    sys.exit(command(__file__, Arguments, run))

@@ -1,0 +1,66 @@
+"""What is timed, and on which machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from cedd.device import pick_device
+from cedd.training.config import PrecisionName
+
+Say = Callable[[str], object]
+MOST_POSITIONS = 1 << 24
+"""Positions of a shape that is timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What is timed: a row for every shape and METHOD/PROCESS, and for the textbook of each shape."""
+
+    shapes: Sequence[tuple[int, int]]
+    """Sequences and positions."""
+    methods: Sequence[str]
+    """METHOD/PROCESS, or METHOD/PROCESS/BLOCK in blocks of so many tokens."""
+    steps: int
+    samplers: Sequence[str] = ("analytic", "first-hitting")
+    """Those that are timed of each METHOD/PROCESS that they can be used with."""
+    preset: str = "small"
+    vocab_size: int = 50257
+    textbook: bool = True
+    complementary: bool = False
+    """Whether every sequence is in the batch twice, with complementary masks."""
+    warmup: int = 8
+    compile: Literal["auto", "off", "on", "graphs"] = "auto"
+    precision: PrecisionName = "auto"
+    device: str = "cpu"
+    seed: int = 0
+
+
+def machine(device: str) -> str:
+    """What the figures were measured on."""
+    chosen = pick_device(device)
+    name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{chosen.type}, {platform.machine()}"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads != 1)}, torch {torch.__version__}"
+
+
+def peak_gibibytes(device: torch.device) -> float | None:
+    """The most memory that was allocated since the last reset, on CUDA."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+
+
+def read_shape(text: str) -> tuple[int, int]:
+    """Sequences and positions, as in 32x128."""
+    try:
+        batch, length = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise ValueError(f"a shape is SEQUENCESxPOSITIONS, such as 32x128; got {text!r}") from None
+    if batch < 1 or length < 1:
+        raise ValueError(f"a shape needs at least one sequence and one position; got {text!r}")
+    if batch * length > MOST_POSITIONS:
+        raise ValueError(f"a shape has at most {MOST_POSITIONS:,} positions; {text} has {batch * length:,}")
+    return batch, length

@@ -1,0 +1,129 @@
+"""What the form of a word says of it: an unknown word that is made of known ones is probably no mistake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from cedd.apps.correct.lexicon import Lexicon
+
+BOUND = frozenset(("un", "re", "non", "anti", "mis", "dis", "pre", "sub", "inter", "semi", "multi", "co"))
+"""Prefixes that are no words, though a lexicon may have them."""
+PREFIXES = (*sorted(BOUND), "over", "under", "out", "super", "counter", "self", "in", "fore", "up", "down")
+ENDINGS = ("s", "'s", "ness", "less", "like", "er", "ers", "ism", "ist", "ists", "able", "ish", "wise", "ward")
+"""Not -ed, -ing and -ly, before which people forget to double a letter, or to drop one."""
+SHORTEST = 4
+"""Letters of a word that others are made of."""
+FORMS_KEPT = 8_192
+"""Whose sound and variant are kept for the next time."""
+LEAST, LEAST_OF_TWO, LEAST_WITH_S = 3.5, 6.0, 6.0
+"""Logarithms of the count of such a word, of each of two that are joined, and of one with 's: mistakes are rarer."""
+
+
+def is_derived(lexicon: Lexicon, word: str) -> bool:
+    """Whether a word is another with a prefix or an ending, one whose plural is known, or two words in one."""
+
+    def known(part: str, least: float) -> bool:
+        if len(part) < SHORTEST:
+            return False
+        number = lexicon.index.get(part)
+        if least < LEAST_OF_TWO and part in lexicon.known:
+            return True
+        return number is not None and bool(lexicon.log_counts[number] >= least)
+
+    return (
+        any(word.startswith(prefix) and known(word[len(prefix) :], LEAST) for prefix in PREFIXES)
+        or any(word.endswith(ending) and known(word[: -len(ending)], LEAST) for ending in ENDINGS)
+        or known(word + "s", 0.0)
+        or any(known(word[:cut], LEAST_OF_TWO) and known(word[cut:], LEAST_OF_TWO) for cut in range(len(word)))
+    )
+
+
+def is_possessive(lexicon: Lexicon, word: str) -> bool:
+    """Whether a word is a common one with 's: no corpus has all of these."""
+    number = lexicon.index.get(word.removesuffix("'s")) if word.endswith("'s") else None
+    return number is not None and bool(lexicon.log_counts[number] >= LEAST_WITH_S)
+
+
+_SOUNDS = tuple(
+    (re.compile(pattern, re.MULTILINE), sound)
+    for pattern, sound in (
+        ("'", ""),
+        ("^(?:kn|gn|pn)", "n"),
+        ("^wr", "r"),
+        ("^ps", "s"),
+        ("^wh", "w"),
+        ("ght", "t"),
+        ("(?<!^)gh", ""),
+        ("ph", "f"),
+        ("t?ch", "C"),
+        ("sh|(?:t|s|c)i(?=on|ous|al|an)", "S"),
+        ("th", "T"),
+        ("qu", "kw"),
+        ("x", "ks"),
+        ("c(?=[eiy])", "s"),
+        ("ck|c|q", "k"),
+        ("dg(?=[eiy])|g(?=[eiy])", "j"),
+        ("z", "s"),
+        ("mb$", "m"),
+        ("^h", ""),
+        (r"(.)\1+", r"\1"),
+        ("^[aeiouy]", "A"),
+        ("(?<!^)[aeiouywh]", ""),
+    )
+)
+_VARIANTS = tuple(
+    (re.compile(pattern), other)
+    for pattern, other in (
+        ("(?<=[a-z]{3}[iy])z(?=[aei])", "s"),
+        ("(?<=[a-z]{3})our", "or"),
+        ("(?<=[bt])re$", "er"),
+        ("(?<=[a-z]{2})(?:ae|oe)(?=[a-z]{3})", "e"),
+        ("(?<=[a-z]{2}[aeiou])ll(?=e[dr]|ing)", "l"),
+        ("(?<=def|off|lic)ence$", "ense"),
+        ("ogue(?=s?$)", "og"),
+    )
+)
+_ISE = re.compile("(?<=[a-z]{3}[iy])z(?=e[drs]?$|ers$|ing|ation|able)")
+"""The z of -ize and what is made of it: the first of the variants, but for words that only look so."""
+
+
+def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str:
+    for pattern, other in rules:
+        word = pattern.sub(other, word)
+    return word
+
+
+@lru_cache(maxsize=FORMS_KEPT)
+def sound(word: str) -> str:
+    """About how a word sounds, without its vowels: the same for what is easily heard as the same."""
+    return _rewritten(word, _SOUNDS)
+
+
+def sounds(words: Sequence[str]) -> list[str]:
+    """The same of many words at once, as lines of one text: three times as fast."""
+    return _rewritten("\n".join(words), _SOUNDS).split("\n") if words else []
+
+
+@lru_cache(maxsize=FORMS_KEPT)
+def variant(word: str) -> str:
+    """The same for the spellings of a word in several countries: colour, color; organise, organize."""
+    return _rewritten(word, _VARIANTS)
+
+
+def same_word(written: str, meant: str, known: bool) -> bool:
+    """Whether what was written is the other word as another country spells it; if it is not known, only with s for the
+    z of -ize, which people do not write by mistake (amortise; but speling, spelling)."""
+    return variant(written) == variant(meant) if known else _ISE.sub("s", meant) == written
+
+
+FORMS: Mapping[str, Callable[[str, str], bool]] = {
+    "inflected": lambda one, other: one + "s" == other or other + "s" == one,
+    "apostrophe": lambda one, other: one.replace("'", "") == other.replace("'", ""),
+    "another first letter": lambda one, other: one[0] != other[0],
+    "another last letter": lambda one, other: one[-1] != other[-1],
+    "same sound": lambda one, other: sound(one) == sound(other),
+    "variant": lambda one, other: variant(one) == variant(other),
+}
+"""How the word that was meant may be like the one that was written."""

@@ -1,0 +1,231 @@
+"""The endpoints that run tasks: from the fields of a request to tasks, and from their results to a response."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Any, Literal
+
+from cedd.apps.serve.correction import CorrectionTask
+from cedd.apps.serve.generation import GenerationTask, Record
+from cedd.apps.serve.limits import Limits, RequestError
+from cedd.apps.serve.registry import TASKS, ModelRegistry
+from cedd.apps.serve.request_fields import RequestFields, reject
+from cedd.apps.serve.scheduler import Task
+from cedd.apps.serve.text_stream import TextStream
+from cedd.data.text import before_first
+from cedd.names import suggestion
+from cedd.samplers import GRIDS, SamplingOptions, get_sampler, text_seeds
+from cedd.spelling.engines import ENGINE_NAMES
+from cedd.tasks import LanguageModel
+from cedd.tasks.infill import parse_template
+from cedd.tasks.template import Template
+
+MAX_SEED = 2**53 - 1
+"""The largest seed, since integers in browsers are exact up to here."""
+MAX_ALTERNATIVES = 20
+MAX_STOPS = 4
+MAX_NAME_CHARACTERS = 200
+"""Characters of a model's name."""
+UNSUPPORTED = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "presence_penalty": 0}
+"""OpenAI's fields that are not supported, and the values with which they have no effect."""
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """The tasks of a request, and how to respond.
+
+    Args:
+        tasks: the work.
+        streams: whether steps are sent.
+        chunk: makes an event from a record of task number i.
+        joined: makes the response from the results of all tasks.
+    """
+
+    tasks: Sequence[Task]
+    streams: bool
+    chunk: Callable[[int, Record], Record]
+    joined: Callable[[Sequence[Record]], Record]
+
+
+def single_task(task: Task, streams: bool) -> ParsedRequest:
+    """A request of one task. Its steps are sent as they are, and its result under that name."""
+
+    def chunk(number: int, record: Record) -> Record:
+        del number
+        return record if "step" in record else {"result": record}
+
+    return ParsedRequest([task], streams, chunk, itemgetter(0))
+
+
+def requested_model(fields: RequestFields, registry: ModelRegistry, task: str) -> tuple[str, LanguageModel]:
+    """The requested model, or the default of the task."""
+    able = registry.supporting(task)
+    if not able:
+        reject(f"no model here can {task}; that takes {TASKS[task]}")
+    name = fields.text("model", MAX_NAME_CHARACTERS, able[0])
+    if name not in registry:
+        raise unknown_model(name, registry)
+    if name not in able:
+        reject(f"the model {name!r} cannot {task}; use {', '.join(able)}")
+    return name, registry[name]
+
+
+def unknown_model(name: str, registry: ModelRegistry) -> RequestError:
+    """404, with OpenAI's code."""
+    name = name[:80]
+    return RequestError(404, f"unknown model {name!r}{suggestion(name, registry)}", code="model_not_found")
+
+
+def requested_sampling(
+    fields: RequestFields, registry: ModelRegistry, name: str, limits: Limits
+) -> tuple[SamplingOptions, int]:
+    """Sampling options, by default the model's, and the seed, by default random."""
+    options = SamplingOptions(
+        sampler=fields.choice("sampler", registry.info[name]["samplers"], "analytic"),
+        steps=fields.integer("steps", 1, limits.max_steps, None),
+        temperature=fields.number("temperature", 0.0, 10.0, None),
+        top_p=fields.number("top_p", 1e-6, 1.0, None),
+        grid=fields.choice("grid", GRIDS, None),
+    )
+    seed = fields.integer("seed", 0, MAX_SEED, None)
+    return options, secrets.randbelow(2**32) if seed is None else seed
+
+
+def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -> ParsedRequest:
+    """`POST /v1/completions`: continuations of one or several prompts, in OpenAI's form.
+
+    Choices i n to (i + 1) n - 1 continue prompt i. Choice j depends on the seed and on j alone.
+    """
+    name, model = requested_model(fields, registry, "write")
+    prompts = fields.texts("prompt", limits.max_texts, limits.max_characters, [""]) or [""]
+    suffix = fields.text("suffix", limits.max_characters, "")
+
+    def template(prompt: str, width: int) -> Template:
+        return Template.of([prompt, width, *([suffix] if suffix else [])], model.tokenizer)
+
+    given = [template(prompt, 0).width for prompt in prompts]
+    if (room := model.length - max(given)) < 1:
+        reject(f"the prompt has {max(given)} tokens but the model's context is {model.length}; shorten it")
+    why = f": the prompt has {max(given)} tokens and the model's context is {model.length}" if max(given) else ""
+    width = fields.integer("max_tokens", 1, room, None, why)
+    n = fields.integer("n", 1, limits.max_texts // len(prompts), 1)
+    stops = fields.texts("stop", MAX_STOPS, limits.max_characters, [])
+    echo, streams = fields.boolean("echo"), fields.boolean("stream")
+    certainty = fields.boolean("certainty") and model.method.dynamics.noisy
+    options, seed = requested_sampling(fields, registry, name, limits)
+    fields.refuse_unsupported(**UNSUPPORTED)
+    fields.ignore("user", "stream_options")
+    fields.end()
+    head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
+    head |= {"model": name, "seed": seed}
+    widths = [width or model.length - tokens for tokens in given]
+    monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
+    sent = [TextStream(prompt, echo, stops, monotone) for prompt in prompts for _ in range(n)]
+
+    def result(number: int, texts: list[str], tokens: list[Record]) -> Record:
+        del tokens
+        prompt = prompts[number]
+        written = [cut(text[len(prompt) : len(text) - len(suffix)], stops) for text in texts]
+        choices = [
+            {"index": number * n + i, "text": prompt * echo + text, "logprobs": None, "finish_reason": reason}
+            for i, (text, reason) in enumerate(written)
+        ]
+        return {**head, "choices": choices, "usage": usage(given[number], n * widths[number])}
+
+    def chunk(number: int, record: Record) -> Record:
+        if "step" not in record:
+            return {
+                **record,
+                "choices": [{**one, "text": sent[one["index"]].rest(one["text"])} for one in record["choices"]],
+            }
+        streams = sent[number * n : (number + 1) * n]
+        for stream, pieces in zip(streams, record["step"].get("texts", ()), strict=False):
+            stream.start(pieces)
+        for i, place, piece, *_ in record["step"]["edits"]:
+            streams[i].edit(place, piece)
+        choices = [
+            {"index": number * n + i, "text": stream.advance(), "logprobs": None, "finish_reason": None}
+            for i, stream in enumerate(streams)
+        ]
+        return {**head, "choices": choices, "step": {"prompt": number, **record["step"]}}
+
+    def joined(records: Sequence[Record]) -> Record:
+        choices = [choice for record in records for choice in record["choices"]]
+        return {**head, "choices": choices, "usage": usage(sum(given), n * sum(widths))}
+
+    seeds = text_seeds(seed, n * len(prompts))
+    tasks = [
+        GenerationTask(
+            name,
+            model,
+            template(prompt, widths[number]),
+            seeds[number * n : (number + 1) * n],
+            options,
+            partial(result, number),
+            certainty=certainty,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    return ParsedRequest(tasks, streams, chunk, joined)
+
+
+def usage(prompt: int, completion: int) -> Record:
+    """The token counts of a completion, in OpenAI's form."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def cut(text: str, stops: list[str]) -> tuple[str, Literal["stop", "length"]]:
+    """A text up to the first stop in it, and OpenAI's name of the reason why it ends."""
+    kept = before_first(text, stops)
+    return kept, "length" if kept == text else "stop"
+
+
+def infilling(fields: RequestFields, registry: ModelRegistry, limits: Limits) -> ParsedRequest:
+    """`POST /infill`: fill the blanks of a text."""
+    name, model = requested_model(fields, registry, "fill")
+    text = fields.text("text", limits.max_characters)
+    n = fields.integer("n", 1, limits.max_texts, 1)
+    alternatives, streams = fields.integer("alternatives", 0, MAX_ALTERNATIVES, 0), fields.boolean("stream")
+    options, seed = requested_sampling(fields, registry, name, limits)
+    fields.end()
+    template = parse_template(text, model.tokenizer, limits.max_blank_tokens)
+    given = template.given.tolist()
+
+    def result(texts: list[str], tokens: list[Record]) -> Record:
+        return {"texts": texts, "model": name, "seed": seed, "given": given, "tokens": tokens}
+
+    task = GenerationTask(name, model, template, text_seeds(seed, n), options, result, alternatives)
+    return single_task(task, streams)
+
+
+def correction(fields: RequestFields, registry: ModelRegistry, limits: Limits) -> ParsedRequest:
+    """`POST /correct`: correct the spelling of a text."""
+    name, _ = requested_model(fields, registry, "correct")
+    text = fields.text("text", limits.max_characters)
+    engine = fields.choice("engine", ENGINE_NAMES, registry.engine(name))
+    options: dict[str, Any] = {
+        "threshold": fields.number("threshold", 0.0, 1.0, None),
+        "rate": fields.number("rate", 1e-6, 1.0, None),
+        "passes": fields.integer("passes", 1, 16, None),
+        "change": fields.choice("change", ("letters", "all"), None),
+    }
+    ignored = fields.texts("ignored_words", 1000, 100, [], listed=True)
+    suggest, streams = fields.integer("suggest", 1, MAX_ALTERNATIVES, None), fields.boolean("stream")
+    fields.end()
+    options |= {"ignored_words": tuple(ignored)} if ignored else {}
+    corrector = registry.corrector(name, engine)
+    task = CorrectionTask(corrector, text, engine, options, suggest, registry.memory, registry.reader_pool)
+    return single_task(task, streams)
+
+
+ENDPOINTS: Mapping[str, Callable[[RequestFields, ModelRegistry, Limits], ParsedRequest]] = {
+    "/v1/completions": completion,
+    "/infill": infilling,
+    "/correct": correction,
+}
+"""The endpoints that run tasks."""

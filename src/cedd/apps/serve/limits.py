@@ -1,0 +1,62 @@
+"""Limits of the server, and the error of a request that is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the server."""
+
+    max_queue: int = 256
+    """Requests waiting or running. A further one gets 503 with Retry-After."""
+    max_concurrent: int = 32
+    """Requests running at once; others wait. Completions drawn as one batch count as one."""
+    timeout: float = 120.0
+    """Seconds per request, waiting included."""
+    max_connections: int = 512
+    """Open connections, fewer if the system allows fewer open files. A new one replaces the oldest idle one."""
+    max_texts: int = 16
+    """Texts per request."""
+    max_steps: int = 1024
+    """Sampling steps."""
+    max_blank_tokens: int = 4_096
+    """Tokens in the blanks of a text."""
+    max_characters: int = 16_384
+    """Characters per text."""
+    max_body_bytes: int = 131_072
+    """Bytes per request."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0 (got {value})")
+
+
+KINDS = {
+    400: "invalid_request_error",
+    503: "server_busy",
+    504: "deadline_exceeded",
+}
+
+
+class RequestError(Exception):
+    """A request that is refused: HTTP status, message, headers, and error code (by default the status)."""
+
+    def __init__(
+        self, status: int, message: str, headers: dict[str, str] | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers, self.code = status, message, headers or {}, code or status
+
+    @property
+    def record(self) -> dict[str, object]:
+        """As JSON, in OpenAI's form."""
+        kind = KINDS.get(self.status, KINDS[400])
+        return {"error": {"message": self.message, "type": kind, "code": self.code}}
+
+
+def server_busy(message: str, seconds: int = 2) -> RequestError:
+    """503, to be tried again after some seconds."""
+    return RequestError(503, message, {"Retry-After": str(seconds)})

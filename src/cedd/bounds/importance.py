@@ -1,0 +1,423 @@
+"""The importance-weighted bound: how likely the first-hitting sampler is to write a text, from K random orders.
+
+Shapes: N sequences, L positions, K orders per sequence, V vocabulary; P pairs of a sequence and an order. In block
+diffusion G blocks of each sequence, each with orders of its own, which take the place of sequences below.
+
+On a process that only masks, the first-hitting sampler (samplers/first_hitting.py) draws u_i ~ U(0, 1) for every
+position of a text of masks and reveals position i at the time with a(t_i) = u_i a(1), the largest u first. Its law is a
+mixture over the u, that is, over orders and, for a time-conditioned network, over times:
+
+    p(x) = E_u [w],        w(x, u) = prod_i f(x_i | positions with a larger u, sigma(t_i)).
+
+For u_1, ..., u_K from that law,
+
+    -E log 1/K sum_k w(x, u_k)  >=  -log p(x)
+
+by Jensen's inequality: the negative ELBO of the sampler for K = 1, decreasing in K, exact in the limit (Burda, Grosse
+and Salakhutdinov 2016; over orders: Sahoo et al. 2025, arXiv 2506.01928). Every u comes with its antithesis 1 - u, the
+same order from its other end: each has the right law, so that the bound holds, and their mean scatters less.
+
+A schedule with sigma(0) > 0 masks a share a(0+) of the tokens at once. The sampler draws positions whose level is
+below a(0+) together, in one call at t = 0+, and so do the weights.
+
+It is a bound in expectation: the figure of a single sequence can lie below -log p(x), the mean over sequences is what
+the interval is for. It bounds the law of the first-hitting sampler that starts from masks only and reveals one position
+per network call, not that of samplers which reveal several at once.
+
+The same weights bound -log p from below as well (TUBE, arXiv 2605.24292). For any psi > 0 that is independent of an
+unbiased estimate p' of p, log p <= log psi + E p' / psi - 1, since log r <= r - 1. Here psi and p' are the mean weights
+of the two halves of the orders, in both roles. Where a few orders have most of the weight, the mean of p' / psi is
+carried by draws that are rarely seen, and its estimate is too low: `two_sided` says so by `informative`.
+
+f is softmax(outputs) at a mask. For networks that give ratios (sedd, sedds) that is the ratios of the mask's position
+divided by their sum: the sampler that draws the token from them and reveals it when the process would. The rate that
+such a network has by itself, their sum, is not part of this law.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cedd.block_layout import as_block_sequences
+from cedd.bounds.estimate import BoundEstimate, cannot_narrow, check_tolerance, is_within, mean_and_stderr
+from cedd.bounds.order_weights import OrderWeights, WeightFile
+from cedd.device import model_device
+from cedd.methods import Method, get_method
+from cedd.network import AnyModel, Network, Places, evaluating
+from cedd.parameterization import Affine
+from cedd.process import TokenProcess
+from cedd.row_sums import at_token, log_sum_exp
+
+Progress = Callable[[int, int], None]
+
+ORDERS = 64
+"""Orders per sequence, by default."""
+MOST_ORDERS = 4096
+"""The most orders that a tolerance or a time limit leads to, by default."""
+_FEW_SEQUENCES = 8
+_ENOUGH_ORDERS = 10.0
+"""The effective sample size from which on the mean of p' / psi is worth something."""
+_TOKENS_AT_ONCE = 2048
+"""Tokens of one network call, where the device is not a GPU."""
+
+
+@dataclass(frozen=True)
+class TwoSidedEstimate:
+    """-log p lies between two bounds, in expectation; nats per token.
+
+    Args:
+        at_least: the bound from below, the mean of `per_sequence`.
+        at_least_stderr: its standard error over sequences.
+        at_most: the importance-weighted bound.
+        at_most_stderr: its standard error.
+        per_sequence: the bound from below of each sequence, [N] float64.
+        least_effective_sample_size: of all sequences.
+        informative: whether every sequence has an effective sample size of at least 10. Otherwise the bound from below
+            is far from the truth, and its estimate is not reliable.
+    """
+
+    at_least: float
+    at_least_stderr: float
+    at_most: float
+    at_most_stderr: float
+    per_sequence: Tensor
+    least_effective_sample_size: float
+    informative: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceEstimate(BoundEstimate):
+    """The importance-weighted bound of a model on data.
+
+    Args:
+        log_weights: log w of every order, [N, K] float64; in block diffusion [N, G, K], of every order of a block.
+        per_token: the mean over orders of -log f where a token is revealed, [N, L] float64: the chain-rule terms, whose
+            sum is the bound for one order.
+    """
+
+    log_weights: Tensor
+    per_token: Tensor
+
+    @property
+    def orders(self) -> int:
+        """K."""
+        return self.log_weights.shape[-1]
+
+    @property
+    def by_orders(self) -> dict[int, float]:
+        """Nats per token for 1, 2, 4, ... and K orders: for every power of two that divides K, the mean over disjoint
+        groups of so many orders, so that each value is an unbiased estimate of its own bound and uses all orders."""
+        return {orders: self.of_orders(orders).nats_per_token for orders in nested_orders(self.orders)}
+
+    @property
+    def effective_sample_size(self) -> float:
+        """(sum w)^2 / sum w^2, from 1 to K; the mean over sequences (or blocks) that have any chance."""
+        return float(self._effective_sample_sizes.nanmean())
+
+    @property
+    def _effective_sample_sizes(self) -> Tensor:
+        shares = torch.log_softmax(self.log_weights, -1)
+        return torch.logsumexp(2 * shares, -1).neg().exp()
+
+    @property
+    def log_weight_variance(self) -> float:
+        """The variance of log w over the orders of a sequence or a block (NaN for one order); the mean over them."""
+        return float(self.log_weights.var(-1).mean()) if self.orders > 1 else math.nan
+
+    def two_sided(self) -> TwoSidedEstimate:
+        """Bounds on -log p from both sides, in nats per token; four orders are the fewest."""
+        pairs = self.orders // 4  # a half has whole antithetic pairs, so that the halves are independent
+        if pairs < 1:
+            raise ValueError(f"a bound from below needs at least 4 orders (got {self.orders})")
+        first, second = (-_negative_log_means(self.log_weights[..., : 4 * pairs], 2 * pairs)).unbind(-1)
+        ratio = second - first
+        above = (first + second) / 2 + torch.cosh(ratio) - 1  # the mean over both roles
+        below = -above.reshape(len(above), -1).sum(1) / self.length
+        mean, error = mean_and_stderr(below)
+        least = float(self._effective_sample_sizes.min())
+        return TwoSidedEstimate(mean, error, self.nats_per_token, self.stderr, below, least, least >= _ENOUGH_ORDERS)
+
+    def of_orders(self, orders: int) -> BoundEstimate:
+        """The bound for a number of orders that divides K, with its errors, from the same weights."""
+        if orders < 1 or self.orders % orders:
+            raise ValueError(f"the number of orders must divide {self.orders} (got {orders})")
+        return _estimate(self.log_weights, orders, self.length, self.fixed_set)
+
+
+def nested_orders(orders: int) -> list[int]:
+    """The powers of two that divide K, and K itself."""
+    powers = [1 << power for power in range(orders.bit_length()) if orders % (1 << power) == 0]
+    return sorted({*powers, orders})
+
+
+def importance_bound(
+    model: AnyModel,
+    process: TokenProcess,
+    data: Tensor,
+    *,
+    method: str | Method,
+    block: int | None = None,
+    orders: int | None = None,
+    tolerance: float | None = None,
+    seconds: float | None = None,
+    antithetic: bool = True,
+    generator: torch.Generator | None = None,
+    fixed_set: bool = False,
+    checkpoint: WeightFile | None = None,
+    batch: int | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+    **conditions: Tensor,
+) -> ImportanceEstimate:
+    """The importance-weighted bound on data [N, L], in nats per token (see the module's head).
+
+    Args:
+        model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`.
+        process: the process that it was trained to undo; one that only masks.
+        data: token ids [N, L].
+        method: what the model's outputs mean.
+        block: the number of tokens of a block, for block diffusion; by default that of the method.
+        orders: K, by default 64. The evaluation costs K L network evaluations per sequence, or K b in blocks of b
+            tokens. With a tolerance or a time limit the most, by default 4,096.
+        tolerance: double the orders, from 2 on, until the 95% interval of the perplexity is this narrow (0.005: within
+            half a percent on either side), or more orders cannot help because the sequences themselves differ.
+        seconds: double the orders, from 2 on, as long as the next round will end within this time.
+        antithetic: draw orders in pairs, one the reverse of the other.
+        generator: the random number generator. The orders of a sequence depend on it and on the place of the sequence
+            in the data only.
+        fixed_set: give the error for these very sequences instead of for the population they are drawn from.
+        checkpoint: the file that the weights are kept in. The same call, also with more orders, resumes from it.
+        batch: noisy sequences shown to the network at once; by default as many as suit the device.
+        device: where the network lives, by default where its parameters are.
+        progress: called with the evaluations done and planned.
+        conditions: what the network takes besides, with one entry per sequence [N, ...].
+    """
+    chosen = get_method(method).in_blocks(block)
+    check_reveal_orders(chosen, process)
+    process.check_tokens(data)
+    if data.dim() != 2 or 0 in data.shape:
+        raise ValueError(f"data must be sequences [N, L], at least one of at least one token; got {list(data.shape)}")
+    most = orders if orders is not None else ORDERS if tolerance is None and seconds is None else MOST_ORDERS
+    if most < 1:
+        raise ValueError(f"orders must be at least 1 (got {orders})")
+    check_tolerance(tolerance)
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"seconds must be positive (got {seconds!r})")
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch must be at least 1 (got {batch})")
+    home = torch.device(model_device(model, data.device) if device is None else device)
+    network = Network.of(model, process.vocab_size, home, conditions, len(data))
+    clean = data.detach().to(device="cpu", dtype=torch.int64)
+    batch = batch or max(1, tokens_at_once(home) // data.shape[1])
+    seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device if generator else "cpu"))
+    blocks = chosen.blocks_of(data.shape[1])
+    if blocks > 1:
+        network, clean = as_block_sequences(network, clean, blocks)
+    rows, width = clean.shape
+    weights = OrderWeights.none(rows, width)
+    if checkpoint is not None:
+        described = {"seed": seed, "antithetic": antithetic, "blocks": blocks, "method": chosen.name}
+        described["data"] = hashlib.sha256(clean.numpy().tobytes()).hexdigest()
+        weights = checkpoint.load(described, rows, width, most)
+    work = _Weighing(network, process, clean, blocks, seed, antithetic, batch, progress, checkpoint)
+    adapts = tolerance is not None or seconds is not None
+    goal = min(most, max(2, weights.complete)) if adapts else most
+    goal = weights.log_weights.shape[1] if weights.passes else goal  # a round that was interrupted is finished first
+    started = time.monotonic()
+    with evaluating(model):
+        while True:
+            work.extend(weights, goal)
+            found = _settled(weights, len(data), data.shape[1], blocks, fixed_set)
+            reached = tolerance is None or is_within(found, tolerance)
+            late = seconds is not None and 2 * (time.monotonic() - started) > seconds
+            if goal >= most or late or (tolerance is not None and (reached or cannot_narrow(found))):
+                return replace(found, reached=reached)
+            goal = min(2 * goal, most) if adapts else most
+
+
+def _settled(weights: OrderWeights, texts: int, length: int, blocks: int, fixed_set: bool) -> ImportanceEstimate:
+    """The estimate from complete orders."""
+    log_weights, per_token = weights.log_weights, weights.nats / weights.complete
+    if blocks > 1:
+        log_weights, per_token = log_weights.view(texts, blocks, -1), per_token.view(texts, length)
+    found = _estimate(log_weights, weights.complete, length, fixed_set)
+    return ImportanceEstimate(**vars(found), log_weights=log_weights, per_token=per_token)
+
+
+def check_reveal_orders(method: Method, process: TokenProcess) -> None:
+    """Refuse methods and processes for which no sampler reveals one mask after the other."""
+    method.check(process)
+    if not method.dynamics.noisy:
+        raise ValueError(f"the likelihood of {method.name} is exact; use bound='tight'")
+    if not process.has_mask or process.can_shuffle:
+        raise ValueError(
+            "the bound 'importance' needs a process whose tokens never change once they are revealed (absorb): with "
+            "tokens that are replaced, a text is not written one position at a time; use bound='tight'"
+        )
+
+
+def first_hitting_law(method: Method) -> str:
+    """The sampler whose likelihood `importance` bounds, in words."""
+    law = "the first-hitting sampler, from masks only, one position per network call"
+    if isinstance(method.parameterization, Affine):
+        return law
+    return f"{law}, which draws each token from the ratios at its mask divided by their sum"
+
+
+def reveal_levels(seed: int, sequence: int, orders: int, length: int, antithetic: bool = True) -> Tensor:
+    """u [K, L] of one sequence; a sequence's first orders are the same whatever K is."""
+    numbers = np.random.default_rng((seed, sequence))
+    if not antithetic:
+        return torch.as_tensor(numbers.random((orders, length)))
+    u = torch.as_tensor(numbers.random((-(-orders // 2), length)))
+    return torch.stack([u, 1 - u], 1).flatten(0, 1)[:orders]
+
+
+@dataclass(frozen=True)
+class _Weighing:
+    """What all rounds of orders have in common: data [R, L], in groups of G that a pass shows one order each."""
+
+    network: Network
+    process: TokenProcess
+    data: Tensor
+    group: int
+    seed: int
+    antithetic: bool
+    batch: int
+    progress: Progress | None
+    file: WeightFile | None
+
+    def extend(self, weights: OrderWeights, orders: int) -> None:
+        """Weigh the orders that are missing up to this number."""
+        count, length = self.data.shape
+        texts, new = count // self.group, orders - weights.complete
+        least, most = level_at_zero(self.process), float(self.process.noise(1.0).a)
+        known, done = dict[int, Tensor](), (weights.complete * texts + weights.passes) * length
+        weights.grow(orders)
+
+        def report(evaluations: int) -> None:
+            nonlocal done
+            done += evaluations // self.group
+            if self.progress is not None:
+                self.progress(done, texts * orders * length)
+
+        for start in range(weights.passes, texts * new, self.batch):
+            passes = torch.arange(start, min(start + self.batch, texts * new))
+            rows = (passes[:, None] // new * self.group + torch.arange(self.group)).flatten()
+            order = (weights.complete + passes % new).repeat_interleave(self.group)
+            here = range(int(rows[0]), int(rows[-1]) + 1)
+            known = {n: known[n] if n in known else self._levels(n, orders) for n in here}
+            levels = torch.stack([*known.values()])[rows - here[0], order]
+            nats = pair_nats(self.network.of_sequences(rows), self.data[rows], most * levels, report, least)
+            weights.log_weights[rows, order] = -nats.sum(1)
+            weights.nats.index_add_(0, rows, nats)
+            weights.passes = start + len(passes)
+            if self.file is not None:
+                self.file.save(weights)
+        weights.complete, weights.passes = orders, 0
+        if self.file is not None:
+            self.file.save(weights, final=True)
+
+    def _levels(self, row: int, orders: int) -> Tensor:
+        return reveal_levels(self.seed, row, orders, self.data.shape[1], self.antithetic)
+
+
+def level_at_zero(process: TokenProcess) -> float:
+    """a(0+): the share of tokens that a schedule with sigma(0) > 0 masks at once, else 0."""
+    return -math.expm1(-float(process.alpha_just_after_zero)) if process.jumps_at_zero else 0.0
+
+
+def pair_nats(
+    network: Network, x0: Tensor, reached: Tensor, report: Callable[[int], None], least: float = 0.0
+) -> Tensor:
+    """-log f at every position when it is revealed, [P, L] float64 on the host.
+
+    Args:
+        network: for these sequences.
+        x0: the tokens, [P, L].
+        reached: a(t) at the reveal of every position, [P, L] float64; the largest is revealed first.
+        report: called after each step with the number of its evaluations.
+        least: a(0+). Positions that are reached below it are revealed together, at t = 0+.
+    """
+    (pairs, length), device = x0.shape, network.device
+    order = reached.argsort(dim=1, descending=True)
+    levels, tokens = reached.gather(1, order), x0.gather(1, order)
+    sigma = -torch.log1p(-levels.clamp_min(least))
+    shown = torch.where(levels > least, tokens, network.vocab_size)  # to the calls that follow
+    places = torch.arange(pairs)[:, None] * length + order
+    steps = (part.T.contiguous().to(device) for part in (places, tokens, shown, sigma))
+    flat = torch.full((pairs * length,), network.vocab_size, device=device)
+    terms: list[Tensor] = []
+    for rows, tokens, seen, level in zip(*steps, strict=True):
+        outputs = network.rows(flat.view(pairs, length), level, Places(rows), full_precision=True)
+        terms.append(outputs.map(lambda said, part, tokens=tokens: token_nats(said, tokens[part])))
+        flat = flat.index_copy(0, rows, seen)
+        report(pairs)
+    network.check_outputs()
+    return torch.empty(pairs, length, dtype=torch.float64).scatter_(1, order, torch.stack(terms, 1).cpu())
+
+
+def token_nats(outputs: Tensor, tokens: Tensor) -> Tensor:
+    """-log softmax(outputs) at the tokens: [R, V] -> [R] float64."""
+    return log_sum_exp(outputs) - at_token(outputs, tokens).double()
+
+
+def tokens_at_once(device: torch.device) -> int:
+    """Tokens of one network call: on a GPU one for each MiB of its memory, so that it is busy and none is short."""
+    if device.type != "cuda":
+        return _TOKENS_AT_ONCE
+    _, total = torch.cuda.mem_get_info(device)
+    return total >> 20
+
+
+def _estimate(log_weights: Tensor, orders: int, length: int, fixed_set: bool) -> BoundEstimate:
+    """The bound for groups of so many of the orders [N, K].
+
+    The Monte Carlo error for these sequences comes from the scatter of a sequence's groups; of a single group, from
+    that of its halves, or of its eighths if there are few sequences to learn it from. The latter are too large rather
+    than too small: more orders scatter less.
+    """
+    count, available = len(log_weights), log_weights.shape[-1]
+    groups = available // orders
+    values = _nats_of_texts(log_weights, orders) / length  # [N, groups]
+    per_sequence = values.mean(1)
+    mean, error = mean_and_stderr(per_sequence)
+    parts = 8 if count < _FEW_SEQUENCES and orders >= 16 else 2
+    apart = values if groups > 1 else _nats_of_texts(log_weights, max(1, orders // parts)) / length
+    # Of an odd number of orders one is left over.
+    variance = float(apart.var(1).mean()) / groups / count if apart.shape[1] > 1 else math.nan
+    return BoundEstimate(
+        bound="importance",
+        nats_per_token=mean,
+        per_sequence=per_sequence,
+        sequence_stderr=error,
+        monte_carlo_stderr=math.sqrt(variance),
+        monte_carlo_freedom=count * (apart.shape[1] - 1),
+        fixed_set=fixed_set or count < 2,
+        terminal=0.0,
+        evaluations=count * available * length // (log_weights.shape[1] if log_weights.dim() == 3 else 1),
+        draws=orders,
+        length=length,
+        why_infinite="the network gives a text no chance" if math.isinf(mean) else None,
+    )
+
+
+def _negative_log_means(log_weights: Tensor, orders: int) -> Tensor:
+    """-log of the mean weight of each group of so many orders: [..., K] -> [..., K // orders]."""
+    groups = log_weights.shape[-1] // orders
+    grouped = log_weights[..., : groups * orders].reshape(*log_weights.shape[:-1], groups, orders)
+    return math.log(orders) - torch.logsumexp(grouped, -1)
+
+
+def _nats_of_texts(log_weights: Tensor, orders: int) -> Tensor:
+    """The same of whole texts, the sums of those of their blocks: [N, K // orders]."""
+    nats = _negative_log_means(log_weights, orders)
+    return nats.sum(1) if nats.dim() == 3 else nats

@@ -1,0 +1,32 @@
+"""Options of training data. This module imports neither torch nor NumPy, so that --help appears at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The data, and how it becomes blocks of tokens."""
+
+    tokenizer: str = "char"
+    """char, char:SIZE, byte, gpt2, gpt2-char, bpe:SIZE, or a folder with a saved tokenizer."""
+    gpt2_files: Path | None = None
+    """A folder with GPT-2's vocab.json and merges.txt, instead of downloading them."""
+    validation: str | None = None
+    """A separate corpus for validation; without one, `holdout` of the data is held out."""
+    holdout: float = 0.05
+    """Share of the data that is held out for validation."""
+    holdout_by: Literal["tail", "documents"] = "tail"
+    """Which part is held out: the last blocks (tail), or evenly spaced documents."""
+    field: str = "text"
+    """The text field of a .jsonl or a hub data set."""
+    wrap: Literal["none", "bos-eos"] = "none"
+    """bos-eos puts each sequence between the tokens that begin and end a document, like MDLM and DUO. A run that starts
+    --from such a network keeps it."""
+    workers: int = 1
+    """Processes for tokenization; the tokens do not depend on it."""
+    cache: Path | None = None
+    """Folder for tokenized data. None: CEDD_CACHE, or ~/.cache/cedd."""

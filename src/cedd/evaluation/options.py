@@ -1,0 +1,90 @@
+"""Options of evaluation. This module does not import torch, so that --help appears at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Wrap = Literal["none", "bos-eos", "trained"]
+DRAWS = 16
+BoundName = Literal["tight", "j1", "j2", "all", "importance", "exact"]
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What to measure, and on which part of the data."""
+
+    bound: BoundName = "tight"
+    """tight is a valid bound; j1 and j2 are the paper's, cut at t = 1e-4; all computes these three. importance is a
+    tighter bound, of the first-hitting sampler, from --orders random orders per sequence (absorb only). exact is the
+    likelihood of that sampler, for models that write in blocks of at most 12 tokens."""
+    orders: int | None = None
+    """Orders per sequence of --bound importance, 64 by default; each takes one network evaluation per token. With
+    --tolerance or --seconds, which double the orders from 2 on, the most (default: 4096)."""
+    seconds: float | None = None
+    """With --bound importance: double the orders as long as the next round will end within this time."""
+    checkpoint: Path | None = None
+    """With --bound importance: keep the weights of finished orders in this .npz file, written every half minute. The
+    same command resumes from it, also with more --orders."""
+    order: Literal["probability", "margin", "entropy"] | None = None
+    """Also compute the exact likelihood of the sampler that reveals the most confident tokens first (absorb only)."""
+    steps: int | None = None
+    """Steps of the sampler of --order. None: the default of cedd sample."""
+    temperature: float | None = None
+    """Temperature of the sampler of --order. None: the default of cedd sample."""
+    top_p: float | None = None
+    """Top-p of the sampler of --order. None: the default of cedd sample. Texts with tokens that it cuts off are never
+    drawn, so their perplexity is infinite."""
+    draws: int = DRAWS
+    """Noise draws per sequence (per round, with --tolerance)."""
+    fixed_set: bool = False
+    """Give the interval for exactly these sequences (over times and noise only), not for the population they come
+    from."""
+    sampling: Literal["stratified", "independent"] | None = None
+    """Sampling of times. stratified, the default, has a smaller error and an interval; independent is the paper's."""
+    time_floor: float | None = None
+    """Time at which tight stops and adds the cost of the last step, and at which j1 and j2 are cut (default: the
+    model's own, and 1e-4)."""
+    corrector: float | None = None
+    """Strength of flow matching's corrector (dfm only; 1 in the paper)."""
+    max_sequences: int | None = None
+    """Evaluate at most this many sequences, evenly spaced over the set (with several tokenizers: passages of about as
+    much text)."""
+    wrap: Wrap = "none"
+    """Put each block between the tokens that begin and end a document: bos-eos for all models, trained for imported
+    networks that were trained so (MDLM, DUO)."""
+    max_unknown: float = 0.01
+    """Refuse a text if a larger share of its characters is unknown to the tokenizer."""
+    split: str = "test"
+    """Split of an evaluation set."""
+    data_root: Path | None = None
+    """Folder of the evaluation sets' files (default: CEDD_DATA, then the hub)."""
+    workers: int = 1
+    """Processes for tokenization; the tokens do not depend on it."""
+    batch: int | None = None
+    """Noisy sequences per batch (default: 32; for importance by the device's memory)."""
+    seed: int = 0
+    """Seed of times, noise and orders."""
+
+    def check(self) -> None:
+        """Refuse invalid values, and options that have no effect together with the others."""
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"--batch must be at least 1 (got {self.batch})")
+        if not 0 <= self.seed < 2**63:  # every generator of random numbers takes these
+            raise ValueError(f"--seed must be a whole number from 0 up, below 2^63; got {self.seed}")
+        if self.max_sequences is not None and self.max_sequences < 1:
+            raise ValueError(f"--max-sequences must be at least 1 (got {self.max_sequences})")
+        for option in ("orders", "seconds", "checkpoint"):
+            if getattr(self, option) is not None and self.bound != "importance":
+                raise ValueError(f"--{option} has no effect without --bound importance")
+        if self.draws != DRAWS and self.bound in ("importance", "exact"):
+            raise ValueError(f"--draws has no effect with --bound {self.bound}")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"--seconds must be positive (got {self.seconds})")
+        if self.orders is not None and self.orders < 1:
+            raise ValueError(f"--orders must be at least 1 (got {self.orders})")
+        for option in ("steps", "temperature", "top_p"):
+            if getattr(self, option) is not None and self.order is None:
+                raise ValueError(f"--{option.replace('_', '-')} has no effect without --order")

@@ -1,0 +1,61 @@
+"""The tokenizer in a GGUF file as the content of a tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cedd.models.tensor_files import GGUFFile
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTROL, _USER_DEFINED = 3, 4
+"""Types of tokens."""
+
+
+def _byte_level(digits: bool = False) -> Any:
+    from tokenizers import pre_tokenizers
+
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level]) if digits else level
+
+
+def _split(numbers: str) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    words = pre_tokenizers.Split(Regex(_WORDS % numbers), "isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+PRE_TOKENIZERS: Mapping[str, Callable[[], Any]] = {
+    "gpt-2": _byte_level,
+    "smollm": lambda: _byte_level(digits=True),
+    "qwen2": lambda: _split(r"\p{N}"),
+    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
+}
+"""How text is cut into words, by the name in the file (tokenizer.ggml.pre)."""
+
+
+def tokenizer_content(file: GGUFFile) -> dict[str, Any]:
+    """The content of a tokenizer.json; a tokenizer of another kind is refused."""
+    import tokenizers
+
+    kind, pre = file.value("tokenizer.ggml.model"), file.value("tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
+        raise ValueError(
+            f"{file.source}: its tokenizer is of the kind {kind} ({pre}), and {', '.join(PRE_TOKENIZERS)} are known; "
+            "give the folder of its tokenizer.json (--tokenizer FOLDER)"
+        )
+    tokens = file.value("tokenizer.ggml.tokens")
+    merges = [tuple(merge.split(" ", 1)) for merge in file.value("tokenizer.ggml.merges")]
+    types = file.value("tokenizer.ggml.token_type", [1] * len(tokens))
+    special = {token for token, type_ in zip(tokens, types, strict=True) if type_ in (_CONTROL, _USER_DEFINED)}
+    made: Any = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
+    made.pre_tokenizer, made.decoder = PRE_TOKENIZERS[pre](), tokenizers.decoders.ByteLevel()
+    if pre == "qwen2":
+        made.normalizer = tokenizers.normalizers.NFC()
+    in_order = [token for token in tokens if token in special]
+    made.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in in_order])
+    return json.loads(made.to_str())

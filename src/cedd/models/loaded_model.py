@@ -1,0 +1,137 @@
+"""A loaded model: the content of its folder on a device, and how it is sampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from cedd.data.text import never_written
+from cedd.data.tokenizers import Tokenizer
+from cedd.methods import Method
+from cedd.models.backbone import Backbone
+from cedd.models.folder import ModelFolder
+from cedd.models.mask_padding import MaskPadded
+from cedd.network import AnyModel, capabilities_of
+from cedd.process import TokenProcess
+from cedd.samplers import Constraint, GraphedNetwork, SamplingOptions, sample
+
+
+class LoadedModel:
+    """A trained network with its process, method and tokenizer, on a device.
+
+    On CUDA the network is recorded as graphs to be sampled from, in bfloat16 except for the head.
+
+    Args:
+        folder: the content of the model's folder.
+        device: where it computes.
+    """
+
+    def __init__(self, folder: ModelFolder, device: torch.device | str = "cpu") -> None:
+        self.folder, self.device = folder, torch.device(device)
+        self._graphs: dict[tuple[int, int], GraphedNetwork] = {}
+
+    @property
+    def model(self) -> Backbone:
+        return self.folder.model
+
+    @property
+    def process(self) -> TokenProcess:
+        return self.folder.process
+
+    @property
+    def method(self) -> Method:
+        return self.folder.method
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizer
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that it reads at once."""
+        return self.folder.length
+
+    @property
+    def name(self) -> str:
+        """Its method and process, and its blocks."""
+        blocks = "" if self.method.block is None else f" in blocks of {self.method.block}"
+        return f"{self.method.name} on {(self.process.spec or {}).get('name', 'a process')}{blocks}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, V={self.process.vocab_size}, length={self.length})"
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the network to a device; returns the model itself."""
+        self.device = torch.device(device)
+        self.model.to(self.device)
+        self._graphs.clear()
+        return self
+
+    @property
+    def writes_blocks(self) -> bool:
+        """Whether texts are written block by block, and may have any length."""
+        return self.method.block is not None and self.method.block < self.length
+
+    def with_defaults(self, options: SamplingOptions, length: int) -> SamplingOptions:
+        """The options with this model's defaults, `sampling` of its config.json, where none are given."""
+        own = self.folder.config.get("sampling", {})
+        return options.with_defaults(length, own, self.method.block if self.writes_blocks else None)
+
+    def check_length(self, length: int) -> None:
+        """Refuse a length that the network cannot read at once, unless it writes blocks."""
+        if not (isinstance(length, Integral) and length >= 1 and (length <= self.length or self.writes_blocks)):
+            raise ValueError(f"the model reads 1 to {self.length} tokens; got a length of {length}")
+
+    @property
+    def reads_passages(self) -> bool:
+        """Whether a short text can be padded with masks: they are unknown tokens, whatever their number."""
+        dynamics, declared = self.method.dynamics, capabilities_of(self.model)
+        padded = not (declared.time_conditioned or declared.any_length)
+        return dynamics.noisy and dynamics.only_reveals(self.process) and padded
+
+    def reader(self, length: int) -> Backbone:
+        """The network for texts of `length` tokens, padded with masks to a whole block if it reads passages."""
+        if self.process.has_mask and not self.model.has_mask:
+            raise ValueError("the id of this network's mask is not known; import it with --mask-id ID (mask_id=)")
+        return MaskPadded(self.model, self.length) if length < self.length and self.reads_passages else self.model
+
+    def network(self, batch: int, length: int) -> AnyModel:
+        """The same network, recorded as CUDA graphs where that is possible."""
+        if self.writes_blocks:
+            return self.model
+        model = self.reader(length)
+        if self.device.type != "cuda" or not (self.method.dynamics.noisy and model.capabilities.cuda_graphs):
+            return model
+        if (batch, length) not in self._graphs:
+            self._graphs.clear()  # graphs hold memory: one shape at a time
+            self._graphs[batch, length] = GraphedNetwork(model, batch, length)
+        return self._graphs[batch, length]
+
+    def draw(
+        self,
+        shape: tuple[int, int],
+        options: SamplingOptions,
+        constraint: Constraint | None = None,
+        method: Method | None = None,
+    ) -> Tensor:
+        """Samples [B, L] on the host; tokens that do not decode to text appear only where the constraint fixes them."""
+        if options.device is not None:
+            raise ValueError("a loaded model samples where it is; use model.to(device)")
+        together = 1 if options.deterministic else min(shape[0], options.batch or shape[0])
+        options = replace(
+            self.with_defaults(options, shape[1]),
+            seed=None,
+            seeds=options.seeds_of(shape[0]),
+            exclude=(*options.exclude, *(one for one in never_written(self.tokenizer) if one not in options.stop)),
+            context=self.length,
+            device=self.device,
+        )
+        autocast = self.device.type == "cuda" and (self.writes_blocks or not self.method.dynamics.noisy)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
+            network, chosen = self.network(together, shape[1]), method or self.method
+            drawn = sample(network, self.process, shape, method=chosen, constraint=constraint, options=options)
+        return drawn.cpu()

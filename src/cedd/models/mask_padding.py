@@ -1,0 +1,45 @@
+"""Short texts for a network that was trained on whole blocks: padded with masks on both sides.
+
+Shapes: B batch, L positions of the text, N positions of a block, D width.
+
+A network trained on blocks of N tokens has never seen one that ends after fewer. But it has seen blocks in which all
+but some tokens are masked, and it predicts the masked ones given the others, wherever they are. It must not be
+conditioned on time, since time determines the expected share of masks, and here more are left than are to be filled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from cedd.models.backbone import Backbone
+from cedd.network import Capabilities
+
+
+class MaskPadded(Backbone):
+    """A network for texts of fewer than N positions, which it reads in the middle of a block of masks."""
+
+    def __init__(self, model: Backbone, positions: int) -> None:
+        super().__init__()
+        self.model, self.positions, self.head = model, positions, model.head
+        self.vocab_size, self.has_mask, self.max_length = model.vocab_size, model.has_mask, positions
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Those of the network, except what depends on positions."""
+        return replace(self.model.capabilities, cache=False, attention=False, token_times=False)
+
+    def features(self, x_t: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
+        """[B, L, D]; with ``where``, only those at these distinct places [N] of the flattened batch are defined."""
+        length, where = x_t.shape[1], options.pop("where", None)
+        room = self.positions - length
+        block = F.pad(x_t, (room // 2, room - room // 2), value=self.vocab_size)
+        if where is not None:
+            options["where"] = where // length * self.positions + room // 2 + where % length
+        return self.model.features(block, sigma, **options).narrow(1, room // 2, length)
+
+    def rounded_parameters(self) -> set[str]:
+        return {f"model.{name}" for name in self.model.rounded_parameters()}

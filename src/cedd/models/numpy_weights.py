@@ -1,0 +1,142 @@
+"""Weights files as arrays, without torch: what is stored, and what is read back of it (see `weights`)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
+
+from cedd.storage import canonical_json
+
+Arrays = Mapping[str, NDArray[Any]]
+STEP = ".step"
+"""The suffix that names a matrix's steps [R]."""
+RECORD = "cedd"
+"""The only entry in the metadata of a weights file that the package writes: a JSON object."""
+CHECKSUM = "crc32"
+"""What the checksum of the stored tensors is called in a file's metadata."""
+FORMS = ("float32", "int8", "deflated")
+"""Those that are read as arrays: numpy has no bfloat16."""
+ARRAY_DTYPES = ("BOOL", "F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
+"""The dtypes that NumPy reads, by their names in a safetensors file."""
+
+
+class Layout(NamedTuple):
+    """The dtype, by its name in a safetensors file, and the shape of a stored tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_arrays(path: Path, *, form: str, checksum: str | None = None) -> dict[str, NDArray[Any]]:
+    """The named arrays of a file that was stored in one of the ``FORMS``; see `weights.read_weights`."""
+    layouts = read_layouts(path, ARRAY_DTYPES)
+    with reading_tensors(path):
+        stored = load_file(path)
+    contents = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in stored.items()}
+    check_sum(path, layouts, contents, checksum)
+    with unpacking(path, form):
+        return dict(stored) if form == "float32" else from_integers(stored)
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The metadata of a weights file; empty if it has none."""
+    with reading_tensors(path), safe_open(path, framework="np") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    return json.loads(metadata[RECORD]) if RECORD in metadata else metadata
+
+
+def read_layouts(path: str | Path, dtypes: Collection[str]) -> dict[str, Layout]:
+    """The dtype and shape of each tensor in a safetensors file; a dtype that is not among `dtypes` is refused."""
+    with reading_tensors(path), safe_open(path, framework="np") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - the file is not a mapping
+        layouts = {name: Layout(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    for name, layout in layouts.items():
+        if layout.dtype not in dtypes:
+            raise ValueError(f"{path}: {name} has the unsupported dtype {layout.dtype}; use {', '.join(dtypes)}")
+    return layouts
+
+
+@contextmanager
+def reading_tensors(path: str | Path) -> Iterator[None]:
+    """Around code that reads a safetensors file: what is wrong with it, in a line.
+
+    safetensors calls every file that it cannot open one that is not there, so that it is opened here before.
+    """
+    Path(path).open("rb").close()
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+
+
+@contextmanager
+def unpacking(path: Path, form: str) -> Iterator[None]:
+    """Around code that reads back what was stored in a form: what is wrong with it, in a line."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path} is not stored as {form}: {error}") from None
+
+
+def check_sum(
+    path: Path, layouts: Mapping[str, Layout], contents: Mapping[str, NDArray[np.uint8]], expected: str | None
+) -> None:
+    """Refuse tensors that do not match their checksum: `expected`, or the one in the file's metadata."""
+    recorded = expected if expected is not None else read_metadata(path).get(CHECKSUM)
+    if recorded is not None and recorded != checksum_of(layouts, contents):
+        raise ValueError(f"{path} is damaged: its tensors do not match their checksum")
+
+
+def checksum_of(layouts: Mapping[str, Layout], contents: Mapping[str, NDArray[np.uint8]]) -> str:
+    """The CRC-32 of the tensors' names, dtypes, shapes and bytes, in the order of their names."""
+    checksum = 0
+    for name in sorted(contents):
+        dtype, shape = layouts[name]
+        checksum = zlib.crc32(canonical_json([name, dtype, shape]), checksum)
+        checksum = zlib.crc32(contents[name].data, checksum)
+    return f"{checksum:08x}"
+
+
+def from_integers(stored: Arrays) -> dict[str, NDArray[Any]]:
+    """The matrices again, in float32, of integers and steps; all else as it is."""
+    steps = {name + STEP: stored.get(name + STEP) for name in stored}
+    with ThreadPoolExecutor() as pool:  # zlib and numpy let other threads run
+        unpacked = pool.map(_unpacked, stored, stored.values(), steps.values())
+        return {name: array for name, array in zip(stored, unpacked, strict=True) if name not in steps}
+
+
+def _unpacked(name: str, array: NDArray[Any], step: NDArray[Any] | None) -> NDArray[Any]:
+    """What was stored under a name, with the steps of its rows if there are any."""
+    if array.ndim == 2 and array.dtype.kind == "f":
+        raise ValueError(f"the matrix {name} is {array.dtype}")
+    if array.dtype == np.uint8 and array.ndim == 1 and step is not None:
+        try:
+            array = _inflated(array, len(step))
+        except (ValueError, zlib.error) as error:
+            raise ValueError(f"{name} is damaged ({error})") from None
+    if array.dtype != np.int8:
+        return array
+    if step is None or step.shape != array.shape[:1]:
+        raise ValueError(f"{name} lacks its steps, one per row")
+    matrix = array.astype(np.float32)
+    matrix *= step[:, None]
+    return matrix
+
+
+def _inflated(coded: NDArray[np.uint8], rows: int) -> NDArray[np.int8]:
+    """The integers of a matrix with this number of rows."""
+    decoder = zlib.decompressobj(-zlib.MAX_WBITS)
+    plain = decoder.decompress(coded.data, 8 * len(coded) + 1)  # no code has less than a bit
+    if not decoder.eof or not rows or len(plain) % rows:
+        raise ValueError(f"{len(plain)} bytes for {rows} rows")
+    return np.frombuffer(plain, np.int8).reshape(rows, -1)

@@ -1,0 +1,271 @@
+"""Constraints that are languages: spans of positions whose text is in a regular language.
+
+Shapes: B batch, L positions, V vocabulary; M masks, of which C are drawn; S sequences, n positions of a span.
+
+At each network call the tokens of a span are drawn from the product law given the language (`cedd.constraints`): the
+network's laws p_i of the masks, and a certain token where one is known, conditioned on the span being in the language.
+What is drawn is exactly the marginal of that law at the positions that the sampler reveals, whatever their number. So
+every sequence is in the language in the end. The law of a sampler of many calls is called *tilted*. It is not
+p(x | language), since each call accounts for its own p_i only; `cedd.samplers.particles` corrects it.
+
+Temperature and excluded tokens change p_i. With temperature 0 the likeliest sequence of the product law is taken. top_p
+cuts the law given the language, position by position from left to right, so that it always leaves a token that can be
+continued. Autoregressive models know the next position only: p_i is cut to the tokens after which the language can
+still be reached in the positions that are left, as is usual. That is not the law given the language.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from cedd.constraints.product_law import ProductLaw, TokenLanguage, product_law
+from cedd.network import flat_places
+from cedd.samplers.choice import Sharpening, inverse_cdf
+from cedd.samplers.constraints import JointConstraint
+
+
+@dataclass(frozen=True)
+class Span:
+    """Positions start..stop-1, whose tokens are in a language.
+
+    Args:
+        start: the first position.
+        stop: the one after the last.
+        language: the language of their tokens.
+        ends: tokens that may be drawn there even where they are excluded: those that end a text.
+        name: what messages call the language.
+    """
+
+    start: int
+    stop: int
+    language: TokenLanguage
+    ends: tuple[int, ...] = ()
+    name: str = "the constraint"
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def moved(self, by: int) -> Span:
+        """The same span of a text that begins `by` positions later."""
+        return replace(self, start=self.start - by, stop=self.stop - by)
+
+    def check(self) -> None:
+        """Refuse a language without any text of so many tokens."""
+        lengths = self.language.automaton.lengths(len(self))
+        if not lengths or lengths[-1] != len(self):
+            raise ValueError(f"no text of {_tokens(len(self))} satisfies {self.name}{_instead(self, lengths)}")
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token" if count == 1 else f"{count} tokens"
+
+
+def _instead(span: Span, lengths: list[int]) -> str:
+    """Which numbers of tokens have texts, near the span's."""
+    more = [count for count in span.language.automaton.lengths(8 * len(span) + 64) if count > len(span)]
+    near = [*lengths[-1:], *more[:1]]
+    if not near:
+        return ", nor does any of up to eight times as many; the tokenizer may lack its characters"
+    return f"; the nearest take {' or '.join(map(str, near))}"
+
+
+@dataclass(frozen=True)
+class LanguageConstraint(JointConstraint):
+    """Fixed tokens, and spans whose tokens are in a language. Spans do not overlap."""
+
+    spans: tuple[Span, ...] = ()
+
+    @staticmethod
+    def of(length: int, spans: Iterable[Span]) -> LanguageConstraint:
+        """Spans of sequences of L tokens, of which nothing else is known."""
+        return LanguageConstraint(
+            torch.zeros(length, dtype=torch.int64), torch.zeros(length, dtype=torch.bool), None, tuple(spans)
+        )
+
+    def check(self, shape: tuple[int, int], vocab_size: int) -> None:
+        """Refuse languages of which there is no text, given what is fixed."""
+        super().check(shape, vocab_size)
+        for span in sorted(self.spans, key=lambda span: span.start):
+            if not 0 <= span.start <= span.stop <= shape[1]:
+                raise ValueError(f"the span {span.start}..{span.stop} of {span.name} is not within {shape[1]} tokens")
+            if span.language.vocab_size != vocab_size:
+                raise ValueError(f"{span.name} is compiled for {span.language.vocab_size} tokens, not {vocab_size}")
+            span.check()
+            if bool(self.where[..., span.start : span.stop].any()):
+                self._check_fixed(span, shape)
+
+    def _check_fixed(self, span: Span, shape: tuple[int, int]) -> None:
+        language, mask = span.language, span.language.vocab_size
+        part = self(torch.full(shape, mask))[:, span.start : span.stop]
+        masked = part == mask
+        weights = language.known_log_weights(part.masked_fill(masked, 0).flatten()).view(*part.shape, -1)
+        law = product_law(language, weights.masked_fill(masked[..., None], 0.0))
+        if not bool(torch.isfinite(law.log_normalizer).all()):
+            raise ValueError(f"no text of {_tokens(len(span))} with the tokens that are fixed satisfies {span.name}")
+
+    # Drawing
+
+    def draw(
+        self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening, chosen: Tensor, v: Tensor
+    ) -> Tensor:
+        """See `JointConstraint`."""
+        tokens = torch.zeros_like(chosen)
+        free = torch.ones_like(chosen, dtype=torch.bool)
+        position = rows[chosen] % x.shape[1]
+        for span in self.spans:
+            inside = (position >= span.start) & (position < span.stop)
+            if bool(inside.any()):
+                laws = SpanLaws(span, x, rows, outputs, sharpening, chosen[inside])
+                tokens[inside], free = laws.draw(v[inside]), free & ~inside
+        if bool(free.any()):
+            tokens[free] = sharpening.draw(outputs[chosen[free]], v[free])
+        return tokens
+
+    def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
+        """See `JointConstraint`."""
+        found, position = sharpening.log_probs(outputs), rows % x.shape[1]
+        for span in self.spans:
+            inside = ((position >= span.start) & (position < span.stop)).nonzero().squeeze(1)
+            if len(inside):
+                laws = SpanLaws(span, x, rows, outputs, replace(sharpening, top_p=1.0), inside)
+                found[inside] = laws.log_marginals()
+        return found
+
+    def log_normalizers(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
+        """log Z of the product laws of all sequences, [B] float64: the log-probability that tokens drawn independently
+        at all masks `rows` [M] are in the languages of all spans."""
+        found = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        position = rows % x.shape[1]
+        for span in self.spans:
+            inside = ((position >= span.start) & (position < span.stop)).nonzero().squeeze(1)
+            if len(inside):
+                laws = SpanLaws(span, x, rows, outputs, sharpening, inside)
+                found.index_add_(0, laws.sequences, laws.log_normalizers().to(found))
+        return found
+
+
+class SpanLaws:
+    """The product laws of one span, for the sequences that have some of the chosen masks.
+
+    Args:
+        span: the span.
+        x: the states [B, L].
+        rows: all masks of some sequences, flat positions [M]; of a causal network the next positions only.
+        outputs: the network's, there, [M, V] float64.
+        sharpening: temperature, top_p and excluded tokens.
+        chosen: masks within the span, as indices [C] into rows.
+    """
+
+    def __init__(
+        self, span: Span, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening, chosen: Tensor
+    ) -> None:
+        self._language, self._sharpening, self._name = span.language.on(x.device), sharpening, span.name
+        vocab_size, length = self._language.vocab_size, x.shape[1]
+        sequence, position = rows // length, rows % length
+        has_chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        has_chosen[sequence[chosen]] = True
+        self.sequences = flat_places(has_chosen)
+        """[S]"""
+        rank = torch.full((len(x),), -1, device=x.device)
+        rank[self.sequences] = torch.arange(len(self.sequences), device=x.device)
+        inside = (position >= span.start) & (position < span.stop) & (rank[sequence] >= 0)
+        masks = inside.nonzero().squeeze(1)
+        self._own = torch.searchsorted(masks, chosen)
+        """Of each chosen mask among all masks of these spans [m], its number."""
+        self._size = len(self.sequences), len(span)
+        self._at = rank[sequence[masks]] * len(span) + position[masks] - span.start
+        """Where these masks are in the flattened spans [S * n]."""
+        excluded = tuple(token for token in sharpening.excluded if token not in span.ends)
+        self._sharpening = replace(sharpening, excluded=excluded)
+        logits = self._sharpening.without(outputs[masks], -math.inf)
+        self._logits = logits if sharpening.temperature in (0, 1) else logits / sharpening.temperature
+        """log p_i of the masks up to a number for each, [m, V], without top_p; where the likeliest is taken, the
+        network's own."""
+        known = x[self.sequences, span.start : span.stop].flatten()
+        unknown = known == vocab_size
+        self._is_partial = int(unknown.sum()) > len(masks)
+        """Whether nothing is known of some positions, as with a causal network of those that follow."""
+        weights = self._language.known_log_weights(known.masked_fill(unknown, 0))
+        weights = weights.masked_fill(unknown[:, None], 0.0)
+        if not self._is_partial:
+            weights[self._at] = self._language.class_log_weights(self._logits, self._is_greedy)
+        self._weights = weights
+        """log P(c) at each position, [S * n, C]."""
+
+    @property
+    def _is_greedy(self) -> bool:
+        return self._sharpening.temperature == 0
+
+    @cached_property
+    def law(self) -> ProductLaw:
+        """The laws."""
+        return self._law()
+
+    def log_normalizers(self) -> Tensor:
+        """log of the probability that tokens drawn at the masks are in the language, [S]."""
+        totals = torch.zeros(self._size, dtype=torch.float64, device=self._logits.device)
+        totals.view(-1)[self._at] = self._logits.double().logsumexp(-1)
+        return self.law.log_normalizer - totals.sum(1)
+
+    def _law(self) -> ProductLaw:
+        law = product_law(self._language, self._weights.view(*self._size, -1), greedy=self._is_greedy)
+        if not bool(torch.isfinite(law.log_normalizer).all()):
+            raise ValueError(
+                f"every text that satisfies {self._name} has probability 0: its tokens are excluded, or the network "
+                "gives them no chance"
+            )
+        return law
+
+    def _tilted(self, own: Tensor) -> Tensor:
+        """log of the law given the language at some masks [C], [C, V]."""
+        at = self._at[own]
+        factors = self._law().log_factors(at // self._size[1], at % self._size[1])
+        return self._language.at_tokens(factors) + self._logits[own]
+
+    def log_marginals(self) -> Tensor:
+        """log of the law given the language at the chosen masks, [C, V]."""
+        return self._tilted(self._own)
+
+    def draw(self, v: Tensor) -> Tensor:
+        """Tokens [C] at the chosen masks, by uniform numbers v [C]."""
+        if self._is_partial:
+            return self._draw_next(v)
+        if self._sharpening.top_p < 1 and not self._is_greedy:
+            return self._draw_in_turn(v)
+        place = self._at[self._own]
+        numbers = torch.zeros(self._size, dtype=torch.float64, device=v.device)
+        where = torch.zeros(self._size, dtype=torch.bool, device=v.device)
+        numbers.view(-1)[place], where.view(-1)[place] = v.double(), True
+        classes, rest = self.law.draw(numbers, where)
+        own_class, rest = classes.view(-1)[place], rest.view(-1)[place]
+        inside = self._language.classes == own_class[:, None]
+        logits = self._logits[self._own].masked_fill(~inside, -math.inf)
+        return logits.argmax(-1) if self._is_greedy else inverse_cdf(logits, rest, log=True)
+
+    def _draw_in_turn(self, v: Tensor) -> Tensor:
+        """The same where top_p cuts the law of each position, given those that were drawn before it."""
+        tokens = torch.zeros_like(self._own)
+        order = torch.argsort(self._at[self._own])
+        sequence = self._at[self._own][order] // self._size[1]
+        first = torch.searchsorted(sequence, sequence)
+        turn = torch.arange(len(order), device=order.device) - first
+        cut = Sharpening(1.0, self._sharpening.top_p)
+        for k in range(int(turn.max()) + 1):
+            now = order[turn == k]
+            tokens[now] = cut.draw(self._tilted(self._own[now]), v[now])
+            self._weights[self._at[self._own[now]]] = self._language.known_log_weights(tokens[now])
+        return tokens
+
+    def _draw_next(self, v: Tensor) -> Tensor:
+        """The same where only the tokens are known after which the language can still be reached."""
+        at = self._at[self._own]
+        factors = self._law().log_factors(at // self._size[1], at % self._size[1])
+        possible = self._language.at_tokens(torch.isfinite(factors))
+        logits = self._logits[self._own].double().masked_fill(~possible, -math.inf)
+        return Sharpening(0.0 if self._is_greedy else 1.0, self._sharpening.top_p).draw(logits, v)

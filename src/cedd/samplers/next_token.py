@@ -1,0 +1,85 @@
+"""Next token: autoregressive models are sampled token by token, from left to right.
+
+Shapes: B batch, L positions, V vocabulary.
+
+Keys and values are kept where the network can (`Capabilities.cache`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from cedd.dynamics.causal import shift_right, start_symbol
+from cedd.methods import Method
+from cedd.network import FullPrecisionHead, Network, Places, capabilities_of, has_cache
+from cedd.process import TokenProcess
+from cedd.samplers.constraints import Constraint
+from cedd.samplers.random_numbers import Use
+from cedd.samplers.sampler import Sampler, SamplingRun
+
+
+class NextToken(Sampler):
+    """x_i ~ p(. | x_<i) for i = 0..L-1; a constraint sees the start symbol where nothing is drawn yet."""
+
+    name = "next-token"
+    noisy: ClassVar[bool] = False
+    unused: ClassVar[tuple[str, ...]] = ("sampler", "steps", "grid")
+    draws_jointly: ClassVar[bool] = True
+
+    def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
+        super().check(method, process, constraint)
+        if method.dynamics.noisy:
+            raise ValueError(f"{self.name} is for autoregressive models, and {method.name} is not; use 'analytic'")
+
+    def steps_taken(self, steps: int, length: int) -> int:
+        return length
+
+    def tokens_are_final(self, method: Method, process: TokenProcess) -> bool:
+        return True
+
+    def sample(self, run: SamplingRun) -> Tensor:
+        (batch, length), held, device = run.shape, run.held, run.device
+        if run.options.x_start is not None:
+            raise ValueError(f"{run.method.name} is autoregressive and starts from nothing; give a prompt instead")
+        run.dynamics.check_held(held)
+        if run.network.one_by_one and batch > 1:  # the network's cache is of a whole batch
+            return torch.cat([self.sample(run.of_sequences(i, i + 1)) for i in range(batch)])
+        start, known = start_symbol(run.process), int(held[0].sum())
+        x = run.start(lambda: torch.full(run.shape, start, dtype=torch.int64, device=device))
+        first, numbers = torch.arange(batch, device=device) * length, run.uniform(Use.TARGET)
+        run.show(0, 1.0, x)
+        next_outputs = _next_outputs(run.network, batch, length)
+        for i in range(known, length):
+            outputs = next_outputs(shift_right(x, start), i).double()
+            x[:, i] = run.draw_tokens(x, first + i, outputs, slice(None), numbers[:, i])
+            x = run.constrained(x)
+            run.show(i + 1 - known, 1 - (i + 1) / length, x)
+        return x
+
+
+def _next_outputs(network: Network, batch: int, length: int) -> Callable[[Tensor, int], Tensor]:
+    """(inputs [B, L], i) -> the outputs at position i, [B, V], to be called for i in increasing order."""
+    model, device = network.model, network.device
+    if has_cache(model) and capabilities_of(model).causal and network.home == device:
+        cache, head, seen = model.new_cache(batch, length), FullPrecisionHead(model.head), 0
+
+        def continued(inputs: Tensor, i: int) -> Tensor:
+            nonlocal seen
+            hidden = model.features(inputs[:, seen : i + 1], cache=cache, **network.condition_inputs())[:, -1]
+            seen = i + 1
+            outputs = network.checked(head(hidden), (batch, network.vocab_size))
+            return network.possible(outputs, torch.arange(batch, device=device) * length + i)
+
+        return continued
+
+    sigma, first = torch.zeros(batch, device=device), torch.arange(batch, device=device) * length
+
+    def anew(inputs: Tensor, i: int) -> Tensor:
+        # The network is causal, so what stands to the right of i cannot matter.
+        return network.rows(inputs, sigma, Places(first + i)).map(lambda outputs, _: outputs)
+
+    return anew

@@ -1,0 +1,237 @@
+"""Particles: sequential Monte Carlo that corrects the tilted law to p(x | language), and steers by rewards.
+
+Shapes: B texts, N particles of a text, L positions, V vocabulary; M masks, of which C are drawn.
+
+The base law p(x) is that of the sampler which reveals masks in uniformly random order, in `steps` network calls (by
+default one per mask, as first-hitting does): with x_k the state before call k, p_k the product law of its masks and S_k
+the positions that are revealed, p(x) = E prod_k p_k(x_{S_k}) over the random S_k. The target is
+
+    p(x) [x in the language] exp(strength r(x)) / Z.
+
+Tokens are drawn from p_k given the language. With Z_k(x) the probability that p_k gives to the language, where the
+tokens of x are known, that proposal has the weight p_k / q_k = Z_k(x_k) / Z_k(x_{k+1}). So a particle's weight gains
+
+    log Z_k(x_k) - log Z_{k-1}(x_k)              before call k     (Z_{-1} = 1, and 1 after the last call)
+    phi_k - phi_{k-1}                            with a reward: phi_k = log of the mean of exp(strength r(y)) over
+                                                 `guesses` texts y, in which all masks of x_k are drawn at once, and
+                                                 strength r(x) in the end: the sum telescopes, whatever y are
+
+Where the effective sample size falls below half of N, particles are resampled (systematic resampling) in proportion to
+their weights, which are then equal. The mean weight estimates Z without bias; without a reward it is p(language). The
+sampler returns one particle per text, drawn by the weights: its law approaches the target as N grows, and with N = 1
+and no reward it is the tilted law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cedd.methods import Method
+from cedd.network import Places, flat_places, put_at
+from cedd.process import TokenProcess
+from cedd.samplers.constraints import Constraint, Fixed
+from cedd.samplers.first_hitting import RevealSampler
+from cedd.samplers.languages import LanguageConstraint
+from cedd.samplers.particle_set import ParticleSet
+from cedd.samplers.random_numbers import RandomNumbers, Use, text_seeds
+from cedd.samplers.sampler import SamplingRun
+
+Reward = Callable[[Tensor], Any]
+"""Texts [N, L] on the device -> N finite numbers."""
+LEAST_ESS = 0.5
+"""Share of the particles below which the effective sample size leads to resampling."""
+
+
+@dataclass(frozen=True)
+class Particles(RevealSampler):
+    """The sampler of the module's head.
+
+    Args:
+        count: N.
+        reward: r, of texts as tokens.
+        strength: what the reward is multiplied by.
+        guesses: texts in which the masks of a particle are drawn to judge it, in each step.
+        steps: network calls; by default one per mask.
+        report: called with the particles of each text, in order.
+    """
+
+    count: int
+    reward: Reward | None = None
+    strength: float = 1.0
+    guesses: int = 4
+    steps: int | None = None
+    report: Callable[[ParticleSet], None] | None = None
+    name: str = field(default="particles", init=False)
+    unused: ClassVar[tuple[str, ...]] = ("grid", "corrector", "steps")
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"the number of particles must be at least 1; got {self.count}")
+        if self.guesses < 1:
+            raise ValueError(f"the number of guesses must be at least 1; got {self.guesses}")
+        if not math.isfinite(self.strength):
+            raise ValueError(f"the strength of a reward must be a finite number; got {self.strength}")
+
+    def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
+        super().check(method, process, constraint)
+        if constraint is not None and not isinstance(constraint, LanguageConstraint) and type(constraint) is not Fixed:
+            raise ValueError(f"particles take languages and fixed tokens; got a {type(constraint).__name__}")
+
+    def sample(self, run: SamplingRun) -> Tensor:
+        if run.sharpening.temperature == 0 or run.sharpening.top_p < 1:
+            raise ValueError(
+                "particles weight texts by their probabilities; they need a temperature above 0 and top_p 1"
+            )
+        return torch.cat([self._draw(run.of_sequences(i, i + 1)) for i in range(len(run.seeds))])
+
+    def _draw(self, run: SamplingRun) -> Tensor:
+        """One text [1, L]."""
+        filter_ = _Filter(self, _repeated(run, self.count), RandomNumbers(run.seeds, 1))
+        found = filter_.run()
+        if self.report is not None:
+            self.report(found)
+        return found.tokens[found.chosen][None].to(run.device)
+
+
+def _repeated(run: SamplingRun, count: int) -> SamplingRun:
+    """A run of one sequence as one of so many equal ones, with numbers of their own."""
+    constraint, start = run.constraint, run.options.x_start
+    if isinstance(constraint, Fixed) and constraint.where.dim() == 2:
+        only = constraint.only and replace(constraint.only, where=constraint.only.where[0])
+        constraint = replace(constraint, tokens=constraint.tokens[0], where=constraint.where[0], only=only)
+    return replace(
+        run,
+        network=run.network.of_sequences(torch.zeros(count, dtype=torch.int64)),
+        seeds=text_seeds(run.seeds[0], count),
+        constraint=constraint,
+        options=run.options if start is None else replace(run.options, x_start=start.expand(count, -1)),
+    )
+
+
+class _Filter:
+    """The particles of one text, from masks to the end."""
+
+    def __init__(self, sampler: Particles, run: SamplingRun, random: RandomNumbers) -> None:
+        self._sampler, self._run, self._random = sampler, run, random
+        self._x = run.start(run.masks)
+        self._mask, self._device = run.process.vocab_size, run.device
+        zeros = torch.zeros(sampler.count, dtype=torch.float64, device=run.device)
+        self._log_weights, self._log_old, self._old_promise = zeros, zeros, zeros
+        self._log_normalizer, self._sizes = 0.0, list[float]()
+        masks = int((self._x[0] == self._mask).sum())
+        self._steps = min(masks, sampler.steps or masks)
+
+    @property
+    def _languages(self) -> LanguageConstraint | None:
+        constraint = self._run.constraint
+        return constraint if isinstance(constraint, LanguageConstraint) and constraint.spans else None
+
+    def run(self) -> ParticleSet:
+        """All steps, and the weighted result."""
+        self._run.show(0, 1.0, self._x)
+        for k in range(self._steps):
+            rows = flat_places(self._x == self._mask)
+            outputs = self._outputs(rows)
+            self._weigh(k, rows, outputs)
+            ancestors = self._resample(k)
+            if ancestors is not None:
+                outputs = outputs.view(self._sampler.count, -1, outputs.shape[-1])[ancestors].flatten(0, 1)
+                rows = flat_places(self._x == self._mask)
+            self._reveal(k, rows, outputs)
+            self._run.show(k + 1, float((self._x == self._mask).double().mean()), self._x)
+        self._log_weights = self._log_weights - self._log_old
+        self._promise(self._x)
+        return self._result()
+
+    def _outputs(self, rows: Tensor) -> Tensor:
+        """The network's at all masks, [M, V]; as many masks in each particle."""
+        run = self._run
+        least, most = float(-torch.expm1(-run.process.alpha_just_after_zero)), float(run.process.kernel(1.0).a)
+        share = (self._x == self._mask).double().mean(1).clamp(least, most)
+        found = run.network.rows(self._x, -torch.log1p(-share), Places(rows), full_precision=True)
+        return found.map(lambda outputs, _: outputs)
+
+    def _log_chances(self, rows: Tensor, outputs: Tensor) -> Tensor:
+        """log Z of the languages given what is known, [N]."""
+        if self._languages is None:
+            return torch.zeros_like(self._log_weights)
+        return self._languages.log_normalizers(self._x, rows, outputs, self._run.sharpening)
+
+    def _weigh(self, k: int, rows: Tensor, outputs: Tensor) -> None:
+        self._log_weights = self._log_weights + self._log_chances(rows, outputs) - self._log_old
+        if self._sampler.reward is None:
+            return
+        texts: list[Tensor] = []
+        for guess in range(self._sampler.guesses):
+            v = self._run.uniform(Use.GUESS, k * self._sampler.guesses + guess).flatten()[rows]
+            tokens = self._run.draw_tokens(self._x, rows, outputs, slice(None), v)
+            texts.append(put_at(self._x, rows, tokens))
+        self._promise(torch.cat(texts))
+
+    def _promise(self, texts: Tensor) -> None:
+        """The weights' gain by texts [G * N, L] that the particles may become."""
+        if self._sampler.reward is None:
+            return
+        found = torch.as_tensor(self._sampler.reward(texts), dtype=torch.float64, device=self._device)
+        if found.shape != (len(texts),):
+            raise ValueError(f"the reward must return a number for each of {len(texts)} texts; got {list(found.shape)}")
+        if bad := int((~torch.isfinite(found)).sum()):
+            raise ValueError(f"the reward returned nan or infinity for {bad} of {len(texts)} texts; it must be finite")
+        tilts = (self._sampler.strength * found).view(-1, self._sampler.count)
+        promise = tilts.logsumexp(0) - math.log(len(tilts))
+        self._log_weights = self._log_weights + promise - self._old_promise
+        self._old_promise = promise
+
+    def _normalised(self) -> Tensor:
+        """The weights as shares, [N]."""
+        if not bool(torch.isfinite(self._log_weights).any()):
+            raise ValueError("all particles have weight 0: the network gives texts of the language no chance")
+        return torch.softmax(self._log_weights, 0)
+
+    def _resample(self, k: int) -> Tensor | None:
+        """The ancestors [N] of the particles from now on; None where they stay."""
+        shares, count = self._normalised(), self._sampler.count
+        self._sizes.append(float(1 / shares.square().sum()))
+        if count == 1 or self._sizes[-1] >= LEAST_ESS * count:
+            return None
+        u = float(self._random.uniform(Use.RESAMPLE, k)[0, 0])
+        ancestors = systematic(shares, u)
+        self._log_normalizer += float(self._log_weights.logsumexp(0)) - math.log(count)
+        self._log_weights = torch.zeros_like(self._log_weights)
+        self._x, self._old_promise = self._x[ancestors], self._old_promise[ancestors]
+        return ancestors
+
+    def _reveal(self, k: int, rows: Tensor, outputs: Tensor) -> None:
+        run, masks = self._run, self._x == self._mask
+        quota = -(-int(masks[0].sum()) // (self._steps - k))
+        order = run.uniform(Use.PLACE, k).masked_fill(~masks, 2.0)
+        turn = masks & (order.argsort(1).argsort(1) < quota)
+        chosen = flat_places(turn.flatten()[rows])
+        v = run.uniform(Use.TARGET, k).flatten()[rows[chosen]]
+        tokens = run.draw_tokens(self._x, rows, outputs, chosen, v)
+        self._x = put_at(self._x, rows[chosen], tokens)
+        left = flat_places(~turn.flatten()[rows])
+        self._log_old = self._log_chances(rows[left], outputs[left])
+
+    def _result(self) -> ParticleSet:
+        shares = self._normalised()
+        self._sizes.append(float(1 / shares.square().sum()))
+        u = float(self._random.uniform(Use.CHOOSE)[0, 0])
+        chosen = min(int(torch.searchsorted(shares.cumsum(0), u * float(shares.sum()), right=True)), len(shares) - 1)
+        total = self._log_normalizer + float(self._log_weights.logsumexp(0)) - math.log(len(shares))
+        return ParticleSet(self._x.cpu(), torch.log(shares).cpu(), total, tuple(self._sizes), chosen)
+
+
+def systematic(shares: Tensor, u: float) -> Tensor:
+    """N ancestors [N] by one uniform number: particle j is one floor(N share_j) or ceil(N share_j) times, and N share_j
+    times on average."""
+    count = len(shares)
+    goals = (torch.arange(count, dtype=torch.float64, device=shares.device) + u) / count
+    edges = shares.cumsum(0)
+    return torch.searchsorted(edges / edges[-1], goals, right=True).clamp_max(count - 1)

@@ -1,0 +1,82 @@
+"""The registry of samplers: names, and what they stand for.
+
+    SAMPLERS["mine"] = MySampler()        # or a StepRule
+    cedd.sample(..., sampler="mine")      # cedd sample --sampler mypackage:MySampler imports yours
+
+A name of the form package:NAME is imported: only the user's own words may have one.
+"""
+
+from __future__ import annotations
+
+from cedd.dynamics import StepRule
+from cedd.dynamics.reverse import RULES
+from cedd.methods import Method
+from cedd.names import suggestion
+from cedd.parts import import_named
+from cedd.process import TokenProcess
+from cedd.samplers.confidence import CONFIDENCE_ORDERS
+from cedd.samplers.constraints import Constraint
+from cedd.samplers.decoding import DECODING_RULES
+from cedd.samplers.first_hitting import FirstHitting
+from cedd.samplers.gibbs import Gibbs
+from cedd.samplers.grid_sampler import DynamicsRule, RuleSampler
+from cedd.samplers.next_token import NextToken
+from cedd.samplers.options import NamedSampler
+from cedd.samplers.remask_confidence import RemaskByConfidence
+from cedd.samplers.sampler import Sampler
+from cedd.samplers.stratified import Stratified
+
+SAMPLERS: dict[str, Sampler | StepRule] = {
+    sampler.name: sampler
+    for sampler in (
+        *(DynamicsRule(name) for name in RULES),
+        RemaskByConfidence(),
+        Gibbs(),
+        Stratified(),
+        FirstHitting(),
+        *CONFIDENCE_ORDERS.values(),
+        *DECODING_RULES.values(),
+        NextToken(),
+    )
+}
+"""Samplers by name, looked up when used; add your own."""
+
+
+def named_sampler(name: str) -> Sampler | StepRule:
+    """The entry of a name in `SAMPLERS`, or package:NAME, imported."""
+    if ":" in name:
+        found = import_named(name, "sampler", _is_sampler)
+        return found() if isinstance(found, type) else found
+    if name not in SAMPLERS:
+        raise ValueError(f"unknown sampler {name!r}{suggestion(name, SAMPLERS)}")
+    return SAMPLERS[name]
+
+
+def _is_sampler(value: object) -> bool:
+    return isinstance(value, Sampler | StepRule) or (isinstance(value, type) and issubclass(value, Sampler))
+
+
+def get_sampler(sampler: str | NamedSampler, method: Method) -> Sampler:
+    """The sampler that is meant for a method.
+
+    A name may also be that of a rule of the method's dynamics. Samplers that go from noise to data mean the dynamics'
+    own sampler where there is no noise: autoregressive models are sampled token by token, whatever the sampler.
+    """
+    found: object = sampler
+    if isinstance(sampler, str):
+        is_own_rule = sampler not in SAMPLERS and method.dynamics.noisy and sampler in method.dynamics.rules()
+        found = DynamicsRule(sampler) if is_own_rule else named_sampler(sampler)
+    if isinstance(found, StepRule):
+        found = RuleSampler(found)
+    if not isinstance(found, Sampler):
+        raise ValueError(f"sampler must be a name, a Sampler or a StepRule; got {sampler!r}")
+    if found.noisy and not method.dynamics.noisy:
+        return get_sampler(method.dynamics.sampler, method)
+    return found
+
+
+def check_sampler(
+    sampler: str | NamedSampler, method: Method, process: TokenProcess, constraint: Constraint | None = None
+) -> None:
+    """Refuse a sampler that makes no sense with a method and a process, saying what to use instead."""
+    get_sampler(sampler, method).check(method, process, constraint)

@@ -1,0 +1,264 @@
+"""The interface of samplers, and what a sampler runs on.
+
+Shapes: B batch, L positions, V vocabulary; R chosen positions; M masks, of which C are drawn.
+
+A `Sampler` says which methods and processes it is for (`check`), in how many steps it draws a sequence
+(`steps_taken`), which options it does not use (`unused`), and draws the sequences of a `SamplingRun` (`sample`).
+`SAMPLERS` in samplers/registry.py lists them by name.
+
+What a sampler can build on:
+
+- `run.network.rows(x, sigma, places)`: the network's outputs at chosen positions, one noise level per sequence.
+- `run.reveal(...)` and `run.reveal_with_confidence(...)`: call the network and draw tokens at masks; the second also
+  returns the probability of each token.
+- `run.draw_tokens(...)`: tokens from outputs that are there already. Every token that a sampler draws from the
+  network's probabilities passes through it, so that a `JointConstraint` can draw instead (samplers/constraints.py).
+- `run.uniform(use, step)`: random numbers, which depend on a sequence's seed, the use, the step and the position alone.
+- `run.of_sequences(start, stop)`: the run of some of the sequences.
+
+A sampler that generates block by block loops over blocks in `sample`, with a network that sees the clean past.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from cedd.dynamics import Dynamics
+from cedd.methods import Method
+from cedd.network import Network, Places, flat_places
+from cedd.parameterization import Parameterization, at_token
+from cedd.process import TokenProcess
+from cedd.samplers.choice import Reveal, Sharpening
+from cedd.samplers.constraints import Constraint, Fixed, JointConstraint, held_positions
+from cedd.samplers.grids import last_time, time_grid
+from cedd.samplers.options import Callback, SamplingOptions
+from cedd.samplers.random_numbers import RandomNumbers, Use
+
+OWN_OPTIONS = ("block_length", "threshold")
+"""Fields of `SamplingOptions` that only samplers use which say so (`Sampler.own_options`)."""
+STEPS = 256
+"""Steps of `cedd.sample` unless given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRun:
+    """B sequences of L tokens that are to be drawn."""
+
+    network: Network
+    process: TokenProcess
+    method: Method
+    length: int
+    seeds: Sequence[int]
+    """One per sequence."""
+    options: SamplingOptions
+    sharpening: Sharpening
+    constraint: Constraint | None
+
+    def of_sequences(self, start: int, stop: int) -> SamplingRun:
+        """The run of sequences start..stop-1."""
+        part, constraint, x_start = slice(start, stop), self.constraint, self.options.x_start
+        return replace(
+            self,
+            network=self.network.of_sequences(part),
+            seeds=self.seeds[part],
+            constraint=constraint.part(start, stop) if isinstance(constraint, Fixed) else constraint,
+            options=self.options if x_start is None else replace(self.options, x_start=x_start[part]),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, L)"""
+        return len(self.seeds), self.length
+
+    @property
+    def dynamics(self) -> Dynamics:
+        return self.method.dynamics
+
+    @property
+    def parameterization(self) -> Parameterization:
+        return self.method.parameterization
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @property
+    def callback(self) -> Callback | None:
+        return self.options.callback
+
+    @property
+    def steps(self) -> int:
+        return STEPS if self.options.steps is None else self.options.steps
+
+    @cached_property
+    def held(self) -> Tensor:
+        """Which positions the constraint holds, [B, L] bool on the host."""
+        return held_positions(self.constraint, self.shape)
+
+    @property
+    def joint(self) -> JointConstraint | None:
+        """The constraint, if it draws the tokens."""
+        return self.constraint if isinstance(self.constraint, JointConstraint) else None
+
+    def constrained(self, x: Tensor) -> Tensor:
+        """x after the constraint."""
+        return x if self.constraint is None else self.constraint(x)
+
+    def show(self, step: int, t: float, x: Tensor) -> None:
+        """Call the callback."""
+        if self.callback is not None:
+            self.callback(step, t, x)
+
+    # Random numbers
+
+    @cached_property
+    def random(self) -> RandomNumbers:
+        return RandomNumbers(self.seeds, self.length)
+
+    def uniform(self, use: Use, step: int = 0) -> Tensor:
+        """Uniform numbers [B, L] in float64 on the device."""
+        return self.random.uniform(use, step).to(self.device)
+
+    # The start
+
+    def times(self) -> Tensor:
+        """The time grid of the options, [K + 1], from noise to data."""
+        end = max(self.dynamics.end(self.parameterization, self.process), last_time(self.process))
+        grid = self.dynamics.grid if self.options.grid is None else self.options.grid
+        start, final = self.options.t_start, self.options.final_denoise
+        return time_grid(self.process, self.steps, grid, start=start, end=end, final_denoise=final)
+
+    def start(self, noise: Callable[[], Tensor] | None = None) -> Tensor:
+        """The states [B, L] to start from: those of the options, or noise (by default that of t = 1); constrained."""
+        given = self.options.x_start
+        if given is not None:
+            x = given.to(self.device, torch.int64, copy=True)
+        else:
+            x = self.noise() if noise is None else noise()
+        return self.constrained(x)
+
+    def masks(self) -> Tensor:
+        """[B, L]"""
+        return torch.full(self.shape, self.process.vocab_size, device=self.device)
+
+    def noise(self) -> Tensor:
+        """Noise at t = 1: uniform among the tokens that may be drawn, masked by the whole of the process, [B, L].
+
+        Where a `JointConstraint` draws the tokens they are masks alone: the few tokens that are left of a process with
+        eps > 0 would not be drawn by it.
+        """
+        if self.joint is not None and not self.process.can_shuffle:
+            return self.masks()
+        allowed = torch.arange(self.process.vocab_size)
+        if self.sharpening.excluded:
+            allowed = allowed[~torch.isin(allowed, torch.tensor(self.sharpening.excluded))]
+        u, only = self.random.uniform(Use.TOKEN), self.network.only
+        tokens = allowed[(u * len(allowed)).long()]
+        if only is not None:
+            possible = allowed[only.tokens.cpu()[allowed]]
+            tokens = torch.where(only.where.cpu(), possible[(u * len(possible)).long()], tokens)
+        masked = self.random.uniform(Use.MASK) < self.process.kernel(1.0).a
+        return tokens.masked_fill_(masked, self.process.vocab_size).to(self.device)
+
+    # Tokens
+
+    def draw_tokens(self, x: Tensor, rows: Tensor, outputs: Tensor, chosen: Tensor | slice, v: Tensor) -> Tensor:
+        """Tokens [C] drawn from softmax(outputs [M, V]) after sharpening: the one place where that is done.
+
+        Args:
+            x: the states [B, L].
+            rows: the positions of the outputs in the flattened batch, [M].
+            outputs: of the network, for a `JointConstraint` at all masks of their sequences.
+            chosen: which of them are drawn, as indices [C] into rows.
+            v: uniform numbers [C].
+        """
+        if self.joint is None:
+            return self.sharpening.draw(outputs[chosen], v)
+        which = torch.arange(len(rows), device=rows.device)[chosen]
+        return self.joint.draw(x, rows, outputs, self.sharpening, which, v)
+
+    def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor) -> Tensor:
+        """log of the law by which confidence orders judge all masks `rows` [M] of some sequences, [M, V]: the
+        network's, or that of a `JointConstraint`, without temperature and top-p."""
+        if self.joint is None:
+            return self.sharpening.plain.log_probs(outputs)
+        return self.joint.log_marginals(x, rows, outputs, self.sharpening.plain)
+
+    def reveal(self, x: Tensor, sigma: Tensor, places: Places, v: Tensor) -> Tensor:
+        """Tokens [R] for masks of x [B, L], from one network call at sigma [] or [B], by uniform numbers v [R]."""
+        if self.joint is not None:
+            return self.reveal_with_confidence(x, sigma, places.rows, v)[0]
+        outputs = self.network.rows(x, sigma, places, full_precision=True)
+        return outputs.apply(Reveal(self.sharpening), (v,))
+
+    def reveal_with_confidence(self, x: Tensor, sigma: Tensor, rows: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for ascending flat positions `rows` [R], with the probability of each token, [R]."""
+        if not len(rows):
+            return rows, rows.double()
+        places, counts = (Places(rows), None) if self.joint is None else self._all_masks(x, rows)
+        which = torch.searchsorted(places.rows, rows)
+        tokens, probs = torch.zeros_like(rows), torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        for outputs, part in self.network.rows(x, sigma, places, full_precision=True).chunks(counts):
+            if self.joint is None:
+                here, chosen = part, slice(None)
+            else:
+                here = flat_places((which >= part.start) & (which < part.stop))
+                chosen = which[here] - part.start
+            tokens[here] = self.draw_tokens(x, places.rows[part], outputs, chosen, v[here])
+            probs[here] = at_token(self.sharpening.log_probs(outputs[chosen].double()), tokens[here]).exp()
+        return tokens, probs
+
+    def _all_masks(self, x: Tensor, rows: Tensor) -> tuple[Places, Sequence[int]]:
+        """All masks of the sequences that have some of the rows [R], and how many each of these sequences has."""
+        has_rows = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        has_rows[rows // self.length] = True
+        masked = (x == self.process.vocab_size) & has_rows[:, None]
+        masks, rank = flat_places(masked), has_rows.cumsum(0) - 1
+        local = rank[masks // self.length] * self.length + masks % self.length
+        counts = cast(list[int], masked.sum(1)[has_rows].tolist())  # pyright: ignore[reportUnknownMemberType]
+        return Places(masks, flat_places(has_rows), local), counts
+
+
+class Sampler(ABC):
+    """A way to draw sequences from a model; see the head of this file."""
+
+    name: str
+    """What `SAMPLERS` and error messages call it."""
+    noisy: ClassVar[bool] = True
+    """Whether it goes from noise to data. Autoregressive methods have no noise, and use their own sampler instead."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Fields of `SamplingOptions` that have no effect."""
+    own_options: ClassVar[tuple[str, ...]] = ()
+    """Those of `OWN_OPTIONS` that it uses."""
+    draws_jointly: ClassVar[bool] = False
+    """Whether it draws all tokens by `SamplingRun.draw_tokens`, so that a `JointConstraint` can draw them instead."""
+
+    def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
+        """Refuse combinations that make no sense, saying what to use instead."""
+        del method, process
+        if isinstance(constraint, JointConstraint) and not self.draws_jointly:
+            raise ValueError(
+                f"{self.name} does not draw tokens from probabilities of masks alone, as {type(constraint).__name__} "
+                "needs; use sampler='first-hitting' with a model on absorb"
+            )
+
+    def steps_taken(self, steps: int, length: int) -> int:
+        """The number of steps for a sequence of `length` tokens, if the options ask for `steps`."""
+        del length
+        return steps
+
+    def tokens_are_final(self, method: Method, process: TokenProcess) -> bool:
+        """Whether a token never changes once it is drawn."""
+        del method, process
+        return False
+
+    @abstractmethod
+    def sample(self, run: SamplingRun) -> Tensor:
+        """The sequences of the run, [B, L]."""

@@ -1,0 +1,89 @@
+"""Labels and texts by their probabilities under a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cedd.data.text import check_text
+from cedd.evaluation.likelihood import LogLikelihood, TextLikelihoods
+
+TEXT, LABEL = "{text}", "{label}"
+
+
+class LogProbability(float):
+    """A log-likelihood in nats with what is known of its error."""
+
+    stderr: float
+    """Monte Carlo standard error; 0 where it is exact."""
+    exact: bool
+    """Whether it is the likelihood itself; otherwise it is a lower bound."""
+    tokens: int
+
+    def __new__(cls, value: float, stderr: float, exact: bool, tokens: int) -> LogProbability:
+        made = super().__new__(cls, value)
+        made.stderr, made.exact, made.tokens = stderr, exact, tokens
+        return made
+
+    @classmethod
+    def of(cls, found: LogLikelihood) -> LogProbability:
+        """That of an answer."""
+        return cls(found.value, found.stderr, found.exact, found.tokens)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The labels of a text."""
+
+    label: str
+    """The most probable one."""
+    probabilities: dict[str, float]
+    """The probability of each label given that it is one of them, the most probable first."""
+    log_likelihoods: dict[str, LogProbability]
+    """log p(label and what follows it | what comes before), of each."""
+
+
+class RankedText(NamedTuple):
+    """A text and its log-likelihood."""
+
+    text: str
+    log_likelihood: LogProbability
+
+
+def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], template: str) -> Classification:
+    """The labels of a text, by the likelihood of the template with each of them.
+
+    With the template cut before the label, p(label | rest) is proportional to p(label and what follows | what comes
+    before), if all labels are equally likely beforehand as the model has them.
+    """
+    if isinstance(labels, str) or len(set(labels)) != len(labels) or len(labels) < 2:
+        raise ValueError(f"labels must be at least two different texts; got {labels!r}")
+    for one in (text, template, *labels):
+        check_text(one, "what is classified")
+    if template.count(TEXT) != 1 or template.count(LABEL) != 1:
+        raise ValueError(f"the template must have {TEXT} and {LABEL} once each; got {template!r}")
+    before, after = template.split(LABEL)
+    context = before.replace(TEXT, text)
+    answers = [label + after.replace(TEXT, text) for label in labels]
+    found = [LogProbability.of(one) for one in likelihoods.answers(context, answers)]
+    by_label = dict(sorted(zip(labels, found, strict=True), key=lambda pair: -pair[1]))
+    best = max(found)
+    total = math.fsum(math.exp(one - best) for one in found)
+    shares = {label: math.exp(one - best) / total for label, one in by_label.items()}
+    return Classification(next(iter(shares)), shares, by_label)
+
+
+def rank(likelihoods: TextLikelihoods, texts: Sequence[str], *, per_token: bool) -> list[RankedText]:
+    """Texts with their log-likelihoods, the likeliest first."""
+    if isinstance(texts, str) or not texts:
+        raise ValueError("texts must be a list of at least one text")
+    for text in texts:
+        check_text(text, "what is ranked")
+    found = [LogProbability.of(one) for one in likelihoods.answers("", texts)]
+
+    def worth(one: RankedText) -> float:
+        return -one.log_likelihood / (one.log_likelihood.tokens if per_token else 1)
+
+    return sorted((RankedText(*pair) for pair in zip(texts, found, strict=True)), key=worth)

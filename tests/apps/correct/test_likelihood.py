@@ -1,0 +1,142 @@
+"""How likely versions of a text are: by a model that shuffles, and by one that fills masks."""
+
+import numpy as np
+import pytest
+import torch
+
+from cedd.apps.correct import filling
+from cedd.apps.correct.filling import LeftToRight, filler_in, reads_without_torch
+from cedd.apps.correct.likelihood import LeaveOneOut, likelihoods
+from cedd.models.locate import packaged
+from cedd.models.transformer import Transformer
+from cedd.storage import read_json
+from cedd.tasks import load
+from tests.tasks.models import save_random
+
+TEXT = "the cat sat on the mat and the dog sat on the cat"
+VERSIONS = [(4, 7, "cat"), (4, 7, "cot"), (4, 7, "cats"), (4, 7, "a dog"), (0, 3, "she"), (46, 49, "mat")]
+
+
+@pytest.fixture(params=[{"time_input": "none"}, {"time_input": "sigma", "largest_score": 8.0}])
+def filler(tmp_path, request):
+    """A model that fills masks."""
+    folder = save_random(tmp_path / "absorb", "absorb", "cedd", depth=2, **request.param)
+    model = load(folder, device="cpu")
+    torch.manual_seed(0)
+    assert isinstance(model.model, Transformer)
+    assert model.model.backbone.conditioning is not None
+    torch.nn.init.normal_(model.model.backbone.conditioning.modulation.bias, std=0.5)  # blocks begin as the identity
+    return model
+
+
+def judge_of(model) -> LeftToRight:
+    judge = likelihoods(model, None)
+    assert isinstance(judge, LeftToRight)
+    return judge
+
+
+def test_the_way_is_that_of_the_process(filler, tmp_path):
+    assert isinstance(likelihoods(filler, None), LeftToRight)
+    assert isinstance(likelihoods(load(save_random(tmp_path / "u", "uniform"), device="cpu"), 0.1), LeaveOneOut)
+    with pytest.raises(ValueError, match="autoregressive"):
+        likelihoods(load(save_random(tmp_path / "ar", "absorb", "ar"), device="cpu"), None)
+
+
+@torch.no_grad()
+def by_the_chain_rule(model, judge, version) -> float:
+    """log p of a version's tokens, one reading of the whole window after another, in torch."""
+    ((blank, middle),) = judge.placed(TEXT, [version])
+    read = model.tokenizer.decode(np.array(blank.before + middle + blank.after))
+    assert read in TEXT[: version[0]] + version[2] + TEXT[version[1] :]
+    total = 0.0
+    for done, token in enumerate(middle):
+        row = torch.tensor([[*blank.before, *middle[:done], *[judge.mask] * (len(middle) - done), *blank.after]])
+        outputs = model.model(row, model.process.noise(0.1).sigma.expand(1).float())[0, len(blank.before) + done]
+        total += float(outputs[: model.process.vocab_size].log_softmax(-1)[token])
+    return total
+
+
+def test_masks_are_filled_from_left_to_right(filler, monkeypatch):
+    """As the chain rule says, where all around is read again with what stands in the place; a version's score does not
+    depend on the others."""
+    monkeypatch.setattr(filling, "NEAR", 100)
+    judge = judge_of(filler)
+    found = judge(TEXT, VERSIONS)
+    for version, (score, tokens) in zip(VERSIONS, found, strict=True):
+        ((_, middle),) = judge.placed(TEXT, [version])
+        assert tokens == len(middle)
+        assert score == pytest.approx(by_the_chain_rule(filler, judge, version), abs=1e-4)
+        assert judge(TEXT, [version])[0, 0] == pytest.approx(score, abs=1e-4)
+
+
+def test_no_more_questions_are_read_at_once_than_there_is_memory_for(filler, monkeypatch):
+    """Unless they are of one place; and what is said is the same."""
+    judge, read = judge_of(filler), list[tuple[int, int]]()
+
+    def answers(blanks, questions, true=judge.answers):
+        read.append((len(blanks), len(questions)))
+        return true(blanks, questions)
+
+    monkeypatch.setattr(judge, "answers", answers)
+    whole = judge(TEXT, VERSIONS)
+    ((places, questions),) = read
+    assert places == 3
+    monkeypatch.setattr(filling, "QUESTIONS", 7)
+    np.testing.assert_allclose(judge(TEXT, VERSIONS), whole, atol=1e-4)
+    assert read[1:] == [(1, questions - 7), (2, 7)]
+
+
+def test_one_token_is_read_exactly_and_several_nearer_the_more_is_read_again(filler, monkeypatch):
+    judge, single = judge_of(filler), [(3, 4, "T"), (7, 8, ".")]
+    exact = [by_the_chain_rule(filler, judge, version) for version in single]
+    np.testing.assert_allclose(judge(TEXT, single), [[score, 1] for score in exact], atol=1e-4)
+    exact, off = [by_the_chain_rule(filler, judge, version) for version in VERSIONS], list[float]()
+    for near in (0, 2, 8, 100):
+        monkeypatch.setattr(filling, "NEAR", near)
+        off.append(np.abs(judge(TEXT, VERSIONS)[:, 0] - exact).mean())
+    assert off[0] > off[1] > off[2] > off[3]
+    assert off[3] < 1e-4
+
+
+def test_the_shipped_model_is_about_as_sure_as_by_the_chain_rule(monkeypatch):
+    """What the network says weighs a third: a few tenths are nothing beside what versions differ by."""
+    judge = filler_in(packaged("english"))
+    text = "He was quite certain that the goverment would not agree to such an extrordinary plan."
+    versions = [(30, 39, word) for word in ("goverment", "government", "governments", "governess", "covenant")]
+    about = judge(text, versions)
+    monkeypatch.setattr(filling, "NEAR", 100)
+    exact = judge(text, versions)
+    assert exact[:, 1].tolist() == about[:, 1].tolist()
+    assert exact[:, 1].max() > 1
+    assert np.ptp(exact[:, 0]) > 10
+    np.testing.assert_allclose(about[:, 0], exact[:, 0], atol=1.0)
+    assert about[:, 0].argmax() == exact[:, 0].argmax() == 1
+
+
+def test_versions_that_begin_alike_share_readings(filler, monkeypatch):
+    judge, read = judge_of(filler), list[int]()
+    network = judge.network.read
+    monkeypatch.setattr(judge.network, "read", lambda given: read.extend(len(p.ids) for p in given) or network(given))
+    judge(TEXT, [(4, 7, "cat"), (4, 7, "car")])  # " ca_" is read once, and so is all before it
+    ((_, middle),) = judge.placed(TEXT, [(4, 7, "cat")])
+    assert sum(read) == 1 + len(middle)  # the text around, with one mask, is one more
+
+
+def test_a_line_end_is_a_space_and_a_paragraphs_end_is_not(filler):
+    judge = judge_of(filler)
+    plain = judge("the cat sat on the mat", [(8, 11, "sit")])
+    for end in ("\n", "\r\n"):
+        wrapped = f"the cat{end}sat on{end}the mat"
+        start = wrapped.index("sat")
+        assert np.array_equal(judge(wrapped, [(start, start + 3, "sit")]), plain)
+    assert not np.array_equal(judge("the cat\n\nsat on the mat", [(9, 12, "sit")]), plain)
+
+
+def test_the_shipped_model_is_read_without_torch_and_says_the_same():
+    folder = packaged("english")
+    assert reads_without_torch(read_json(folder / "config.json"))
+    assert not reads_without_torch(read_json(packaged("english-char") / "config.json"))
+    versions = [(10, 14, "form"), (10, 14, "from"), (19, 24, "table"), (19, 24, "tabel")]
+    text, judges = "He walked form the tabel", (filler_in(folder), judge_of(load(folder, "cpu")))
+    alone, loaded = (judge(text, versions) for judge in judges)
+    np.testing.assert_allclose(alone, loaded, atol=1e-4)

@@ -1,0 +1,95 @@
+"""A server for the tests: in this process, asked through its application, or in a thread, at a port of its own."""
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cedd.apps.serve.limits import Limits
+from cedd.apps.serve.registry import ModelRegistry
+from cedd.apps.serve.scheduler import Scheduler
+
+for package in ("starlette", "uvicorn"):
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'cedd[serve]'")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
+
+from cedd.apps.serve.app import Handlers, make_app  # noqa: E402
+from cedd.apps.serve.security import Headers, SecurityMiddleware, host_name, page_policy  # noqa: E402
+from cedd.apps.serve.server import Server, bind_socket, url_of  # noqa: E402
+
+__all__ = [
+    "IN_THE_CLEAR",
+    "Handlers",
+    "Headers",
+    "SecurityMiddleware",
+    "Server",
+    "bind_socket",
+    "events",
+    "free_port",
+    "host_name",
+    "httpx",
+    "make_app",
+]
+__all__ += ["page_policy", "served", "site", "until"]
+
+IN_THE_CLEAR: dict[str, Any] = {"trust_env": False, "verify": False}
+"""Of a client of a server on this machine: through no proxy, and not encrypted. It would read all certificates of the
+machine otherwise, which takes longer than most requests."""
+
+
+def site(registry: ModelRegistry, seed: int | None = None, **limits: Any) -> Handlers:
+    return Handlers(registry, Scheduler(Limits(**limits)), "test", seed=seed)
+
+
+@contextlib.contextmanager
+def served(registry: ModelRegistry, seed: int | None = None, **limits: Any) -> Iterator[tuple[str, Scheduler]]:
+    """The address of a server, and its scheduler; ended as a signal ends it."""
+    made, begun = site(registry, seed, **limits), threading.Event()
+    with bind_socket("127.0.0.1", 0) as bound:
+        server = Server(make_app(made), made.scheduler, begun.set)
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        assert begun.wait(10)
+        try:
+            yield url_of(bound), made.scheduler
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive(), stacks()
+
+
+def stacks() -> str:
+    """Where every thread is: what does not end can be found by that."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = sys._current_frames().items()
+    return "\n".join(f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}" for ident, frame in found)
+
+
+def events(reply: Any) -> Iterator[dict[str, Any]]:
+    """The records of a stream, which must end as one."""
+    parts = reply.read().decode().split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    for part in parts[:-2]:
+        assert part.startswith("data: ")
+        yield json.loads(part.removeprefix("data: "))
+
+
+def until(condition: Any, seconds: float = 10.0) -> None:
+    """Wait for what must come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]

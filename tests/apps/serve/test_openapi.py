@@ -1,0 +1,82 @@
+"""The description of the server is that of what it accepts."""
+
+from typing import Any
+
+import pytest
+
+from cedd.apps.serve.endpoints import ENDPOINTS
+from cedd.apps.serve.limits import Limits
+from cedd.apps.serve.openapi import MEANINGS, openapi_document
+from cedd.apps.serve.registry import ModelRegistry
+
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"max_tokens": 2, "steps": 1},
+    "/infill": {"text": "a____{2}b", "steps": 1},
+    "/correct": {"text": "teh"},
+}
+"""A small request to each endpoint."""
+
+
+def properties(described: dict[str, Any], path: str) -> dict[str, Any]:
+    content = described["paths"][path]["post"]["requestBody"]["content"]
+    return content["application/json"]["schema"]["properties"]
+
+
+def valid(schema: dict[str, Any]) -> Any:
+    """A value that a schema allows."""
+    if "anyOf" in schema:
+        return "a"
+    if "enum" in schema:
+        return schema.get("default", schema["enum"][0])
+    values = {"string": "a", "array": ["a"], "boolean": False, "integer": 1, "number": 0.1}
+    return values[schema["type"]]
+
+
+def invalid(schema: dict[str, Any]) -> Any:
+    """A value that a schema forbids."""
+    if "maximum" in schema:
+        return schema["maximum"] + 1
+    return 7 if schema.get("type") != "boolean" else "yes"
+
+
+@pytest.fixture(scope="module")
+def described(client: Any) -> dict[str, Any]:
+    return client.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def client(server: tuple[str, Any]):
+    from tests.apps.serve.servers import IN_THE_CLEAR, httpx
+
+    with httpx.Client(base_url=server[0], timeout=30, **IN_THE_CLEAR) as made:
+        yield made
+
+
+def test_every_endpoint_is_described(described: dict[str, Any]):
+    assert described["openapi"].startswith("3.1")
+    assert set(described["paths"]) == {"/healthz", "/v1/models", *ENDPOINTS}
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_described_fields_are_accepted_and_checked(client: Any, described: dict[str, Any], path: str):
+    fields = properties(described, path)
+    assert set(fields) <= set(MEANINGS)
+    for name, schema in fields.items():
+        good = {**LEAST[path], name: LEAST[path].get(name, valid(schema))}
+        reply = client.post(path, json=good)
+        of_the_other_engine = "is an option of the engine" in reply.text
+        assert reply.status_code == 200 or of_the_other_engine, (name, reply.text)
+        assert client.post(path, json={**LEAST[path], name: invalid(schema)}).status_code in (404, 413, 422), name
+    refused = client.post(path, json={**LEAST[path], "no_such_field": 1})
+    assert refused.status_code == 422
+
+
+def test_an_endpoint_that_no_model_can_serve_is_left_out(registry: ModelRegistry):
+    only_masks = ModelRegistry({"masks": registry["masks"]})
+    assert set(openapi_document(only_masks, Limits(), "0")["paths"]) == {
+        "/healthz",
+        "/v1/models",
+        "/v1/completions",
+        "/infill",
+    }
+    assert properties(openapi_document(registry, Limits(), "0"), "/infill")["model"]["enum"] == ["small", "masks"]

@@ -1,0 +1,205 @@
+"""Words looked up in processes of their own: the same doubts, whatever becomes of a process."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cedd.apps.correct.lexicon import LEXICON_FILE
+from cedd.apps.correct.rewrite import WORD_THRESHOLD, Doubt, reader_of
+from cedd.apps.correct.words import tokens_of
+from cedd.apps.serve.reader_pool import ReaderPool, ReaderProcess, encode_doubts, exchange
+from cedd.apps.serve.registry import ModelRegistry
+from cedd.models.locate import packaged
+from cedd.spelling.corruption import swap_letters
+from cedd.tasks import load
+from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served, until
+
+TEXTS = (
+    "I beleive that teh wether is nice, and alot of it.",
+    "Nothing is wrong here.",
+    "",
+    "\ud800 <script> \u202eabc\u202c \x00 a wrod\n\nof Emma\u2019s \U0001f600",
+)
+
+
+@pytest.fixture(scope="module")
+def lexicon() -> Path:
+    return packaged("english") / LEXICON_FILE
+
+
+@pytest.fixture(scope="module")
+def process(lexicon: Path) -> Iterator[ReaderProcess]:
+    made = ReaderProcess([lexicon])
+    yield made
+    made.end()
+
+
+def found_here(file: Path, text: str, ignored: Any = ()) -> list[Doubt]:
+    reader, tokens = reader_of(file, file.stat().st_mtime_ns), tokens_of(text)
+    return [doubt for doubt, _ in reader.judged(text, tokens, WORD_THRESHOLD, ignored)]
+
+
+def assert_same(found: list[Doubt], wanted: list[Doubt]) -> None:
+    assert [(doubt.place, doubt.options) for doubt in found] == [(doubt.place, doubt.options) for doubt in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one.features, other.features)
+
+
+def test_a_process_finds_what_is_found_here(process: ReaderProcess, lexicon: Path):
+    for text in TEXTS:
+        assert_same(process.doubts(lexicon, text, WORD_THRESHOLD, ()), found_here(lexicon, text))
+    first = process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, {"teh", "alot"})
+    assert_same(first, found_here(lexicon, TEXTS[0], {"teh", "alot"}))
+    assert 0 < len(first) < len(found_here(lexicon, TEXTS[0]))
+
+
+def test_a_process_that_ends_says_so_and_is_begun_anew(process: ReaderProcess, lexicon: Path):
+    before = process.start()
+    before.kill()
+    before.wait()
+    with pytest.raises((OSError, EOFError)):
+        process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ())
+    assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
+    assert process.start().pid != before.pid
+
+
+def test_a_process_that_works_for_nobody_is_ended(
+    process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("cedd.apps.serve.reader_pool.ABANDONED_SECONDS", 0.1)
+    stuck, asked = process.start(), list[float]()
+    os.kill(stuck.pid, signal.SIGSTOP)
+
+    def wanted() -> bool:
+        asked.append(time.monotonic())
+        return len(asked) < 2
+
+    with pytest.raises(TimeoutError):
+        process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, (), wanted)
+    assert len(asked) == 2
+    assert stuck.poll() is not None
+    assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
+
+
+def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
+    process: ReaderProcess, lexicon: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A request, or an answer, that is longer than a pipe."""
+    monkeypatch.setattr("cedd.apps.serve.reader_pool.ABANDONED_SECONDS", 0.1)
+    long = "wrod and so on " * 30_000
+    stuck = process.start()
+    os.kill(stuck.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        process.doubts(lexicon, long, WORD_THRESHOLD, (), lambda: False)
+    (asked, sink), (source, answer) = pipes = os.pipe(), os.pipe()
+    os.write(answer, (1000).to_bytes(8) + b"[")  # and no more
+    with pytest.raises(TimeoutError):
+        exchange(sink, source, b"what?", lambda: False)
+    assert os.read(asked, 100) == b"what?"
+    for end in (end for pipe in pipes for end in pipe):
+        os.close(end)
+    assert time.monotonic() - begin < 5
+    assert stuck.poll() is not None
+
+
+def test_texts_and_doubts_longer_than_a_pipe_arrive_whole(process: ReaderProcess, lexicon: Path):
+    long = " ".join([TEXTS[0]] * 6) + " " * 70_000
+    found = process.doubts(lexicon, long, WORD_THRESHOLD, ())
+    assert len(encode_doubts(found)) > 65536 < len(long)
+    assert_same(found, found_here(lexicon, long))
+
+
+def test_a_process_ends_when_its_server_does(process: ReaderProcess):
+    """Also when that was killed: nothing more can come from it."""
+    begun = process.start()
+    assert begun.stdin is not None
+    begun.stdin.close()
+    assert begun.wait(20) == 0
+    process.end()
+
+
+def test_processes_are_shared_one_text_at_a_time(lexicon: Path):
+    readers = ReaderPool(1, [lexicon])
+    with readers.free() as first:
+        second: list[ReaderProcess] = []
+
+        def wait() -> None:
+            with readers.free() as found:
+                second.append(found)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.05)
+        assert not second
+    waiting.join(5)
+    assert second == [first]
+    assert ReaderPool(2, []).processes == []  # without a lexicon there is nothing to look up
+
+
+def test_there_are_none_where_pipes_cannot_be_waited_for(lexicon: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr("select.poll")
+    assert ReaderPool(2, [lexicon]).processes == []
+
+
+def test_corrections_of_a_server_with_readers_are_the_model_s(lexicon: Path):
+    model = load(lexicon.parent, "cpu")
+    registry = ModelRegistry({"english-char": model}, lookup_processes=1)
+    sentences = [TEXTS[0], TEXTS[1], "We will recieve the leters tomorow."]
+    with served(registry) as (address, _):
+
+        def corrected(text: str) -> str:
+            return httpx.post(f"{address}correct", json={"text": text}, timeout=60, **IN_THE_CLEAR).json()["text"]
+
+        for text in sentences:
+            assert corrected(text) == model.correct(text).text != TEXTS[0]
+        (process,) = registry.reader_pool.processes
+        os.kill(process.start().pid, signal.SIGKILL)  # one that the system ends: this text is read by the server
+        assert corrected(sentences[2]) == model.correct(sentences[2]).text
+        assert corrected(sentences[0]) == model.correct(sentences[0]).text
+        assert process.process is not None
+        last = process.process
+    until(lambda: last.poll() is not None)
+
+
+def hard_text() -> str:
+    """A text of 16,000 characters with a mistake in every second word."""
+    right = "In {} the government decided otherwise, although nobody in the capital had expected such a result. "
+    return swap_letters("".join(right.format(1800 + i) for i in range(170))[:16_000], 0.1, 7).text
+
+
+@pytest.mark.slow
+def test_a_long_text_full_of_mistakes_keeps_its_deadline_and_holds_up_nobody(lexicon: Path):
+    model = load(lexicon.parent, "cpu")
+    registry = ModelRegistry({"english-char": model}, lookup_processes=2)
+    with (
+        served(registry, timeout=8.0) as (address, scheduler),
+        httpx.Client(base_url=address, timeout=60, **IN_THE_CLEAR) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert client.post("correct", json={"text": TEXTS[0]}).status_code == 200  # readers are there
+
+        def ask_long() -> tuple[int, float]:
+            begin = time.monotonic()
+            return client.post("correct", json={"text": hard_text()}).status_code, time.monotonic() - begin
+
+        long, waits = pool.submit(ask_long), list[float]()
+        while not long.done():
+            begin = time.monotonic()
+            body = {"text": f"In {len(waits)} we will recieve the leters tomorow."}
+            assert client.post("correct", json=body).status_code == 200
+            waits.append(time.monotonic() - begin)
+        status, seconds = long.result()
+        assert status in (200, 504)
+        assert seconds < 8 + 3
+        assert len(waits) > 5
+        assert max(waits) < 4
+        until(lambda: scheduler.counts == (0, 0))  # nothing goes on for nobody

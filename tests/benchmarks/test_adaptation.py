@@ -1,0 +1,76 @@
+"""The benchmarks of adapted and of large models, on tiny ones."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import cedd
+from cedd.data.tokenizers import ByteTokenizer
+from cedd.models.architectures import build_network
+from cedd.models.folder import ModelFolder, save_folder
+from tests.benchmarks.scripts import definitions
+
+NETWORK = {"width": 16, "depth": 1, "heads": 2, "key_heads": 1, "head_width": 8, "mlp_width": 24, "length": 128}
+
+
+def parent(folder: Path) -> Path:
+    """An autoregressive network with random weights."""
+    options = {**NETWORK, "attention": "causal", "mask_row": 0, "vocab_size": 256, "has_mask": True}
+    made = ModelFolder(build_network("llama", options), cedd.absorb(256), cedd.get_method("ar"), ByteTokenizer(), 128)
+    save_folder(folder, made)
+    return folder
+
+
+def test_every_cell_has_a_configuration(tmp_path: Path) -> None:
+    script, start = definitions("adaptation"), parent(tmp_path / "ar")
+    arguments = script.Arguments(model=start, data=tmp_path, runs=tmp_path / "runs")
+    for cell in script.CELLS:
+        config = script.configuration(arguments, cell, start)
+        config.check()
+        assert config.start == str(start)
+        assert (config.method == "ar") == (cell == "ar")
+
+
+def test_cells_are_trained_measured_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, start = definitions("adaptation"), parent(tmp_path / "ar")
+    (tmp_path / "corpus").mkdir()
+    text = "\n\n\n".join(f"document {number} is about the number {number}. " * 20 for number in range(300))
+    (tmp_path / "corpus" / "wikipedia.txt").write_text(text)
+    arguments = script.Arguments(
+        model=start,
+        data=tmp_path,
+        cells=("parent", "blocks-4"),
+        steps=2,
+        batch=4,
+        every=1,
+        blocks=4,
+        results=tmp_path / "results.json",
+        runs=tmp_path / "runs",
+        workers=1,
+        device="cpu",
+    )
+    assert script.run(arguments) == 0
+    records = json.loads((tmp_path / "results.json").read_text())
+    assert records["blocks-4"]["steps"] == 2
+    assert len(records["blocks-4"]["curve"]) == 2
+    found = records["blocks-4"]["bits_per_byte"]["held-out"]
+    assert found["exact_bits_per_byte"] < found["bits_per_byte"] + 3 * found["stderr"]
+    capsys.readouterr()
+    assert script.run(replace(arguments, cells=("parent",))) == 0  # which is there
+    assert "| parent |" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--cells: invalid choice: 'block-4'"):
+        script.run(replace(arguments, cells=("block-4",)))
+    with pytest.raises(ValueError, match="name the model and the folder of the data"):
+        script.run(script.Arguments())
+
+
+def test_a_large_model_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = definitions("large_model")
+    sizes = {"width": 32, "depth": 2, "heads": 2, "mlp_width": 48, "rows": 300, "length": 16, "steps": 2}
+    assert script.run(script.Arguments(folder=tmp_path / "llada", device="cpu", **sizes)) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["parameters"] == 2 * 300 * 32 + 2 * (4 * 32**2 + 3 * 32 * 48 + 2 * 32) + 32
+    assert 2 * record["parameters"] < record["bytes"] < 2.3 * record["parameters"] + 4000
+    assert {"write", "import", "bound", "sample"} <= record.keys()

@@ -1,0 +1,36 @@
+"""The tables on the pages of results are those that the kept figures give."""
+
+import pytest
+
+from tests.benchmarks.scripts import BENCHMARKS, definitions
+
+PAGES = BENCHMARKS.parent / "docs" / "results"
+
+
+@pytest.fixture(scope="module")
+def script():
+    return definitions("pages", "result_tables")
+
+
+def check(script, page: str, made: dict[str, str]) -> None:
+    text = (PAGES / page).read_text("utf-8")
+    assert script.with_tables(PAGES / page, made) == text, "run python benchmarks/result_tables.py"
+
+
+def test_the_tables_of_correction_are_those_of_the_results(script):
+    check(script, "correction.md", script.correction_tables())
+
+
+@pytest.mark.slow
+def test_all_tables_are_those_of_the_results(script):
+    for page, made in script.all_tables().items():
+        check(script, page, made)
+
+
+def test_a_table_that_is_stale_is_noticed(script, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- one -->\n\n| 1 |\n\n<!-- end of one -->\n")
+    assert script.with_tables(page, {"one": "| 2 |"}) != page.read_text()
+    assert script.with_tables(page, {"one": "| 1 |"}) == page.read_text()
+    with pytest.raises(ValueError, match="has no place"):
+        script.with_tables(page, {"other": "| 1 |"})

@@ -1,0 +1,141 @@
+"""The exact likelihood of a few positions, against every order by brute force."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import cedd
+from cedd.network import Capabilities
+from tests.bounds.test_importance import Conditioned, JumpsAtZero, TimeFree, everything, laws, logits
+from tests.networks import random_network
+from tests.reference.reveals import softmax, time_conditioned_law, time_free_law
+from tests.samplers.chains import HalvedTable
+
+
+class FreeTable(HalvedTable):
+    """A network in two halves that does not depend on sigma."""
+
+    capabilities = Capabilities(features=True, time_conditioned=False)
+
+    def outputs(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return super().outputs(x, torch.zeros_like(sigma))
+
+
+def free(process: cedd.TokenProcess, length: int, size: float = 2.0) -> TimeFree:
+    model = TimeFree(random_network(process, length, seed=2, size=size))
+    model.capabilities = Capabilities(time_conditioned=False)  # pyright: ignore
+    return model
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize(("V", "L"), [(3, 4), (2, 5)])
+def test_the_recursion_is_the_mean_over_all_orders(V: int, L: int, size: float):
+    process = cedd.absorb(V)
+    model, data = free(process, L, size), everything(V, L)
+    found = cedd.exact_likelihood(model, process, data, range(L), method="cedd")
+    law = laws(time_free_law, model, data, V)
+    np.testing.assert_allclose((-found).exp().numpy(), law, rtol=1e-12)
+    assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("positions", [[1], [3, 0], [0, 1, 3]])
+def test_positions_are_scored_given_the_rest(positions: list[int]):
+    V, L = 3, 4
+    process = cedd.absorb(V)
+    model, data = free(process, L), everything(V, L)[::5]
+    found = cedd.exact_likelihood(model, process, data, positions, method="bayes")
+    said = logits(model)
+    for x, nats in zip(data.tolist(), found.tolist(), strict=True):
+        total, orders = 0.0, list(itertools.permutations(positions))
+        for order in orders:
+            seen, weight = [V if i in positions else token for i, token in enumerate(x)], 1.0
+            for i in order:
+                weight *= softmax(said([tuple(seen)], 1.0))[0, i, x[i]]
+                seen[i] = x[i]
+            total += weight / len(orders)
+        assert nats == pytest.approx(-math.log(total), abs=1e-12)
+
+
+def test_reveal_times_of_time_conditioned_networks_are_integrated():
+    case = Conditioned()
+    data = everything(case.V, case.L)
+    found = cedd.exact_likelihood(case.model, case.process, data, range(case.L), method="cedd")
+    np.testing.assert_allclose((-found).exp().numpy(), case.law, rtol=2e-5)  # the oracle's own tolerance
+    assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_what_is_masked_at_zero_is_revealed_together(timed: bool):
+    case = JumpsAtZero()
+    model, data = case.model if timed else free(case.process, case.L), everything(case.V, case.L)
+    most, least = float(case.process.noise(1.0).a), -math.expm1(-0.7)
+    law = case.law if timed else laws(time_conditioned_law, model, data, case.V, most, least)
+    found = cedd.exact_likelihood(model, case.process, data, range(case.L), method="cedd")
+    np.testing.assert_allclose((-found).exp().numpy(), law, rtol=2e-5)  # the oracle's own tolerance
+    assert float((-found).exp().sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_times_of_the_usual_process_are_integrated():
+    """Where sigma goes up to 6.9."""
+    process = cedd.absorb(2)
+    model, data = random_network(process, 2, seed=3, size=2.0), everything(2, 2)
+    law = laws(time_conditioned_law, model, data, 2, float(process.kernel(1.0).a))
+    found = cedd.exact_likelihood(model, process, data, [1, 0], method="cedd")
+    np.testing.assert_allclose((-found).exp().numpy(), law, rtol=2e-5)
+
+
+def test_a_network_that_jumps_in_time_is_refused():
+    def model(x: Tensor, sigma: Tensor) -> Tensor:
+        jump = (sigma * 40).floor()[:, None, None] % 2
+        return torch.stack([jump * 4, -jump * 4], -1).expand(*x.shape, 1, 2).squeeze(2)
+
+    with pytest.raises(ValueError, match="not smooth in the noise level"):
+        cedd.exact_likelihood(model, cedd.absorb(2), torch.zeros(1, 2).long(), [0, 1], method="cedd")
+
+
+def test_batches_and_devices_do_not_matter():
+    process = cedd.absorb(3)
+    model = FreeTable(process, 4, seed=1)
+    data = everything(3, 4)[:9]
+    usual = cedd.exact_likelihood(model, process, data, range(4), method="cedd")
+    some = cedd.exact_likelihood(model, process, data, range(4), method="cedd", batch=7)
+    torch.testing.assert_close(some, usual, rtol=1e-12, atol=0)
+    assert sum(model.calls) == 2 * 9 * 15
+
+
+def test_no_chance_is_infinite_and_small_chances_do_not_underflow():
+    process = cedd.absorb(2)
+
+    def model(x: Tensor, sigma: Tensor) -> Tensor:
+        return torch.tensor([0.0, -500.0]).expand(*x.shape, 2)
+
+    data = torch.ones(1, 6, dtype=torch.int64)
+    found = cedd.exact_likelihood(model, process, data, range(6), method="cedd")
+    assert float(found) == pytest.approx(3000.0)
+    model.capabilities = Capabilities(time_conditioned=False)  # pyright: ignore
+    assert float(cedd.exact_likelihood(model, process, data, range(6), method="cedd")) == pytest.approx(3000.0)
+
+    def never(x: Tensor, sigma: Tensor) -> Tensor:
+        return torch.tensor([0.0, -math.inf]).expand(*x.shape, 2)
+
+    assert float(cedd.exact_likelihood(never, process, data, range(6), method="cedd")) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("process", "positions", "message"),
+    [
+        (cedd.roulette(3), [0], "never change once they are revealed"),
+        (cedd.absorb(3), range(13), "1 to 12"),
+        (cedd.absorb(3), [], "1 to 12"),
+        (cedd.absorb(3), [0, 20], "must be distinct and lie in 0..19"),
+        (cedd.absorb(3), [1, 1], "must be distinct"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(process, positions, message):
+    data = torch.zeros(2, 20, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        cedd.exact_likelihood(random_network(process, 2, 0), process, data, positions, method="cedd")

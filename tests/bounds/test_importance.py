@@ -1,0 +1,455 @@
+"""The importance-weighted bound, against the sampler's law by enumeration."""
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import cedd
+from cedd.bounds.estimate import mean_interval
+from cedd.bounds.importance import ImportanceEstimate, importance_bound, nested_orders, reveal_levels
+from cedd.bounds.order_weights import WeightFile
+from tests.networks import Model, random_network
+from tests.reference.reveals import order_weight, time_conditioned_law, time_free_law
+from tests.samplers.chains import ERROR_RATE, HalvedTable, p_value
+
+Z = 5.0
+"""Standard errors of a Monte Carlo mean that are allowed for: once in 1.7 million. The seeds are fixed."""
+
+
+class TimeFree:
+    """A network that does not depend on sigma."""
+
+    time_conditioned = False
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return self.model(x, torch.ones_like(sigma))
+
+
+def everything(V: int, L: int) -> Tensor:
+    """All sequences [V^L, L]."""
+    return torch.tensor(list(itertools.product(range(V), repeat=L)))
+
+
+def logits(model: Model):
+    """A network as the oracle calls it."""
+    known: dict[object, np.ndarray] = {}
+
+    def asked(x: list[tuple[int, ...]], sigma: float) -> np.ndarray:
+        key = (*x, sigma)
+        if key not in known:
+            known[key] = model(torch.tensor(x), torch.full((len(x),), sigma, dtype=torch.float64)).numpy()
+        return known[key]
+
+    return asked
+
+
+def laws(law: Callable[..., float], model: Model, data: Tensor, *rest: float) -> np.ndarray:
+    """p(x) of every sequence by the oracle."""
+    said = logits(model)
+    return np.array([law(said, tuple(x), *rest) for x in data.tolist()])
+
+
+def estimate(
+    model: Model, process: cedd.TokenProcess, data: Tensor, method: str = "cedd", **options: Any
+) -> ImportanceEstimate:
+    options.setdefault("generator", torch.Generator().manual_seed(0))
+    found = cedd.estimate_bound(model, process, data, method=method, bound="importance", **options)
+    assert isinstance(found, ImportanceEstimate)
+    return found
+
+
+NETWORKS = {"mild": 0.5, "strong": 2.0, "nearly certain": 5.0}
+
+
+@pytest.mark.parametrize("size", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_the_mean_weight_is_the_probability_of_the_sampler_and_these_sum_to_one(size: float, antithetic: bool):
+    V, L = 3, 4
+    process = cedd.absorb(V)
+    model, data = TimeFree(random_network(process, L, seed=2, size=size)), everything(V, L)
+    law = laws(time_free_law, model, data, V)
+    assert law.sum() == pytest.approx(1.0)
+    generator = torch.Generator().manual_seed(0)
+    found = importance_bound(
+        model, process, data, method="cedd", orders=400, antithetic=antithetic, generator=generator
+    )
+    pairs = found.log_weights.exp().reshape(len(data), -1, 2).mean(2)
+    errors = pairs.std(1) / math.sqrt(pairs.shape[1])
+    # Of nearly certain networks a sequence may live by one order: its own error is then worth little.
+    assert float(pairs.mean(1).sum()) == pytest.approx(1.0, abs=Z * float(errors.norm()))
+    if size < 5:
+        assert np.all(np.abs(pairs.mean(1).numpy() - law) <= Z * errors.numpy())
+
+
+class Conditioned:
+    """A time-conditioned network, and the law of its sampler."""
+
+    V, L = 2, 3
+    process = cedd.absorb(V, cedd.LogLinear(eps=0.1))
+    model = staticmethod(random_network(process, L, seed=5, size=1.5))
+
+    @cached_property
+    def law(self) -> np.ndarray:
+        most = float(self.process.kernel(1.0).a)
+        every = everything(self.V, self.L)
+        return laws(time_conditioned_law, self.model, every, self.V, most)
+
+
+@pytest.fixture(scope="module")
+def conditioned() -> Conditioned:
+    return Conditioned()
+
+
+@pytest.mark.parametrize("method", ["cedd", "bayes", "sedd", "sedds", "dfm"])
+def test_reveal_times_of_time_conditioned_networks_are_those_of_the_process(method: str, conditioned: Conditioned):
+    assert conditioned.law.sum() == pytest.approx(1.0)
+    data = everything(conditioned.V, conditioned.L)
+    found = estimate(conditioned.model, conditioned.process, data, method, orders=1000)
+    pairs = found.log_weights.exp().reshape(len(data), -1, 2).mean(2)
+    errors = (pairs.std(1) / math.sqrt(pairs.shape[1])).numpy()
+    assert np.all(np.abs(pairs.mean(1).numpy() - conditioned.law) <= Z * errors)
+
+
+def test_the_law_is_that_of_the_sampler(conditioned: Conditioned):
+    """From masks only, also where the process leaves tokens at t = 1."""
+    count, V, L = 4000, conditioned.V, conditioned.L
+    generator, masks = torch.Generator().manual_seed(1), torch.full((count, L), V)
+    how = {"method": "cedd", "sampler": "first-hitting", "x_start": masks, "generator": generator}
+    drawn = cedd.sample(conditioned.model, conditioned.process, (count, L), **how)
+    counts = np.bincount((drawn * torch.tensor([4, 2, 1])).sum(-1).numpy(), minlength=V**L)
+    assert p_value(counts, conditioned.law / conditioned.law.sum()) > ERROR_RATE
+
+
+class JumpsAtZero(Conditioned):
+    """Half of the masks are there at t = 0+, and drawn in one call."""
+
+    process = cedd.absorb(2, cedd.Geometric(0.7, 8.0))
+    model = staticmethod(random_network(process, 3, seed=5, size=1.5))
+
+    @cached_property
+    def law(self) -> np.ndarray:
+        most, least = float(self.process.noise(1.0).a), -math.expm1(-0.7)
+        return laws(time_conditioned_law, self.model, everything(self.V, self.L), self.V, most, least)
+
+
+def test_what_is_masked_at_zero_is_revealed_together():
+    case = JumpsAtZero()
+    assert case.law.sum() == pytest.approx(1.0)
+    data = everything(case.V, case.L)
+    found = estimate(case.model, case.process, data, orders=2000)
+    pairs = found.log_weights.exp().reshape(len(data), -1, 2).mean(2)
+    errors = (pairs.std(1) / math.sqrt(pairs.shape[1])).numpy()
+    assert np.all(np.abs(pairs.mean(1).numpy() - case.law) <= Z * errors)
+    masks = torch.full((4000, case.L), case.V)
+    how = {
+        "method": "cedd",
+        "sampler": "first-hitting",
+        "x_start": masks,
+        "generator": torch.Generator().manual_seed(1),
+    }
+    drawn = cedd.sample(case.model, case.process, (4000, case.L), **how)
+    counts = np.bincount((drawn * torch.tensor([4, 2, 1])).sum(-1).numpy(), minlength=case.V**case.L)
+    assert p_value(counts, case.law / case.law.sum()) > ERROR_RATE
+
+
+def test_the_bound_falls_with_the_number_of_orders_towards_the_likelihood():
+    """For one and two orders (one and its reverse) the expectation is known exactly."""
+    V, L = 3, 3
+    process = cedd.absorb(V)
+    model, data = TimeFree(random_network(process, L, seed=2, size=2.0)), everything(V, L)
+    orders = list(itertools.permutations(range(L)))
+    weights = np.array([[order_weight(logits(model), tuple(x), o, V) for o in orders] for x in data.tolist()])
+    reverse = weights[:, [orders.index(o[::-1]) for o in orders]]
+    found = estimate(model, process, data, orders=1024)
+    values = list(found.by_orders.values())
+    assert list(found.by_orders) == [2**k for k in range(11)]
+    one, two = found.of_orders(1), found.of_orders(2)
+    assert one.nats_per_token == pytest.approx(-np.log(weights).mean() / L, abs=Z * one.monte_carlo_stderr)
+    exactly_two = -np.log((weights + reverse) / 2).mean() / L
+    assert two.nats_per_token == pytest.approx(exactly_two, abs=Z * two.monte_carlo_stderr)
+    assert all(more < fewer for fewer, more in itertools.pairwise(values))
+    exact = -np.log(weights.mean(1)).mean() / L
+    assert exact - Z * found.monte_carlo_stderr < values[-1] < exact + 0.003
+    assert found.nats_per_token == values[-1]
+    assert 1 < found.effective_sample_size < 1024
+    assert float(found.per_token.sum()) / data.numel() == pytest.approx(values[0])
+
+
+def test_intervals_cover_the_expectation_of_the_bound():
+    """500 repetitions with 30 sequences each; a share of 93 to 97% is within two standard errors of 95%."""
+    V, L, repetitions, sequences = 2, 3, 500, 30
+    process = cedd.absorb(V)
+    model, every = TimeFree(random_network(process, L, seed=8, size=1.5)), everything(V, L)
+    p0 = torch.softmax(torch.arange(8.0, dtype=torch.float64) / 4, 0)
+    drawn = torch.multinomial(p0, repetitions * sequences, True, generator=torch.Generator().manual_seed(3))
+    said, orders = logits(model), list(itertools.permutations(range(L)))
+    weights = np.array([[order_weight(said, tuple(x), o, V) for o in orders] for x in every.tolist()])
+    pairs = (weights + weights[:, [orders.index(o[::-1]) for o in orders]]) / 2
+    means = {1: weights, 2: pairs, 4: (pairs[:, :, None] + pairs[:, None]).reshape(8, -1) / 2}
+    found = estimate(model, process, every[drawn], orders=4)
+    for orders, mean_weights in means.items():
+        truth = -float((np.log(mean_weights).mean(1) * p0.numpy()).sum()) / L
+        values = found.of_orders(orders).per_sequence.view(repetitions, sequences)
+        intervals = [mean_interval(part) for part in values]
+        assert 0.93 <= sum(low <= truth <= high for low, high in intervals) / repetitions <= 0.97
+        low, high = found.of_orders(orders).ci95
+        assert low < truth < high
+
+
+def test_the_monte_carlo_error_of_these_sequences_is_not_too_small():
+    """200 repetitions on the same sequences: the scatter of the estimates against the error that is given."""
+    V, L, repetitions = 3, 3, 200
+    process = cedd.absorb(V)
+    model, data = TimeFree(random_network(process, L, seed=2, size=1.0)), everything(V, L)[:9]
+    generator = torch.Generator().manual_seed(2)
+    found = estimate(model, process, data.repeat(repetitions, 1), orders=8, generator=generator, fixed_set=True)
+    means = found.per_sequence.view(repetitions, len(data)).mean(1)
+    given = found.stderr * math.sqrt(repetitions)
+    assert 0.9 < given / float(means.std()) < 1.8
+    for orders in (2, 4):
+        nested = found.of_orders(orders)
+        assert (
+            0.8 < nested.stderr * math.sqrt(repetitions) / float(nested.per_sequence.view(200, 9).mean(1).std()) < 1.3
+        )
+
+
+@pytest.mark.parametrize("size", [0.3, 1.0])
+def test_the_bound_from_below_lies_below_and_both_close_in(size: float):
+    """200 repetitions of each sequence; means are held against -log p, which is known."""
+    V, L, repetitions = 2, 3, 200
+    process = cedd.absorb(V)
+    model, data = TimeFree(random_network(process, L, seed=2, size=size)), everything(V, L)
+    exact = -torch.as_tensor(laws(time_free_law, model, data, V)).log() / L
+    gaps = []
+    for orders in (8, 64):
+        found = estimate(model, process, data.repeat(repetitions, 1), orders=orders)
+        both = found.two_sided()
+        below = both.per_sequence.view(repetitions, -1)
+        assert torch.all(below.mean(0) - Z * below.std(0) / math.sqrt(repetitions) <= exact)
+        assert both.at_least <= float(exact.mean()) + Z * both.at_least_stderr
+        assert both.at_most >= float(exact.mean()) - Z * both.at_most_stderr
+        gaps.append(both.at_most - both.at_least)
+    assert both.informative
+    assert 0 < gaps[1] < gaps[0]
+    assert gaps[1] < 0.03 * size
+
+
+def test_a_bound_from_below_is_marked_where_few_orders_have_the_weight():
+    V, L = 3, 4
+    process = cedd.absorb(V)
+    model, data = TimeFree(random_network(process, L, seed=2, size=5.0)), everything(V, L)
+    found = estimate(model, process, data, orders=16)
+    assert found.log_weight_variance > 1
+    assert not found.two_sided().informative
+    with pytest.raises(ValueError, match=r"at least 4 orders \(got 3\)"):
+        estimate(model, process, data[:2], orders=3).two_sided()
+
+
+def test_orders_depend_on_seed_and_place_alone():
+    V, L = 3, 4
+    process, data = cedd.absorb(V), everything(V, L)[:10]
+    model = HalvedTable(process, L, seed=1)
+    usual = estimate(model, process, data, orders=6)
+    for batch in (1, 7):
+        again = estimate(model, process, data, orders=6, batch=batch)
+        torch.testing.assert_close(again.log_weights, usual.log_weights, rtol=1e-12, atol=0)
+    fewer = estimate(model, process, data[:4], orders=3)
+    torch.testing.assert_close(fewer.log_weights, usual.log_weights[:4, :3], rtol=1e-12, atol=0)
+    other = estimate(model, process, data, orders=6, generator=torch.Generator().manual_seed(1))
+    assert not torch.allclose(other.log_weights, usual.log_weights)
+    u = reveal_levels(7, 3, 4, 5)
+    torch.testing.assert_close(u[0] + u[1], torch.ones(5, dtype=torch.float64))
+    assert u[0].argsort().tolist() == u[1].argsort(descending=True).tolist()
+    assert len(reveal_levels(7, 3, 3, 5)) == 3
+
+
+def test_each_step_is_one_call_with_the_head_at_one_position_per_row():
+    V, L = 3, 4
+    process = cedd.absorb(V)
+    model, rows, calls = HalvedTable(process, L, seed=1), [], []
+    head = model.head
+    model.head = lambda features: rows.append(len(features)) or head(features)
+    found = estimate(
+        model, process, everything(V, L)[:5], orders=2, batch=10, progress=lambda *done: calls.append(done)
+    )
+    assert model.calls == [10] * L
+    assert rows == [10] * L
+    assert found.evaluations == 5 * 2 * L
+    assert calls == [(10 * k, 40) for k in range(1, L + 1)]
+
+
+def test_a_text_without_a_chance_has_an_infinite_bound():
+    process = cedd.absorb(2)
+    never = torch.tensor([0.0, -math.inf])
+
+    def model(x: Tensor, sigma: Tensor) -> Tensor:
+        return never.expand(*x.shape, 2)
+
+    found = estimate(model, process, torch.tensor([[0, 0], [0, 1]]), orders=4)
+    assert found.per_sequence.tolist() == [0.0, math.inf]
+    assert found.nats_per_token == math.inf
+    assert found.why_infinite
+    assert found.effective_sample_size == 4.0
+
+
+def test_nested_numbers_of_orders_divide_all_of_them():
+    assert nested_orders(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert nested_orders(48) == [1, 2, 4, 8, 16, 48]
+    assert nested_orders(1) == [1]
+    found = estimate(random_network(cedd.absorb(2), 2, 0), cedd.absorb(2), torch.zeros(2, 2).long(), orders=6)
+    assert list(found.by_orders) == [1, 2, 6]
+    with pytest.raises(ValueError, match="must divide 6"):
+        found.of_orders(4)
+
+
+class Interrupted(Exception):
+    """Raised in the middle of an evaluation."""
+
+
+@pytest.mark.parametrize("calls_before", [1, 3, 10, 29])
+def test_an_interrupted_evaluation_resumes_from_its_file(tmp_path: Path, calls_before: int) -> None:
+    """30 calls of 5 passes, a file after each of 4 steps."""
+    V, L = 3, 4
+    process, data = cedd.absorb(V), everything(V, L)[:9]
+    model = HalvedTable(process, L, seed=1)
+    whole = estimate(model, process, data, orders=4, batch=5)
+    file = WeightFile(tmp_path / "weights.npz", "a model", every=0.0)
+    calls = len(model.calls)
+
+    def stop(done: int, planned: int) -> None:
+        if len(model.calls) - calls == calls_before:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        estimate(model, process, data, orders=4, batch=5, checkpoint=file, progress=stop)
+    told: list[tuple[int, int]] = []
+    calls = len(model.calls)
+    found = estimate(model, process, data, orders=4, batch=7, checkpoint=file, progress=lambda *done: told.append(done))
+    torch.testing.assert_close(found.log_weights, whole.log_weights, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.per_token, whole.per_token, rtol=1e-12, atol=0)
+    finished = calls_before // L * 5
+    assert sum(model.calls[calls:]) == (9 * 4 - finished) * L
+    assert told[-1] == (144, 144)
+    more = estimate(model, process, data, orders=6, checkpoint=file)
+    torch.testing.assert_close(more.log_weights, estimate(model, process, data, orders=6).log_weights)
+    calls = len(model.calls)
+    again = estimate(model, process, data, orders=6, checkpoint=file)
+    assert len(model.calls) == calls
+    assert torch.equal(again.log_weights, more.log_weights)
+
+
+def test_an_interrupted_round_is_finished_before_more_orders_are_drawn(tmp_path: Path) -> None:
+    V, L = 3, 4
+    process, data = cedd.absorb(V), everything(V, L)[:9]
+    model, file = HalvedTable(process, L, seed=1), WeightFile(tmp_path / "weights.npz", "a model", every=0.0)
+
+    def stop(done: int, planned: int) -> None:
+        if done > 20:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        estimate(model, process, data, orders=4, batch=1, checkpoint=file, progress=stop)
+    found = estimate(model, process, data, orders=10, checkpoint=file)
+    usual = estimate(model, process, data, orders=10)
+    torch.testing.assert_close(found.log_weights, usual.log_weights, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.per_token, usual.per_token, rtol=1e-12, atol=0)
+
+
+def test_a_file_of_another_evaluation_is_refused(tmp_path: Path) -> None:
+    V, L = 3, 4
+    process, data, path = cedd.absorb(V), everything(V, L)[:9], tmp_path / "weights.npz"
+    model = HalvedTable(process, L, seed=1)
+    estimate(model, process, data, orders=4, checkpoint=WeightFile(path, "a model"))
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({}, "another model"),
+        ({"generator": torch.Generator().manual_seed(1)}, "a model"),
+        ({"method": "bayes"}, "a model"),
+    ]
+    for change, other in changes:
+        with pytest.raises(ValueError, match="belongs to another evaluation"):
+            estimate(model, process, data, orders=4, checkpoint=WeightFile(path, other), **change)
+    with pytest.raises(ValueError, match="belongs to another evaluation"):
+        estimate(model, process, data.flip(0), orders=4, checkpoint=WeightFile(path, "a model"))
+    with pytest.raises(ValueError, match="has the weights of 4 orders already"):
+        estimate(model, process, data, orders=2, checkpoint=WeightFile(path, "a model"))
+    for content in (b"", b"text", path.read_bytes()[:200]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="is not a file of order weights, or is damaged"):
+            estimate(model, process, data, orders=4, checkpoint=WeightFile(path, "a model"))
+
+
+def test_orders_are_doubled_until_the_interval_is_narrow() -> None:
+    V, L = 3, 4
+    process, data = cedd.absorb(V), everything(V, L)[::9]
+    model = HalvedTable(process, L, seed=1)
+    found = estimate(model, process, data, tolerance=0.05, fixed_set=True)
+    low, high = found.ci95
+    assert found.reached
+    assert (high - low) / 2 <= math.log(1.05)
+    assert found.orders in (4, 8, 16, 32, 64, 128, 256)
+    fewer = estimate(model, process, data, orders=found.orders // 2, fixed_set=True)
+    low, high = fewer.ci95
+    assert (high - low) / 2 > math.log(1.05)
+    torch.testing.assert_close(found.log_weights[:, : fewer.orders], fewer.log_weights, rtol=1e-12, atol=0)
+    most = estimate(model, process, data, tolerance=1e-9, orders=6, fixed_set=True)
+    assert (most.orders, most.reached) == (6, False)
+    hopeless = estimate(model, process, data, tolerance=1e-9)
+    assert hopeless.monte_carlo_stderr**2 < 0.05 * hopeless.sequence_stderr**2
+    assert hopeless.orders < 4096
+
+
+def test_orders_are_doubled_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes a second: 5 sequences, 4 positions and a batch of 5 are 4 s per order. 2, 2, 4 and 8 orders take
+    64 s, and the next 16 would take 64 s more."""
+    V, L, now = 3, 4, [0.0]
+    process, data = cedd.absorb(V), everything(V, L)[:5]
+    table = HalvedTable(process, L, seed=1)
+    monkeypatch.setattr("cedd.bounds.importance.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def model(x: Tensor, sigma: Tensor) -> Tensor:
+        now[0] += 1.0
+        return table.outputs(x, sigma)
+
+    assert estimate(model, process, data, seconds=120.0, batch=5).orders == 16
+    assert estimate(model, process, data, seconds=128.0, batch=5).orders == 32
+    assert estimate(model, process, data, seconds=1.0, batch=5).orders == 2
+    assert estimate(model, process, data, seconds=1e6, batch=5, orders=5).orders == 5
+
+
+@pytest.mark.parametrize(
+    ("process", "method", "options", "message"),
+    [
+        (cedd.roulette(3), "cedd", {}, "never change once they are revealed"),
+        (cedd.uniform(3), "cedd", {}, "never change once they are revealed"),
+        (cedd.absorb(3), "ar", {}, "exact; use bound='tight'"),
+        (cedd.absorb(3), "cedd", {"orders": 0}, r"orders must be at least 1 \(got 0\)"),
+        (cedd.absorb(3), "cedd", {"batch": 0}, "batch must be at least 1"),
+        (cedd.absorb(3), "cedd", {"tolerance": -0.01}, "a tolerance is a positive share"),
+        (cedd.absorb(3), "cedd", {"seconds": math.nan}, r"seconds must be positive \(got nan\)"),
+        (cedd.absorb(3), "cedd", {"bound": "tight", "orders": 4}, "the bound 'tight' takes no orders"),
+        (cedd.absorb(3), "cedd", {"bound": "tight", "seconds": 4.0}, "the bound 'tight' takes no seconds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(process, method, options, message):
+    data = torch.zeros(2, 3, dtype=torch.int64)
+    given = {"bound": "importance", **options}
+    with pytest.raises(ValueError, match=message):
+        cedd.estimate_bound(random_network(process, 3, 0), process, data, method=method, **given)
+
+
+def test_empty_data_are_refused():
+    process = cedd.absorb(3)
+    with pytest.raises(ValueError, match="at least one of at least one token"):
+        estimate(random_network(process, 3, 0), process, torch.zeros(0, 3, dtype=torch.int64))

@@ -1,0 +1,31 @@
+"""The pictures: each is shown on a page, those that are drawn have a function, and the quick ones can be drawn."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.pictures import IMAGES, PICTURES, save
+from docs.refresh import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def shown() -> set[str]:
+    """The names of the images on all pages."""
+    return {name for page in PAGES for name in re.findall(r"!\[[^\]]+\]\([\w/.]*images/([\w.-]+)\)", page.read_text())}
+
+
+def test_every_image_is_shown_and_every_drawing_has_a_function():
+    files = {path.name for path in IMAGES.iterdir()}
+    assert files == shown()
+    assert {Path(name).stem for name in files if name.endswith(".svg")} == set(PICTURES)
+
+
+@pytest.mark.parametrize("name", ["clocks", "coverage"])
+def test_a_picture_can_be_drawn_and_has_no_background(name: str, tmp_path: Path):
+    text = save(name, tmp_path).read_text("utf-8")
+    assert "<svg" in text
+    assert 'id="patch_1"' in text
+    background = text.split('id="patch_1"')[1].split("</g>")[0]
+    assert "fill: none" in background

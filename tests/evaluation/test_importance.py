@@ -1,0 +1,154 @@
+"""`cedd evaluate --bound importance`: the numbers, the table, and what it refuses."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import cedd
+from cedd.bounds.importance import ImportanceEstimate
+from cedd.cli import main
+from cedd.evaluation.perplexity import choose_sequences, load_data, measure
+from cedd.evaluation.tokens import read_tokens
+from cedd.models.folder import load_folder
+from tests.tasks.models import save_random
+
+TEXT = "the cat sat on the mat and the dog sat on the cat. " * 40
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = {"first": ("absorb", "cedd"), "score": ("absorb", "sedds"), "causal": ("absorb", "ar")}
+    kinds["roulette"] = ("roulette", "cedd")
+    return {name: save_random(folder / name, *kind) for name, kind in kinds.items()}
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setenv("CEDD_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return ("--data", str(path), "--bound", "importance", "--max-sequences", "5", "--device", "cpu")
+
+
+def record(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    code = main(["evaluate", *words, "--json"])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    return json.loads(output.out)
+
+
+@pytest.mark.parametrize("name", ["first", "score"])
+def test_the_record_is_that_of_estimate_bound(name: str, runs, words, capsys) -> None:
+    found = record(capsys, str(runs[name]), *words, "--orders", "4", "--seed", "3")
+    bound = found["runs"][0]["bounds"]["importance"]
+    folder = load_folder(runs[name])
+    data, _ = choose_sequences(load_data(words[1], folder.tokenizer, folder.length), 5, folder.tokenizer)
+    generator = torch.Generator().manual_seed(3)
+    how = {"method": folder.method, "bound": "importance", "orders": 4, "generator": generator}
+    direct = cedd.estimate_bound(folder.model, folder.process, data, **how)
+    assert isinstance(direct, ImportanceEstimate)
+    assert bound["nats_per_token"] == pytest.approx(direct.nats_per_token)
+    assert bound["by_orders"] == pytest.approx({str(k): nats for k, nats in direct.by_orders.items()})
+    assert bound["by_orders_ci95"]["4"] == bound["ci95"] == pytest.approx(direct.ci95)
+    assert bound["effective_sample_size"] == pytest.approx(direct.effective_sample_size)
+    assert bound["orders"] == found["data"]["orders"] == 4
+    assert bound["evaluations"] == 5 * 4 * folder.length
+    assert "first-hitting" in bound["law"]
+    assert ("ratios at its mask divided by their sum" in bound["law"]) == (name == "score")
+
+
+def test_the_protocol_covers_orders_and_sequences(runs, words, capsys) -> None:
+    def protocol(*more: str) -> str:
+        return record(capsys, str(runs["first"]), *words, *more)["data"]["protocol_sha256"]
+
+    usual = protocol("--orders", "2")
+    assert usual == protocol("--orders", "2", "--batch", "3", "--seed", "1")
+    assert len({usual, protocol("--orders", "4"), protocol("--orders", "2", "--max-sequences", "4")}) == 3
+
+
+def test_the_table_names_the_law_and_the_orders(runs, words, capsys) -> None:
+    assert main(["evaluate", str(runs["first"]), *words, "--orders", "2"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "importance, K = 2" in output
+    assert "nats per token, K = 1" in output
+    assert "effective sample size" in output
+    assert "The perplexity is at most" in output
+    assert "that of the first-hitting sampler" in output
+
+
+def test_runs_are_compared_on_the_same_orders_and_ar_is_exact(runs, words, capsys) -> None:
+    found = record(capsys, str(runs["first"]), str(runs["causal"]), *words, "--orders", "2")
+    first, causal = (run["bounds"]["importance"] for run in found["runs"])
+    assert causal["evaluations"] == 5
+    difference = found["comparison"]["difference_nats_per_token"]
+    assert difference == pytest.approx(causal["nats_per_token"] - first["nats_per_token"])
+    again = record(capsys, str(runs["first"]), str(runs["first"]), *words, "--orders", "2")
+    assert again["comparison"]["difference_nats_per_token"] == 0.0
+    assert main(["evaluate", str(runs["first"]), str(runs["causal"]), *words, "--orders", "2"]) == 0
+
+
+def test_the_command_resumes_and_adapts(runs, words, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "weights.npz"
+    usual = record(capsys, str(runs["first"]), *words, "--orders", "4")
+    kept = record(capsys, str(runs["first"]), *words, "--orders", "2", "--checkpoint", str(path))
+    assert kept["data"]["orders"] == 2
+    assert path.is_file()
+    more = record(capsys, str(runs["first"]), *words, "--orders", "4", "--checkpoint", str(path))
+    assert more["record_sha256"] == usual["record_sha256"]
+    wide = record(capsys, str(runs["first"]), *words, "--tolerance", "90%", "--fixed-set")
+    assert wide["data"]["orders"] == 2
+    assert main(["evaluate", str(runs["causal"]), *words, "--checkpoint", str(path), "--seconds", "3"]) == 0
+    capsys.readouterr()
+    both = [str(runs["first"]), str(runs["causal"])]
+    assert main(["evaluate", *both, *words, "--seconds", "3"]) == 2
+    assert "models are compared with equal numbers of orders" in capsys.readouterr().err
+    assert main(["evaluate", *both, *words, "--checkpoint", str(path)]) == 2
+    assert "--checkpoint keeps the orders of one model" in capsys.readouterr().err
+
+
+def test_more_orders_give_a_smaller_bound(runs, words) -> None:
+    folder = load_folder(runs["first"])
+    data, protocol = choose_sequences(load_data(words[1], folder.tokenizer, folder.length), 5, folder.tokenizer)
+    found = measure(folder, data, protocol, bound="importance", orders=8).main
+    tight = measure(folder, data, protocol, bound="tight", draws=64).main
+    assert found.nats_per_token < tight.nats_per_token + 4 * math.hypot(tight.stderr, found.stderr)
+
+
+@pytest.mark.parametrize("name", ["first", "causal"])
+def test_tokens_are_written_with_what_they_cost(name: str, runs, words, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "tokens.jsonl"
+    found = record(capsys, str(runs[name]), *words, "--orders", "2", "--tokens", str(path))
+    bound = found["runs"][0]["bounds"]["importance"]
+    texts = read_tokens(path)
+    assert "".join(text for text, _ in texts[0]) == TEXT[: len(texts[0])]
+    assert len(texts) == 5
+    mean = sum(nats for costs in texts for _, nats in costs) / sum(map(len, texts))
+    assert mean == pytest.approx(bound["by_orders"]["1"] if name == "first" else bound["nats_per_token"])
+    assert read_tokens(path, 2) == texts[:2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("roulette", (), "never change once they are revealed"),
+        ("first", ("--orders", "0"), "--orders must be at least 1 (got 0)"),
+        ("first", ("--bound", "tight", "--orders", "4"), "--orders has no effect without --bound importance"),
+        ("first", ("--draws", "8"), "--draws has no effect with --bound importance"),
+        ("first", ("--seconds", "0"), "--seconds must be positive (got 0.0)"),
+        ("first", ("--checkpoint", "weights.txt"), "must end in .npz"),
+        ("first", ("--bound", "tight", "--seconds", "4"), "--seconds has no effect without --bound importance"),
+        ("first", ("--bound", "tight", "--checkpoint", "w.npz"), "--checkpoint has no effect without --bound"),
+        ("first", ("--bound", "tight", "--tokens", "t.jsonl"), "--tokens needs --bound importance"),
+        ("first", ("--tokens", "t.txt"), "t.txt"),
+        ("first", ("--time-floor", "1e-3"), "takes no time_floor"),
+    ],
+)
+def test_what_makes_no_sense_ends_in_one_line(name: str, options, message: str, runs, words, capsys) -> None:
+    assert main(["evaluate", str(runs[name]), *words, *options]) != 0
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1

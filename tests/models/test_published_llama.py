@@ -1,0 +1,348 @@
+"""Llama-type networks of others, against the networks written once more, and against what their own code computed."""
+
+import gc
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import cedd
+from cedd.cli import main
+from cedd.data.folders import data_root
+from cedd.models.llama import Llama
+from tests.models import plain_llama
+from tests.models.plain_llama import CONFIGS, V
+
+TOLERANCE = 3e-5
+ATTENTION = {"llama": "causal", "qwen2": "causal", "qwen3": "causal", "sdar": "block"}
+SHIFTED = ("diffullama", "dream", "diffugpt")
+
+
+def ids_of(batch: int = 3, length: int = 11, seed: int = 1) -> Tensor:
+    return torch.randint(V, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def network_of(model: cedd.LanguageModel) -> Llama:
+    assert isinstance(model.model, Llama)
+    return model.model
+
+
+def expected_of(kind: str, ids: Tensor, attention: str | None = None) -> Tensor:
+    visible = plain_llama.visible_of(attention or ATTENTION.get(kind, "full"), ids.shape[1])
+    return plain_llama.outputs(kind, plain_llama.random_weights(kind), ids, visible)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_family_computes_what_it_did(tmp_path: Path, kind: str) -> None:
+    model = cedd.import_model(plain_llama.write(tmp_path / kind, kind), device="cpu")
+    ids = ids_of()
+    expected = expected_of(kind, ids)
+    assert float((model.original_logits(ids) - expected).abs().max()) < TOLERANCE
+    assert float(expected.std()) > 0.5  # so that the tolerance means something
+    other = "full" if ATTENTION.get(kind) else "causal"
+    assert float((expected_of(kind, ids, other) - expected).abs().max()) > 1.0
+    assert model.length == plain_llama.LENGTH
+    assert model.process == cedd.absorb(V)
+    assert model.method.name == ("ar" if ATTENTION.get(kind) == "causal" else "ceddt")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if "mask_token_id" in CONFIGS[kind]])
+def test_outputs_are_at_their_places_and_the_mask_is_its_row(tmp_path: Path, kind: str) -> None:
+    model = cedd.import_model(plain_llama.write(tmp_path / kind, kind), device="cpu")
+    ids = ids_of()
+    x_t = ids.masked_fill(torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.5, V)
+    rows = x_t.masked_fill(x_t == V, CONFIGS[kind]["mask_token_id"])
+    expected = expected_of(kind, rows)
+    if kind in SHIFTED:
+        expected = torch.cat([expected[:, :1], expected[:, :-1]], 1)
+    assert float((model.model(x_t) - expected).abs().max()) < TOLERANCE
+
+
+def test_an_autoregressive_network_starts_from_the_start_token(tmp_path: Path) -> None:
+    model = cedd.import_model(plain_llama.write(tmp_path / "llama", "llama"), device="cpu")
+    ids = ids_of()
+    shown = torch.cat([torch.full_like(ids[:, :1], CONFIGS["llama"]["bos_token_id"]), ids[:, :-1]], 1)
+    log_p = expected_of("llama", shown).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    found = cedd.estimate_bound(model.model, model.process, ids, method="ar")
+    assert found.nats_per_token == pytest.approx(-float(log_p.mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_two_bytes_stay_so_and_are_computed_with_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    stored = {name: value.to(dtype) for name, value in plain_llama.random_weights("qwen3").items()}
+    model = cedd.import_model(plain_llama.write(tmp_path / "two", "qwen3", stored), device="cpu")
+    assert {parameter.dtype for parameter in model.model.parameters()} == {dtype}
+    ids = ids_of()
+    expected = plain_llama.outputs("qwen3", stored, ids, plain_llama.visible_of("causal", ids.shape[1]))
+    assert float((model.original_logits(ids) - expected).abs().max()) < TOLERANCE
+    wide = cedd.import_model(tmp_path / "two", device="cpu", dtype=torch.float32)
+    assert float((wide.original_logits(ids) - expected).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["llada", "dream", "diffugpt", "sdar", "qwen2"])
+def test_an_imported_network_is_a_model_folder(tmp_path: Path, kind: str, capsys) -> None:
+    theirs, ours = plain_llama.write(tmp_path / "theirs", kind), tmp_path / "ours"
+    assert main(["import", str(theirs), "--out", str(ours), "--device", "cpu"]) == 0
+    assert "23 tokens" in capsys.readouterr().out
+    loaded, ids = cedd.load(ours, device="cpu"), ids_of()
+    assert torch.equal(loaded.original_logits(ids), cedd.import_model(theirs, device="cpu").original_logits(ids))
+    assert len(loaded.generate(1, length=6, seed=0)[0].split()) == 6
+    assert loaded.method.block == (4 if kind == "sdar" else None)
+
+
+# ---- what their own code computed -------------------------------------------------------------------------------
+
+
+def fixture_folder(name: str) -> Path:
+    root = data_root()
+    given = os.environ.get("CEDD_FIXTURES", str(root.parent / "fixtures") if root else "")
+    if not given or not (Path(given) / name / "io.safetensors").is_file():
+        pytest.skip(f"needs outputs of the published code: set CEDD_FIXTURES to a folder with {name}/")
+    return Path(given) / name
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_autoregressive_networks_under_every_mask(kind: str) -> None:
+    folder = fixture_folder(f"llama/{kind}")
+    io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
+    length = io["x_t"].shape[1]
+    full, block = plain_llama.visible_of("full", length), plain_llama.visible_of("block", length)
+    padded = io["attention_mask"].bool()[:, None, None] & full
+    twice = torch.arange(length).repeat(2)
+    both = torch.cat([io["x_t"], io["input_ids"]], 1)
+    found = {
+        "logits_causal": model.original_logits(io["input_ids"]),
+        "logits_full_64": model.original_logits(io["x_t"], attention_mask=full),
+        "logits_block_64": model.original_logits(io["x_t"], attention_mask=block),
+        "logits_padded_64": model.original_logits(io["x_t"], attention_mask=padded),
+        "logits_pair_64": model.original_logits(both, attention_mask=io["mask_pair"], position_ids=twice)[:, :length],
+    }
+    for name, outputs in found.items():
+        assert float((outputs - io[name]).abs().max()) < TOLERANCE, name
+    nats = -found["logits_causal"][:, :-1].log_softmax(-1).gather(-1, io["input_ids"][:, 1:, None])[..., 0]
+    assert float((nats - io["nll_causal"]).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_greedy_text_with_a_cache_is_theirs(kind: str) -> None:
+    folder = fixture_folder(f"llama/{kind}")
+    io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
+    x, network = io["greedy"][:, :6], network_of(model)
+    cache = network.new_cache(1, io["greedy"].shape[1])
+    new = x
+    while x.shape[1] < io["greedy"].shape[1]:
+        new = network.head(network.features(new, cache=cache)[:, -1:]).argmax(-1)
+        x = torch.cat([x, new], 1)
+    assert torch.equal(x, io["greedy"])
+
+
+def test_llada_with_and_without_padding() -> None:
+    folder = fixture_folder("llada")
+    io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
+    ids = io["input_ids"]
+    assert float((model.original_logits(ids) - io["logits"]).abs().max()) < TOLERANCE
+    padded = model.original_logits(ids, attention_mask=io["attention_mask"])
+    assert float((padded - io["logits_attention_mask"]).abs().max()) < TOLERANCE
+    exact = network_of(model).double().original_logits(ids)
+    assert float((exact - io["logits_64"]).abs().max()) < 1e-12
+    assert (model.process.vocab_size, network_of(model).options.mask_row) == (128, 120)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_parity_with_transformers(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs pip install 'cedd[hub]'")
+    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind]
+    sizes = {name: value for name, value in CONFIGS[kind].items() if name not in ("model_type", "torch_dtype")}
+    torch.manual_seed(3)
+    theirs: Any = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    theirs.save_pretrained(tmp_path / kind)
+    ids = ids_of()
+    with torch.no_grad():
+        expected = theirs(ids).logits
+    found = cedd.import_model(tmp_path / kind, device="cpu").original_logits(ids)
+    assert float((found - expected).abs().max()) < TOLERANCE
+    assert float(expected.std()) > 0.5
+
+
+# ---- files ------------------------------------------------------------------------------------------------------
+
+
+def sharded(folder: Path, kind: str = "qwen3", parts: int = 3) -> Path:
+    """The same network in several files."""
+    plain_llama.write(folder, kind)
+    (folder / "model.safetensors").unlink()
+    weights = plain_llama.random_weights(kind)
+    names = sorted(weights)
+    files = {name: f"model-{i % parts + 1:05}-of-{parts:05}.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: weights[name] for name in names if files[name] == file}, folder / file)
+    index = {"metadata": {"total_size": 1}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_shards_are_one_network(tmp_path: Path) -> None:
+    ids = ids_of()
+    found = cedd.import_model(sharded(tmp_path / "shards"), device="cpu").original_logits(ids)
+    assert torch.equal(
+        found, cedd.import_model(plain_llama.write(tmp_path / "one", "qwen3"), device="cpu").original_logits(ids)
+    )
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held since `forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
+def forget_peak() -> None:
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("needs Linux, which tells and resets the peak of a process's memory")
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def test_loading_takes_the_memory_of_the_weights(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8000, "num_hidden_layers": 6, "head_dim": 64}
+    config = {**CONFIGS["qwen3"], **sizes, "num_attention_heads": 8, "num_key_value_heads": 8}
+    weights: dict[str, Tensor] = {
+        "model.embed_tokens.weight": torch.ones(8000, 512),
+        "model.norm.weight": torch.ones(512),
+    }
+    weights["lm_head.weight"] = torch.ones(8000, 512)
+    for i in range(6):
+        at = f"model.layers.{i}."
+        weights |= {f"{at}self_attn.{name}_proj.weight": torch.ones(512, 512) for name in "qkvo"}
+        weights |= {f"{at}self_attn.{name}_norm.weight": torch.ones(64) for name in "qk"}
+        weights |= {f"{at}mlp.{name}_proj.weight": torch.ones(2048, 512) for name in ("gate", "up")}
+        weights |= {f"{at}mlp.down_proj.weight": torch.ones(512, 2048)}
+        weights |= {f"{at}{name}.weight": torch.ones(512) for name in ("input_layernorm", "post_attention_layernorm")}
+    folder = tmp_path / "large"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: value.bfloat16() for name, value in weights.items()}, folder / "model.safetensors")
+    size = (folder / "model.safetensors").stat().st_size
+    del weights
+    gc.collect()
+    forget_peak()
+    before = peak_memory()
+    model = cedd.import_model(folder, device="cpu")
+    assert peak_memory() - before < 1.2 * size
+    assert model.model.num_parameters() * 2 == pytest.approx(size, rel=0.01)
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "scaled positions": (
+        "llama",
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        "rope_scaling is .*only unsc",
+    ),
+    "yarn": ("dream", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling is .*only unscaled rotary"),
+    "biases": ("llama", {"attention_bias": True}, "attention_bias is True; only False is imported"),
+    "biases of the MLP": ("llama", {"mlp_bias": True}, "mlp_bias is True"),
+    "no biases": ("qwen2", {"attention_bias": False}, "attention_bias is False; only True"),
+    "a window": ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
+    "a window of LLaMA": ("llama", {"sliding_window": 8}, "sliding_window is 8"),
+    "windows of layers": (
+        "qwen3",
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types has 'sliding_at",
+    ),
+    "another activation": ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu' or 'swish'"),
+    "pairs of neighbours": ("llama", {"rope_interleaved": True}, "rope_interleaved is True"),
+    "mrope": ("dream", {"use_mrope": True}, "use_mrope is True"),
+    "quantized": ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config is"),
+    "unknown": ("llama", {"residual_scale": 2.0}, "unknown setting residual_scale = 2.0, which may change what"),
+    "llada's block": ("llada", {"block_type": "sequential"}, "block_type is 'sequential'; only 'llama'"),
+    "llada's alibi": ("llada", {"alibi": True}, "alibi is True"),
+    "llada's rope": ("llada", {"rope": False}, "rope is False"),
+    "llada's tying": ("llada", {"weight_tying": True}, "weight_tying is True"),
+    "llada's scale": ("llada", {"scale_logits": True}, "scale_logits is True"),
+    "llada's norms": ("llada", {"layer_norm_type": "low_precision"}, "layer_norm_type is 'low_precision'"),
+    "llada's groups": ("llada", {"block_group_size": 2}, "block_group_size is 2"),
+    "llada's embedding": ("llada", {"input_emb_norm": True}, "input_emb_norm is True"),
+    "llada's biases": ("llada", {"include_qkv_bias": True}, "include_qkv_bias is True"),
+    "llada's activation": ("llada", {"activation_type": "swiglu"}, "activation_type is 'swiglu'"),
+    "gpt2's activation": ("diffugpt", {"activation_function": "relu"}, "activation_function is 'relu'"),
+    "the mask's row": (
+        "dream",
+        {"mask_token_id": 23},
+        r"mask_token_id must be a row of the embedding, 0 to 22 \(got 23\)",
+    ),
+    "experts": ("sdar", {"model_type": "sdar_moe"}, "sdar_moe is a mixture of experts"),
+    "LLaDA2": ("sdar", {"model_type": "llada2_moe"}, "llada2_moe is a mixture of experts"),
+    "rows": ("llama", {"vocab_size": 24}, r"model.embed_tokens.weight is \[23, 24\], but config.json asks for 24 rows"),
+    "depth": ("llama", {"num_hidden_layers": 3}, "lacks model.layers.2.input_layernorm.weight; num_hidden_layers is 3"),
+    "absurd depth": ("llama", {"num_hidden_layers": 10**9}, "lacks model.layers.2"),
+    "less depth": ("llama", {"num_hidden_layers": 1}, "tensors that have no place, first model.layers.1"),
+    "heads": ("llama", {"num_attention_heads": 5}, "hidden_size 24 does not divide into 5 num_attention_heads"),
+    "key heads": ("llama", {"num_key_value_heads": 3}, "heads must be a multiple of key_heads"),
+    "width": (
+        "llama",
+        {"intermediate_size": 21},
+        r"mlp.gate_proj.weight is \[20, 24\], but config.json asks for \[21, 24",
+    ),
+    "a text": ("llama", {"hidden_size": "wide"}, "gives no whole number as hidden_size; got 'wide'"),
+    "a head": ("llama", {"tie_word_embeddings": False}, "lacks lm_head.weight"),
+    "base": ("llama", {"rope_theta": -1}, "rope_theta must be a positive number"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    kind, changes, message = REFUSED[name]
+    folder = plain_llama.write(tmp_path / kind, kind, **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        cedd.import_model(folder, device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_files_are_refused_in_a_line(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "shards")
+    (folder / "model-00002-of-00003.safetensors").rename(tmp_path / "away")
+    with pytest.raises(ValueError, match=r"file not found: .*model-00002-of-00003.safetensors, a shard that"):
+        cedd.import_model(folder, device="cpu")
+    content = (tmp_path / "away").read_bytes()
+    (folder / "model-00002-of-00003.safetensors").write_bytes(content[:-8])
+    with pytest.raises(ValueError, match=r"not a complete safetensors file: .* ends at byte"):
+        cedd.import_model(folder, device="cpu")
+    (folder / "model-00002-of-00003.safetensors").write_bytes(content[:6])
+    with pytest.raises(ValueError, match=r"not a complete safetensors file: it has no header"):
+        cedd.import_model(folder, device="cpu")
+    weights = plain_llama.random_weights("llama")
+    integers = {**weights, "model.norm.weight": torch.ones(24, dtype=torch.int8)}
+    with pytest.raises(ValueError, match=r"model.norm.weight is of I8; weights must be F64, F32, F16, BF16"):
+        cedd.import_model(plain_llama.write(tmp_path / "int8", "llama", integers), device="cpu")
+    broken = {**weights, "model.norm.weight": torch.full((24,), torch.nan)}
+    with pytest.raises(ValueError, match=r"model.norm.weight holds numbers that are not finite"):
+        cedd.import_model(plain_llama.write(tmp_path / "nan", "llama", broken), device="cpu")
+    more = {**weights, "model.layers.0.self_attn.q_proj.bias": torch.ones(24)}
+    with pytest.raises(ValueError, match=r"1 tensors that have no place, first model.layers.0.self_attn.q_proj.bias"):
+        cedd.import_model(plain_llama.write(tmp_path / "more", "llama", more), device="cpu")
+
+
+def test_buffers_of_old_files_are_left_alone(tmp_path: Path) -> None:
+    buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
+    weights = plain_llama.random_weights("llama") | buffers
+    cedd.import_model(plain_llama.write(tmp_path / "old", "llama", weights), device="cpu")
+
+
+def test_a_mask_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without one the outputs of a network can be read, and that is all."""
+    folder = plain_llama.write(tmp_path / "dream", "dream", mask_token_id="absent")
+    model, ids = cedd.import_model(folder, device="cpu"), ids_of()
+    assert float((model.original_logits(ids) - expected_of("dream", ids)).abs().max()) < TOLERANCE
+    for use in (lambda: model.generate(1, length=4), lambda: model.perplexity("3 4 5")):
+        with pytest.raises(ValueError, match="the id of this network's mask is not known; import it with --mask-id"):
+            use()
+    assert main(["import", str(folder), "--out", str(tmp_path / "ours"), "--device", "cpu"]) == 2
+    assert "import it with --mask-id" in capsys.readouterr().err
+    assert network_of(cedd.import_model(folder, device="cpu", mask_id=5)).options.mask_row == 5

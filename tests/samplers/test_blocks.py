@@ -1,0 +1,411 @@
+"""Sampling block by block: the law of every sampler inside a block, exact caches, windows, prompts, ends of texts."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import cedd
+from cedd.block_layout import FinishedText, GivenPast, InBlocks
+from cedd.models.llama import Llama
+from cedd.models.llama_config import LlamaConfig
+from cedd.models.transformer import Transformer, config_from_preset
+from cedd.network import AllowedTokens, Network, evaluating
+from cedd.process import TokenProcess
+from cedd.samplers import SAMPLERS, Fixed, JointConstraint, check_sampler, prompt, sample, text_seeds, time_grid
+from cedd.samplers.blocks import first_of_window
+from cedd.samplers.options import default_steps
+from tests.networks import BlockNetwork, every_process
+from tests.samplers.chains import ERROR_RATE, all_sequences, p_value, sampler_law
+
+V, L, BLOCK = 3, 4, 2
+PROCESSES = every_process(V)
+TEXTS = list(itertools.product(range(V), repeat=L))
+NOISY = [name for name in SAMPLERS if name != "next-token"]
+
+
+def is_possible(sampler: str, process: TokenProcess) -> bool:
+    try:
+        check_sampler(sampler, cedd.METHODS["bayes"], process)
+    except ValueError:
+        return False
+    return True
+
+
+PAIRS = [(name, kind) for name in NOISY for kind, process in PROCESSES.items() if is_possible(name, process)]
+
+
+@dataclass(frozen=True)
+class AfterText:
+    """The network of a block after a text, as the laws of steps take it."""
+
+    outputs: Callable[[Tensor, Tensor], Tensor]
+    length: int = BLOCK
+
+
+def combined_law(model: BlockNetwork, law_of_block: Any) -> np.ndarray:
+    """The law of a text [V^L] by that of each block after the text before it [V^b]."""
+    first = law_of_block(AfterText(model.after(())))
+    second = [law_of_block(AfterText(model.after(past))) for past in itertools.product(range(V), repeat=BLOCK)]
+    return (first[:, None] * np.stack(second)).reshape(-1)
+
+
+def counts(texts: Tensor) -> np.ndarray:
+    return np.bincount((texts * V ** torch.arange(L - 1, -1, -1)).sum(1).numpy(), minlength=V**L)
+
+
+# ---- laws -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_texts_have_the_law_of_steps_in_each_block(kind: str) -> None:
+    """By enumeration of the states of a block: chi-square, with the rate of false alarms of all laws of samplers."""
+    process, method, steps, copies = PROCESSES[kind], "bayes", 3, 20_000
+    model = BlockNetwork(process, L, BLOCK, seed=1)
+    times = time_grid(process, steps)
+
+    def law_of_block(after: Any) -> np.ndarray:
+        of_states = sampler_law(after, method, "analytic", process, times)
+        clean = (all_sequences(process, BLOCK) < V).all(1).numpy()
+        assert of_states[~clean].sum() < 1e-12
+        return of_states[clean]
+
+    drawn = sample(model, process, (copies, L), method=cedd.METHODS[method].in_blocks(BLOCK), steps=steps, seed=2)
+    assert p_value(counts(drawn), combined_law(model, law_of_block)) > ERROR_RATE
+
+
+@pytest.mark.parametrize("time_free", [True, False])
+def test_first_hitting_writes_texts_with_their_exact_likelihood(time_free: bool) -> None:
+    process = cedd.absorb(V)
+    model = BlockNetwork(process, L, BLOCK, seed=3, time_free=time_free)
+    method = cedd.METHODS["cedd"].in_blocks(BLOCK)
+    drawn = sample(model, process, (20_000, L), method=method, sampler="first-hitting", seed=4)
+    nats = cedd.exact_likelihood(model, process, torch.tensor(TEXTS), range(L), method=method)
+    assert p_value(counts(drawn), nats.neg().exp().numpy()) > ERROR_RATE
+
+
+@pytest.mark.parametrize(("sampler", "kind"), PAIRS)
+def test_every_sampler_draws_a_block_as_it_draws_a_text(sampler: str, kind: str) -> None:
+    """Text i's block k by its own seed, from the network of a block after the text before it."""
+    process, method = PROCESSES[kind], cedd.METHODS["bayes"]
+    model = BlockNetwork(process, L, BLOCK, seed=5)
+    seeds = text_seeds(6, 5)
+    found = sample(model, process, (5, L), method=method.in_blocks(BLOCK), sampler=sampler, seeds=seeds, steps=4)
+    for row, seed in zip(found, seeds, strict=True):
+        text: list[int] = []
+        for own in text_seeds(seed, L // BLOCK):
+            after = model.after(text)
+            text += sample(after, process, (1, BLOCK), method=method, sampler=sampler, seeds=[own], steps=4)[0].tolist()
+        assert row.tolist() == text
+
+
+def test_one_block_is_sampled_as_ever() -> None:
+    process, method = PROCESSES["roulette"], cedd.METHODS["bayes"]
+    model = BlockNetwork(process, L, L, seed=5)
+    whole = sample(model.after(()), process, (4, L), method=method, steps=8, seed=7)
+    assert torch.equal(sample(model.after(()), process, (4, L), method=method.in_blocks(L), steps=8, seed=7), whole)
+
+
+# ---- caches -----------------------------------------------------------------------------------------------------
+
+VOCABULARY, LENGTH, WIDTH = 11, 16, 4
+MASKS = cedd.absorb(VOCABULARY)
+IN_BLOCKS = cedd.METHODS["cedd"].in_blocks(WIDTH)
+
+
+def network(seed: int = 0, **changes: Any) -> Transformer:
+    """A tiny network whose parameters are all random."""
+    torch.manual_seed(seed)
+    config = config_from_preset("tiny", vocab_size=VOCABULARY, has_mask=True, length=LENGTH, **changes)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+    return model
+
+
+class AttentionOnly(torch.nn.Module):
+    """The same network, which declares no cache."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model, self.head = model, model.head
+
+    @property
+    def capabilities(self) -> cedd.Capabilities:
+        return cedd.Capabilities(
+            features=True, attention=True, token_times=True, time_conditioned=self.model.options.time_conditioned
+        )
+
+    def features(self, x_t: Tensor, sigma: Tensor, **options: Any) -> Tensor:
+        return self.model.features(x_t, sigma, **options)
+
+
+@pytest.mark.parametrize("kind", ["absorb", "roulette"])
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_a_cache_changes_no_bit(kind: str, conditioned: bool) -> None:
+    """In float32 on a CPU: the same operations in the same order. Beyond the context too."""
+    process = every_process(VOCABULARY)[kind]
+    model, method = network(time_conditioning=conditioned), cedd.METHODS["bayes"].in_blocks(WIDTH)
+    how: dict[str, Any] = {"method": method, "steps": 3, "seed": 1, "context": LENGTH}
+    texts = [sample(model, process, (2, 24), cache=cache, **how) for cache in (True, False)]
+    assert torch.equal(*texts)
+    assert torch.equal(texts[0], sample(AttentionOnly(model), process, (2, 24), **how))
+    assert len(texts[0].unique()) > 5
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_features_with_a_cache(conditioned: bool) -> None:
+    """Bit by bit those of keys and values computed again, and up to rounding those of one pass over the whole text."""
+    model = network(time_conditioning=conditioned)
+    runs = [FinishedText.of(Network.of(model, VOCABULARY), WIDTH, 2, LENGTH, kept=kept) for kept in (True, False)]
+    text = torch.randint(VOCABULARY, (2, LENGTH))
+    block, sigma = torch.full((2, WIDTH), VOCABULARY), torch.tensor([0.3, 2.0])
+    with evaluating(model):
+        for known, pieces in ((0, []), (4, [4]), (12, [4, 4]), (12, [12])):
+            for run in runs:
+                run.forget()
+                for piece in text[:, : sum(pieces)].split(pieces, 1) if pieces else ():
+                    run.read(piece)
+            known = sum(pieces)
+            kept, again = (run(block, sigma, **run.conditions) for run in runs)
+            assert torch.equal(kept, again)
+            plain = GivenPast(model, WIDTH)(block, sigma, past=text[:, :known])
+            torch.testing.assert_close(kept, plain, rtol=1e-5, atol=2e-6)
+            for row in (0, 1):  # of some of the texts only
+                one = runs[0](block[row : row + 1], sigma[row : row + 1], text=torch.tensor([row]))
+                torch.testing.assert_close(one[0], kept[row], rtol=1e-5, atol=2e-6)
+
+
+# ---- seeds, prompts, windows ------------------------------------------------------------------------------------
+
+
+def test_a_text_depends_on_its_own_seed_and_prompt_alone() -> None:
+    model, seeds = network(), text_seeds(3, 4)
+    held = [0, 3, 4, 11]  # prompts of four lengths
+    tokens = torch.randint(VOCABULARY, (4, 24), generator=torch.Generator().manual_seed(1))
+    where = torch.arange(24) < torch.tensor(held)[:, None]
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH}
+    together = sample(model, MASKS, (4, 24), seeds=seeds, constraint=Fixed(tokens, where), **how)
+    assert torch.equal(together[where], tokens[where])
+    for row in range(4):
+        one = Fixed(tokens[row : row + 1], where[row : row + 1])
+        alone = sample(model, MASKS, (1, 24), seeds=seeds[row : row + 1], constraint=one, **how)
+        assert torch.equal(alone[0], together[row])
+    order = [2, 0, 3, 1]
+    other = Fixed(tokens[order], where[order])
+    swapped = sample(model, MASKS, (4, 24), seeds=[seeds[i] for i in order], constraint=other, batch=3, **how)
+    assert torch.equal(swapped, together[order])
+    longer = sample(
+        model,
+        MASKS,
+        (4, 31),
+        seeds=seeds,
+        constraint=Fixed(torch.nn.functional.pad(tokens, (0, 7)), torch.nn.functional.pad(where, (0, 7))),
+        **how,
+    )
+    assert torch.equal(longer[:, :24], together)
+
+
+def test_batches_that_read_together_agree_with_texts_alone() -> None:
+    """Up to the rounding of matrix products, which draws of tokens do not show here."""
+    model, seeds = network(), text_seeds(3, 6)
+    where = torch.arange(20) < torch.tensor([0, 2, 4, 6, 8, 9])[:, None]
+    tokens = torch.randint(VOCABULARY, (6, 20), generator=torch.Generator().manual_seed(1))
+    for sampler in ("first-hitting", "analytic"):
+        how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": sampler, "context": LENGTH, "seeds": seeds}
+        alone, together = (
+            sample(model, MASKS, (6, 20), constraint=Fixed(tokens, where), deterministic=one_by_one, **how)
+            for one_by_one in (True, False)
+        )
+        assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_a_window_slides_by_half_and_holds_at_least_that(most: int) -> None:
+    firsts = [first_of_window(number, most) for number in range(60)]
+    assert firsts[:most] == [0] * most
+    for number, first in enumerate(firsts):
+        assert 0 < number - first + 1 <= most
+        assert number < most or number - first >= most // 2
+    assert firsts == sorted(firsts)
+    assert len(set(firsts)) <= 2 + 60 // max(1, most - most // 2)
+
+
+def test_beyond_the_context_only_the_window_counts() -> None:
+    """What was dropped changes nothing, and the window is read from position 0."""
+    model, seed = network(), 5
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": seed}
+    text = sample(model, MASKS, (1, 40), **how)
+    for number in range(10):
+        first = first_of_window(number, LENGTH // WIDTH)
+        here = slice(number * WIDTH, (number + 1) * WIDTH)
+        (own,) = text_seeds(text_seeds(seed, 1)[0], 10)[number : number + 1]
+        past = text[:, first * WIDTH : here.start]
+        conditional = GivenPast(model, WIDTH)
+        again = sample(conditional, MASKS, (1, WIDTH), method="cedd", sampler="first-hitting", seeds=[own], past=past)
+        assert torch.equal(again, text[:, here]), number
+    changed = sample(model, MASKS, (1, 40), constraint=prompt((text[0, :8] + 1) % VOCABULARY, 40), **how)
+    held = prompt(torch.cat([(text[0, :8] + 1) % VOCABULARY, text[0, 8:16]]), 40)
+    assert torch.equal(sample(model, MASKS, (1, 40), constraint=held, **how)[:, 16:], text[:, 16:])
+    assert not torch.equal(changed[:, 8:16], text[:, 8:16])
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 17, 30])
+def test_texts_of_any_length(length: int) -> None:
+    """The last block is drawn whole and cut: a longer text begins with a shorter one."""
+    model = network()
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": 2}
+    longest = sample(model, MASKS, (2, 32), **how)
+    assert torch.equal(sample(model, MASKS, (2, length), **how), longest[:, :length])
+
+
+def test_a_prompt_may_be_longer_than_the_context() -> None:
+    model = network()
+    tokens = torch.randint(VOCABULARY, (27,), generator=torch.Generator().manual_seed(1))
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": 2}
+    found = sample(model, MASKS, (2, 36), constraint=prompt(tokens, 36), **how)
+    assert torch.equal(found[:, :27], tokens.expand(2, -1))
+    assert not torch.equal(found[0], found[1])
+    whole = sample(model, MASKS, (1, 27), constraint=prompt(tokens, 27), **how)
+    assert torch.equal(whole[0], tokens)
+
+
+def test_a_text_ends_at_the_end_of_text() -> None:
+    model, stop = network(), 4
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": 2}
+    held = prompt(torch.tensor([stop, stop, 1]), 22)  # those of a prompt end nothing
+    for constraint in (None, held):
+        endless = sample(model, MASKS, (5, 22), constraint=constraint, **how)
+        ended = sample(model, MASKS, (5, 22), constraint=constraint, stop=[stop], **how)
+        first = 0 if constraint is None else 3
+        lengths = []
+        for row, plain in zip(ended, endless, strict=True):
+            ends = (plain[first:] == stop).nonzero()
+            end = first + int(ends[0]) if len(ends) else 22
+            assert torch.equal(row[:end], plain[:end])
+            assert bool((row[end:] == stop).all())
+            lengths.append(end)
+        assert len(set(lengths)) > 1
+
+
+def test_tokens_that_are_excluded_or_not_allowed_are_not_written() -> None:
+    model = network()
+    found = sample(model, MASKS, (4, 22), method=IN_BLOCKS, seed=1, exclude=[0, 1, 2], context=LENGTH)
+    assert int(found.min()) > 2
+    tokens = torch.zeros(VOCABULARY, dtype=torch.bool)
+    tokens[5] = True
+    where = torch.arange(22) == 13
+    only = Fixed(torch.zeros(22).long(), torch.arange(22) < 2, AllowedTokens(where, tokens))
+    found = sample(model, MASKS, (4, 22), method=IN_BLOCKS, seed=1, constraint=only, context=LENGTH)
+    assert bool((found[:, 13] == 5).all())
+    assert bool((found[:, :2] == 0).all())
+
+
+def test_a_constraint_of_ones_own_sees_whole_texts() -> None:
+    model, seen = network(), list[Tensor]()
+
+    def constraint(x: Tensor) -> Tensor:
+        seen.append(x.clone())
+        return torch.where(torch.arange(x.shape[1]) == 9, 7, x)
+
+    found = sample(model, MASKS, (2, 18), method=IN_BLOCKS, steps=3, seed=1, constraint=constraint, deterministic=False)
+    assert {tuple(x.shape) for x in seen} == {(2, 18)}
+    assert bool((found[:, 9] == 7).all())
+    assert bool((seen[0] == VOCABULARY).sum() > 20)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_callback_sees_texts_grow(deterministic: bool) -> None:
+    model, seen = network(), list[tuple[int, float, Tensor]]()
+    found = sample(
+        model,
+        MASKS,
+        (2, 18),
+        method=IN_BLOCKS,
+        sampler="first-hitting",
+        seed=1,
+        deterministic=deterministic,
+        callback=lambda step, t, x: seen.append((step, t, x.clone())),
+    )
+    parts = [seen] if not deterministic else [seen[: len(seen) // 2], seen[len(seen) // 2 :]]
+    for number, part in enumerate(parts):
+        assert [step for step, _, _ in part] == list(range(len(part)))
+        times = [t for _, t, _ in part]
+        assert times == sorted(times, reverse=True)
+        assert times[0] == 1.0
+        assert times[-1] < 1 / 5
+        masks = [int((x == VOCABULARY).sum()) for _, _, x in part]
+        assert masks == sorted(masks, reverse=True)
+        assert torch.equal(part[-1][2], found[number : number + 1] if deterministic else found)
+
+
+def test_steps_are_those_of_a_block() -> None:
+    assert [default_steps(1000, block) for block in (1, 4, 16, 64, 100, 512)] == [1, 4, 16, 64, 64, 128]
+    model, calls = network(), list[float]()
+    how: dict[str, Any] = {"method": IN_BLOCKS, "seed": 1, "callback": lambda step, t, x: calls.append(t)}
+    sample(model, MASKS, (1, 12), **how)
+    assert len(calls) == 3 * (2 + WIDTH)
+    calls.clear()
+    sample(model, MASKS, (1, 12), steps=2, **how)
+    assert len(calls) == 3 * (2 + 2)
+
+
+def test_what_is_not_possible_is_refused_in_one_line() -> None:
+    model = network()
+    where = torch.arange(12) == 9
+    with pytest.raises(ValueError, match="takes a prompt, not text in a later block than a blank"):
+        sample(model, MASKS, (1, 12), method=IN_BLOCKS, constraint=Fixed(torch.zeros(12).long(), where))
+
+    class Joint(JointConstraint):
+        def draw(self, *_: Any, **__: Any) -> Tensor:
+            raise AssertionError
+
+    joint = Joint(torch.zeros(12).long(), torch.zeros(12).bool())
+    with pytest.raises(ValueError, match="Joint is not available for models that write blocks"):
+        sample(model, MASKS, (1, 12), method=IN_BLOCKS, sampler="first-hitting", constraint=joint)
+    with pytest.raises(ValueError, match=r"x_start needs whole blocks of 4 tokens \(got 10\)"):
+        sample(model, MASKS, (1, 10), method=IN_BLOCKS, x_start=torch.zeros(1, 10).long())
+    with pytest.raises(ValueError, match="ar writes one token after another"):
+        sample(model, MASKS, (1, 10), method=cedd.METHODS["ar"].in_blocks(4))
+
+
+# ---- networks that were autoregressive --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal_past", [True, False])
+@pytest.mark.parametrize(("shift", "start_row"), [(False, None), (True, None), (True, 3)])
+def test_a_llama_type_network_writes_blocks(causal_past: bool, shift: bool, start_row: int | None) -> None:
+    """Its cache is exact too: one pass over the whole text says the same, with a shift and a start token."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"shift": shift, "start_row": start_row, "causal_past": causal_past}
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        has_mask=True,
+        length=LENGTH,
+        width=32,
+        depth=2,
+        heads=4,
+        **{"key_heads": 2, "head_width": 8, "mlp_width": 48, "attention": "block-causal", "block": WIDTH, **options},
+    )
+    model = Llama(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    text, block = torch.randint(VOCABULARY, (2, LENGTH)), torch.full((2, WIDTH), VOCABULARY)
+    finished, sigma = FinishedText.of(Network.of(model, VOCABULARY), WIDTH, 2, LENGTH), torch.zeros(2)
+    with evaluating(model):
+        for known in range(0, LENGTH, WIDTH):
+            found = finished(block, sigma, **finished.conditions)
+            x_t = torch.cat([text[:, :known], block], 1)
+            levels = torch.zeros(2, known // WIDTH + 1)
+            whole = InBlocks(model, WIDTH)(x_t, levels, clean=text[:, : known + WIDTH])[:, known:]
+            torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-5)
+            finished.read(text[:, known : known + WIDTH])
+    how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "seed": 1, "context": LENGTH}
+    assert torch.equal(*(sample(model, MASKS, (2, 24), cache=cache, **how) for cache in (True, False)))

@@ -1,0 +1,260 @@
+"""Samplers with languages: every sequence is in the language, and the law is the tilted one, by enumeration."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import cedd
+from cedd.samplers import Fixed, sample
+from cedd.samplers.languages import LanguageConstraint
+from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, p_value
+from tests.samplers.languages import State, constraint, marginals, members, product_law, span, tilted_law
+
+V, L = 3, 4
+PATTERN = "(ab|c)*|b{4}"
+SAMPLERS = [
+    "first-hitting",
+    "probability",
+    "margin",
+    "entropy",
+    "analytic",
+    "euler",
+    "remask-capped",
+    "remask-confidence",
+]
+LOGITS = torch.randn(L, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+PROCESS = cedd.absorb(V, cedd.LogLinear(eps=1e-9))  # all masks at t = 1
+
+
+def blind(x_t: Tensor, sigma: Tensor) -> Tensor:
+    """The same laws whatever the text."""
+    return LOGITS.expand(len(x_t), L, V)
+
+
+def table(halved: bool = False) -> Table:
+    """A network that depends on the text, but not on the time."""
+    made = (HalvedTable if halved else Table)(PROCESS, L, seed=3, size=1.5)
+    made.sway *= 0
+    return made
+
+
+def laws_of(network):
+    def laws(seen):
+        return torch.softmax(network.outputs(torch.tensor([seen]), torch.ones(1))[0], -1).numpy()
+
+    return laws
+
+
+def counted(x: Tensor, texts) -> np.ndarray:
+    found = dict.fromkeys(texts, 0)
+    for row in map(tuple, x.tolist()):
+        found[row] += 1  # a KeyError where a text is not in the language
+    return np.array(list(found.values()))
+
+
+def draw(network, n: int, **how) -> Tensor:
+    how = {"constraint": constraint(PATTERN, V, L), "seeds": range(n), "sampler": "first-hitting"} | how
+    return sample(network, PROCESS, (n, L), method="cedd", **how)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "steps"), [*((sampler, 3) for sampler in SAMPLERS), ("analytic", 1), ("entropy", 1)]
+)
+def test_blind_networks_give_the_product_law(sampler, steps):
+    """Then every call has the same law, whatever is revealed at once."""
+    texts = members(PATTERN, V, L)
+    law = product_law(torch.softmax(LOGITS, -1).numpy(), (V,) * L, texts, V)
+    expected = np.array([law[text] for text in texts]) / sum(law.values())
+    found = counted(draw(blind, 600, sampler=sampler, steps=steps), texts)
+    assert p_value(found, expected) > ERROR_RATE
+
+
+@pytest.mark.parametrize("halved", [False, True])
+def test_first_hitting_has_the_tilted_law(halved):
+    network, texts = table(halved), members(PATTERN, V, L)
+    law = tilted_law(laws_of(network), L, texts, V)
+    found = counted(draw(network, 1500), texts)
+    assert p_value(found, np.array([law[text] for text in texts])) > ERROR_RATE
+
+
+def test_the_tilted_law_is_not_the_law_given_the_language():
+    network, texts = table(), members(PATTERN, V, L)
+    everything = list(itertools.product(range(V), repeat=L))
+    plain, tilted = (tilted_law(laws_of(network), L, which, V) for which in (everything, texts))
+    given = np.array([plain[text] for text in texts])
+    distance = 0.5 * np.abs(given / given.sum() - np.array([tilted[text] for text in texts])).sum()
+    assert distance > 0.03
+
+
+@pytest.mark.parametrize("order", ["probability", "margin", "entropy"])
+def test_confidence_is_that_of_the_law_given_the_language(order):
+    """One mask at a time, with the likeliest token: the sequence of states follows by enumeration."""
+    network, texts = table(), members(PATTERN, V, L)
+    seen = (V,) * L
+    while V in seen:
+        f = laws_of(network)(seen)
+        own = marginals(f, seen, texts, V)
+        ordered = np.sort(own, -1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy = np.nansum(own * np.log(own), -1)
+        confidence = {"probability": ordered[:, -1], "margin": ordered[:, -1] - ordered[:, -2], "entropy": entropy}[
+            order
+        ]
+        i = max((i for i in range(L) if seen[i] == V), key=lambda i: confidence[i])
+        best = max(product_law(f, seen, texts, V).items(), key=lambda each: each[1])[0]
+        seen = (*seen[:i], best[i], *seen[i + 1 :])
+    found = draw(network, 2, sampler=order, steps=L, temperature=0)
+    assert found.tolist() == [list(seen)] * 2
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS, "next-token"])
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.3}, {"temperature": 0}, {"top_p": 0.5}, {"exclude": [2]}])
+def test_every_sequence_is_in_the_language(sampler, how):
+    method = "ar" if sampler == "next-token" else "cedd"
+    process, n = (cedd.absorb(V) if method == "ar" else PROCESS), 10
+    network = table() if method == "cedd" else blind
+    settings = {"method": method, "sampler": sampler, "steps": 3, "constraint": constraint(PATTERN, V, L)} | how
+    x = sample(network, process, (n, L), seeds=range(n), **settings)
+    texts = set(members(PATTERN, V, L))
+    assert {tuple(row) for row in x.tolist()} <= texts
+    if "exclude" in how:
+        assert not bool((x == 2).any())
+    alone = sample(network, process, (2, L), seeds=[7, 8], **settings)
+    assert torch.equal(alone, x[7:9])
+
+
+def test_temperature_zero_in_one_call_is_the_likeliest_sequence():
+    texts = members(PATTERN, V, L)
+    law = product_law(torch.softmax(LOGITS, -1).numpy(), (V,) * L, texts, V)
+    found = draw(blind, 1, sampler="analytic", steps=1, temperature=0)
+    assert tuple(found[0].tolist()) == max(law, key=lambda text: law[text])
+
+
+def test_temperature_sharpens_the_laws_before_the_language():
+    texts = members(PATTERN, V, L)
+    law = product_law(torch.softmax(LOGITS / 0.5, -1).numpy(), (V,) * L, texts, V)
+    found = counted(draw(blind, 600, temperature=0.5), texts)
+    assert p_value(found, np.array([law[text] for text in texts]) / sum(law.values())) > ERROR_RATE
+
+
+@pytest.mark.parametrize("sampler", ["first-hitting", "analytic"])
+def test_top_p_cuts_the_law_given_the_language(sampler):
+    """Left to right in one call: by hand."""
+    texts = members(PATTERN, V, L)
+    f, top_p = torch.softmax(LOGITS, -1).numpy(), 0.6
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for i in range(L):
+        following: dict[State, float] = {}
+        for begun, chance in expected.items():
+            own = marginals(f, (*begun, *(V,) * (L - i)), texts, V)[i]
+            order = np.argsort(-own)
+            kept = order[: 1 + int(np.searchsorted(own[order].cumsum(), top_p))]
+            for v in kept.tolist():
+                if own[v] > 0:
+                    following[(*begun, v)] = chance * own[v] / own[kept].sum()
+        expected = following
+    if sampler == "analytic":
+        found = counted(draw(blind, 500, sampler=sampler, steps=1, top_p=top_p), texts)
+        assert p_value(found, np.array([expected.get(text, 0.0) for text in texts])) > ERROR_RATE
+    else:
+        assert set(map(tuple, draw(blind, 50, top_p=top_p).tolist())) <= set(texts)
+
+
+def test_autoregressive_models_draw_what_can_still_be_continued():
+    """The next token's law, cut to the tokens that some text of the language goes on with."""
+    texts = members(PATTERN, V, L)
+    f = torch.softmax(LOGITS, -1).numpy()
+    expected: dict[State, float] = {(): 1.0}
+    for i in range(L):
+        following: dict[State, float] = {}
+        for begun, chance in expected.items():
+            own = np.array([f[i, v] * any(text[: i + 1] == (*begun, v) for text in texts) for v in range(V)])
+            following |= {(*begun, v): chance * own[v] / own.sum() for v in range(V) if own[v]}
+        expected = following
+    x = sample(blind, cedd.absorb(V), (600, L), method="ar", constraint=constraint(PATTERN, V, L), seeds=range(600))
+    assert p_value(counted(x, texts), np.array([expected[text] for text in texts])) > ERROR_RATE
+
+
+def test_spans_and_fixed_tokens():
+    """Two spans, a position that is free and one that is fixed; blind, so that the law is a product over them."""
+    length, n = 6, 600
+    logits = torch.randn(length, V, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    where = torch.zeros(length, dtype=torch.bool)
+    where[[0, 3]] = True
+    fixed = Fixed(torch.tensor([1, 0, 0, 2, 0, 0]), where)
+    spans = [span("(aa|bb|bc)", V, 0, 2), span("(cab|caa|cbb)", V, 3, 6)]
+    both = LanguageConstraint.of(length, spans).holding(fixed)
+    x = sample(
+        lambda x_t, sigma: logits.expand(len(x_t), length, V),
+        PROCESS,
+        (n, length),
+        method="cedd",
+        constraint=both,
+        sampler="analytic",
+        steps=2,
+        seeds=range(n),
+    )
+    f = torch.softmax(logits, -1).numpy()
+    expected = {
+        (1, a, b, 2, *end): f[1, a] * f[2, b] * f[4, end[0]] * f[5, end[1]]
+        for a in (1, 2)
+        for b in range(V)
+        for end in ((0, 1), (0, 0), (1, 1))
+    }
+    law = np.array(list(expected.values()))
+    assert p_value(counted(x, expected), law / law.sum()) > ERROR_RATE
+
+
+def test_no_token_is_left_of_the_noise():
+    """Of a process that leaves a third of the tokens at t = 1."""
+    process = cedd.absorb(V, cedd.LogLinear(eps=0.3))
+    for sampler in ("analytic", "first-hitting"):
+        how = {"sampler": sampler, "constraint": constraint(PATTERN, V, L), "steps": 2, "seeds": range(30)}
+        x = sample(blind, process, (30, L), method="cedd", **how)
+        assert set(map(tuple, x.tolist())) <= set(members(PATTERN, V, L))
+
+
+def test_tokens_that_end_a_text_may_be_drawn_though_they_are_excluded():
+    part = span("[ac]{4}", V, 0, L, ends=(2,))
+    x = draw(blind, 50, constraint=LanguageConstraint.of(L, [part]), exclude=[2])
+    assert bool((x == 2).any())
+    with pytest.raises(ValueError, match=r"every text that satisfies regex\('\[c\]\{4\}'\) has probability 0"):
+        draw(blind, 5, constraint=LanguageConstraint.of(L, [span("[c]{4}", V, 0, L)]), exclude=[2])
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            lambda: constraint("(ab)*", V, 5),
+            r"no text of 5 tokens satisfies regex\('\(ab\)\*'\); the nearest take 4 or 6",
+        ),
+        (lambda: constraint("a{9}", V, L), "no text of 4 tokens .*; the nearest take 9"),
+        (lambda: constraint("a", V, L), "the nearest take 1$"),
+        (lambda: constraint("d{4}", V, L), "the tokenizer may lack its characters"),
+        (lambda: constraint("a*", V + 1, L), "is compiled for 4 tokens, not 3"),
+        (lambda: LanguageConstraint.of(L, [span("a*", V, 2, 7)]), "is not within 4 tokens"),
+        (
+            lambda: constraint("(ab)*", V, L).holding(Fixed(torch.full((L,), 1), torch.arange(L) == 0)),
+            "no text of 4 tokens with the tokens that are fixed satisfies",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_drawn(made, message):
+    def never(x_t, sigma):
+        raise AssertionError("the network was called")
+
+    length = 5 if "5 tokens" in message else L
+    with pytest.raises(ValueError, match=message) as caught:
+        sample(never, PROCESS, (2, length), method="cedd", sampler="first-hitting", constraint=made())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sampler", ["gibbs", "stratified"])
+def test_samplers_that_cannot_draw_jointly_say_so(sampler):
+    process = cedd.absorb(V) if sampler == "gibbs" else cedd.uniform(V)
+    with pytest.raises(ValueError, match="LanguageConstraint needs"):
+        sample(blind, process, (2, L), method="bayes", sampler=sampler, constraint=constraint(PATTERN, V, L))

@@ -1,0 +1,283 @@
+"""Languages, particles, guidance and labels through `LanguageModel`: what comes out, and what is refused."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+import cedd
+from cedd.constraints import choice, json_schema, length, regex
+from cedd.data.tokenizers import BERTTokenizer, BPETokenizer, CharTokenizer, PaddedTokenizer, Tokenizer
+from cedd.tasks import LanguageModel, load
+from tests.tasks.models import save_random
+
+CHARACTERS = 'abcdefghijklmnopqrstuvwxyz .,T0123456789{}":-\n'
+WORDS = ["the cat sat on the mat.", "a dog, a cat and 12 birds", '{"a": 1, "b": "cat"}', "yes no maybe 2024-01-31"]
+TOKENIZERS = {
+    "char": lambda: CharTokenizer(CHARACTERS),
+    "padded": lambda: PaddedTokenizer(CharTokenizer(CHARACTERS)),
+    "bpe": lambda: BPETokenizer.train(WORDS * 20, 300),
+    "bert": lambda: BERTTokenizer(
+        [
+            "[PAD]",
+            "[UNK]",
+            "[CLS]",
+            "[SEP]",
+            "[MASK]",
+            *"abcdefghij.,:{}0123456789-",
+            '"',
+            *(f"##{c}" for c in "abc123"),
+            "cat",
+            "yes",
+        ]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, LanguageModel]:
+    folder, made = tmp_path_factory.mktemp("models"), {}
+    for name, make in TOKENIZERS.items():
+        path = save_random(folder / name, "absorb", "cedd", tokenizer=make(), length=24, time_input="none")
+        made[name] = load(path, "cpu")
+        generator = torch.Generator().manual_seed(0)
+        for parameter in made[name].model.parameters():  # outputs that depend on the text
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return made
+
+
+LANGUAGES = {
+    "char": (regex("[a-c]{2,6}"), regex(r"(ab|c)*\.+")),
+    "padded": (choice(["yes", "cat a", "b."]), regex(r"1[0-9]{1,2}-(a|b)")),
+    "bpe": (choice(["yes", "cat a", "b."]), regex(r"1[0-9]{1,2}-(a|b)")),
+    "bert": (choice(["yes", "cat a", "b."]), regex("[a-e]( cat)*1?")),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("how", [{}, {"sampler": "first-hitting"}, {"sampler": "entropy", "steps": 4}, {"top_p": 0.7}])
+def test_every_text_is_in_the_language(models, name, how):
+    for language in LANGUAGES[name]:
+        texts = models[name].generate(4, length=6, constraint=language, seed=1, **how)
+        assert all(language.matches(text) for text in texts)
+
+
+def test_a_prompt_is_followed_by_the_language(models):
+    for name, prompt in (("bpe", "the cat "), ("bpe", "a dog"), ("padded", "so, "), ("char", "on ")):
+        language = regex("[a-d]{3}")
+        for text in models[name].generate(3, prompt=prompt, constraint=language, seed=0):
+            assert text.startswith(prompt)
+            assert language.matches(text.removeprefix(prompt)), (name, text)
+
+
+def test_the_text_ends_where_its_tokens_say(models):
+    """What follows a token that ends texts is not written."""
+    for name in ("padded", "bpe"):
+        texts = models[name].generate(5, length=20, constraint=choice(["yes", "no"]), seed=0)
+        assert set(texts) <= {"yes", "no"}
+
+
+@pytest.mark.parametrize(
+    ("name", "language", "expected"),
+    [
+        ("bpe", choice(["yes", "no"]), 4),  # three bytes and the end
+        ("char", choice(["yes", "no"]), 3),
+        ("char", regex("[a-z]{2,900}"), 20),  # twice the shortest and 16
+        ("padded", regex("[a-z]{2,900}"), 21),
+        ("padded", regex("[a-z]+"), 24),
+        ("bpe", regex("(?s).*"), 24),
+    ],
+)
+def test_the_length_without_one(models, name, language, expected):
+    seen: list[int] = []
+    models[name].generate(1, constraint=language, seed=0, callback=lambda step, t, x: seen.append(x.shape[1]))
+    assert set(seen) == {expected}
+
+
+def test_blanks_have_constraints_of_their_own(models):
+    for name in ("bpe", "char"):
+        found = models[name].infill(
+            "the ____{4} sat on ______ at ____{2}.", 4, [regex("[a-f]{4}"), None, regex("[0-9]{2}")]
+        )
+        for text in found:
+            assert re.fullmatch(r"(?s)the [a-f]{4} sat on .* at [0-9]{2}\.", text), text
+        both = models[name].infill("____{3} and ____{3}", 3, regex("[a-f]{3}"))
+        assert all(re.fullmatch("[a-f]{3} and [a-f]{3}", text) for text in both)
+
+
+def test_blanks_of_long_texts(models):
+    """Filled in windows, each with the constraint of the blanks that it decides."""
+    model = models["char"]
+    text = "a cat sat on the mat, ____{4} and then the dog came in from the garden ____{3}. it was a dog, ____{4}."
+    for found in model.infill(text, 2, regex("[a-c]+"), seed=0):
+        assert re.fullmatch(
+            text.replace("____{4}", "[a-c]{4}").replace("____{3}", "[a-c]{3}").replace(".", r"\."), found
+        )
+    with pytest.raises(ValueError, match="a blank with a constraint has at most 12 tokens"):
+        model.infill(text.replace("____{3}", "____{20}"), constraint=regex("[a-c]+"))
+
+
+def test_json(models):
+    schema = {"type": "object", "properties": {"a": {"enum": ["b", 1]}, "c": {"type": "boolean"}}, "required": ["a"]}
+    for name in ("bpe", "padded"):
+        for text in models[name].generate(4, constraint=json_schema(schema), seed=2):
+            value = json.loads(text)
+            assert value["a"] in ("b", 1)
+            assert set(value) <= {"a", "c"}
+
+
+def test_seeds_and_batches(models):
+    model, how = models["bpe"], {"constraint": regex("[a-e ]{3,9}"), "length": 9}
+    together = model.generate(5, seed=4, **how)
+    assert model.generate(5, seed=4, batch=2, **how) == together
+    assert model.generate(2, seed=4, **how) == together[:2]
+
+
+def test_autoregressive_models(tmp_path):
+    model = load(save_random(tmp_path / "ar", "absorb", "ar", tokenizer=TOKENIZERS["bpe"](), length=24), "cpu")
+    language = regex("[a-e]{3}( [0-9]+)?")
+    texts = model.generate(4, length=8, prompt="the ", constraint=language, seed=0)
+    assert all(language.matches(text.removeprefix("the ")) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.generate(constraint=regex("[a-z]{30}")), "no text of 24 tokens satisfies .*; the nearest take 30"),
+        (lambda m: m.generate(length=2, constraint=choice(["yes"])), "no text of 2 tokens .*; the nearest take 3"),
+        (lambda m: m.generate(constraint=regex("é")), "the tokenizer may lack its characters"),
+        (lambda m: m.generate(constraint=cedd.constraints.intersect(regex("a"), length(2))), "no text satisfies"),
+        (lambda m: m.infill("____ a", constraint=regex("a{5}")), "no text of 4 tokens satisfies"),
+        (lambda m: m.infill("____ a ____", constraint=[regex("a+")]), "has 2 blanks, and there are 1 constraints"),
+        (lambda m: m.generate(constraint=regex("a+"), sampler="gibbs"), "LanguageConstraint needs"),
+        (lambda m: m.generate(guidance=2.0), "guidance needs a condition"),
+        (lambda m: m.generate(guidance=math.nan), "guidance must be a finite number"),
+        (lambda m: m.generate(particles=0), "particles must be at least 1"),
+        (lambda m: m.generate(reward=len), "give their number, for example particles=16"),
+        (lambda m: m.generate(particles=2, sampler="entropy"), "not as entropy does; leave the sampler out"),
+        (lambda m: m.infill("a" * 30 + "____", particles=2), "particles need a text of at most 24 tokens"),
+    ],
+)
+def test_refused_in_one_line(models, call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call(models["char"])
+    assert "\n" not in str(caught.value)
+
+
+# Particles, rewards, guidance
+
+
+def test_particles_of_texts(models):
+    model, language = models["bpe"], choice(["yes", "no", "cat"])
+    sets = model.particles(2, 6, prompt="a ", constraint=language, seed=0)
+    for one in sets:
+        assert len(one.texts) == len(one.weights) == 6
+        assert sum(one.weights) == pytest.approx(1.0)
+        assert one.text in one.texts
+        assert all(language.matches(text.removeprefix("a ")) for text in one.texts)
+        assert one.log_normalizer < 0
+        assert 1 <= one.effective_sample_size <= 6
+    assert model.particles(1, 6, prompt="a ", constraint=language, seed=0)[0] == sets[0]
+    assert model.generate(2, prompt="a ", constraint=language, particles=6, seed=0) == [one.text for one in sets]
+
+
+def test_rewards_of_texts_steer(models):
+    seen: list[list[str]] = []
+
+    def letters(texts: list[str]) -> list[float]:
+        seen.append(texts)
+        return [sum(letter in "abcdefgh" for letter in text) for text in texts]
+
+    model, how = models["char"], {"length": 8, "seed": 0}
+    steered = letters(model.generate(6, particles=8, reward=letters, strength=3.0, **how))
+    plain = letters(model.generate(6, **how))
+    assert all(isinstance(text, str) and len(text) == 8 for texts in seen for text in texts)
+    assert sum(steered) > 2 * sum(plain) + 3
+
+
+def test_guidance_by_the_prompt(models):
+    model, how = models["char"], {"prompt": "the cat ", "length": 16, "sampler": "first-hitting", "seed": 3}
+    plain = model.generate(3, **how)
+    assert model.generate(3, guidance=1.0, **how) == plain
+    strong = model.generate(3, guidance=8.0, **how)
+    assert strong != plain
+    assert all(text.startswith("the cat ") for text in strong)
+    assert model.generate(3, guidance=8.0, batch=1, **how) == strong
+
+
+# Labels
+
+
+def test_classification_is_bayes_rule(models):
+    model = models["char"]
+    found = model.classify("the cat", ["a", "b", "c"], "{text} is {label}")
+    values = model.log_likelihood("the cat is ", ["a", "b", "c"])
+    shares = torch.softmax(torch.tensor([float(value) for value in values], dtype=torch.float64), 0)
+    assert found.probabilities == pytest.approx(dict(zip("abc", shares.tolist(), strict=True)))
+    assert found.label == max(found.probabilities, key=lambda label: found.probabilities[label])
+    assert list(found.probabilities.values()) == sorted(found.probabilities.values(), reverse=True)
+    assert all(one.exact for one in found.log_likelihoods.values())
+    turned = model.classify("at", ["a", "b"], "{label}: {text}")
+    values = model.log_likelihood("", ["a: at", "b: at"], draws=8)
+    assert turned.log_likelihoods == dict(sorted(zip("ab", values, strict=True), key=lambda pair: -pair[1]))
+
+
+def test_ranking(models):
+    model = models["char"]
+    found = model.rank(["the", "cat", "abcde"])
+    assert [one.text for one in found] == sorted(
+        ["the", "cat", "abcde"], key=lambda text: -model.rank([text])[0].log_likelihood if len(text) < 5 else math.inf
+    )
+    per_token = model.rank(["the", "abcde"], per_token=True)
+    values = [one.log_likelihood / one.log_likelihood.tokens for one in per_token]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m.classify("a", ["b"]), "at least two different texts"),
+        (lambda m: m.classify("a", ["b", "b"]), "at least two different texts"),
+        (lambda m: m.classify("a", "bc"), "at least two different texts"),
+        (lambda m: m.classify("a", ["b", "c"], "{label}"), "must have {text} and {label} once each"),
+        (lambda m: m.rank("abc"), "list of at least one text"),
+        (lambda m: m.rank([]), "list of at least one text"),
+    ],
+)
+def test_what_cannot_be_labelled(models, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(models["char"])
+
+
+# The cache
+
+
+def test_compiled_languages_are_kept_on_disk(tmp_path, monkeypatch):
+    from cedd.data import token_languages as module
+
+    monkeypatch.setattr(module, "SLOW", 0.0)
+    monkeypatch.setattr(module, "MOST_FILES", 2)
+    tokenizer: Tokenizer = TOKENIZERS["bpe"]()
+
+    def compiled(pattern: str):
+        module._compiled.cache_clear()
+        return module.token_language(regex(pattern), tokenizer, may_end=True, cache=tmp_path).automaton
+
+    first = compiled("[a-c]+")
+    (file,) = (tmp_path / "constraints").iterdir()
+    monkeypatch.setattr(module, "compile_tokens", None)  # from the file from now on
+    again = compiled("[a-c]+")
+    assert all((one == other).all() for one, other in zip(first.transitions, again.transitions, strict=True))
+    assert (first.classes == again.classes).all()
+    assert (first.accepting == again.accepting).all()
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "SLOW", 0.0)
+    for damage in (b"", file.read_bytes()[:-40]):
+        file.write_bytes(damage)
+        assert compiled("[a-c]+").num_states == first.num_states
+    monkeypatch.setattr(module, "MOST_FILES", 2)
+    for pattern in ("a", "b", "c"):
+        compiled(pattern)
+    assert len(list((tmp_path / "constraints").iterdir())) == 2

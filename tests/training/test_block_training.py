@@ -1,0 +1,263 @@
+"""Training in blocks: each block at a time of its own, the same on any number of ranks, resumed to the last bit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+import cedd
+from cedd.cli import main
+from cedd.data.batches import BatchSampler
+from cedd.data.packing import PackedDataset
+from cedd.losses import NoiseDraws, noisy_batch
+from cedd.models.backbone import ModuleBackbone
+from cedd.process import absorb, roulette, uniform
+from cedd.training.config import BatchConfig, TrainConfig, starting_from
+from cedd.training.loop import Trainer
+from cedd.training.noising import NoisingSampler
+from cedd.training.run_log import LOG_FILE, read_log
+from cedd.training.warm_start import check_network
+from tests.training.ranks import assert_near, double_precision, gradients, together
+from tests.training.runs import ALONE, Crash, assert_same_run, changed, crash_at, run
+from tests.training.test_methods_train import fixed_batch, fixed_loss
+from tests.training.test_noising import B, L, dataset  # noqa: F401
+
+Make = Callable[..., TrainConfig]
+BLOCK, BLOCKS = 2, L // 2
+METHOD = cedd.METHODS["cedd-star"].in_blocks(BLOCK)
+
+
+def trainer(config: TrainConfig) -> Trainer:
+    return Trainer(config, ALONE, Console(quiet=True))
+
+
+def global_batch(data: PackedDataset, config: BatchConfig, world_size: int = 1, step: int = 5) -> dict[str, Tensor]:
+    """A step's batch, put together again from all ranks and micro-batches."""
+    joined: dict[str, list[Tensor]] = {}
+    shown = B // (1 + config.complementary)
+    for rank in range(world_size):
+        sampler = BatchSampler(data, shown, seed=3, rank=rank, world_size=world_size)
+        for part in NoisingSampler(sampler, METHOD, absorb(data.vocab_size), config).batch(step).parts:
+            assert part.clean is not None
+            views = len(part.inputs) // len(part.clean)
+            clean = part.clean.repeat_interleave(views, 0)
+            for name, tensor in {"inputs": part.inputs, "sigma": part.sigma, "clean": clean}.items():
+                joined.setdefault(name, []).append(tensor)
+    return {name: torch.cat(tensors) for name, tensors in joined.items()}
+
+
+@pytest.mark.parametrize("complementary", [False, True])
+def test_ranks_and_micro_batches_only_cut_the_batch(dataset: PackedDataset, complementary: bool):  # noqa: F811
+    expected = global_batch(dataset, BatchConfig(B, complementary=complementary))
+    assert expected["sigma"].shape == (B, BLOCKS)
+    masked = expected["inputs"] == dataset.vocab_size
+    assert torch.equal(expected["inputs"][~masked], expected["clean"][~masked])
+    for world_size, accumulate in ((2, 1), (1, 4), (4, 2), (4, 4)):
+        config = BatchConfig(B, accumulate, complementary=complementary)
+        found = global_batch(dataset, config, world_size)
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), (name, world_size, accumulate)
+
+
+def test_each_block_has_a_stratum_of_its_own(dataset: PackedDataset):  # noqa: F811
+    low, high = 0.25, 0.75
+    config = BatchConfig(B, 2, lowest_time=low, highest_time=high)
+    sigma = global_batch(dataset, config, world_size=4)["sigma"].double()
+    t = -torch.expm1(-sigma) / (1 - 1e-3)
+    strata = ((t - low) / (high - low) * B * BLOCKS).floor().long()
+    assert sorted(strata.flatten().tolist()) == list(range(B * BLOCKS))
+
+
+def test_complements_are_those_of_each_block(dataset: PackedDataset):  # noqa: F811
+    found = global_batch(dataset, BatchConfig(B, complementary=True))
+    t = -torch.expm1(-found["sigma"].double()) / (1 - 1e-3)
+    torch.testing.assert_close(t[::2] + t[1::2], torch.full((B // 2, BLOCKS), 1.001).double(), rtol=0, atol=1e-5)
+    masked = found["inputs"] == dataset.vocab_size
+    assert (masked[::2] ^ masked[1::2]).float().mean() > 0.99
+    assert torch.equal(found["clean"][::2], found["clean"][1::2])
+
+
+@pytest.mark.parametrize("kind", [absorb, roulette, uniform])
+def test_rows_suffice_at_every_step(dataset: PackedDataset, kind):  # noqa: F811
+    sampler = BatchSampler(dataset, 128, seed=3)
+    for complementary in (False, True):
+        config = BatchConfig(128, complementary=complementary, highest_time=0.6)
+        noising = NoisingSampler(sampler, METHOD, kind(dataset.vocab_size), config, steps=40)
+        if noising.capacity is not None:
+            numbers = {len(part.places) for step in range(40) for part in noising.batch(step).parts}
+            assert numbers == {noising.capacity}
+
+
+def test_a_batch_without_blocks_has_no_clean_half(dataset: PackedDataset):  # noqa: F811
+    sampler = BatchSampler(dataset, B, seed=3)
+    for block in (None, L):
+        method = cedd.METHODS["cedd-star"].in_blocks(block)
+        (part,) = NoisingSampler(sampler, method, absorb(dataset.vocab_size), BatchConfig(B)).batch(2).parts
+        assert part.clean is None
+        assert part.sigma.shape == (B,)
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"block": 4},
+    {"block": 3, "batch.complementary": True, "optimizer.matrices": "muon", "process.name": "absorb"},
+    {"block": 6, "method": "sedd", "process.name": "uniform", "batch.accumulate": 2, "model.time_conditioning": False},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=["roulette", "complementary, muon", "sedd on uniform"])
+def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any]):
+    run(config("whole", changes))
+    with pytest.raises(Crash):
+        run(config("crashed", changes), crash_at(6))
+    assert run(config("crashed", changes)).finished
+    assert_same_run(config("whole").out, config("crashed").out)
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize(("strategy", "complementary"), [("ddp", False), ("fsdp", True)])
+def test_gradients_are_those_of_one_process(config: Make, tmp_path: Path, strategy: str, complementary: bool):
+    settings = {"model.dropout": 0.0, "model.width": 20, "model.depth": 2, "block": 4, "process.name": "absorb"}
+    settings |= {"batch.complementary": complementary}
+    with double_precision():
+        gradients(ALONE, config("one", settings), "single", tmp_path / "one")
+    both = config("two", {**settings, "batch.accumulate": 2})
+    assert together(gradients, both, strategy, tmp_path / "two") == [0, 0]
+    assert_near(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("changes", [{}, {"method": "bayes", "process.name": "absorb", "batch.complementary": True}])
+def test_a_run_learns_and_is_measured_in_its_blocks(config: Make, changes: dict[str, Any]):
+    made = config("run", {"block": 4, "steps": 40, "checkpoint_every": 40, "evaluation.every": 20, **changes})
+    begun = trainer(made)
+    batch = fixed_batch(begun)
+    before = fixed_loss(begun, batch)
+    begun.run()
+    assert fixed_loss(begun, batch) < before - 0.05
+    kinds = [record["kind"] for record in read_log(made.out / LOG_FILE)]
+    assert kinds.count("bound") == 2
+    assert kinds.count("sample") == 4
+    model = cedd.load(made.out, device="cpu")
+    assert model.method.block == 4
+    assert "in blocks of 4" in repr(model)
+    found = cedd.evaluate(made.out, made.data, draws=4, max_sequences=8, device="cpu")
+    (estimate,) = found.evaluations[0].bounds.values()
+    generator = torch.Generator().manual_seed(0)
+    alone = cedd.estimate_bound(
+        model.model, model.process, found.blocks[0], method=model.method, draws=4, generator=generator
+    )
+    torch.testing.assert_close(estimate.per_sequence, alone.per_sequence)
+
+
+def test_the_command_line_measures_exactly_what_is_written_in_small_blocks(
+    config: Make, capsys: pytest.CaptureFixture[str]
+):
+    changes = {"block": 3, "process.name": "absorb", "method": "cedd", "model.time_conditioning": False}
+    made = config("run", changes)
+    run(made)
+    words = ["evaluate", str(made.out), "--data", made.data, "--max-sequences", "6", "--device", "cpu", "--json"]
+    values = {}
+    for bound in ("tight", "importance", "exact"):
+        assert main([*words, "--bound", bound, *(["--draws", "256"] if bound == "tight" else [])]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["runs"]
+        values[bound] = found["bounds"][bound]["nats_per_token"]
+    assert values["exact"] == pytest.approx(values["importance"], abs=0.01)
+    assert values["exact"] < values["tight"] + 0.02
+    assert main([*words[:-1], "--bound", "exact"]) == 0
+    assert "The perplexity is exact" in " ".join(capsys.readouterr().out.split())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# From another model
+
+
+def test_from_the_full_model_and_on_to_larger_blocks(config: Make):
+    """Each begins with what the one before it knows, and a run from a model in blocks keeps its blocks by default."""
+    whole = config("whole", {"process.name": "absorb", "method": "cedd", "steps": 60, "checkpoint_every": 60})
+    run(whole)
+    in_blocks = changed(starting_from(config("blocks"), str(whole.out)), {"block": 3, "steps": 30})
+    begun, untrained = trainer(in_blocks), trainer(changed(in_blocks, {"start": None, "out": "/nowhere"}))
+    batch = fixed_batch(begun)
+    before = fixed_loss(begun, batch)
+    assert before < fixed_loss(untrained, batch) - 0.05
+    begun.run()
+    assert fixed_loss(begun, batch) < before
+    kept = starting_from(config("larger"), str(in_blocks.out))
+    assert (kept.block, kept.method, kept.process.name) == (3, "cedd", "absorb")
+    larger = changed(kept, {"block": 6, "steps": 12})
+    run(larger)
+    assert cedd.load(larger.out, device="cpu").method.block == 6
+
+
+def test_from_an_autoregressive_model(config: Make):
+    """Its weights are taken over; its outputs are logits of tokens too, if of the next ones."""
+    causal = config("causal", {"method": "ar", "process.name": "absorb", "steps": 60, "checkpoint_every": 60})
+    run(causal)
+    start = changed(starting_from(config("blocks"), str(causal.out)), {"method": "cedd", "block": 1, "steps": 30})
+    begun = trainer(start)
+    known = cedd.load(causal.out, device="cpu").model.state_dict()
+    assert all(torch.equal(value, known[name]) for name, value in begun.state.ema.shadow.items())
+    batch = fixed_batch(begun)
+    before = fixed_loss(begun, batch)
+    begun.run()
+    assert fixed_loss(begun, batch) < before - 0.05
+    with pytest.raises(ValueError, match="those of sedd ratios"):
+        trainer(changed(start, {"block": 4, "method": "sedd", "out": "/nowhere"}))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--block", "5"], "blocks of 5 do not divide a length of 32: use a block that divides it"),
+        (["--block", "0"], "a block has a number of tokens, at least 1 (got 0)"),
+        (["--block", "16", "--method", "ar"], "ar writes one token after another, and has no blocks (got block=16)"),
+    ],
+)
+def test_a_bad_block_is_one_line(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "tiny", "--out", str(tmp_path / "run"), "--device", "cpu", *words]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_other_blocks_are_another_run_and_another_model(config: Make):
+    made = config("run", {"block": 4, "process.name": "absorb", "method": "cedd"})
+    run(made)
+    with pytest.raises(ValueError, match=r"holds another run \(block is 6, not 4\)"):
+        run(config("run", {"block": 6, "process.name": "absorb", "method": "cedd"}))
+    model = cedd.load(made.out, device="cpu")
+    with pytest.raises(ValueError, match=r"the model is for blocks of 4 tokens \(got block=6\)"):
+        cedd.estimate_bound(model.model, model.process, torch.zeros(2, 12).long(), method=model.method, block=6)
+    with pytest.raises(ValueError, match=r"--order is not available for models that write blocks \(of 4 tokens\)"):
+        cedd.evaluate(made.out, made.data, order="probability", device="cpu")
+    changes = {"block": 18, "length": 36, "process.name": "absorb", "method": "cedd", "steps": 1}
+    long = config("long", changes)
+    run(long)
+    with pytest.raises(ValueError, match=r"writes 18 tokens at once, .* at most 12; use importance"):
+        cedd.evaluate(long.out, long.data, bound="exact", device="cpu")
+
+
+def test_a_network_that_takes_no_pattern_is_refused(config: Make):
+    plain = ModuleBackbone(torch.nn.Embedding(9, 8), 8, True)
+    with pytest.raises(ValueError, match=r"does not declare Capabilities\(attention=True\)"):
+        check_network(plain, config("run", {"block": 4}), METHOD)
+    check_network(plain, config("run"), cedd.METHODS["cedd"])
+
+
+def test_noise_is_that_of_the_blocks_time():
+    """Tokens of a block share its time: at t = 1 nearly all are masked, at t = 1e-3 nearly none."""
+    x0 = torch.zeros(64, 8, dtype=torch.int64)
+    t = torch.tensor([1.0, 1e-3]).double().repeat(64, 2)
+    draws = NoiseDraws.make((64, 8), 5, x0.device, torch.Generator().manual_seed(0))
+    batch = noisy_batch(METHOD, absorb(5), x0, t, draws)
+    share = (batch.inputs == 5).float().mean(0)
+    assert share[[0, 1, 4, 5]].min() > 0.95
+    assert share[[2, 3, 6, 7]].max() < 0.05
