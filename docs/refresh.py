@@ -3,6 +3,7 @@
     python docs/refresh.py                             # every page; it trains, so it takes some minutes
     python docs/refresh.py README.md --only correct    # only the commands that contain this text
     python docs/refresh.py --work DIR                  # in this folder, whose runs are kept
+    python docs/refresh.py --code                      # only copy the code of docs/examples into the pages: at once
 
 A `console` block holds commands, each after a dollar sign, and what each printed. What a `python` block printed stands
 in the `text` block right after it. The commands of all pages run in one folder, in order. Comments right before a block
@@ -13,8 +14,11 @@ say what is special about it:
     <!-- tested with: OPTIONS -->     the tests add these to the block's `cedd` commands, to be done in seconds
     <!-- varies: REASON -->           the tests ask only that something is printed
     <!-- within: 10% -->              the tests ask that every figure is about the same
+    <!-- shown: TEXT -->              the page shows only the lines of the output that contain this text
     <!-- needs: MODEL -->             left as it is, and not tested, where cedd cannot load this model
     <!-- picture: FILE -->            the block writes FILE, which is copied to docs/images
+    <!-- code: FILE REGION -->        the block is a copy of this region of the file (of all of it, without REGION),
+                                      which lies between the lines "# region REGION" and "# endregion"
 """
 
 from __future__ import annotations
@@ -33,8 +37,11 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/tutorial.md", "docs/extend.md")
-NOTES = ("not run", "not tested", "tested with", "varies", "within", "needs", "picture")
+PAGES = ("README.md", "docs/start/tutorial.md", "docs/guides/extend.md")
+"""The pages whose commands are run."""
+PAGES_WITH_CODE = (*PAGES, "docs/guides/deploy.md")
+"""The pages that show files of the folder docs."""
+NOTES = ("not run", "not tested", "tested with", "varies", "within", "shown", "needs", "picture", "code")
 HEAD, TAIL = 8, 14  # lines kept of a long output
 ENVIRONMENT = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -111,6 +118,25 @@ def _console(lines: Sequence[str], block: Block) -> Iterator[Command]:
         yield Command(code, False, "\n".join(lines[start:number]), slice(start, number), block.notes)
 
 
+def example(place: str) -> list[str]:
+    """The lines of an example that a page shows: of a file in docs/, or of one of its regions."""
+    name, _, region = place.partition(" ")
+    lines = (ROOT / "docs" / name).read_text("utf-8").splitlines()
+    if region:
+        start = lines.index(f"# region {region}") + 1
+        lines = lines[start : lines.index("# endregion", start)]
+    return "\n".join(lines).strip("\n").splitlines()
+
+
+def with_code(page: str) -> str:
+    """The page with the examples' code as it is now."""
+    lines = page.splitlines()
+    for block in reversed(list(blocks(page))):
+        if "code" in block.notes:
+            lines[block.start : block.stop] = example(block.notes["code"])
+    return "\n".join(lines) + "\n"
+
+
 def tidied(output: str) -> list[str]:
     """The lines of an output for a page: nothing at the ends of lines, and the middle of a long one left out."""
     lines = [line.rstrip() for line in output.replace("\r", "\n").strip("\n").splitlines()]
@@ -156,7 +182,7 @@ def run(command: Command, folder: Path) -> tuple[int, str]:
 
 def refresh(path: Path, folder: Path, only: str) -> list[str]:
     """Run the commands of a page and rewrite it; the commands that failed, whose output stays as it was."""
-    page = path.read_text("utf-8")
+    page = with_code(path.read_text("utf-8"))
     lines, failed = page.splitlines(), []
     new: list[tuple[slice, list[str]]] = []
     for command in commands(page):
@@ -168,7 +194,8 @@ def refresh(path: Path, folder: Path, only: str) -> list[str]:
             failed.append(command.code)
             print(output, file=sys.stderr)
             continue
-        new.append((command.lines, tidied(output)))
+        shown = (line for line in output.replace("\r", "\n").splitlines() if command.notes.get("shown", "") in line)
+        new.append((command.lines, tidied("\n".join(shown))))
         if "picture" in command.notes and (folder / command.notes["picture"]).exists():
             shutil.copy(folder / command.notes["picture"], ROOT / "docs" / "images")
     for place, output in reversed(new):
@@ -185,15 +212,20 @@ def is_there_if_needed(command: Command) -> bool:
 def main() -> int:
     """Refresh the pages named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", default=PAGES)
+    parser.add_argument("pages", nargs="*")
     parser.add_argument("--only", default="")
     parser.add_argument("--work", type=Path)
+    parser.add_argument("--code", action="store_true")
     arguments = parser.parse_args()
+    if arguments.code:
+        for page in arguments.pages or PAGES_WITH_CODE:
+            (ROOT / page).write_text(with_code((ROOT / page).read_text("utf-8")), "utf-8")
+        return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.work or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         prepare(folder)
-        failed = [line for page in arguments.pages for line in refresh(ROOT / page, folder, arguments.only)]
+        failed = [line for page in arguments.pages or PAGES for line in refresh(ROOT / page, folder, arguments.only)]
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
     return 1 if failed else 0

@@ -1,6 +1,6 @@
 """Dynamics of your own: time reversal that stops early for every method, where the data are drawn from x_t."""
 
-# --8<-- [start:dynamics]
+# region dynamics
 from dataclasses import dataclass
 
 from toy import ENTROPY, L, V, counting, counts, train
@@ -21,9 +21,9 @@ class StopsEarly(Reversal):
 
 sedds = cedd.METHODS["sedds"]
 stops_early = cedd.Method("sedds-early", sedds.parameterization, sedds.objective, StopsEarly())
-# --8<-- [end:dynamics]
+# endregion
 
-# --8<-- [start:use]
+# region use
 process = cedd.uniform(V)
 network = train(stops_early, process)
 for method in (sedds, stops_early):  # sedds stops at t = 0.001
@@ -32,4 +32,4 @@ for method in (sedds, stops_early):  # sedds stops at t = 0.001
 
 drawn = cedd.sample(network, process, (256, L), method=stops_early, steps=64, deterministic=False)  # ends there, too
 print(f"{counts(drawn):.0%} of the samples count")
-# --8<-- [end:use]
+# endregion

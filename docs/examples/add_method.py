@@ -1,6 +1,6 @@
 """A method of your own: a row of parts, here bayes with a weight that grows towards the data."""
 
-# --8<-- [start:method]
+# region method
 import torch
 from torch import Tensor
 from toy import V, counting, train
@@ -16,9 +16,9 @@ def towards_data(noise: Noise, x_t: Tensor) -> Tensor:
 
 
 mine = cedd.Method("bayes-late", cedd.Bayes(), CrossEntropy(towards_data))
-# --8<-- [end:method]
+# endregion
 
-# --8<-- [start:use]
+# region use
 process = cedd.uniform(V)
 rivals = [cedd.METHODS["bayes"], cedd.METHODS["sedd"], mine]
 networks = [train(method, process) for method in rivals]
@@ -31,4 +31,4 @@ for method, network in zip(rivals, networks, strict=True):
     difference = values[-1] - values[0]  # sequence by sequence, on the same times and noise
     error = 1.96 * float(difference.std()) / len(difference) ** 0.5
     print(f"{method.name:<10}  {bound.nats_per_token:.3f}  against bayes {difference.mean():+.3f} ± {error:.3f}")
-# --8<-- [end:use]
+# endregion

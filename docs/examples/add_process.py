@@ -1,6 +1,6 @@
 """A process of your own: tokens are shuffled early and masked late, on a schedule of your own."""
 
-# --8<-- [start:process]
+# region process
 from dataclasses import dataclass
 
 import torch
@@ -33,9 +33,9 @@ def late_masks(t: Tensor) -> Tensor:
 
 
 process = cedd.eroulette(V, schedule=Quadratic(), mask_share=late_masks)
-# --8<-- [end:process]
+# endregion
 
-# --8<-- [start:use]
+# region use
 for t in (0.25, 0.5, 0.75, 1.0):
     noise = process.kernel(t)
     keep, shuffled, masked = noise.keep, noise.alive - noise.keep, noise.a
@@ -53,4 +53,4 @@ wrong = counting(256)
 wrong[:, 3] = torch.randint(V, (256,))
 fixed = cedd.sample(network, process, (256, L), **fast, t_start=0.3, x_start=wrong)
 print(f"with one token drawn at random, {counts(wrong):.0%} count; corrected from t = 0.3, {counts(fixed):.0%} do")
-# --8<-- [end:use]
+# endregion

@@ -1,6 +1,6 @@
-"""The command line with a process of your own: `python my_cedd.py train tiny --process.name shuffle-first ...`."""
+"""The command line with a process of your own: `python my_cedd.py train tiny --process shuffle-first ...`."""
 
-# --8<-- [start:register]
+# region register
 import sys
 from dataclasses import replace
 
@@ -22,4 +22,4 @@ PROCESSES["shuffle-first"] = shuffle_first
 
 if __name__ == "__main__":
     sys.exit(main())
-# --8<-- [end:register]
+# endregion

@@ -40,7 +40,7 @@ def train(method: str | cedd.Method, process: cedd.TokenProcess, steps: int = 30
     network = Network()
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     for _ in range(steps):
-        loss = cedd.loss(method, process, network, counting(128))
+        loss = cedd.loss(network, process, counting(128), method=method)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

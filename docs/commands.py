@@ -1,0 +1,114 @@
+"""The command-line reference, made from the parsers: `python docs/commands.py` prints it.
+
+As a hook of MkDocs it replaces `<!-- commands -->` in reference/commands.md when the site is built, so the page never
+differs from `cedd COMMAND --help`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass
+from typing import Any, get_origin
+
+from cedd.cli import COMMANDS
+from cedd.cli.arguments import ARGUMENTS
+from cedd.cli.parser import NUMBERS, Option, options_of
+from cedd.training.config import PRESETS, TrainConfig
+
+PLACE = "<!-- commands -->"
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Description:
+    """The docstring of a command: its example, and the paragraphs after it."""
+
+    example: str
+    text: str
+
+
+def description(kind: type) -> Description:
+    """What `--help` says above the options."""
+    first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n")
+    return Description(first.removeprefix("example: "), rest.strip())
+
+
+def escaped(text: str) -> str:
+    """Text without the characters that Markdown gives a meaning."""
+    return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text)
+
+
+def spelled(option: Option) -> str:
+    """The option as it is written, with what it takes: `--no-textbook` for a switch that is on."""
+    if option.positional:
+        return option.name
+    if option.kind is bool:
+        return f"--no-{option.name[2:]}" if option.default else option.name
+    if option.choices:
+        value = "{" + ",".join(option.choices) + "}"
+    elif get_origin(option.hint) is dict:
+        value = "NAME VALUE"
+    else:
+        names = {**dict.fromkeys(NUMBERS, ""), int: "INT", float: "FLOAT", str: "TEXT"}
+        value = option.metavar or names.get(option.kind, "PATH")
+    return f"{option.name} {value}{' ...' if option.takes_several else ''}"
+
+
+def default(value: Any) -> str:
+    """A default as it would be written; nothing where there is none."""
+    if value is MISSING or str(value).startswith("(give "):
+        return "required"
+    if value is None or isinstance(value, bool) or value in ("", (), {}):
+        return ""
+    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+def row(option: Option) -> str:
+    """A line of a table."""
+    return f"| `{spelled(option)}` | {default(option.default)} | {escaped(option.help)} |"
+
+
+def tables(options: list[Option]) -> Iterator[str]:
+    """A table for each group of options, positional arguments first."""
+    groups: dict[str, list[Option]] = {}
+    for one in sorted(options, key=lambda one: not one.positional):
+        groups.setdefault("arguments" if one.positional else one.title, []).append(one)
+    for title, group in groups.items():
+        yield f"**{escaped(title[0].upper() + title[1:])}**"
+        yield "\n".join(["| option | default | meaning |", "|---|---|---|", *map(row, group)])
+
+
+def section(name: str) -> Iterator[str]:
+    """The part of the page about one command."""
+    yield f"## cedd {name}"
+    yield f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}."
+    if name == TRAIN:
+        yield "    cedd train char --data python-manual --out runs/first"
+        yield "The first argument is a preset. The defaults below are those of the preset `char`."
+        yield "\n".join(
+            ["| preset | |", "|---|---|", *(f"| `{one}` | {about} |" for one, (about, _) in PRESETS.items())]
+        )
+        yield from tables(list(options_of(TrainConfig, PRESETS["char"][1])))
+        return
+    said, options = description(ARGUMENTS[name]), list(options_of(ARGUMENTS[name]))
+    yield f"    {said.example}"
+    for paragraph in said.text.split("\n\n"):
+        yield escaped(" ".join(paragraph.split()))
+    yield from tables(options)
+
+
+def reference() -> str:
+    """All commands, in the order of `cedd --help`."""
+    return "\n\n".join(part for name in COMMANDS for part in section(name)) + "\n"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """MkDocs calls this with each page."""
+    return markdown.replace(PLACE, reference()) if PLACE in markdown else markdown
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

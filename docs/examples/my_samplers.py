@@ -1,0 +1,52 @@
+"""Samplers of your own, for Python and for `cedd sample --sampler docs.examples.my_samplers:REMASKING`."""
+
+# region rule
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cedd.network import put_at
+from cedd.parameterization import AffineScore
+from cedd.process import Noise
+from cedd.samplers import CONFIDENCE_ORDERS, ConfidenceOrder, Leap, StepRule
+
+
+def remasking(strength: float) -> StepRule:
+    """Absorb's step in which a token is masked again with probability `remask`, and as many masks more are revealed.
+
+    Of the positions, alive(t) are tokens and a(t) = 1 - alive(t) masks. For a(s) masks to be left at s,
+    a(t) stay + alive(t) remask = a(s): the share of masks at every time is that of the process.
+    """
+
+    def leap(score: AffineScore, earlier: Noise) -> Leap:
+        noise, masked = score.noise, score.masked
+        remask = (strength * (noise.t - earlier.t)).clamp(max=(earlier.a / noise.alive).clamp(max=1.0))
+        stay = torch.where(masked, (earlier.a - noise.alive * remask) / noise.a, 1 - remask)
+        nothing = torch.zeros_like(stay)
+        return Leap(stay, torch.where(masked, nothing, remask), floor=nothing, slope=masked.double())
+
+    return StepRule.from_leap("remasking", leap, jump_first=True)
+
+
+REMASKING = remasking(8.0)
+# endregion
+
+
+# region sampler
+@dataclass(frozen=True)
+class AboveThreshold(ConfidenceOrder):
+    """Reveals all masks whose likeliest token has at least this probability, and the most confident one in any case."""
+
+    name: str = "above-threshold"
+    confidence: Callable[[Tensor], Tensor] = CONFIDENCE_ORDERS["probability"].confidence
+    threshold: float = 0.9
+
+    def chosen(self, log_probs: Tensor, places: Tensor, masked: Tensor, steps_left: int) -> Tensor:
+        """Which of the masks [R], at these places of the flattened batch, are revealed now: [B, L] bool."""
+        first = super().chosen(log_probs, places, masked, steps_left=masked.shape[1])
+        return first | put_at(torch.zeros_like(masked), places, self.confidence(log_probs) >= self.threshold)
+
+
+# endregion
