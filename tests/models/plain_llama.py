@@ -32,7 +32,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {**COMMON, **QWEN, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": False},
     "diffullama": {**COMMON, "model_type": "llama", "mask_token_id": 7, "tie_word_embeddings": False},
     "dream": {**COMMON, **QWEN, "model_type": "Dream", "mask_token_id": 20, "tie_word_embeddings": False},
-    "sdar": {**COMMON, **QWEN, "model_type": "sdar", "head_dim": 8, "mask_token_id": 20, "block_size": 4},
+    "sdar": {
+        **COMMON,
+        **QWEN,
+        "model_type": "sdar",
+        "head_dim": 8,
+        "mask_token_id": 20,
+        "block_size": 4,
+        "attn_implementation": "flex_attention",
+    },
     "a2d": {
         **COMMON,
         **QWEN,

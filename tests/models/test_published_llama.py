@@ -63,6 +63,58 @@ def test_outputs_are_at_their_places_and_the_mask_is_its_row(tmp_path: Path, kin
     assert float((model.model(x_t) - expected).abs().max()) < TOLERANCE
 
 
+FORMS = {
+    "bool": lambda seen: seen,
+    "zeros and ones": lambda seen: seen[None].float(),
+    "integers": lambda seen: seen[None, None].long(),
+    "added to the scores": lambda seen: torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_attention_mask_in_every_form(tmp_path: Path, form: str) -> None:
+    model = cedd.import_model(plain_llama.write(tmp_path / "dream", "dream"), device="cpu")
+    ids = ids_of()
+    seen = plain_llama.visible_of("block", ids.shape[1])
+    found = model.original_logits(ids, attention_mask=FORMS[form](seen))
+    assert float((found - expected_of("dream", ids, "block")).abs().max()) < TOLERANCE
+
+
+def test_full_attention_by_its_name(tmp_path: Path) -> None:
+    model, ids = cedd.import_model(plain_llama.write(tmp_path / "sdar", "sdar"), device="cpu"), ids_of()
+    found = model.original_logits(ids, attention_mask="full")
+    assert float((found - expected_of("sdar", ids, "full")).abs().max()) < TOLERANCE
+    with pytest.raises(ValueError, match="attention_mask must be a tensor or 'full'"):
+        model.original_logits(ids, attention_mask="causal")
+
+
+RENAMED = {
+    "llama": ("", "base_model.", "base_model.model."),
+    "diffullama": ("denoise_model.",),
+    "llada": ("", "model.model."),
+    "diffugpt": ("",),
+}
+STACK = {"llada": "model.", "diffugpt": "denoise_model."}
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [(kind, one) for kind, all_ in RENAMED.items() for one in all_])
+def test_tensors_may_have_another_prefix(tmp_path: Path, kind: str, prefix: str) -> None:
+    """As files of wrapped networks, or of their inner module, have it; the embedding and the head may have none."""
+    stack = STACK.get(kind, "model.")
+    weights = {name.replace(stack, prefix, 1): value for name, value in plain_llama.random_weights(kind).items()}
+    if kind == "diffullama":
+        weights["embed_tokens.weight"] = weights.pop(f"{prefix}embed_tokens.weight")
+    model, ids = cedd.import_model(plain_llama.write(tmp_path / kind, kind, weights), device="cpu"), ids_of()
+    assert float((model.original_logits(ids) - expected_of(kind, ids)).abs().max()) < TOLERANCE
+
+
+def test_settings_at_their_defaults_may_be_absent(tmp_path: Path) -> None:
+    absent = dict.fromkeys(("rope_theta", "rms_norm_eps", "max_position_embeddings", "hidden_act"), "absent")
+    model, ids = cedd.import_model(plain_llama.write(tmp_path / "a", "llama", **absent), device="cpu"), ids_of()
+    assert float((model.original_logits(ids) - expected_of("llama", ids)).abs().max()) < TOLERANCE
+    assert model.length == 2048
+
+
 def test_an_autoregressive_network_starts_from_the_start_token(tmp_path: Path) -> None:
     model = cedd.import_model(plain_llama.write(tmp_path / "llama", "llama"), device="cpu")
     ids = ids_of()
@@ -93,6 +145,31 @@ def test_an_imported_network_is_a_model_folder(tmp_path: Path, kind: str, capsys
     assert torch.equal(loaded.original_logits(ids), cedd.import_model(theirs, device="cpu").original_logits(ids))
     assert len(loaded.generate(1, length=6, seed=0)[0].split()) == 6
     assert loaded.method.block == (4 if kind == "sdar" else None)
+
+
+@pytest.mark.parametrize("kind", ["dream", "diffugpt"])
+def test_a_tokenizer_of_vocabulary_and_merges(tmp_path: Path, kind: str) -> None:
+    """As Dream, SDAR and DiffuGPT publish theirs, with special tokens in tokenizer_config.json."""
+    from tokenizers import pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*alphabet, "12", "34", "12" + "34", "th"])}
+    weights, size = plain_llama.random_weights(kind), 264
+    for name in ("model.embed_tokens.weight", "embed_tokens.weight", "lm_head.weight"):
+        if name in weights:
+            weights[name] = torch.randn(size, plain_llama.D)
+    changes = {"vocab_size": size, "mask_token_id": "absent"}
+    folder = plain_llama.write(tmp_path / kind, kind, weights, **changes)
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\n1 2\n3 4\n12 34\nt h\n")
+    special = {str(260 + i): {"content": one, "special": True} for i, one in enumerate(("<end>", "<mask>"))}
+    settings = {"added_tokens_decoder": special, "mask_token": "<mask>", "eos_token": "<end>", "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = cedd.import_model(folder, device="cpu")
+    digits = [vocab["1234"]] if kind == "diffugpt" else [vocab[one] for one in "1234"]
+    assert model.tokenizer.encode("th 1234").tolist() == [vocab["th"], vocab["\u0120"], *digits]
+    assert model.tokenizer.decode(model.tokenizer.encode("Straße 1234")) == "Straße 1234"
+    assert (model.tokenizer.eos_id, network_of(model).options.mask_row) == (260, 261)
 
 
 # ---- what their own code computed -------------------------------------------------------------------------------
@@ -333,6 +410,10 @@ def test_buffers_of_old_files_are_left_alone(tmp_path: Path) -> None:
     buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
     weights = plain_llama.random_weights("llama") | buffers
     cedd.import_model(plain_llama.write(tmp_path / "old", "llama", weights), device="cpu")
+    seen = {"denoise_model.h.0.attn.bias": torch.ones(1, 1, 16, 16, dtype=torch.bool)}
+    weights = plain_llama.random_weights("diffugpt") | seen
+    weights["lm_head.weight"] = weights["embed_tokens.weight"].clone()
+    cedd.import_model(plain_llama.write(tmp_path / "gpt", "diffugpt", weights), device="cpu")
 
 
 def test_a_mask_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -756,7 +756,12 @@ class JSONTokenizer(Tokenizer):
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, vocab_size: int | None = None, stops: Sequence[int] = (), bos: int | None = None
+        cls,
+        folder: str | Path,
+        vocab_size: int | None = None,
+        stops: Sequence[int] = (),
+        bos: int | None = None,
+        content: Mapping[str, Any] | None = None,
     ) -> JSONTokenizer:
         """From tokenizer.json, with the special tokens of tokenizer_config.json and special_tokens_map.json.
 
@@ -765,11 +770,12 @@ class JSONTokenizer(Tokenizer):
             vocab_size: V; by default the tokenizer's number of ids.
             stops: tokens that end a text, by the network's configuration.
             bos: the token that begins a document, by the network's configuration.
+            content: that of tokenizer.json, if the folder has the tokenizer in another form.
         """
         import tokenizers
 
         folder = Path(folder)
-        content = read_json(folder / BPE_FILE)
+        content = read_json(folder / BPE_FILE) if content is None else content
         config, special = (
             read_json(folder / file) if (folder / file).is_file() else {}
             for file in ("tokenizer_config.json", "special_tokens_map.json")

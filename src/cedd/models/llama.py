@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -479,13 +479,14 @@ class Llama(Backbone):
         self,
         ids: Tensor,
         *,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | Literal["full"] | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
         """Outputs [B, L, V] for rows of the embedding [B, L]: no shift is applied, and no row stands for the mask.
 
-        attention_mask: keys that are attended to, [B, L] (1 or true); or a mask [L, L], [B, L, L] or [B, 1, L, L],
-            true or 0 where query i attends to key j, which replaces the network's own.
+        attention_mask: keys that are attended to, [B, L] (1 or true); or a mask [L, L], [B, L, L] or [B, 1, L, L]
+            that replaces the network's own: 1 or true where query i attends to key j, or a number that is added to the
+            scores, 0 or negative; or "full", as for Dream: all attend to all.
         position_ids: [L] or [B, L]; by default 0 to L - 1.
         """
         length = ids.shape[1]
@@ -493,8 +494,12 @@ class Llama(Backbone):
         positions = positions[0] if positions.dim() == 2 and len(positions) == 1 else positions
         own = self._own_mask(torch.arange(length, device=ids.device), length)
         mask, causal = own, self.is_causal
-        if attention_mask is not None:
-            mask, causal = _visible_of(attention_mask.to(ids.device), own, causal, length), False
+        if isinstance(attention_mask, str):
+            if attention_mask != "full":
+                raise ValueError(f"attention_mask must be a tensor or 'full' (got {attention_mask!r})")
+            mask, causal = None, False
+        elif attention_mask is not None:
+            mask, causal = _visible_of(attention_mask.to(ids.device), own, causal, ids.shape), False
         return self.head(self.backbone(ids, positions, mask, causal))
 
     def _own_mask(self, queries: Tensor, keys: int) -> Tensor | None:
@@ -592,17 +597,19 @@ def _layer_weights(config: LlamaConfig) -> int:
     return config.width * (attention_rows + 3 * config.mlp_width)
 
 
-def _visible_of(given: Tensor, own: Tensor | None, causal: bool, length: int) -> Tensor:
+def _visible_of(given: Tensor, own: Tensor | None, causal: bool, shape: Sequence[int]) -> Tensor:
     """The mask [L, L] or [B, 1, L, L] of an attention_mask; queries that would attend to nothing attend to all keys."""
-    whole = given.dtype == torch.bool or given.is_floating_point()
-    if given.dim() == 2 and not (whole and given.shape[0] == length):
-        keys = given.bool()[:, None, None, :]
+    batch, length = shape
+    added = given.is_floating_point() and bool((given < 0).any())
+    visible = given >= 0 if added else given.bool()
+    as_square = given.shape == (length, length) and (batch != length or given.dtype == torch.bool or added)
+    if given.dim() == 2 and not as_square:
+        keys = visible[:, None, None, :]
         if causal:
             own = torch.ones(length, length, dtype=torch.bool, device=given.device).tril()
         visible = keys.expand(-1, 1, length, -1) if own is None else keys & own
-    else:
-        visible = given if given.dtype == torch.bool else given >= 0 if given.is_floating_point() else given.bool()
-        visible = visible[:, None] if visible.dim() == 3 else visible
+    elif given.dim() == 3:
+        visible = visible[:, None]
     return visible | ~visible.any(-1, keepdim=True)
 
 

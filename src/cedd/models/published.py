@@ -60,6 +60,7 @@ GGUF = ".gguf"
 _ON_THE_HUB = [
     *(CONFIG_FILE, "generation_config.json", "model*.safetensors", INDEX_FILE),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "added_tokens.json"),
 ]
 PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 _EMBEDDING = "vocab_embed.embedding"

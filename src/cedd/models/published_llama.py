@@ -13,6 +13,7 @@ which is read from that row, so that a text in which the row's own token occurs 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,13 +24,13 @@ from torch import Tensor
 
 from cedd.data.tokenizers import BPE_FILE, GPT2_VOCAB_SIZE, IdTokenizer, JSONTokenizer, Tokenizer, fitting_tokenizer
 from cedd.methods import get_method
+from cedd.models.byte_level_tokenizers import content_of_merges, tokenizer_content
 from cedd.models.folder import ModelFolder
-from cedd.models.gguf_tokenizer import tokenizer_content
 from cedd.models.gpt2 import GPT2
 from cedd.models.import_config import Description
 from cedd.models.llama import FLOAT_TYPES, Llama
 from cedd.models.llama_config import FloatType, LlamaConfig
-from cedd.models.tensor_files import GGUFFile, SafetensorsFiles, TensorFiles
+from cedd.models.tensor_files import UNUSED, GGUFFile, SafetensorsFiles, TensorFiles
 from cedd.models.transformer_config import LONGEST
 from cedd.models.weights import SkipInitialization
 from cedd.names import suggestion
@@ -42,7 +43,10 @@ from cedd.storage import expanded, read_json
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls its tensors, without .weight and .bias. Ours that consist of several have their names."""
+    """What a family calls its tensors, without .weight and .bias. Ours that consist of several have their names.
+
+    Those before `attention_norm` may have a prefix in the files, such as model. or denoise_model.; see `in_files`.
+    """
 
     embedding: str
     norm: str
@@ -59,12 +63,35 @@ class Names:
     key_norm: str = ""
     positions: str = ""
 
+    def in_files(self, files: TensorFiles) -> Names:
+        """The names with the prefixes that the files have: the embedding and the layers may have different ones."""
+        first = f"{self.layer.format(0)}{self.attention_norm}"
+        place, stack = (_prefix_of(files, name) for name in (self.embedding, first))
+        inside, above = stack + self.head, re.sub(r"[^.]*\.$", "", stack) + self.head
+        return replace(
+            self,
+            embedding=place + self.embedding,
+            norm=stack + self.norm,
+            head=inside if f"{inside}.weight" in files.shapes else above,
+            layer=stack + self.layer,
+            positions=self.positions and stack + self.positions,
+        )
+
+
+def _prefix_of(files: TensorFiles, name: str) -> str:
+    """What precedes the only tensor of this name."""
+    stem = f"{name}.weight"
+    found = [one for one in files.shapes if one == stem or one.endswith(f".{stem}")]
+    if len(found) != 1:
+        raise ValueError(f"{files.source} has {len(found)} tensors {stem}; a network of this family has one")
+    return found[0].removesuffix(stem)
+
 
 HUGGING_FACE = Names(
-    embedding="model.embed_tokens",
-    norm="model.norm",
+    embedding="embed_tokens",
+    norm="norm",
     head="lm_head",
-    layer="model.layers.{}.",
+    layer="layers.{}.",
     attention_norm="input_layernorm",
     mlp_norm="post_attention_layernorm",
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -75,10 +102,10 @@ HUGGING_FACE = Names(
     key_norm="self_attn.k_norm",
 )
 LLADA = Names(
-    embedding="model.transformer.wte",
-    norm="model.transformer.ln_f",
-    head="model.transformer.ff_out",
-    layer="model.transformer.blocks.{}.",
+    embedding="wte",
+    norm="ln_f",
+    head="ff_out",
+    layer="blocks.{}.",
     attention_norm="attn_norm",
     mlp_norm="ff_norm",
     qkv=("q_proj", "k_proj", "v_proj"),
@@ -88,19 +115,17 @@ LLADA = Names(
 )
 DIFFUGPT = Names(
     embedding="embed_tokens",
-    norm="denoise_model.ln_f",
-    head="",
-    layer="denoise_model.h.{}.",
+    norm="ln_f",
+    head="lm_head",
+    layer="h.{}.",
     attention_norm="ln_1",
     mlp_norm="ln_2",
     qkv=("attn.c_attn",),
     output="attn.c_proj",
     gate_up=("mlp.c_fc",),
     down="mlp.c_proj",
-    positions="denoise_model.wpe",
+    positions="wpe",
 )
-_UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Ends of the names of buffers: the rotary frequencies, which follow from the base, and GPT-2's causal mask."""
 
 
 @dataclass(frozen=True)
@@ -176,18 +201,18 @@ Switches = Mapping[str, tuple[Any, ...]]
 """Settings, and the values that are implemented; a setting that is absent or null has the first."""
 
 _HARMLESS = """
-_name_or_path _attn_implementation architectures auto_map bos_token_id eos_token_id pad_token_id mask_token_id
-unk_token_id sep_token_id cls_token_id pad_token bos_token eos_token transformers.js_config max_length min_length
-do_sample early_stopping num_beams num_beam_groups temperature top_k top_p typical_p repetition_penalty length_penalty
-finetuning_task prefix torchscript use_bfloat16 tf_legacy_loss pruned_heads chunk_size_feed_forward
-decoder_start_token_id tokenizer_class name_or_path dtype torch_dtype transformers_version model_type vocab_size
-embedding_size initializer_range initializer_type init_cutoff_factor init_device init_fn init_std precision
-attention_dropout hidden_dropout embedding_dropout residual_dropout embd_pdrop attn_pdrop resid_pdrop use_cache
-return_dict output_attentions output_hidden_states keys_to_ignore_at_inference id2label label2id num_labels
-problem_type task_specific_params gradient_checkpointing is_llama_config max_window_layers flash_attention
-alibi_bias_max attention_layer_norm_with_affine mlp_ratio n_ctx summary_activation summary_first_dropout
-summary_proj_to_labels summary_type summary_use_proj block_size block_length bd_size fuse_cross_entropy debug ep_size
-micro_forward skip_checkpoint use_deepep num_logits_to_keep logits_to_keep
+_name_or_path _attn_implementation _attn_implementation_autoset attn_implementation architectures auto_map
+bos_token_id eos_token_id pad_token_id mask_token_id unk_token_id sep_token_id cls_token_id pad_token bos_token
+eos_token transformers.js_config max_length min_length do_sample early_stopping num_beams num_beam_groups temperature
+top_k top_p typical_p repetition_penalty length_penalty finetuning_task prefix torchscript use_bfloat16 tf_legacy_loss
+pruned_heads chunk_size_feed_forward decoder_start_token_id tokenizer_class name_or_path dtype torch_dtype
+transformers_version model_type vocab_size embedding_size initializer_range initializer_type init_cutoff_factor
+init_device init_fn init_std precision attention_dropout hidden_dropout embedding_dropout residual_dropout embd_pdrop
+attn_pdrop resid_pdrop use_cache return_dict output_attentions output_hidden_states keys_to_ignore_at_inference
+id2label label2id num_labels problem_type task_specific_params gradient_checkpointing is_llama_config
+max_window_layers flash_attention alibi_bias_max attention_layer_norm_with_affine mlp_ratio n_ctx summary_activation
+summary_first_dropout summary_proj_to_labels summary_type summary_use_proj block_size block_length bd_size
+fuse_cross_entropy debug ep_size micro_forward skip_checkpoint use_deepep num_logits_to_keep logits_to_keep
 """
 _IGNORED = frozenset(_HARMLESS.split())
 """Settings that change nothing that an imported network computes, or that are read elsewhere."""
@@ -397,22 +422,14 @@ class LlamaFamily:
         }
 
     def _placed(self, files: TensorFiles, config: Description) -> tuple[Names, int]:
-        """The names with the prefix that the files have, and the number of rows of the embedding."""
-        stem = f"{self.names.embedding}.weight"
-        short = stem.removeprefix("model.")
-        found = [name for name in files.shapes if name in (stem, short) or name.endswith(f".{stem}")]
-        if len(found) != 1:
-            raise ValueError(f"{files.source} is not a network of {self.name}: it has {len(found)} tensors {stem}")
-        shape = files.shapes[found[0]]
-        stated = config.whole("vocab_size", default=shape[0]) if not self.gpt2 else shape[0]
-        if config.get("embedding_size") is not None:
-            stated = config.whole("embedding_size")
+        """The names as the files have them, and the number of rows of the embedding."""
+        names = self.names.in_files(files)
+        name = f"{names.embedding}.weight"
+        shape = files.shapes[name]
+        stated = config.whole("embedding_size", "vocab_size", default=shape[0]) if not self.gpt2 else shape[0]
         if len(shape) != 2 or shape[0] != stated:
-            raise ValueError(f"{files.source}: {found[0]} is {list(shape)}, but config.json asks for {stated} rows")
-        old, new = ("model.", "") if found[0] == short else ("", found[0].removesuffix(stem))
-        parts = ("embedding", "norm", "head", "layer", "positions")
-        moved = {part: new + getattr(self.names, part).removeprefix(old) for part in parts if getattr(self.names, part)}
-        return replace(self.names, **moved), shape[0]
+            raise ValueError(f"{files.source}: {name} is {list(shape)}, but config.json asks for {stated} rows")
+        return names, shape[0]
 
     def _checked_parts(
         self, files: TensorFiles, names: Names, config: LlamaConfig, description: Description
@@ -426,7 +443,7 @@ class LlamaFamily:
             used.add(part.name)
             yield part
         tied = {f"{names.head}.weight"} if config.tied else set[str]()
-        unused = {name for name in files.shapes if name.endswith(_UNUSED)} | tied
+        unused = {name for name in files.shapes if name.endswith(UNUSED)} | tied
         if left := sorted(files.shapes.keys() - used - unused):
             raise ValueError(f"{files.source} holds {len(left)} tensors that have no place, first {left[0]}")
 
@@ -511,16 +528,26 @@ _GPT2_SETTINGS = Settings(
 )
 _MASKS: dict[str, Any] = {"method": "ceddt", "attention": "full"}
 
+_LLAMA = {"max_position_embeddings": 2048}
+_QWEN = {"max_position_embeddings": 32_768}
+_QWEN3 = {**_QWEN, "head_dim": 128}
+_LLADA = {"max_sequence_length": 1024, "rms_norm_eps": 1e-5}
+_GPT2 = {"n_positions": 1024, "layer_norm_epsilon": 1e-5}
+
 LLAMA_FAMILIES: tuple[LlamaFamily, ...] = (
-    LlamaFamily("DiffuLLaMA", _is_diffullama, LLAMA_SWITCHES, shift=True, mask=811, **_MASKS),
-    LlamaFamily("Llama", _kind("llama"), LLAMA_SWITCHES),
-    LlamaFamily("Qwen2", _kind("qwen2"), QWEN2_SWITCHES, qkv_bias=True),
-    LlamaFamily("Qwen3", _kind("qwen3"), QWEN3_SWITCHES, qk_norm=True, defaults={"head_dim": 128}),
-    LlamaFamily("A2D Llama", _kind("a2d-llama"), LLAMA_SWITCHES, **_MASKS),
-    LlamaFamily("A2D Qwen2", _kind("a2d-qwen2"), QWEN2_SWITCHES, qkv_bias=True, **_MASKS),
-    LlamaFamily("A2D Qwen3", _kind("a2d-qwen3"), QWEN3_SWITCHES, qk_norm=True, defaults={"head_dim": 128}, **_MASKS),
-    LlamaFamily("LLaDA", _kind("llada"), LLADA_SWITCHES, LLADA, _LLADA_SETTINGS, mask=126336, **_MASKS),
-    LlamaFamily("Dream", _kind("dream"), QWEN2_SWITCHES, shift=True, qkv_bias=True, mask=151666, **_MASKS),
+    LlamaFamily("DiffuLLaMA", _is_diffullama, LLAMA_SWITCHES, shift=True, mask=811, defaults=_LLAMA, **_MASKS),
+    LlamaFamily("Llama", _kind("llama"), LLAMA_SWITCHES, defaults=_LLAMA),
+    LlamaFamily("Qwen2", _kind("qwen2"), QWEN2_SWITCHES, qkv_bias=True, defaults=_QWEN),
+    LlamaFamily("Qwen3", _kind("qwen3"), QWEN3_SWITCHES, qk_norm=True, defaults=_QWEN3),
+    LlamaFamily("A2D Llama", _kind("a2d-llama"), LLAMA_SWITCHES, defaults=_LLAMA, **_MASKS),
+    LlamaFamily("A2D Qwen2", _kind("a2d-qwen2"), QWEN2_SWITCHES, qkv_bias=True, defaults=_QWEN, **_MASKS),
+    LlamaFamily("A2D Qwen3", _kind("a2d-qwen3"), QWEN3_SWITCHES, qk_norm=True, defaults=_QWEN3, **_MASKS),
+    LlamaFamily(
+        "LLaDA", _kind("llada"), LLADA_SWITCHES, LLADA, _LLADA_SETTINGS, mask=126336, defaults=_LLADA, **_MASKS
+    ),
+    LlamaFamily(
+        "Dream", _kind("dream"), QWEN2_SWITCHES, shift=True, qkv_bias=True, mask=151666, defaults=_QWEN, **_MASKS
+    ),
     LlamaFamily(
         "SDAR",
         _kind("sdar"),
@@ -529,10 +556,19 @@ LLAMA_FAMILIES: tuple[LlamaFamily, ...] = (
         mask=151669,
         method="ceddt",
         attention="block-causal",
-        defaults={"head_dim": 128},
+        defaults=_QWEN3,
     ),
     LlamaFamily(
-        "DiffuGPT", _is_diffugpt, GPT2_SWITCHES, DIFFUGPT, _GPT2_SETTINGS, shift=True, mask=10541, gpt2=True, **_MASKS
+        "DiffuGPT",
+        _is_diffugpt,
+        GPT2_SWITCHES,
+        DIFFUGPT,
+        _GPT2_SETTINGS,
+        shift=True,
+        mask=10541,
+        defaults=_GPT2,
+        gpt2=True,
+        **_MASKS,
     ),
 )
 MIXTURES = ("llada2_moe", "lladamoe", "mixtral", "qwen2_moe", "qwen3_moe", "sdar_moe")
@@ -577,8 +613,11 @@ def _tokenizer(folder: Path, asked: str | Path | None, V: int, config: Descripti
     stops = [one for value in (ends, more) for one in (value if isinstance(value, list) else [value])]
     stops = [one for one in dict.fromkeys(stops) if isinstance(one, int) and 0 <= one < V]
     bos = config.get("bos_token_id")
-    if (place / BPE_FILE).is_file():
-        return JSONTokenizer.from_folder(place, V, stops, bos if isinstance(bos, int) else None)
+    has_merges = all((place / name).is_file() for name in ("vocab.json", "merges.txt"))
+    pre = "gpt-2" if family.gpt2 else "qwen2" if family.qkv_bias or family.qk_norm else None
+    if (place / BPE_FILE).is_file() or (has_merges and pre is not None):
+        content = None if (place / BPE_FILE).is_file() or pre is None else content_of_merges(place, pre)
+        return JSONTokenizer.from_folder(place, V, stops, bos if isinstance(bos, int) else None, content)
     if asked is not None:
         return fitting_tokenizer(str(asked), V)
     if family.gpt2 and V in (GPT2_VOCAB_SIZE, GPT2_VOCAB_SIZE + 1):

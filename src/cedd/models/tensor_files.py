@@ -33,6 +33,9 @@ FLOATS: Mapping[str, torch.dtype] = {
 """Dtypes of weights, by their names in a safetensors file."""
 GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 """Types of GGUF tensors that are read; files of Q4_K hold a few tensors of Q6_K."""
+UNUSED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+"""Ends of the names of buffers, of any dtype: the rotary frequencies, which follow from the base, and GPT-2's causal
+mask."""
 _LARGEST_HEADER = 100_000_000
 
 
@@ -101,7 +104,9 @@ class SafetensorsFiles(TensorFiles):
 
     def dtype(self) -> torch.dtype:
         bytes_of = Counter[str]()
-        for one in self.stored.values():
+        for name, one in self.stored.items():
+            if name.endswith(UNUSED):
+                continue
             bytes_of[one.dtype] += math.prod(one.shape)
         most = bytes_of.most_common(1)[0][0]
         return torch.float32 if most == "F64" else FLOATS[most]
@@ -164,6 +169,8 @@ def _header(path: Path) -> dict[str, _Stored]:
     if not found:
         raise ValueError(f"{path} holds no tensors")
     for name, one in found.items():
+        if name.endswith(UNUSED):
+            continue
         if one.dtype not in FLOATS:
             raise ValueError(f"{path}: {name} is of {one.dtype}; weights must be {', '.join(FLOATS)}")
         wanted = math.prod(one.shape) * FLOATS[one.dtype].itemsize

@@ -1,12 +1,15 @@
-"""The tokenizer in a GGUF file as the content of a tokenizer.json."""
+"""The content of a tokenizer.json for tokenizers that come in another form: in a GGUF file, or as vocab.json and
+merges.txt."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from cedd.models.tensor_files import GGUFFile
+from cedd.storage import read_json
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTROL, _USER_DEFINED = 3, 4
@@ -38,8 +41,6 @@ PRE_TOKENIZERS: Mapping[str, Callable[[], Any]] = {
 
 def tokenizer_content(file: GGUFFile) -> dict[str, Any]:
     """The content of a tokenizer.json; a tokenizer of another kind is refused."""
-    import tokenizers
-
     kind, pre = file.value("tokenizer.ggml.model"), file.value("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise ValueError(
@@ -49,13 +50,38 @@ def tokenizer_content(file: GGUFFile) -> dict[str, Any]:
     tokens = file.value("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in file.value("tokenizer.ggml.merges")]
     types = file.value("tokenizer.ggml.token_type", [1] * len(tokens))
-    special = {token for token, type_ in zip(tokens, types, strict=True) if type_ in (_CONTROL, _USER_DEFINED)}
-    made: Any = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    special = [token for token, type_ in zip(tokens, types, strict=True) if type_ in (_CONTROL, _USER_DEFINED)]
+    return _content({token: i for i, token in enumerate(tokens)}, merges, pre, special)
+
+
+def content_of_merges(folder: Path, pre: str) -> dict[str, Any]:
+    """That of vocab.json and merges.txt, with the special tokens of tokenizer_config.json and added_tokens.json.
+
+    pre: a name of `PRE_TOKENIZERS`.
+    """
+    vocab = dict(read_json(folder / "vocab.json"))
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    config, more = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "added_tokens.json")
     )
+    listed = {one["content"]: int(token) for token, one in config.get("added_tokens_decoder", {}).items()}
+    added = dict(sorted({**more, **listed}.items(), key=lambda one: one[1]))
+    return _content(vocab | added, merges, pre, added)
+
+
+def _content(
+    vocab: Mapping[str, int], merges: Iterable[tuple[str, ...]], pre: str, special: Iterable[str]
+) -> dict[str, Any]:
+    import tokenizers
+
+    try:
+        made: Any = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(vocab), merges=list(merges)))
+    except Exception as error:  # noqa: BLE001 - the library raises a bare Exception
+        raise ValueError(f"the merges do not fit the vocabulary: {error}") from None
     made.pre_tokenizer, made.decoder = PRE_TOKENIZERS[pre](), tokenizers.decoders.ByteLevel()
     if pre == "qwen2":
         made.normalizer = tokenizers.normalizers.NFC()
-    in_order = [token for token in tokens if token in special]
-    made.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in in_order])
+    made.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
     return json.loads(made.to_str())
