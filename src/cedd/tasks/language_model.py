@@ -114,8 +114,8 @@ class LanguageModel(LoadedModel):
         Args:
             ids: as the original network takes them; the mask is a row of its embedding.
             inputs: Llama-type networks take attention_mask ([B, L], or [L, L] and [B, 1, L, L] in the place of their
-                own, or "full") and position_ids; BD3-LM's take x0 [B, L] (or ids are [x_t, x0], [B, 2L], of which the first L are
-                returned) and sample_mode; others take sigma [B].
+                own, or "full") and position_ids; BD3-LM's take x0 [B, L] (or ids are [x_t, x0], [B, 2L], of which the
+                first L are returned) and sample_mode; others take sigma [B].
         """
         with torch.no_grad():
             return self.folder.original(ids.to(self.device), **inputs)
