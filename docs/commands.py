@@ -19,7 +19,7 @@ from cedd.cli.parser import NUMBERS, Option, options_of
 from cedd.training.config import PRESETS, TrainConfig
 
 PLACE = "<!-- commands -->"
-TRAIN = "train"
+TRAIN, ADAPT = "train", "adapt"
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,10 @@ def section(name: str) -> Iterator[str]:
             ["| preset | |", "|---|---|", *(f"| `{one}` | {about} |" for one, (about, _) in PRESETS.items())]
         )
         yield from tables(list(options_of(TrainConfig, PRESETS["char"][1])))
+        return
+    if name == ADAPT:
+        yield "    cedd adapt smollm2 --data corpus --out runs/first"
+        yield "The same as `cedd train adapt --from MODEL`; the options are those of [cedd train](#cedd-train)."
         return
     said, options = description(ARGUMENTS[name]), list(options_of(ARGUMENTS[name]))
     yield f"    {said.example}"

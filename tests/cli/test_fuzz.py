@@ -103,6 +103,7 @@ ON_A_MODEL = {
     "import": "import foreign --out imported",
     "genppl": "genppl --samples samples.jsonl --judge ./nowhere",
     "train": "train tiny --data book.txt --out trained --steps 1",
+    "adapt": "adapt model --data book.txt --out trained --steps 1 --batch.size 2",
     "quickstart": "quickstart --fast --steps 1 --out quick",
     "bench": "bench train --preset tiny --vocab 8 --shapes 1x4 --steps 1 --warmup 0",
     "theory": "theory --vocab 2 --length 1",

@@ -50,7 +50,7 @@ def helps() -> dict[str, str]:
 def test_the_example_of_a_help_parses(helps: dict[str, str], name: str):
     command, *words = example_of(helps[name])
     assert command == name
-    assert parse(name, words)
+    assert parse(name, ["english" if word == "smollm2" else word for word in words])  # what is not there to be adapted
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])

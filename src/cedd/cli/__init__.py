@@ -26,6 +26,7 @@ from cedd.names import nearest_path, printable, suggestion
 COMMANDS: Mapping[str, str] = {
     "quickstart": "train, evaluate, sample and infill in minutes, and write a report",
     "train": "train a network on text, any method on any process",
+    "adapt": "continue training an autoregressive model as a diffusion model",
     "evaluate": "bound a model's perplexity on text, with an interval, or compare several",
     "sample": "generate texts with a trained model, and watch them being denoised",
     "infill": "fill the blanks of a text",

@@ -131,6 +131,11 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Adapt(Train):
+    """The same, started from an autoregressive model."""
+
+
+@dataclass(frozen=True)
 class Evaluate(ModelArguments):
     """example: cedd evaluate runs/quickstart --data runs/quickstart/held-out.txt
 
@@ -538,8 +543,8 @@ class Completion:
 ARGUMENTS: Mapping[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
-        *(Quickstart, Train, Evaluate, Sample, Infill, Correct, Spelling, Genppl, Import, Export, Report, Bench),
-        *(Serve, Theory, Completion),
+        *(Quickstart, Train, Adapt, Evaluate, Sample, Infill, Correct, Spelling, Genppl, Import, Export, Report),
+        *(Bench, Serve, Theory, Completion),
     )
 }
 """The dataclass of each command."""
@@ -561,11 +566,21 @@ def parse(command: str, words: list[str]) -> Any:
     """Parse the arguments of a command."""
     if command == "train":
         return _parse_train(words)
+    if command == "adapt":
+        return _parse_adapt(words)
     kind = ARGUMENTS[command]
     return parser.parse(kind, words, prog=f"cedd {command}")
 
 
-def _parse_train(words: list[str]) -> Train:
+def _parse_adapt(words: list[str]) -> Train:
+    """`cedd adapt MODEL` is `cedd train adapt --from MODEL`."""
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+        raise ValueError("the autoregressive model comes first: cedd adapt smollm2 --data corpus --out runs/first")
+    start = [] if words[0] in ("-h", "--help") else ["--from"]
+    return _parse_train(["adapt", *start, *words], "cedd adapt MODEL")
+
+
+def _parse_train(words: list[str], prog: str | None = None) -> Train:
     """The preset's configuration with the changes of the command line."""
     if words[:1] in (["-h"], ["--help"]):
         width = max(map(len, PRESETS))
@@ -588,11 +603,13 @@ def _parse_train(words: list[str]) -> Train:
         config = replace(config, method=PRESETS[name][1].method, process=PRESETS[name][1].process)
     names_process = any(word.startswith("--process") for word in rest)
     rest, config = _with_architecture(*_with_process(rest, config))
-    start = " --from smollm2" if name == "adapt" else ""
-    description = f"example: cedd train {name} --data {config.data}{start} --out runs/first\n\n{summary}"
-    parsed = parser.parse(Train, rest, prog=f"cedd train {name}", description=description, default=Train(config))
+    called = f"cedd train {name}" if prog is None else prog
+    start = " --from smollm2" if name == "adapt" and prog is None else ""
+    example = f"{called.replace('MODEL', 'smollm2')}{start} --data {config.data} --out runs/first"
+    description = f"example: {example}\n\n{summary}"
+    parsed = parser.parse(Train, rest, prog=called, description=description, default=Train(config))
     if name == "adapt" and parsed.config.start is None:
-        raise ValueError("cedd train adapt needs an autoregressive model: --from FOLDER")
+        raise ValueError("cedd train adapt needs an autoregressive model: --from MODEL")
     if not names_process:
         parsed = replace(parsed, config=with_alias(parsed.config))
     _refuse_unused_settings(parsed.config, config)
