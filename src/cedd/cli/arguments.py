@@ -167,14 +167,18 @@ class Sample(SamplingArguments):
     Generate texts with a trained model, by default with the pretrained model english. For your own: cedd sample
     runs/first
     What follows the prompt in a given form:  cedd sample --prompt "Born in " --regex "1[89][0-9][0-9]"
+    An answer by a model with a chat template:  cedd sample llada --chat "What is a prime number?"
     """
 
     model: str | None = field(default=None, metadata=argument("[MODEL]"))
     """A run's folder, a name on the hub, or a pretrained model (default: english)."""
     length: int | None = None
-    """Tokens per text, any number; by default the model's context length."""
+    """Tokens per text, any number; by default the model's context length. With --chat, tokens of the answer; by default
+    256, or as many as fit."""
     prompt: str = ""
     """The beginning of every text."""
+    chat: str | None = None
+    """A message to answer, by the model's chat template. The answer ends at its end-of-text token."""
     until_end: bool = False
     """End each text before its first end-of-text token."""
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from cedd.cli import UserError
 from cedd.cli.arguments import Sample
 from cedd.cli.inputs import DEFAULT_MODEL
 from cedd.cli.sampling import check, constraint_of, show
 from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import packaged
 from cedd.tasks import load
-from cedd.tasks.generate import end_of_text, template_of
+from cedd.tasks.generate import chat_template, ends_of_text, template_of
 
 
 def run(arguments: Sample) -> int:
     """Print the samples, separated by rules, or as JSON."""
     check(arguments)
+    if arguments.chat is not None and arguments.prompt:
+        raise UserError("--chat and --prompt exclude each other; give one")
     language = constraint_of(arguments.constraint)
     model, sampler = load(arguments.model or packaged(DEFAULT_MODEL), arguments.device), arguments.options.sampler
-    template, _ = template_of(model, arguments.prompt, arguments.length, language)
+    if arguments.chat is None:
+        template, _ = template_of(model, arguments.prompt, arguments.length, language)
+    else:
+        template = chat_template(model, arguments.chat, arguments.length)
+        template = template if language is None else template.in_languages([language], may_end=True)
     title = f"{model.name}, {sampler}"
-    if arguments.until_end:
-        options = replace(arguments.options, stop=(end_of_text(model),))
+    if arguments.until_end or arguments.chat is not None:
+        options = replace(arguments.options, stop=ends_of_text(model))
         arguments = replace(arguments, options=options)
     if template.width > model.length:
         print(note_on_length(model), file=sys.stderr)

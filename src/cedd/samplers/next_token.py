@@ -23,7 +23,8 @@ from cedd.samplers.sampler import Sampler, SamplingRun
 
 
 class NextToken(Sampler):
-    """x_i ~ p(. | x_<i) for i = 0..L-1; a constraint sees the start symbol where nothing is drawn yet."""
+    """x_i ~ p(. | x_<i) for i = 0..L-1; a constraint sees the start symbol where nothing is drawn yet. A text that has
+    ended, with one of the options' `stop` tokens, is not continued."""
 
     name = "next-token"
     noisy: ClassVar[bool] = False
@@ -53,11 +54,20 @@ class NextToken(Sampler):
         first, numbers = torch.arange(batch, device=device) * length, run.uniform(Use.TARGET)
         run.show(0, 1.0, x)
         next_outputs = _next_outputs(run.network, batch, length)
+        stop = torch.tensor(run.options.stop, dtype=torch.int64, device=device)
+        ended = torch.zeros(batch, dtype=torch.bool, device=device)
         for i in range(known, length):
             outputs = next_outputs(shift_right(x, start), i).double()
-            x[:, i] = run.draw_tokens(x, first + i, outputs, slice(None), numbers[:, i])
+            drawn = run.draw_tokens(x, first + i, outputs, slice(None), numbers[:, i])
+            x[:, i] = torch.where(ended, x[:, i - 1], drawn) if i else drawn
+            if len(stop):
+                ended |= torch.isin(x[:, i], stop)
+                if bool(ended.all()):  # of a text that has ended, the last token is repeated
+                    x[:, i + 1 :] = x[:, i, None]
             x = run.constrained(x)
             run.show(i + 1 - known, 1 - (i + 1) / length, x)
+            if bool(ended.all()):
+                break
         return x
 
 

@@ -104,7 +104,8 @@ class SamplingOptions:
     x_start: Tensor | None = field(default=None, metadata=PYTHON_ONLY)
     """Start from these states [B, L] instead of noise."""
     stop: Sequence[int] = field(default=(), metadata=PYTHON_ONLY)
-    """Tokens that end a text, in block diffusion: what follows the first one that is drawn is the same token."""
+    """Tokens that end a text, in block diffusion and autoregression: what follows the first one that is drawn is the
+    same token."""
     context: int | None = field(default=None, metadata=PYTHON_ONLY)
     """Tokens that the network reads at once, in block diffusion: longer texts are written in a window that slides. By
     default as many as it can read."""

@@ -6,16 +6,23 @@ that they read at once: in parts of at most half of these, each drawn after as m
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 
 from torch import Tensor
 
 from cedd.constraints import Language
+from cedd.data.tokenizers import JSONTokenizer
 from cedd.models.loaded_model import LoadedModel
 from cedd.samplers import Constraint, SamplingOptions
 from cedd.samplers.random_numbers import check_shape
-from cedd.tasks.template import Template
+from cedd.tasks.template import Blank, Given, Template
+
+ANSWER = 256
+"""Tokens of an answer, unless another number is given."""
+Messages = Sequence[Mapping[str, str]]
+"""{"role": ..., "content": ...} each."""
 
 
 def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
@@ -29,6 +36,34 @@ def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Templ
     if (prompt := Template.of([text, 0], loaded.tokenizer).width) > size:
         raise ValueError(f"the prompt has {prompt} tokens, but the text only {size}; shorten it, or ask for more")
     return Template.of([text, size - prompt], loaded.tokenizer)
+
+
+def chat_template(loaded: LoadedModel, messages: str | Messages, length: int | None = None) -> Template:
+    """Messages by the model's chat template, and a blank of `length` tokens for the answer, which is all that is
+    written. A text is one message of the user."""
+    tokenizer = loaded.tokenizer
+    if not isinstance(tokenizer, JSONTokenizer):
+        raise ValueError(f"the tokenizer {tokenizer.name} has no chat template; give the prompt as text")
+    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    if not said or any(not isinstance(one.get(part), str) for one in said for part in ("role", "content")):
+        raise ValueError("messages must be a list of at least one {'role': text, 'content': text}")
+    ids = tokenizer.encode_chat(said)
+    if len(ids) and ids[0] == _start_row(loaded):  # which the network reads in any case
+        ids = ids[1:]
+    room = loaded.length - len(ids)
+    if room < 1 and not loaded.writes_blocks:
+        raise ValueError(f"the messages have {len(ids)} tokens, but the model reads {loaded.length}; shorten them")
+    size = (ANSWER if loaded.writes_blocks else min(ANSWER, room)) if length is None else length
+    if not (isinstance(size, Integral) and size >= 1):
+        raise ValueError(f"the length of an answer is a number of tokens, at least 1 (got {size})")
+    return Template([Given("", ids), Blank(int(size))], tokenizer)
+
+
+def _start_row(loaded: LoadedModel) -> int | None:
+    """The row of the embedding that the network reads before every text, if there is one."""
+    options = getattr(loaded.model, "options", None)
+    row = getattr(options, "start_row", None)
+    return row if loaded.method.dynamics.noisy else getattr(options, "mask_row", row)
 
 
 def generate_ids(
@@ -80,13 +115,30 @@ def generate(
     `until_end`, texts end before their first end-of-text token.
     """
     if until_end:
-        options = replace(options or SamplingOptions(), stop=(end_of_text(loaded),))
+        options = replace(options or SamplingOptions(), stop=ends_of_text(loaded))
     template, constraint = template_of(loaded, prompt, length, constraint)
     return template.fill(loaded, n, options, constraint)
 
 
-def end_of_text(loaded: LoadedModel) -> int:
-    """The token that ends a text."""
-    if loaded.tokenizer.eos_id is None:
-        raise ValueError(f"the tokenizer {loaded.tokenizer.name} has no end-of-text token; give a length instead")
-    return loaded.tokenizer.eos_id
+def chat(
+    loaded: LoadedModel,
+    messages: str | Messages,
+    n: int = 1,
+    *,
+    length: int | None = None,
+    constraint: Language | None = None,
+    options: SamplingOptions | None = None,
+) -> list[str]:
+    """n answers of at most `length` tokens, which end where the model ends them."""
+    template = chat_template(loaded, messages, length)
+    if constraint is not None:
+        template = template.in_languages([constraint], may_end=True)
+    return template.fill(loaded, n, replace(options or SamplingOptions(), stop=ends_of_text(loaded)))
+
+
+def ends_of_text(loaded: LoadedModel) -> tuple[int, ...]:
+    """The tokens that end a text, the first of which ends a document."""
+    tokenizer = loaded.tokenizer
+    if tokenizer.eos_id is None:
+        raise ValueError(f"the tokenizer {tokenizer.name} has no end-of-text token; give a length instead")
+    return tokenizer.stops if isinstance(tokenizer, JSONTokenizer) else (tokenizer.eos_id,)

@@ -44,7 +44,7 @@ from cedd.storage import atomic_write, expanded
 from cedd.tasks.card import model_card
 from cedd.tasks.classification import Classification, LogProbability, RankedText, classify, rank
 from cedd.tasks.correct import correct
-from cedd.tasks.generate import generate, template_of
+from cedd.tasks.generate import Messages, chat, generate, template_of
 from cedd.tasks.infill import Constraints, infill
 from cedd.tasks.particles import WeightedTexts, weighted_texts
 
@@ -150,6 +150,28 @@ class LanguageModel(LoadedModel):
         chosen = (options or SamplingOptions()).changed(settings)
         how = {"until_end": until_end, "constraint": constraint, "options": chosen}
         return generate(self, n, length=length, prompt=prompt, **how)
+
+    def chat(
+        self,
+        messages: str | Messages,
+        n: int = 1,
+        length: int | None = None,
+        constraint: Language | None = None,
+        options: SamplingOptions | None = None,
+        **settings: Unpack[SamplingSettings],
+    ) -> list[str]:
+        """Answers to messages, by the model's chat template. They end at the first token that ends a text.
+
+        Args:
+            messages: {"role": "user", "content": "..."} each, or the text of one message of the user.
+            n: how many answers.
+            length: tokens of an answer at most, any number; by default 256, or as many as fit.
+            constraint: a language of `cedd.constraints` for the answer.
+            options: how to sample.
+            settings: fields of `SamplingOptions` by name, as in `generate`.
+        """
+        chosen = (options or SamplingOptions()).changed(settings)
+        return chat(self, messages, n, length=length, constraint=constraint, options=chosen)
 
     def particles(
         self,
