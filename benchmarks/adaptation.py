@@ -9,7 +9,7 @@ All cells (CELLS) start from the same model, read the same text for the same tim
 trained on as an autoregressive one: what the adapted ones are compared with. Bits per byte are the exact likelihood of
 `parent` and `ar`, and the bound `tight` of the others, with the exact likelihood for blocks of at most 4 tokens.
 
-A record has the milliseconds per step, memory, the learning curve (held-out nats per token after so many tokens), and
+A record has the milliseconds per step, memory, the learning curve (held-out nats per token by number of tokens), and
 bits per byte with standard errors over blocks: of the held-out text, and of the test sets that --data has. Cells that
 are in the results file are skipped, so that the same command continues.
 

@@ -64,7 +64,7 @@ class CellArguments:
     device: str = "auto"
     """auto, cpu, cuda or cuda:1."""
     minutes: float | None = None
-    """Stop before so many minutes have passed, so that the same command can resume."""
+    """Stop before this number of minutes has passed; the same command resumes."""
     budget: float | None = None
     """Seconds to work in, as --minutes, but a cell that would not be done by then is not begun."""
     save_seconds: float = 40.0
@@ -85,7 +85,7 @@ class CellArguments:
     def check(self) -> None:
         """Refuse what cannot be meant."""
         if self.plot is not None and self.plot.suffix not in PLOT_SUFFIXES:
-            raise ValueError(f"--plot makes a .png, .svg or .pdf; got {self.plot}")
+            raise ValueError(f"--plot makes a .png, .svg or .pdf (got {self.plot})")
         if self.table == ():
             raise ValueError("--table needs a results file")
         if min(self.minutes or 1, self.budget or 1) < 0:
@@ -517,7 +517,7 @@ def say(cell: str, event: Mapping[str, Any], scores: str) -> None:
         "raw": f"{step}, weights without averaging: {scores}",
         "final": f"{step}, in the end: {scores}  ({event.get('seconds')} s)",
         "end": f"{step}, {'done' if event.get('finished') else 'stopped'} after {event.get('seconds')} s, "
-        f"{'' if speed is None else f'{1000 * speed:.2f} ms a step, '}loss {event.get('loss')}",
+        f"{'' if speed is None else f'{1000 * speed:.2f} ms per step, '}loss {event.get('loss')}",
     }
     print(f"{cell}: {text[event['event']]}", flush=True)
 

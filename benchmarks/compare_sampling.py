@@ -36,7 +36,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Compared:
-    """A row of both versions: seconds a batch (medians), calls of the network, the ratio of times and its interval."""
+    """A row of both versions: median seconds per batch, network calls, and the ratio of times with its interval."""
 
     row: str
     calls: int
@@ -110,7 +110,7 @@ def _refused(options: argparse.Namespace) -> str | None:
         if not (source / "cedd").is_dir():
             return f"{source} does not hold the package cedd; name a src folder of it"
     if re.fullmatch(r"[1-9]\d*x[1-9]\d*", options.shape) is None:
-        return f"a shape is SEQUENCESxPOSITIONS, such as 64x128; got {options.shape!r}"
+        return f"a shape is SEQUENCESxPOSITIONS, such as 64x128 (got {options.shape!r})"
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         return "there is no CUDA device here; use --device cpu"
     return None

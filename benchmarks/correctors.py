@@ -196,7 +196,7 @@ CORRECTORS: Mapping[str, Callable[[], Correct]] = {
 
 
 def test_set(corpus: Path, lists: Path, part: str, counts: tuple[int, int, int], unused: bool) -> list[Misspelt]:
-    """Sentences of one part: mistakes of each list, clean sentences, and joined or split words, so many of each."""
+    """Sentences of one part: errors of each list, error-free sentences, and joined or split words."""
     found = held_out_sentences([end for _, end in corpus_texts(corpus, 5.0)], part)
     pairs = {name: read_pairs(lists / f"{name}.tsv", part) for name in LISTS}
     if unused:

@@ -75,7 +75,7 @@ class Arguments:
     tokens: int = 8192
     """Of the vocabulary."""
     thinning: int = 8
-    """The tokenizer is trained on one in so many pieces of text."""
+    """The tokenizer is trained on every n-th piece of text, n being this number."""
     holdout: float = 0.005
     """The share of each file that is held out."""
     blocks: int = 1024
@@ -158,7 +158,7 @@ class Text:
 
 
 def recipe(arguments: Arguments) -> TrainConfig:
-    """`small-fast` for a smaller network and more tokens a step.
+    """`small-fast` with a smaller network and more tokens per step.
 
     The network is not told the time: then what it says of a blank depends on the text alone, as infilling needs it.
     Times are nearly all, not those around 1/2: samples begin with nothing but masks.
@@ -231,7 +231,7 @@ def bounds(arguments: Arguments) -> dict[str, Any]:
 
 
 def record(one: Any) -> Mapping[str, Any]:
-    """A bound, in nats a token with its interval, and in bits a character."""
+    """A bound in nats per token with its interval, and in bits per character."""
     estimate = one.main
     return {"nats_per_token": estimate.nats_per_token, "ci95": estimate.ci95, **one.per_unit(estimate)}
 

@@ -5,8 +5,9 @@
 Words and their sequences are counted in CEDD_DATA/corpus (books.txt.xz, wikipedia.txt.xz), of which the last
 --held-out megabytes are left out: mistakes are put into sentences of these. The noise of people is learnt from the
 training part of the lists in CEDD_DATA/misspellings, and the weights of decisions are fitted on the training part in
-sentences of the first half of what was left out: those without the network on all doubts, those with it on --asked
-doubts that are open. Seven minutes on one core of a server. --weights-only fits the weights of a lexicon that is there.
+sentences from the first half of the held-out text: the weights without the network on all suspicious words, those with
+it on --asked undecided ones. It takes seven minutes on one core. --weights-only fits the weights of an existing
+lexicon.
 
     python benchmarks/english_words.py --out src/cedd/pretrained/english --lexicon-only
 
@@ -74,7 +75,7 @@ misspelling is a misspelling again (all of the examples' were seen). A rare word
 common word rather than a name (lists have a misspelling of "the" once, texts often). A compound of content words
 (whitespace) is not split, and known words (`english_known_words.py`) are kept: the examples are from books."""
 OPEN_TO_FIT = (0.02, 0.98)
-"""own / (own + best) of doubts by which the weights with the network are fitted: more than it is asked about."""
+"""Limit of own / (own + best) for words on which the weights with the network are fitted; wider than in use."""
 
 
 def corpus_texts(folder: Path, held_out: float) -> list[tuple[str, str]]:
@@ -194,7 +195,7 @@ def memory_of(pairs: Sequence[Pair], known: set[str]) -> dict[str, tuple[str, ..
 
 
 class Example(NamedTuple):
-    """A doubt, and which of its options is right: the first, that is none, if what was meant is not among them."""
+    """A suspicious word and its correct option; the first option (no change) if the intended word is not among them."""
 
     sentence: Misspelt
     tokens: list[Token]
@@ -211,7 +212,7 @@ def training_sentences(texts: Sequence[str], lists: Path, mistakes: int, clean: 
 
 
 def examples(reader: Reader, given: Sequence[Misspelt]) -> list[Example]:
-    """All doubts in the sentences."""
+    """All suspicious words in the sentences."""
     made: list[Example] = []
     for sentence in given:
         tokens, meant, text = tokens_of(sentence.written), bare_words(sentence.meant), sentence.written
@@ -252,12 +253,12 @@ def fit(given: Sequence[Example], without: Sequence[str] = (), penalty: float = 
     optimizer.step(loss)
     found = (weights * used + fixed).detach().double().numpy().round(4).tolist()
     named = dict(zip(FEATURES, found, strict=True))
-    print(f"{len(given)} doubts, {loss().item():.4f} nats: {named}", flush=True)
+    print(f"{len(given)} suspicious words, {loss().item():.4f} nats: {named}", flush=True)
     return named
 
 
 def open_examples(given: Sequence[Example], weights: Mapping[str, float], model: Path, count: int) -> list[Example]:
-    """Doubts that the weights leave open, with what the network says of their likeliest options."""
+    """Words that the weights leave undecided, with the network's scores of their most probable options."""
     loaded, alone, made = load(model, "cpu"), weight_vector(weights), list[Example]()
     scores = likelihoods(loaded, correction_options(loaded, {}).t if loaded.process.can_shuffle else None)
     for example in sorted(given, key=lambda e: number("open", e.sentence.written, e.doubt.place)):
@@ -274,7 +275,7 @@ def open_examples(given: Sequence[Example], weights: Mapping[str, float], model:
 
 
 def fitted(lexicon: Lexicon, given: Sequence[Misspelt], model: Path, asked: int) -> dict[str, dict[str, float]]:
-    """The weights without a network, and with what the one in a folder says of so many open doubts."""
+    """The weights without a network, and those with the network in a folder, fitted on `asked` undecided words."""
     found = examples(Reader(replace(lexicon, memory={})), given)  # which has seen the mistakes of the training part
     alone = fit(found, without=("network", "network tokens"))
     some = open_examples(found, alone, model, asked)
@@ -290,7 +291,9 @@ def main() -> int:
     parser.add_argument("--held-out", type=float, default=5.0, help="megabytes at the end of each text")
     parser.add_argument("--mistakes", type=int, default=1500, help="of each list, to fit the weights on")
     parser.add_argument("--clean", type=int, default=4000, help="sentences without mistakes, for the same")
-    parser.add_argument("--asked", type=int, default=2000, help="doubts that the network is asked about, for the same")
+    parser.add_argument(
+        "--asked", type=int, default=2000, help="undecided words that the network scores, for the same purpose"
+    )
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--weights-only", action="store_true", help="the lexicon is there; fit its weights anew")
     part.add_argument("--lexicon-only", action="store_true", help="both are there; make the lexicon anew")

@@ -7,8 +7,8 @@ It is filled in several ways, at so low a temperature that the likeliest token i
 word:
 
     paragraph    the whole block is given
-    page         the block is given amid eight more on either side, of which `cedd infill` makes a window
-    passage      the sentence as `cedd infill` puts it to the model: one that is not told the time reads it amid masks
+    page         the block with eight more on either side, which `cedd infill` reads in a window
+    passage      the sentence alone, as `cedd infill` encodes it: padded with masks if the network has no time input
     alone        the network is shown the sentence and nothing else
     share        the same, begun at the time at which as many tokens are noise as are blank, not at t = 1
 
@@ -183,9 +183,9 @@ def is_right(loaded: LoadedModel, way: Way, asked: Question, arguments: Argument
 def run(arguments: Arguments) -> None:
     """Ask, count, print."""
     if unknown := [name for name in arguments.ways if name not in WAYS] or not arguments.ways:
-        raise ValueError(f"--ways are some of {', '.join(WAYS)}; got {unknown or 'none'}")
+        raise ValueError(f"--ways are some of {', '.join(WAYS)} (got {unknown or 'none'})")
     if arguments.words < 2:
-        raise ValueError(f"--words must be at least 2, of which an interval can be made; got {arguments.words}")
+        raise ValueError(f"--words must be at least 2, of which an interval can be made (got {arguments.words})")
     loaded = load(arguments.model, arguments.device)
     text = re.sub(r"\s+", " ", "".join(open_corpus(arguments.data).documents()))
     asked = list(questions(text, loaded.tokenizer, loaded.length, arguments.words))

@@ -42,7 +42,7 @@ def milliseconds(run: Callable[[], object], repeats: int = 20) -> float:
 
 
 def recorded(run: Callable[[], object], times: int = 20) -> float:
-    """The same for work that is shorter than its launch: so many calls, recorded as one graph."""
+    """The same for work that is shorter than its launch: `calls` calls, recorded as one graph."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()

@@ -118,7 +118,7 @@ class Arguments(CellArguments):
     length: int = SHORT
     """Tokens of a sequence, in cells without @."""
     tokens: int = 256 * SHORT
-    """Tokens of a step, whatever the length."""
+    """Tokens per step, for any length."""
     steps: int = 5000
     """Of every cell."""
     points: int = 8
@@ -152,12 +152,12 @@ class Arguments(CellArguments):
         counts = ("steps", "points", "point_blocks", "blocks", "draws", "sampled_tokens", "workers", "tokens", "length")
         counts += ("order_blocks",)
         if self.orders < 0:
-            raise ValueError(f"--orders must be at least 1, or 0 for none; got {self.orders}")
+            raise ValueError(f"--orders must be at least 1, or 0 for none (got {self.orders})")
         for name in counts:
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {getattr(self, name)}")
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(self, name)})")
         if not 0 < self.holdout < 1:
-            raise ValueError(f"--holdout is a share of the documents between 0 and 1; got {self.holdout}")
+            raise ValueError(f"--holdout is a share of the documents between 0 and 1 (got {self.holdout})")
         if not self.sampler_steps or min(self.sampler_steps) < 1:
             raise ValueError("--sampler-steps must be at least 1 each")
         if "ar" in self.judge:
@@ -168,7 +168,7 @@ class Arguments(CellArguments):
             length = read_cell(cell).length or self.length
             if self.tokens % length or self.tokens < 2 * length:
                 raise ValueError(
-                    f"--tokens must be two or more sequences of {length} tokens ({cell}), whole ones; got {self.tokens}"
+                    f"--tokens must be a multiple of {length} ({cell}), twice it at least (got {self.tokens})"
                 )
             configuration(self, cell).check()
         super().check()
@@ -206,7 +206,7 @@ def read_cell(text: str) -> Cell:
     processes = ", ".join(filter(None, PROCESSES))
     raise ValueError(
         f"a cell is METHOD/PROCESS of {', '.join(METHODS)} and {processes} (kappa for dfm, none for ar), with "
-        f"@LENGTH, and +{', +'.join(RECIPES)}; got {text!r}"
+        f"@LENGTH, and +{', +'.join(RECIPES)} (got {text!r})"
     )
 
 
@@ -224,7 +224,7 @@ def changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def recipe(arguments: Arguments, length: int) -> TrainConfig:
-    """The run that all cells have in common, with sequences of so many tokens."""
+    """The configuration shared by all cells, with sequences of `length` tokens."""
     steps = arguments.steps
     shape = {name: value for name, value in SIZES[arguments.size].items() if name != "length"}
     average = max(0.0, 1 - 1 / max(1.0, AVERAGE * steps))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from language_text import SETS
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, student_quantile
 from cedd.methods import get_method
 from cedd.storage import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOT_YET = "not yet"
 Figures = tuple[float | None, ...]
@@ -263,7 +266,7 @@ def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]]) -> str:
     is ahead beyond chance, and on how many sets in the paper."""
     texts = [*rows.sets, *rows.held_out]
     heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
-    lines = [f"| nats a token, paired by block | {' | '.join(heads)} | ahead | in the paper |"]
+    lines = [f"| nats per token, paired by block | {' | '.join(heads)} | ahead | in the paper |"]
     lines.append(f"|---|{'--:|' * len(heads)}---|--:|")
     for better, worse, process in pairs:
         names = [f"{method}/{process}" for method in (better, worse)]
@@ -385,8 +388,8 @@ def _curves(rows: Rows) -> str:
     wanted = ["sedds/absorb", "cedd-star/absorb", "sedds/absorb@1024", "cedd-star/absorb@1024"]
     steps = sorted({point["step"] for cell in wanted for point in rows.cells.get(cell, {}).get("curve", [])})
     if not steps:
-        return f"| held-out bound, nats a token, at step | |\n|---|--:|\n| all | {NOT_YET} |"
-    lines = [f"| held-out bound, nats a token, at step | {' | '.join(f'{step:,}' for step in steps)} |"]
+        return f"| held-out bound, nats per token, at step | |\n|---|--:|\n| all | {NOT_YET} |"
+    lines = [f"| held-out bound, nats per token, at step | {' | '.join(f'{step:,}' for step in steps)} |"]
     lines.append(f"|---|{'--:|' * len(steps)}")
     for cell in wanted:
         points = {point["step"]: point for point in rows.cells.get(cell, {}).get("curve", [])}
@@ -403,7 +406,7 @@ def _held_out_nats(point: Mapping[str, Any]) -> float:
 
 def _records(rows: Rows) -> str:
     """What every row was made by: its own settings, tokens, seconds and machine."""
-    heads = ("row", "settings that are not the recipe's", "tokens", "passes", "ms a step", "training, s")
+    heads = ("row", "settings that are not the recipe's", "tokens", "passes", "ms per step", "training, s")
     lines = [f"| {' | '.join(heads)} | bounds, samples, s | machine |", "|---|---|--:|--:|--:|--:|--:|---|"]
     for cell in dict.fromkeys((*MAIN, *SHARES, *LONG_CELLS, *rows.cells)):
         record, final = rows.cells.get(cell), rows.finished(cell)
@@ -475,9 +478,15 @@ def _notable(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def draw(content: Mapping[str, Any], path: Path) -> None:
-    """Held-out bounds over steps: on absorb at 128 tokens, the other processes, the shares of masking, at 1024 tokens;
-    whatever there is."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Save the figure of `curves_figure` as .png, .svg or .pdf."""
+    buffer = BytesIO()
+    curves_figure(content).savefig(buffer, format=path.suffix[1:], dpi=110)
+    atomic_write(path, buffer.getvalue())
+
+
+def curves_figure(content: Mapping[str, Any]) -> Figure:
+    """Held-out bounds over training steps, with a panel for each group of rows that has results: absorb with 128
+    tokens, the other processes, roulette by its share of masking, and 1,024 tokens."""
     from matplotlib.figure import Figure
 
     curves = with_curves(content)
@@ -495,7 +504,6 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     columns = min(2, len(drawn))
     lines = -(-len(drawn) // columns)
     figure = Figure(figsize=(0.5 + 4.2 * columns, 4.5 * lines), layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(drawn) :]:
         axes.remove()
@@ -511,10 +519,8 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=7, handlelength=4)  # long enough for dashes
     for axes in grid[:, 0]:
-        axes.set_ylabel("held-out bound, nats a token")
-    buffer = BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=110)
-    atomic_write(path, buffer.getvalue())
+        axes.set_ylabel("held-out bound, nats per token")
+    return figure
 
 
 def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
@@ -531,7 +537,7 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
     plain = contents[0].get("protocol", {}).get("recipe", {})
     seeds = different_seeds(records, lambda _, record: own_settings(record, plain) | {"seed": record["seed"]})
     heads = " | ".join((*(f"seed {seed}" for seed in seeds), "mean"))
-    lines = [f"| held-out bound, nats a token | {heads} |", f"|---|{'--:|' * (len(seeds) + 1)}"]
+    lines = [f"| held-out bound, nats per token | {heads} |", f"|---|{'--:|' * (len(seeds) + 1)}"]
     for cell, runs in records.items():
         values = torch.tensor([_held_out_nats(run["curve"][-1]) for run in runs], dtype=torch.float64)
         shown = " | ".join(f"{value:.3f}" for value in values.tolist())

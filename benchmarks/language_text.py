@@ -87,7 +87,7 @@ class Texts:
             raise ValueError(f"there is no file {missing[0]} to train on")
         names = [stem(path) for path in found]
         if len(set(names)) < len(names):
-            raise ValueError(f"the files of the corpus need names of their own; got {', '.join(names)}")
+            raise ValueError(f"the files of the corpus need names of their own (got {', '.join(names)})")
         return sorted(found, key=lambda path: path.name)
 
     @property

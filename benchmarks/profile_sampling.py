@@ -44,7 +44,7 @@ class Arguments:
     vocab: int = 50257
     """Tokens of the vocabulary."""
     kernels: int = 30
-    """So many are listed, those that take most of the time."""
+    """Number of kernels to list, slowest first."""
 
 
 def time_products(config: TransformerConfig, rows: int) -> None:

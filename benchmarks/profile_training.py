@@ -51,11 +51,11 @@ class Arguments:
     steps: int = 10
     """That are timed."""
     kernels: int = 30
-    """So many are listed, those that take most of the time."""
+    """Number of kernels to list, slowest first."""
 
 
 def milliseconds(run: Callable[[], object], steps: int) -> tuple[float, float]:
-    """(all done, enqueued) a step."""
+    """(milliseconds until done, milliseconds to enqueue) per step."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(steps):
@@ -87,12 +87,12 @@ def profile_step(arguments: Arguments, batch: int, length: int) -> None:
         trainer.train_step.step(ready)
     done, enqueued = milliseconds(lambda: trainer.train_step.step(ready), arguments.steps)
     peak = torch.cuda.max_memory_allocated() / 2**30
-    print(f"{arguments.shape}: {done:.2f} ms a step, {enqueued:.2f} ms to enqueue, peak {peak:.1f} GiB")
+    print(f"{arguments.shape}: {done:.2f} ms per step, {enqueued:.2f} ms to enqueue, peak {peak:.1f} GiB")
     print_kernels(lambda: [trainer.train_step.step(ready) for _ in range(3)], 3, arguments.kernels)
 
 
 def print_kernels(run: Callable[[], object], times: int, most: int) -> None:
-    """The device's kernels by the time they take, if `run` does the same so many times."""
+    """The device's kernels by time, for a `run` that repeats the same work this number of times."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         run()
         torch.cuda.synchronize()

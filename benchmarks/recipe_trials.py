@@ -80,7 +80,7 @@ SPEC = {
     "device": "cuda",
 }
 GAIN = 0.002
-"""Nats a token by which a change must lower the bound to be kept."""
+"""Nats per token by which a change must lower the bound to be kept."""
 
 
 # --- one trial ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 The judge is a character n-gram model (Witten and Bell's interpolation) of the corpus the model was trained on. It has
 never seen the model: what a sampler adds to the samples' bits per token is the sampler's error. Beside it stand the
 difference from the first sampler, the share of the samples' words that occur in the corpus, the entropy of the samples'
-own 3-grams, which falls when a sampler repeats itself, the network calls a batch needed, and the judge's opinion of
+own 3-grams, which falls when a sampler repeats itself, the network calls per batch, and the judge's opinion of
 held-out text, which is where a perfect model would be. Intervals are 95%, over samples.
 
 How many steps the model in the box needs (a GPU; half a minute):

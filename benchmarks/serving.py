@@ -214,7 +214,8 @@ class Client:
 async def measured(
     address: str, process: int, kind: Kind, one_by_one: int, clients: int, each: int
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Figures of one at a time, so many or for ALONE seconds, then many at once, and the answers of the latter."""
+    """Figures for requests one at a time (a number of them, or ALONE seconds), then for many at once, and the answers
+    of the latter."""
     total, numbers = clients * each, itertools.count()
     single = await Client.connect(address)
     for i in range(total + one_by_one, total + one_by_one + WARMING):  # what the first requests load
@@ -277,10 +278,10 @@ def sentence(row: dict[str, Any]) -> str:
 COLUMNS = (
     "answered",
     "refused",
-    "mixed up",
-    "other than alone",
+    "answers to another request",
+    "different from a request alone",
     "one at a time",
-    "clients at once",
+    "with 200 clients",
     "gain",
     "computed",
 )
@@ -334,7 +335,7 @@ def processor_seconds(process: int) -> float:
 
 
 async def memory(address: str, process: int, requests: int, clients: int = 16) -> dict[str, Any]:
-    """The server's memory over so many small requests of both kinds, from a tenth of them on."""
+    """The server's memory over many small requests of both kinds, after the first tenth."""
     sizes, numbers = list[float](), itertools.count()
 
     async def ask_all(client: Client) -> None:

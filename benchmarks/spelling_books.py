@@ -22,7 +22,7 @@ from cedd.training.loop import Trainer
 
 SEEN = "wap"
 SEEN_BLOCKS = 1000
-"""The training book is tested on too, so many of its blocks: how much of a score is memory."""
+"""Number of blocks of the training book that are tested too, to show how much of a score is memorization."""
 
 _PRIVATE = 0xF0000
 """Where Unicode has room for 65,534 characters of one's own: the stand-in of token i is character _PRIVATE + i."""
@@ -46,7 +46,7 @@ def renumbered(characters: Mapping[str, int], size: int) -> dict[str, int]:
     """The characters as the first of `size` tokens, in their old order."""
     numbers = {token: number for number, token in enumerate(sorted(set(characters.values())))}
     if size < len(numbers):
-        raise ValueError(f"--vocabulary must be at least {len(numbers)}, one for each character; got {size}")
+        raise ValueError(f"--vocabulary must be at least {len(numbers)}, one for each character (got {size})")
     return {character: numbers[token] for character, token in characters.items()}
 
 

@@ -108,7 +108,7 @@ class Arguments(CellArguments):
     """gutenberg: the books as shipped, with header and licence (the paper's), a line's end read as one character; crlf:
     the same with a line's end of two, as it is in the files; clean: their bare text."""
     vocabulary: int | None = None
-    """Write the characters as the first tokens of so many, not as GPT-2's: for two cores, with --size tiny."""
+    """Vocabulary size with characters as its first tokens, instead of GPT-2's: for two cores, with --size tiny."""
     size: Literal["tiny", "char", "small", "medium"] = "small"
     """Of the network, as the presets of cedd train have it."""
     length: int = 128
@@ -120,7 +120,7 @@ class Arguments(CellArguments):
     every: int = 5000
     """Steps between tests."""
     blocks: int | None = None
-    """Test on the first so many blocks of each book only."""
+    """Number of blocks of each book to test on, from its beginning."""
     matrices: Literal["adamw", "muon"] = "adamw"
     """What steps the matrices of the blocks."""
     rate: float = 3e-4
@@ -201,7 +201,7 @@ def read_cell(text: str) -> Cell:
             return cell
     kinds = f"{{{', '.join(METHODS)}}}/{{{', '.join(PROCESSES)}}}"
     recipes = ", ".join(f"+{name}" for name in RECIPES)
-    raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME, {recipes}; got {text!r}")
+    raise ValueError(f"a cell is one of {kinds}, with /TIME for training times up to TIME, {recipes} (got {text!r})")
 
 
 def settings(arguments: Arguments, cell: str) -> Arguments:

@@ -1,4 +1,4 @@
-"""The tables and curves of the spelling benchmark, beside the paper's."""
+"""The tables and curves of the spelling benchmark, next to the paper's figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import combinations, cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from cells import different_seeds, last_shared_step, mean_with_interval, with_curves
@@ -16,8 +16,11 @@ from spelling_recipes import METHODS, PAPER, PROCESSES, TEST_BOOKS, own_settings
 from cedd.storage import atomic_write
 from cedd.training.config import TrainConfig, from_json
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 STYLES = ("--", ":", "-.", (0, (1, 3)), (0, (6, 2, 1, 2, 1, 2)))
-"""Of a method's curves beside that with the paper's settings."""
+"""Line styles of a method's curves, except the curve with the paper's settings, which is solid."""
 
 
 def tested(content: Mapping[str, Any]) -> list[str]:
@@ -32,12 +35,18 @@ def tested(content: Mapping[str, Any]) -> list[str]:
 
 
 def draw(content: Mapping[str, Any], path: Path) -> None:
-    """Restored in the first test book over steps, a panel for each process; crosses are the paper's."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Save the figure of `curves_figure` as .png, .svg or .pdf."""
+    buffer = BytesIO()
+    curves_figure(content).savefig(buffer, format=path.suffix[1:], dpi=120)
+    atomic_write(path, buffer.getvalue())
+
+
+def curves_figure(content: Mapping[str, Any]) -> Figure:
+    """The share of positions restored in the first test book over training steps, with a panel for each process.
+    Crosses are the paper's figures."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = dict(zip(PROCESSES, figure.subplots(1, len(PROCESSES), sharey=True), strict=True))
     colours = {method: f"C{number}" for number, method in enumerate(METHODS)}
     others = {f"{method}/{process}": cycle(STYLES) for process in PROCESSES for method in METHODS}
@@ -61,9 +70,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
             below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 2}
             axes.legend(frameon=False, fontsize=8, handlelength=4, **below)
     panels[PROCESSES[0]].set_ylabel("restored in Pride and Prejudice, %  (×: the paper's)")
-    buffer = BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=120)
-    atomic_write(path, buffer.getvalue())
+    return figure
 
 
 def of_the_paper(cell: str, record: Mapping[str, Any], step: int) -> tuple[float, float] | None:
@@ -84,7 +91,7 @@ def tables(content: Mapping[str, Any]) -> dict[str, str]:
 
 def _measured(cells: Mapping[str, Any]) -> str:
     lines = [
-        "| method | process | steps | PAP, % | paper | CAP, % | paper | masked, shuffled (PAP) | seen | ms a step |",
+        "| method | process | steps | PAP, % | paper | CAP, % | paper | masked, shuffled (PAP) | seen | ms per step |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     return "\n".join(lines + [_row(cell, record) for cell, record in cells.items()])

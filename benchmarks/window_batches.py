@@ -60,7 +60,7 @@ class Arguments:
 
 
 def page(text: str, tokenizer: Tokenizer, length: int, blanks: int, width: int) -> Template:
-    """The beginning of a text with blanks, each amid more than `length` tokens of its own on either side."""
+    """The beginning of a text with blanks, each with more than `length` tokens of text on either side."""
     characters = 2 * length * len(text[:100_000]) // max(1, len(tokenizer.encode(text[:100_000])))
     parts: list[str | int] = [text[:characters]]
     for i in range(1, blanks + 1):

@@ -1,7 +1,7 @@
-"""The command-line reference, made from the parsers: `python docs/commands.py` prints it.
+"""The command-line reference, generated from the parsers: `python docs/commands.py` prints it.
 
-As a hook of MkDocs it replaces `<!-- commands -->` in reference/commands.md when the site is built, so the page never
-differs from `cedd COMMAND --help`.
+As a hook of MkDocs it replaces `<!-- commands -->` in reference/commands.md when the site is built, so that the page is
+always the same as `cedd COMMAND --help`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any, get_origin
@@ -24,29 +25,29 @@ TRAIN, ADAPT = "train", "adapt"
 
 @dataclass(frozen=True)
 class Description:
-    """The docstring of a command: its example, and the paragraphs after it."""
+    """The docstring of a command: its example and the paragraphs after it."""
 
     example: str
     text: str
 
 
 def description(kind: type) -> Description:
-    """What `--help` says above the options."""
+    """The text above the options in `--help`."""
     first, _, rest = inspect.cleandoc(kind.__doc__ or "").partition("\n")
     return Description(first.removeprefix("example: "), rest.strip())
 
 
 def escaped(text: str) -> str:
-    """Text without the characters that Markdown gives a meaning."""
+    """Text with Markdown's special characters escaped."""
     return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text)
 
 
 def spelled(option: Option) -> str:
-    """The option as it is written, with what it takes: `--no-textbook` for a switch that is on."""
+    """The option with its value, as `--help` shows it."""
     if option.positional:
         return option.name
     if option.kind is bool:
-        return f"--no-{option.name[2:]}" if option.default else option.name
+        return f"{option.name}, --no-{option.name[2:]}" if option.default else option.name
     if option.choices:
         value = "{" + ",".join(option.choices) + "}"
     elif get_origin(option.hint) is dict:
@@ -58,11 +59,13 @@ def spelled(option: Option) -> str:
 
 
 def default(value: Any) -> str:
-    """A default as it would be written; nothing where there is none."""
+    """The default as it would be written, or nothing if there is none."""
     if value is MISSING or str(value).startswith("(give "):
         return "required"
-    if value is None or isinstance(value, bool) or value in ("", (), {}):
+    if value is None or value is False or value in ("", (), {}):
         return ""
+    if value is True:
+        return "on"
     return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
 
 
@@ -100,7 +103,8 @@ def section(name: str) -> Iterator[str]:
     said, options = description(ARGUMENTS[name]), list(options_of(ARGUMENTS[name]))
     yield f"    {said.example}"
     for paragraph in said.text.split("\n\n"):
-        yield escaped(" ".join(paragraph.split()))
+        is_code = paragraph.startswith("  ")  # more examples
+        yield textwrap.indent(paragraph, "  ") if is_code else escaped(" ".join(paragraph.split()))
     yield from tables(options)
 
 

@@ -3,16 +3,17 @@
     python docs/pictures.py                  # all of them, into docs/images; some minutes on two cores
     python docs/pictures.py clocks coverage  # only these
 
-They have no background and use colours that can be read on white and on black.
+They have no background, and their colours are readable on white and on black.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ her."""
 
 
 def panels(count: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, list[Any]]:
-    """A figure with so many axes, each of this size in inches."""
+    """A figure with `count` axes, each of this size in inches."""
     rows = -(-count // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
@@ -132,7 +133,7 @@ def costs_over_time(name: str, times: NDArray[np.float64], draws: int) -> dict[s
 
 
 def bound() -> Figure:
-    """What the bound integrates: the cost of a moment, over time, by what has happened to the token."""
+    """The integrand of the bound over time, split into masked, replaced and unchanged tokens."""
     times = np.linspace(0.02, 0.98, 25)
     names = {"english": "english, on absorb", "english-char": "english-char, on roulette"}
     figure, axes = panels(2, 2, (3.8, 2.6))
@@ -261,6 +262,13 @@ def frontier_processes() -> Figure:
     return draw_frontier(points, {(run, "analytic"): run for run in ("roulette", "hybrid", "uniform")}, (2.6, 2.8))
 
 
+def training_curves(benchmark: str) -> Figure:
+    """The learning curves of `benchmarks/BENCHMARK.py`, from its stored results."""
+    sys.path.insert(0, str(RESULTS.parent))
+    tables = importlib.import_module(f"{benchmark}_tables")
+    return tables.curves_figure(json.loads((RESULTS / f"{benchmark}.json").read_text("utf-8")))
+
+
 PICTURES: Mapping[str, Callable[[], Figure]] = {
     "clocks": clocks,
     "bound": bound,
@@ -268,6 +276,8 @@ PICTURES: Mapping[str, Callable[[], Figure]] = {
     "coverage": coverage,
     "frontier": frontier,
     "frontier-processes": frontier_processes,
+    "language": partial(training_curves, "language"),
+    "spelling": partial(training_curves, "spelling"),
 }
 
 
@@ -280,7 +290,7 @@ def save(name: str, folder: Path = IMAGES) -> Path:
 
 
 def main() -> int:
-    """Draw those that are named, or all."""
+    """Draw the named pictures, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(PICTURES)}; all by default")
     names = parser.parse_args().names or list(PICTURES)

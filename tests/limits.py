@@ -22,7 +22,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 @contextmanager
 def memory_up_to(more: int) -> Iterator[None]:
-    """The system refuses this process more than so many bytes beyond what it has."""
+    """Limit the process to this number of bytes beyond what it uses now."""
     if not STATISTICS.is_file():
         yield
         return

@@ -370,7 +370,7 @@ class Formula(Clocks):
         ),
         (Formula(lambda t: t + (t > 0.5)), "alpha_rate must be the derivative of alpha: between t = 0.5"),
         (Formula(lambda t: 1 + t), r"alpha\(0\) must be 0"),
-        (Formula(lambda t: t.clamp_max(0.3) + (t - 0.6).clamp_min(0.0)), "both clocks stand still at t = 0.3"),
+        (Formula(lambda t: t.clamp_max(0.3) + (t - 0.6).clamp_min(0.0)), "both clocks are constant at t = 0.3"),
         (
             Formula(lambda t: t[..., None] * torch.arange(4)),
             r"got shape \[2, 3, 4\]\): a process is two clocks that are functions of time alone, the same for every",
@@ -469,9 +469,9 @@ def test_hybrid_without_shuffles_is_absorb() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"p_u": 1.0}, "p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1; got 1.0"),
+        ({"p_u": 1.0}, "p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1 \\(got 1.0"),
         ({"p_u": math.nan}, "p_u"),
-        ({"rise": 0.0}, r"rise must lie in \[0.2, 1\] \(default 0.5\); got 0.0"),
+        ({"rise": 0.0}, r"rise must lie in \[0.2, 1\] \(default 0.5\) \(got 0.0"),
         ({"fall": 1.5}, "fall"),
         ({"eps": 0.0}, "eps"),
     ],

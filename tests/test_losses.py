@@ -404,7 +404,7 @@ def test_refusals(call, message: str) -> None:
 
 def test_tokens_are_a_tensor() -> None:
     for wrong in (TOKENS.numpy(), TOKENS.tolist()):
-        said = f"token ids are a tensor of integers; got {type(wrong).__name__}"
+        said = f"token ids are a tensor of integers \\(got {type(wrong).__name__}"
         with pytest.raises(TypeError, match=said):
             cedd.loss(MODEL, cedd.absorb(V), wrong, method="cedd")  # pyright: ignore[reportArgumentType]
         with pytest.raises(TypeError, match=said):
@@ -530,7 +530,7 @@ def test_a_network_that_takes_one_level_per_sequence_is_not_given_more() -> None
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        (torch.ones(B, L), r"where must be a Boolean tensor of x0's shape \[3, 5\]; got \[3, 5\] torch.float32"),
+        (torch.ones(B, L), r"where must be a Boolean tensor of x0's shape \[3, 5\] \(got \[3, 5\] torch.float32"),
         (torch.ones(B, dtype=torch.bool), r"got \[3\] torch.bool"),
         ([True], "got list"),
         (torch.zeros(B, L, dtype=torch.bool), "where selects no position"),

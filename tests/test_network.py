@@ -207,7 +207,7 @@ def test_what_is_no_tensor_of_floats_is_refused(wrong, named: str, method: str) 
         return wrong(torch.zeros(*x_t.shape, V))
 
     for call in calls(model, cedd.absorb(V), method):
-        with pytest.raises(TypeError, match=f"must return a floating-point tensor.*; got .*{named}"):
+        with pytest.raises(TypeError, match=f"must return a floating-point tensor.* \\(got .*{named}"):
             call()
 
 
@@ -222,7 +222,7 @@ def test_a_head_that_returns_no_tensor_of_floats_is_refused(halves: Halves, head
 
 def test_features_of_another_shape_are_refused(halves: Halves, monkeypatch) -> None:
     monkeypatch.setattr(halves, "features", lambda x_t, sigma: torch.zeros(len(x_t), 8))
-    with pytest.raises(ValueError, match=r"features must be \[B, L, D\] with \[B, L\] = \[.*4\]; got \[.*8\]"):
+    with pytest.raises(ValueError, match=r"features must be \[B, L, D\] with \[B, L\] = \[.*4\] \(got \[.*8\]"):
         cedd.sample(halves, cedd.absorb(V), (2, L), method="cedd", steps=2)
 
 
@@ -244,7 +244,7 @@ def test_on_a_device_the_check_waits_until_it_is_asked() -> None:
 
 
 def without_zero(x_t: Tensor, sigma: Tensor) -> Tensor:
-    """The token 0 has no chance."""
+    """Token 0 has probability zero."""
     outputs = torch.zeros(*x_t.shape, V)
     outputs[..., 0] = -torch.inf
     return outputs

@@ -92,7 +92,7 @@ def test_the_card_says_what_the_folder_has(which, request):
 
 @pytest.mark.parametrize("name", [DEFAULT_CORRECTOR, DEFAULT_MODEL])
 def test_a_flipped_bit_in_a_model_is_found(name, tmp_path):
-    """Of each file of numbers; the checksums of these files stand beside them."""
+    """Every file of numbers is listed with its checksum."""
     folder = shutil.copytree(pretrained_root() / name, tmp_path / name)
     for file in folder.glob("*.safetensors"):
         content = bytearray(file.read_bytes())
@@ -113,7 +113,7 @@ def test_the_writer_writes_words(writer):
 
 
 def test_the_writer_fills_in_what_is_meant(writer):
-    """A short text is read amid masks, and a blank after a space is a word with it."""
+    """A short text is padded with masks, and a blank after a space begins with that space."""
     assert writer.reads_passages
     for text, meant in FILLED.items():
         assert writer.infill(text, temperature=0.0, seed=0) == meant
@@ -191,7 +191,7 @@ def corrected(model, text: str, *given: dict[str, float]) -> list[str]:
 
 
 def test_the_model_corrects_transpositions(model):
-    """About 20 pairs, in texts of one window; 19 in 20 are mended in a book (`cedd spelling --mistakes swaps`)."""
+    """About 20 pairs, in texts of one window; 19 of 20 are corrected in a book (`cedd spelling --mistakes swaps`)."""
     lines = PROSE.splitlines(keepends=True)
     right = ["".join(lines[start : start + 2]) for start in (0, 2)]
     wrong = [swap_letters(text, 0.08, seed=1).text for text in right]

@@ -24,7 +24,7 @@ TIME = st.floats(0.0, 1.0)
 @given(SCHEDULE, st.floats(1e-6, 1.0))
 def test_the_inverse_inverts(schedule: Schedule, t: float) -> None:
     sigma = schedule.sigma(t)
-    # In sigma: where sigma is flat in t, t itself cannot be told.
+    # Compared in sigma, because t is not determined where sigma is constant.
     assert float(schedule.sigma(schedule.inverse(sigma))) == pytest.approx(float(sigma), rel=1e-9)
 
 

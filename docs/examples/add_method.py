@@ -1,4 +1,4 @@
-"""A method of your own: a row of parts, here bayes with a weight that grows towards the data."""
+"""A method of your own: bayes with a weight that grows towards t = 0."""
 
 # region method
 import torch

@@ -5,17 +5,17 @@ Shapes: B batch, L positions, V vocabulary. Time t runs from data, 0, to noise, 
 Arguments that mean the same everywhere:
 
 - `model`: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`, with no output for the mask.
-- `method`: what its outputs mean and how it was trained, a name of `METHODS` (or "cedd*") or a `Method` of your own.
-- `process`: a `TokenProcess`, as `absorb`, `uniform`, `roulette`, `eroulette` and `hybrid` make it.
-- `vocab_size`: V; tokens are 0 to V-1, and the mask, where there is one, is V.
-- `schedule`: how noise grows with time; `LogLinear()` unless given.
+- `method`: what its outputs mean and how it was trained, a name in `METHODS` (or "cedd*") or a `Method`.
+- `process`: a `TokenProcess`, made by `absorb`, `uniform`, `roulette`, `eroulette` or `hybrid`.
+- `vocab_size`: V; tokens are 0 to V-1, and the mask, if the process has one, is V.
+- `schedule`: the noise schedule; `LogLinear()` by default.
 - `x0`: clean tokens [B, L], int64.
 - `x_t`: noisy tokens [B, L] at time `t`.
-- `t`: times in [0, 1], one a sequence, [B], or one for all.
+- `t`: times in [0, 1], one per sequence, [B], or a single number.
 - `outputs`: what the model returned for `x_t`, [B, L, V].
-- `generator`: the random number generator; torch's own unless given.
-- `device`: where to compute; a model's own place unless given.
-- `name`: what a part is called, in its table and in messages.
+- `generator`: the random number generator; torch's default one unless given.
+- `device`: the device to compute on; by default that of the model.
+- `name`: the name of a part in its table and in messages.
 """
 
 from __future__ import annotations

@@ -210,13 +210,13 @@ class Hybrid(Clocks):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.p_u < 1.0:
-            raise ValueError(f"p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1; got {self.p_u!r}")
+            raise ValueError(f"p_u is the share of shuffled tokens at t = 1/2, from 0 to below 1 (got {self.p_u!r})")
         if not _SMALLEST_RISE <= self.rise <= 1.0:
-            raise ValueError(f"rise must lie in [{_SMALLEST_RISE:g}, 1] (default 0.5); got {self.rise!r}")
+            raise ValueError(f"rise must lie in [{_SMALLEST_RISE:g}, 1] (default 0.5) (got {self.rise!r})")
         if not 0.0 < self.fall <= 1.0:
-            raise ValueError(f"fall must lie in (0, 1], or the mask clock would run backwards; got {self.fall!r}")
+            raise ValueError(f"fall must lie in (0, 1], or the mask clock would run backwards (got {self.fall!r})")
         if not _SMALLEST_EPS <= self.eps < 0.5:
-            raise ValueError(f"eps must be at least {_SMALLEST_EPS:g} and below 1/2 (default 1e-4); got {self.eps!r}")
+            raise ValueError(f"eps must be at least {_SMALLEST_EPS:g} and below 1/2 (default 1e-4) (got {self.eps!r})")
 
     @property
     def scale(self) -> float:
@@ -359,7 +359,7 @@ def check_clocks(clocks: Clocks) -> None:
     edges = torch.linspace(1e-3, 1 - 1e-3, 257, dtype=torch.float64)
     for name, (clock, rate) in named.items():
         if abs(float(clock(0.0))) > 1e-12:
-            raise ValueError(f"{name}(0) must be 0, since data are clean at t = 0; got {float(clock(0.0)):.6g}")
+            raise ValueError(f"{name}(0) must be 0, since data are clean at t = 0 (got {float(clock(0.0)):.6g})")
         if (bad := first_decrease(clock)) is not None:
             raise ValueError(f"a clock never runs backwards, but {name}(t) falls at t = {bad:.6g}")
         grown, summed = clock(edges).diff(), integrate_panels(rate, edges[:-1], edges[1:])
@@ -374,8 +374,8 @@ def check_clocks(clocks: Clocks) -> None:
     still = clocks.alpha_rate(fine) + clocks.beta_rate(fine) <= 0
     if bool((pause := still[1:] & still[:-1]).any()):
         raise ValueError(
-            f"both clocks stand still at t = {float(fine[int(pause.int().argmax())]):.4g}, but times are told apart by "
-            "their noise; leave the pause out"
+            f"both clocks are constant at t = {float(fine[int(pause.int().argmax())]):.4g}, but the noise must "
+            "increase at all times; remove the pause"
         )
 
 
@@ -500,9 +500,9 @@ class PowerShare:
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("stop", self.stop)):
             if not 0.0 <= value <= 1.0:
-                raise ValueError(f"a share lies in [0, 1]; got {name}={value!r}")
+                raise ValueError(f"a share lies in [0, 1] (got {name}={value!r})")
         if not self.power > 0:
-            raise ValueError(f"the power of a share must be positive; got {self.power!r}")
+            raise ValueError(f"the power of a share must be positive (got {self.power!r})")
 
     def __call__(self, t: Tensor) -> Tensor:
         return self.start + (self.stop - self.start) * t**self.power

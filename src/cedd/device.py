@@ -25,20 +25,20 @@ def pick_device(device: str | torch.device, local_rank: int = 0) -> torch.device
         found = torch.device(name)
     except RuntimeError:
         found = None
-    if found is None or found.type not in KINDS:  # torch knows many more, of which we have run none
-        raise ValueError(f"there is no device {name!r}; use auto, cpu, cuda or mps")
+    if found is None or found.type not in KINDS:  # torch has more kinds, which are not tested
+        raise ValueError(f"invalid device: {name!r}; use auto, cpu, cuda or mps")
     count = _count(found.type)
     if not count:
         there = " and ".join(kind for kind in KINDS if _count(kind))
-        raise ValueError(f"there is no {found.type.upper()} device here, only {there}")
+        raise ValueError(f"no {found.type.upper()} device found, only {there}")
     chosen = torch.device(name, local_rank) if name == "cuda" else found
     if (chosen.index or 0) >= count:
-        raise ValueError(f"there is no device {chosen}; the last one is {found.type}:{count - 1}")
+        raise ValueError(f"device not found: {chosen} (the last one is {found.type}:{count - 1})")
     return chosen
 
 
 def _count(kind: str) -> int:
-    """How many devices of a kind are here."""
+    """The number of devices of a kind."""
     if kind == "cuda":
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
     return int(kind == "cpu" or torch.backends.mps.is_available())

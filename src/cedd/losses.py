@@ -52,9 +52,9 @@ def draw_times(
 ) -> Tensor:
     """`count` times in [low, high], float64 on the CPU; one in each stratum, in random order, or independent."""
     if count < 1:
-        raise ValueError(f"a batch needs at least one sequence; got {count}")
+        raise ValueError(f"a batch needs at least one sequence (got {count})")
     if not 0.0 <= low < high <= 1.0:
-        raise ValueError(f"training times must lie in [0, 1], the lowest below the highest; got {low!r} and {high!r}")
+        raise ValueError(f"training times must lie in [0, 1], the lowest below the highest (got {low!r} and {high!r})")
     u = torch.rand(count, generator=generator, dtype=torch.float64)
     if stratified:
         u = (torch.randperm(count, generator=generator) + u) / count
@@ -315,7 +315,7 @@ def loss(
     chosen.check(process)
     process.check_tokens(x0)
     if x0.dim() != 2 or x0.numel() == 0:
-        raise ValueError(f"x0 must be a batch of sequences [B, L]; got shape {tuple(x0.shape)}")
+        raise ValueError(f"x0 must be a batch of sequences [B, L] (got shape {tuple(x0.shape)})")
     blocks = chosen.blocks_of(x0.shape[1])
     if t is None:
         cpu_generator = generator if generator is None or generator.device.type == "cpu" else None
@@ -342,6 +342,6 @@ def _check_where(where: object, x0: Tensor) -> None:
     """Refuse what does not select positions of x0."""
     if not isinstance(where, Tensor) or where.dtype != torch.bool or where.shape != x0.shape:
         got = f"{list(where.shape)} {where.dtype}" if isinstance(where, Tensor) else type(where).__name__
-        raise ValueError(f"where must be a Boolean tensor of x0's shape {list(x0.shape)}; got {got}")
+        raise ValueError(f"where must be a Boolean tensor of x0's shape {list(x0.shape)} (got {got})")
     if not bool(where.any()):
         raise ValueError("where selects no position, so that there is no loss")

@@ -46,7 +46,7 @@ class Method:
         for part, kind in kinds.items():
             if not isinstance(getattr(self, part), kind):
                 raise TypeError(
-                    f"the {part} of a method must be an instance of {kind.__name__}; got {getattr(self, part)!r}"
+                    f"the {part} of a method must be an instance of {kind.__name__} (got {getattr(self, part)!r})"
                 )
         self.objective.check(self.parameterization)
         self.dynamics.check_parts(self.parameterization, self.objective)
@@ -61,7 +61,7 @@ class Method:
         if not isinstance(process, TokenProcess):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 "a process is a TokenProcess: absorb(), uniform(), roulette(), eroulette(), hybrid(), or "
-                f"TokenProcess(vocab_size, has_mask, clocks) with clocks of your own; got {type(process).__name__}"
+                f"TokenProcess(vocab_size, has_mask, clocks) with clocks of your own (got {type(process).__name__})"
             )
         self.dynamics.check_process(process)
 
@@ -73,7 +73,7 @@ class Method:
             own = "its own bound" if self.dynamics.noisy else "an exact likelihood"
             raise ValueError(f"{self.name} has {own} and no {bound}; ask for the bound tight")
         if time_floor is not None and not 0 <= time_floor < 1:
-            raise ValueError(f"the earliest time must lie in [0, 1); got {time_floor!r}")
+            raise ValueError(f"the earliest time must lie in [0, 1) (got {time_floor!r})")
 
     @property
     def meaning(self) -> str:
@@ -100,11 +100,12 @@ class Method:
         if not isinstance(self.dynamics, Reversal | Flow):
             return self
         if not 0 < stop < 1:
-            raise ValueError(f"a path stops at a time between 0 and 1; got {stop!r}")
+            raise ValueError(f"a path stops at a time between 0 and 1 (got {stop!r})")
         return replace(self, dynamics=replace(self.dynamics, stop=stop))
 
     def in_blocks(self, block: int | None) -> Method:
-        """The same in blocks of so many tokens; None: as it is. A model for other blocks is refused."""
+        """The method with blocks of `block` tokens; None leaves it unchanged. Raises a ValueError if it already has
+        another block size."""
         if block is None or block == self.block:
             return self
         if self.block is not None:
@@ -222,8 +223,8 @@ def log_scores(outputs: Tensor, process: TokenProcess, x_t: Tensor, t: Time, *, 
     process.check_states(x_t)
     if outputs.shape != (*x_t.shape, process.vocab_size):
         raise ValueError(
-            f"outputs have one entry a token and none for the mask: {[*x_t.shape, process.vocab_size]} is wanted; "
-            f"got {list(outputs.shape)}"
+            f"outputs must have one entry per token and none for the mask: expected the shape "
+            f"{[*x_t.shape, process.vocab_size]}, got {list(outputs.shape)}"
         )
     noise = process.noise(check_times(t, x_t, "x_t")).to(x_t.device).like(x_t)
     return chosen.require_scores().log_scores(outputs, x_t, noise)

@@ -480,7 +480,7 @@ class Network:
             network = self.of_sequences(places.sequences)
         hidden = network._run(_at_places(model, places.index.to(self.home), x_t.numel()), x_t, sigma)
         if hidden.dim() != 3 or hidden.shape[:2] != x_t.shape:
-            raise ValueError(f"features must be [B, L, D] with [B, L] = {list(x_t.shape)}; got {list(hidden.shape)}")
+            raise ValueError(f"features must be [B, L, D] with [B, L] = {list(x_t.shape)} (got {list(hidden.shape)})")
         hidden = hidden.flatten(0, 1).index_select(0, places.index)
         head = FullPrecisionHead(model.head) if full_precision else model.head
         return OutputRows(self, hidden, self._on_host(head), places.rows)
@@ -536,7 +536,7 @@ def check_conditions(conditions: Mapping[str, Tensor], sequences: int | None) ->
         if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"unexpected argument {name!r}; conditions of the network must be tensors")
         if value.dim() == 0 or (sequences is not None and len(value) != sequences):
-            raise ValueError(f"{name!r} must have one entry per sequence, {sequences}; got {list(value.shape)}")
+            raise ValueError(f"{name!r} must have one entry per sequence, {sequences} (got {list(value.shape)})")
 
 
 @dataclass(frozen=True)
@@ -650,7 +650,7 @@ def _floats(made: object) -> Tensor:
     if isinstance(made, Tensor) and made.is_floating_point():
         return made
     kind = f"one of {made.dtype}" if isinstance(made, Tensor) else "None" if made is None else type(made).__name__
-    raise TypeError(f"the network must return a floating-point tensor, not wrapped in anything; got {kind}")
+    raise TypeError(f"the network must return a floating-point tensor, not wrapped in anything (got {kind})")
 
 
 def checked_outputs(outputs: object, expected: tuple[int, ...]) -> Tensor:
@@ -659,7 +659,7 @@ def checked_outputs(outputs: object, expected: tuple[int, ...]) -> Tensor:
     if tuple(outputs.shape) != expected:
         form = "[B, L, V]" if len(expected) == 3 else "[N, V]"
         raise ValueError(
-            f"the network must return {form} = {list(expected)}, without a mask column; got {list(outputs.shape)}"
+            f"the network must return {form} = {list(expected)}, without a mask column (got {list(outputs.shape)})"
         )
     return outputs
 

@@ -244,7 +244,7 @@ class Noise(Kernel):
 
     @property
     def sigma(self) -> Tensor:
-        """alpha + beta: what the network is told of the time."""
+        """alpha + beta: the total noise, which is the network's time input."""
         return self.alpha + self.beta
 
     def forward_rate(self, masked: Tensor) -> Tensor:
@@ -309,12 +309,12 @@ class TokenProcess:
         try:  # a plain int, from anything that is one
             object.__setattr__(self, "vocab_size", operator.index(self.vocab_size))
         except TypeError:
-            raise ValueError(f"the size of a vocabulary is a whole number; got {self.vocab_size!r}") from None
+            raise ValueError(f"the vocabulary size must be a whole number (got {self.vocab_size!r})") from None
         if self.vocab_size < 2:
-            raise ValueError(f"a vocabulary needs at least 2 tokens; got V = {self.vocab_size}")
+            raise ValueError(f"a vocabulary needs at least 2 tokens (got V = {self.vocab_size})")
         check_clocks(self.clocks)
         if not (total := float(self.sigma(1.0))) <= _LARGEST_TOTAL:
-            raise ValueError(f"sigma(1) = alpha(1) + beta(1) must be at most {_LARGEST_TOTAL:g}; got {total:g}")
+            raise ValueError(f"sigma(1) = alpha(1) + beta(1) must be at most {_LARGEST_TOTAL:g} (got {total:g})")
 
     # Names of things
 
@@ -364,7 +364,7 @@ class TokenProcess:
         return self.clocks.beta(t)
 
     def sigma(self, t: Time) -> Tensor:
-        """alpha + beta, the total noise, which is what the network is told of the time."""
+        """alpha + beta: the total noise, which is the network's time input."""
         return self.clocks.total(t)
 
     def alpha_rate(self, t: Time) -> Tensor:
@@ -495,11 +495,11 @@ class TokenProcess:
 
 def _check_ids(x: object, count: int, what: str, hint: str) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{what} are a tensor of integers; got {type(x).__name__}")
+        raise TypeError(f"{what} are a tensor of integers (got {type(x).__name__})")
     if x.dtype not in (torch.int32, torch.int64):  # torch indexes with no others, and a mask may not fit into them
-        raise ValueError(f"{what} are integers of 32 or 64 bits (.long() makes them so); got {x.dtype}")
+        raise ValueError(f"{what} are integers of 32 or 64 bits (.long() makes them so) (got {x.dtype})")
     if x.numel() and (int(x.min()) < 0 or int(x.max()) >= count):
-        raise ValueError(f"{what} must lie in 0..{count - 1}; got {int(x.min())}..{int(x.max())}{hint}")
+        raise ValueError(f"{what} must lie in 0..{count - 1} (got {int(x.min())}..{int(x.max())}{hint})")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -510,9 +510,9 @@ def _share(value: float, name: str = "p_m") -> float:
     """A share of masking as a plain number, checked."""
     share = float(value)
     if not 0.0 <= share <= 1.0:
-        raise ValueError(f"{name} is a probability and must lie in [0, 1]; got {share!r}")
+        raise ValueError(f"{name} is a probability and must lie in [0, 1] (got {share!r})")
     if 0.0 < share < _SMALLEST_SHARE:
-        raise ValueError(f"{name} must lie in [{_SMALLEST_SHARE:g}, 1]; got {share!r}; uniform() never masks")
+        raise ValueError(f"{name} must lie in [{_SMALLEST_SHARE:g}, 1] (got {share!r}; uniform() never masks)")
     return share
 
 
@@ -520,7 +520,7 @@ def _or_log_linear(schedule: Schedule | None) -> Schedule:
     if schedule is None:
         return LogLinear()
     if not isinstance(schedule, Schedule):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"a schedule is one of LogLinear, Polynomial, Cosine, Geometric; got {schedule!r}")
+        raise ValueError(f"the schedule must be LogLinear, Polynomial, Cosine or Geometric (got {schedule!r})")
     return schedule
 
 
@@ -635,6 +635,8 @@ PROCESSES: dict[str, Callable[..., TokenProcess]] = {
 
 def process_from_config(config: Mapping[str, Any]) -> TokenProcess:
     """The process whose `config()` was this record."""
+    if not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"the process must be a JSON object (got {config!r})")
     arguments = dict(config)
     name = arguments.pop("name", None)
     if name == "clocks":

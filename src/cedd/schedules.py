@@ -49,7 +49,7 @@ def check_time(t: Time) -> Tensor:
         low, high = (end.item() for end in (ends if time.is_cpu else torch.stack(ends).cpu()))
         if not (low >= 0 and high <= 1):
             bad = time[~((time >= 0) & (time <= 1))].flatten()[0].item()
-            raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise; got {bad!r}")
+            raise ValueError(f"time t must lie in [0, 1], where 0 is data and 1 is noise (got {bad!r})")
     return time
 
 
@@ -67,7 +67,7 @@ def check_times(t: Time, x: Tensor, name: str) -> Tensor:
 
 def _check_eps(eps: float) -> None:
     if not _SMALLEST_EPS <= eps < 1.0:
-        raise ValueError(f"eps must be at least {_SMALLEST_EPS:g} and below 1 (default 1e-3); got {eps!r}")
+        raise ValueError(f"eps must be at least {_SMALLEST_EPS:g} and below 1 (default 1e-3) (got {eps!r})")
 
 
 SCHEDULES: dict[str, type[Schedule]] = {}
@@ -134,7 +134,7 @@ class Polynomial(Schedule):
     def __post_init__(self) -> None:
         _check_eps(self.eps)
         if not 0 < self.power <= _LARGEST_POWER:
-            raise ValueError(f"power must be positive and at most {_LARGEST_POWER:g}; got {self.power!r}")
+            raise ValueError(f"power must be positive and at most {_LARGEST_POWER:g} (got {self.power!r})")
 
     def sigma(self, t: Time) -> Tensor:
         return self.power * LogLinear(self.eps).sigma(t)

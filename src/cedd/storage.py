@@ -1,9 +1,9 @@
 """Files and folders that are either complete or absent: written in a temporary folder, flushed to disk, then renamed.
 
-The temporary folder stands beside what is written and is called .NAME.(32 hex digits).tmp, with a hash for a NAME
-that is too long. Its process holds its lock, which the system releases when the process ends, however it ends.
-Who writes NAME next removes the temporary folders of NAME that nobody holds: a killed process leaves nothing for long,
-and a living one loses nothing.
+The temporary folder is in the same folder as the target NAME and is called .NAME.(32 hex digits).tmp, with a hash in
+place of a NAME that is too long. The writing process holds a lock on it, which the system releases when the process
+ends. The next process that writes NAME removes the temporary folders of NAME that are not locked, so that leftovers of
+killed processes disappear and those of running processes stay.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def expanded(path: str | Path) -> Path:
     try:
         whole = Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{path} is in the folder of a user who is not known here") from None
+        raise ValueError(f"{path} names the home folder of an unknown user") from None
     return whole if os.path.exists(whole) else _followed(whole)  # noqa: PTH110 - which minds no name, however long
 
 
@@ -73,7 +73,7 @@ def _followed(path: Path) -> Path:
         return path
     target = Path(os.path.realpath(path))
     if target.is_symlink():
-        raise ValueError(f"{path} is a link that leads back to itself")
+        raise ValueError(f"{path} is a symbolic link to itself")
     return target
 
 
@@ -88,9 +88,11 @@ def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
     if suffixes and path.suffix not in suffixes:
         raise ValueError(f"{path.name} must end in {' or '.join(suffixes)}")
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+        raise ValueError(f"folder not found: {path.parent} (to write {path.name})")
     if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):  # a device would be replaced by a file
-        raise ValueError(f"{path} cannot be written: it is {'write-protected' if path.is_file() else 'no plain file'}")
+        raise ValueError(
+            f"{path} cannot be written: it is {'write-protected' if path.is_file() else 'not a regular file'}"
+        )
     try:
         with _temporary(path, path.parent) as folder:
             (folder / path.name).touch()
@@ -358,7 +360,7 @@ def from_json(kind: Any, values: Any, name: str = "") -> Any:
     """
     where = name or kind.__name__
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where} must be a JSON object; got {values!r}")
+        raise ValueError(f"{where} must be a JSON object (got {values!r})")
     hints = _hints(kind)
     if unknown := sorted(set(values) - set(hints)):
         raise ValueError(f"{where} has no {unknown[0]!r}; made by a newer cedd?")

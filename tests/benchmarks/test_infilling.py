@@ -51,4 +51,4 @@ def test_words_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     for many in ("1", "0", "-1"):
         monkeypatch.setattr(sys, "argv", [*words[:-1], many])
         assert infilling.main() == 2
-        assert f"--words must be at least 2, of which an interval can be made; got {many}" in capsys.readouterr().err
+        assert f"--words must be at least 2, of which an interval can be made (got {many}" in capsys.readouterr().err

@@ -262,7 +262,7 @@ def test_a_row_is_of_the_process_that_its_folder_describes(benchmark, arguments,
 
 
 def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
-    """Rows are paired block by block. One that is worse by 0.5 in every block is so beyond doubt; by 0.04 it is too,
+    """Rows are paired block by block. A row that is worse by 0.5 in every block counts as worse; by 0.04 it does too,
     but on 1BW and PTB, where chance does as much."""
     content = json.loads(json.dumps(done.content))
     folder = tmp_path / "copy"
@@ -323,7 +323,7 @@ def test_what_cannot_be_written_is_said_before_tables_are_printed(benchmark, don
     for words, said in (
         (["--page", str(tmp_path)], f"{tmp_path} is a folder; name a file in it"),
         (["--page", str(tmp_path / "none.md")], "none.md"),
-        (["--plot", str(tmp_path / "none" / "x.png")], f"there is no folder {tmp_path / 'none'} to write x.png to"),
+        (["--plot", str(tmp_path / "none" / "x.png")], f"folder not found: {tmp_path / 'none'} (to write x.png)"),
     ):
         monkeypatch.setattr(sys, "argv", [*table, *words])
         assert benchmark.main(benchmark.Language) == 2
@@ -358,7 +358,7 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
 
 
 def test_a_setting_that_was_added_since_is_no_difference(benchmark, arguments, done, tmp_path):
-    """Rows of before had its default; where the recipe has another now, they are of another protocol."""
+    """Stored rows without a setting have its default; a recipe with another value is another protocol."""
     here = replace(arguments, results=tmp_path / "language.json")
     for name, same in (("optimizer.eps", True), ("optimizer.loss", False)):
         content = json.loads(json.dumps(done.content))
@@ -376,7 +376,7 @@ def test_seeds_are_compared_within_one_protocol(benchmark, arguments, done):
     for record in second["cells"].values():
         record["seed"] = record["config"]["seed"] = 1
     table = benchmark.over_seeds([first, second])
-    assert table.startswith("| held-out bound, nats a token | seed 0 | seed 1 | mean |")
+    assert table.startswith("| held-out bound, nats per token | seed 0 | seed 1 | mean |")
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [f"| {cell}" for cell in CELLS]
     second["protocol"] |= {"steps": 400, "draws": 16}
     with pytest.raises(ValueError, match=r"different protocols \(steps, draws differ\)"):
@@ -501,8 +501,8 @@ def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
     for cell in ("cedd", "cedd/kappa-t", "dfm/absorb", "ar/absorb", "cedd/absorb@x", "cedd/absorb@0", "cedd/absorb+"):
         refused("a cell is METHOD/PROCESS of", only=(cell,))
     refused("fewer than a batch of", tokens=16 * 4096)
-    refused(r"two or more sequences of 16 tokens \(ar\), whole ones; got 100", tokens=100)
-    refused(r"two or more sequences of 64 tokens \(ar@64\), whole ones; got 64", only=("ar@64",))
+    refused(r"a multiple of 16 \(ar\), twice it at least \(got 100", tokens=100)
+    refused(r"a multiple of 64 \(ar@64\), twice it at least \(got 64", only=("ar@64",))
     refused("the judge ar is the cell of that name", judge={"ar": "a-judge.gguf"})
     refused("there is no file .* to train on", corpus=(tmp_path / "none.txt",))
     refused("unknown tokenizer", tokenizer="gpt3")
@@ -744,7 +744,7 @@ def test_a_cell_that_has_its_turn_is_expected_from_then_on(benchmark, arguments,
 
 
 def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, capsys, monkeypatch, tmp_path):
-    """Whoever stops the command, or the machine, loses no judgement; and a judge that fails stops no cell."""
+    """An interrupted command loses no scores, and a judge that fails stops no cell."""
     fresh = replace(arguments, only=("ar", "cedd/absorb"), results=tmp_path / "fresh.json", out=tmp_path)
     language, calls = benchmark.Language(fresh), []
 
@@ -769,7 +769,7 @@ def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, ca
 
 
 def test_a_perplexity_beyond_what_a_float_can_hold_is_shown_by_its_exponent(benchmark):
-    """Score entropy of a network that has hardly learnt is thousands of nats a token, which is not infinity."""
+    """The score entropy of a nearly untrained network is thousands of nats per token, but finite."""
     estimate = {"nats_per_token": 2500.0, "low": 2400.0, "high": 2600.0}
     assert benchmark._perplexity(estimate) == "e^2,500"
     assert benchmark._perplexity({**estimate, "low": 1.0, "nats_per_token": 1.0}) == "2.72"

@@ -134,7 +134,7 @@ def test_independent_draws_are_each_bounds_own() -> None:
 
 
 def test_one_bound_may_be_infinite_and_another_not() -> None:
-    """Ratios like 1/sigma at clean tokens, and ratios that give a token no chance."""
+    """Ratios like 1/sigma at clean tokens, and ratios that give a token probability zero."""
     process, data = PROCESSES["uniform"], torch.tensor([[0, 1], [2, 2], [1, 0]])
 
     def growing(x: Tensor, sigma: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def test_one_bound_may_be_infinite_and_another_not() -> None:
     def refusing(x: Tensor, sigma: Tensor) -> Tensor:
         return torch.where(torch.arange(V) == 2, -math.inf, 0.0).expand(*x.shape, V)
 
-    # Of which one gives a token no chance only before the cut: what the other is measured by begins anew.
+    # One bound is infinite only before the cut, so the other is measured with new draws.
     def refusing_early(x: Tensor, sigma: Tensor) -> Tensor:
         early = (sigma < 9e-5)[:, None, None] & (torch.arange(V) == 1)
         return torch.where(early, -math.inf, 0.0).expand(*x.shape, V)
@@ -194,7 +194,7 @@ def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
     process, exact = PROCESSES[name], enumerated(name, method)[2]
     for bound, sampling in [*itertools.product(BOUNDS, SAMPLINGS[:1]), ("tight", SAMPLINGS[1])]:
         found = estimated(name, method, bound, sampling)
-        if math.isinf(exact[bound]):  # a score's posterior at sigma(0) > 0 may give the data no chance
+        if math.isinf(exact[bound]):  # a score's posterior at sigma(0) > 0 may give the data probability zero
             assert (method, process.jumps_at_zero, bound) == ("sedds", True, "tight")
             assert found.nats_per_token == math.inf
             continue
@@ -646,11 +646,11 @@ def test_progress_counts_every_evaluation() -> None:
         ("ar", {"bound": "j1"}, "exact likelihood"),
         ("dfm", {"bound": "j2"}, "its own bound"),
         ("cedd", {"draws": 0}, "at least one draw"),
-        ("cedd", {"batch": -1}, "a batch has at least one sequence; got -1"),
+        ("cedd", {"batch": -1}, "a batch has at least one sequence \\(got -1"),
         ("cedd", {"tolerance": 0.0}, "positive share"),
         ("cedd", {"tolerance": math.inf}, "positive share"),
         ("cedd", {"tolerance": math.nan}, "positive share"),
-        ("cedd", {"max_draws": -1}, "max_draws must be at least 1; got -1"),
+        ("cedd", {"max_draws": -1}, "max_draws must be at least 1 \\(got -1"),
         ("cedd", {"time_floor": 1.0}, "earliest time"),
         ("cedd", {"sampling": "importance"}, "stratified or independent"),
         ("cedd", {"corrector": Corrector()}, "belongs to flow matching"),

@@ -431,8 +431,8 @@ def test_orders_are_doubled_as_long_as_there_is_time(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("process", "method", "options", "message"),
     [
-        (cedd.roulette(3), "cedd", {}, "never change once they are revealed"),
-        (cedd.uniform(3), "cedd", {}, "never change once they are revealed"),
+        (cedd.roulette(3), "cedd", {}, "a revealed token never changes"),
+        (cedd.uniform(3), "cedd", {}, "a revealed token never changes"),
         (cedd.absorb(3), "ar", {}, "exact; use bound='tight'"),
         (cedd.absorb(3), "cedd", {"orders": 0}, r"orders must be at least 1 \(got 0\)"),
         (cedd.absorb(3), "cedd", {"batch": 0}, "batch must be at least 1"),

@@ -77,7 +77,7 @@ def test_a_model_is_given_defaults_of_sampling(run, tmp_path, capsys):
     assert "| defaults of sampling | steps 48, top_p 0.95 |" in (out / "README.md").read_text()
     for wrong in ("steps=many", "steps=0", "top_p=2", "top_k=40", "temperature"):
         assert main([*words, wrong]) == 2
-        assert f"and top_p=NUMBER (up to 1); got {wrong!r}" in capsys.readouterr().err
+        assert f"and top_p=NUMBER (up to 1) (got {wrong!r}" in capsys.readouterr().err
 
 
 def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
@@ -119,13 +119,13 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--correction", "threshold"], "takes NAME=NUMBER, such as threshold=0.3; got 'threshold'"),
+        (["--correction", "threshold"], "takes NAME=NUMBER, such as threshold=0.3 (got 'threshold'"),
         (["--correction", "passes=1.5"], "takes NAME=NUMBER"),
         (["--correction", "treshold=0.3"], "do not include 'treshold'"),
         (["--correction", "threshold=3"], "threshold must lie in"),
-        (["--calibrate", "BOOK", "--broken", "-1"], "must lie in [0, 1]; got -1"),
-        (["--calibrate", "BOOK", "--broken", "1.5"], "must lie in [0, 1]; got 1.5"),
-        (["--calibrate", "BOOK", "--broken", "nan"], "must lie in [0, 1]; got nan"),
+        (["--calibrate", "BOOK", "--broken", "-1"], "must lie in [0, 1] (got -1"),
+        (["--calibrate", "BOOK", "--broken", "1.5"], "must lie in [0, 1] (got 1.5"),
+        (["--calibrate", "BOOK", "--broken", "nan"], "must lie in [0, 1] (got nan"),
         (["--calibrate", "LATIN"], "latin.txt: 'utf-8' codec can't decode"),
     ],
 )
@@ -238,7 +238,7 @@ def test_home_is_expanded_where_the_shell_does_not(run, tmp_path, capsys, monkey
     assert not (tmp_path / "~").exists()
     capsys.readouterr()
     assert main(["export", str(run), "--out=~nosuchuser/model", "--device", "cpu"]) == 2
-    assert "~nosuchuser/model is in the folder of a user who is not known" in capsys.readouterr().err
+    assert "~nosuchuser/model names the home folder of an unknown user" in capsys.readouterr().err
 
 
 def test_calibration_is_as_bold_as_it_may_be():

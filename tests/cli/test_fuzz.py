@@ -3,6 +3,9 @@
 Every input is bad by construction. It must end in exit code 2 (or 1, where the machine could not do it), with one line
 and no traceback, and must leave every file as it was. The inputs are drawn by a fixed seed; one half is in the
 default run, and all of them are in the slow one.
+
+`tests/cli/messages.txt` lists all error messages that the inputs cause, with names and numbers left out, so that they
+can be read in one place. `python -m tests.cli.test_fuzz` writes it.
 """
 
 import contextlib
@@ -13,7 +16,9 @@ import json
 import lzma
 import os
 import random
+import re
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,7 +33,7 @@ from cedd.cli.parser import options_of
 from tests.tasks.models import save_random
 
 PARTS, DEFAULT = 8, 4
-"""All inputs are in so many parts; so many parts are in the default run."""
+"""The number of parts that the inputs are divided into, and the number of parts in the default run."""
 
 # ----------------------------------------------------------------------------------------------------------------
 # The folder in which everything happens
@@ -199,7 +204,7 @@ RANGES = {
         tcsh
     """,
 }
-"""What each command cannot be told, between bars."""
+"""Invalid options of each command, separated by bars."""
 
 
 def range_inputs() -> Iterator[Input]:
@@ -440,7 +445,7 @@ def inputs(world: Path) -> list[Input]:
     return found
 
 
-def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, str]) -> str | None:
+def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, str], messages: set[str]) -> str | None:
     """What a command did that it should not have done with bad input."""
     given.damage()
     before, said = tree(world) if given.damage is not nothing else clean, io.StringIO()
@@ -457,24 +462,46 @@ def what_is_wrong(given: Input, world: Path, original: Path, clean: dict[str, st
         return f"{code}"
     if not lines or not lines[-1].startswith("cedd: error: ") or "\x1b" in lines[-1] or "Traceback" in said.getvalue():
         return f"said {lines[-1:]!r}"
+    messages.add(generic(lines[-1]))
     if before != after:
         return f"left {sorted(set(after.items()) ^ set(before.items()))[:3]}"
     return None
 
 
-def survey(world: Path, tmp_path: Path, chosen: list[Input]) -> dict[str, str]:
+def survey(world: Path, tmp_path: Path, chosen: list[Input], messages: set[str]) -> dict[str, str]:
+    """What is wrong with the end of each command; the messages are added to the set."""
     original = tmp_path / "original"
     shutil.copytree(world, original)
     clean = tree(world)
-    found = {str(given): what_is_wrong(given, world, original, clean) for given in chosen}
+    found = {str(given): what_is_wrong(given, world, original, clean, messages) for given in chosen}
     return {name: wrong for name, wrong in found.items() if wrong is not None}
+
+
+MESSAGES = Path(__file__).with_name("messages.txt")
+
+
+def generic(line: str) -> str:
+    """An error message without names, values and numbers."""
+    line = line.removeprefix("cedd: error: ").replace(str(Path.cwd()), "")
+    line = re.sub(r"(?<=: )(TrainConfig|network)[\w.]* (?=cannot be|must be|is missing|has no)", "ENTRY ", line)
+    line = re.sub(r"(cannot be|unknown \w+) [^;]+", r"\1 …", line)
+    line = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "'…'", line)
+    line = re.sub(r"(?: \((?:got|see) [^()]*(?:\([^()]*\)[^()]*)*\))+", " (got …)", line)
+    line = re.sub(
+        r"(?<!\w)(?:[\w.~-]*/)+[\w.\[\]-]*|[\w-]+\.(?:json|jsonl|txt|safetensors|png|html|gif|svg|xz|gz)\b",
+        "FILE",
+        line,
+    )
+    return re.sub(r"\d+(?:[.,]\d+)*(?:e[-+]?\d+)?", "N", re.sub(r"--[a-z][\w.-]*", "--OPTION", line)).strip()
 
 
 @pytest.mark.parametrize("part", range(DEFAULT))
 def test_bad_input_ends_in_one_line_and_costs_no_file(part: int, world: Path, tmp_path: Path):
     every = inputs(world)
     assert len(every) * DEFAULT >= 500 * PARTS
-    assert survey(world, tmp_path, every[part::PARTS]) == {}
+    messages = set[str]()
+    assert survey(world, tmp_path, every[part::PARTS], messages) == {}
+    assert messages - known_messages() == set(), "run python -m tests.cli.test_fuzz, and read the new messages"
 
 
 @pytest.mark.slow
@@ -482,4 +509,28 @@ def test_all_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path:
     every = inputs(world)
     assert len(every) >= 1000
     assert {given.words[0] for given in every} == set(COMMANDS)
-    assert survey(world, tmp_path, every) == {}
+    messages = set[str]()
+    assert survey(world, tmp_path, every, messages) == {}
+    assert messages == known_messages(), "run python -m tests.cli.test_fuzz, and read the new messages"
+
+
+def known_messages() -> set[str]:
+    return set(MESSAGES.read_text("utf-8").splitlines())
+
+
+def write_messages() -> None:
+    """Run all inputs and write the list of messages."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache, contextlib.chdir(folder):
+        os.environ["CEDD_CACHE"] = cache
+        world, messages = Path(folder) / "world", set[str]()
+        world.mkdir()
+        os.chdir(world)
+        make_world(world)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cedd.apps.serve.server.Server.run", a_server)
+            survey(world, Path(folder), inputs(world), messages)
+        MESSAGES.write_text("\n".join(sorted(messages)) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    write_messages()

@@ -56,17 +56,20 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("sample --device meta", "there is no device 'meta'; use auto, cpu, cuda or mps"),
+        ("sample --device meta", "invalid device: 'meta'; use auto, cpu, cuda or mps"),
         (
             "evaluate english-char --data ~nosuchuser/x",
-            "~nosuchuser/x is in the folder of a user who is not known",
+            "~nosuchuser/x names the home folder of an unknown user",
         ),
         ("evaluate english-char --plot ~nosuchuser/x.png", "~nosuchuser/x.png is in the folder of a user"),
         ("import ~nosuchuser/x --out model", "~nosuchuser/x is in the folder of a user"),
         ("serve --port 0 ~nosuchuser/x", "~nosuchuser/x is in the folder of a user"),
         ("sample [/red]", "no run or model at [/red]"),
-        ("evaluate english-char --data /dev/stdin", "/dev/stdin is no plain file, and data is read more than once"),
-        ("genppl english-char --out /dev/null", "/dev/null cannot be written: it is no plain file"),
+        (
+            "evaluate english-char --data /dev/stdin",
+            "/dev/stdin is not a regular file, and data are read more than once",
+        ),
+        ("genppl english-char --out /dev/null", "/dev/null cannot be written: it is not a regular file"),
         ("sample --html .", ". is a folder"),
     ],
 )
@@ -82,13 +85,13 @@ def test_a_folder_of_the_environment_in_an_unknown_home_is_one_line(
 ):
     monkeypatch.setenv(variable, "~nosuchuser/x")
     line = last_line(["evaluate", run, "--data", data], capsys)
-    assert line == "cedd: error: ~nosuchuser/x is in the folder of a user who is not known here"
+    assert line == "cedd: error: ~nosuchuser/x names the home folder of an unknown user"
 
 
 def test_a_named_pipe_is_refused_at_once(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert "is no plain file" in last_line(["evaluate", run, "--data", str(pipe)], capsys)
+    assert "is not a regular file" in last_line(["evaluate", run, "--data", str(pipe)], capsys)
 
 
 def test_damage_beyond_the_head_of_a_packed_file_is_named(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -125,7 +128,7 @@ def test_lines_of_a_log_that_are_no_records_are_skipped(tmp_path: Path):
 def test_a_device_may_be_torchs_own_and_a_prompt_must_be_a_text(run: str):
     model = cedd.load(run, device=torch.device("cpu"))  # pyright: ignore[reportArgumentType]
     assert pick_device(torch.device("cpu")) == torch.device("cpu")
-    with pytest.raises(ValueError, match="a prompt is a text; got 5"):
+    with pytest.raises(ValueError, match="a prompt is a text \\(got 5"):
         model.generate(prompt=5)  # pyright: ignore[reportArgumentType]
 
 
@@ -135,7 +138,7 @@ def test_a_report_away_from_the_runs_data_says_so(tmp_path: Path, capsys: pytest
     (folder / "train.json").write_text(json.dumps(to_json(config)))
     monkeypatch.chdir(folder)
     line = last_line(["report", str(folder)], capsys)
-    assert line.endswith("was trained on book.txt, which is not here: go to the folder it was trained from")
+    assert line.endswith("was trained on book.txt, which was not found here; run this in the folder of the training")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -345,7 +348,7 @@ def test_a_console_prints_what_it_is_given(capsys: pytest.CaptureFixture[str]):
 def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
     assert main(["infill", run, f"{ESCAPE}____"]) == 0
     assert capfdbinary.readouterr().out.startswith(ESCAPE.encode())
-    start_server()  # a process that is forked from this one, amid threads, may wait for them forever
+    start_server()  # a process forked while threads run may deadlock
     terminal, its = pty.openpty()
     child = command_on_terminal(["infill", run, f"{ESCAPE}____"], os.ttyname(its))
     shown = b""
@@ -363,7 +366,7 @@ def test_texts_are_shown_escaped_on_a_terminal_only(run: str, capfdbinary):
 
 
 def test_a_judge_is_never_unpickled(monkeypatch, tmp_path):
-    """A stand-in for the library, which is told to take safetensors or nothing."""
+    """A stand-in for the library, which must be called with safetensors only."""
     from cedd.evaluation.generative import HubJudge
 
     asked: list[dict[str, object]] = []

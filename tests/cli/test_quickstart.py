@@ -196,7 +196,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
         assert ("may take longer" in said.getvalue().splitlines()[-1]) == (seconds > 60 * minutes)
         assert chosen.optimizer.warmup + EVERY == LEAST_STEPS  # what a run without any time left is given
         assert isinstance(hooks, TimeLimit)
-        assert hooks.planned == steps  # which is told in the end if it has become another
+        assert hooks.planned == steps  # which is reported at the end if it has changed
         assert 60 * minutes - OTHER_SECONDS - 5 < hooks.seconds <= 60 * minutes - OTHER_SECONDS
         falls = (1 - chosen.optimizer.decay_share) * chosen.steps
         assert chosen.steps == max(steps, first_choice(chosen.optimizer))
@@ -213,7 +213,7 @@ def test_it_takes_the_time_that_it_is_given(milliseconds: int, monkeypatch: pyte
 @pytest.mark.parametrize("steps", ["0", "-3"])
 def test_a_number_of_steps_that_is_none_is_one_line(steps: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["quickstart", "--steps", steps, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"cedd: error: steps must be at least 1; got {steps}"]
+    assert capsys.readouterr().err.splitlines() == [f"cedd: error: steps must be at least 1 (got {steps})"]
     assert not (tmp_path / "run").exists()
 
 

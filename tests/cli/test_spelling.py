@@ -68,7 +68,7 @@ def test_the_tables_fit_a_terminal(run, book, capsys, tmp_path):
 
 
 def test_every_way_is_what_correct_does(tmp_path):
-    """With the limit of surprise that the model's folder has: among z's, which it doubts, changes are taken back."""
+    """With the limit of surprise in the model's folder: changes in passages of improbable z's are undone."""
     model = mender(max_surprise=3.2)
     (tmp_path / "book.txt").write_text(TEXT.replace("\n", " ") + 300 * "zzz zaz ")
     protocol = UserProtocol(rate=0.4, thresholds=(0.3,), passes=(1, 3), steps=(4,))
@@ -96,7 +96,7 @@ def test_ways_share_the_first_reading(monkeypatch):
     shared = len(calls)
     assert texts == [str(model.correct(text, **asdict(way))) for way in ways]
     assert len(calls) - shared == shared + len(ways) - 1  # alone, each of the others reads once more
-    assert len(set(texts)) == 3  # q and z are mended, then only q, then nothing
+    assert len(set(texts)) == 3  # q and z are corrected, then only q, then nothing
 
 
 def test_the_bar_moves_on_with_every_reading_and_ends_full():
@@ -149,8 +149,8 @@ def test_known_beliefs_fix_what_they_should(tmp_path):
     own, best, nothing = protocol.measure(model, book, 0)
     assert own.outcomes.record() == best.outcomes.record()
     mistakes = corrupt_letters(book.text, 0.1, seed=0)
-    mended = sum((a, b) in (("a", "q"), ("y", "z")) for a, b in zip(book.text, mistakes.text, strict=True))
-    assert best.outcomes.fixed.count == mended > 10
+    corrected = sum((a, b) in (("a", "q"), ("y", "z")) for a, b in zip(book.text, mistakes.text, strict=True))
+    assert best.outcomes.fixed.count == corrected > 10
     assert best.outcomes.broken.count == best.outcomes.broken_others.count == 0
     assert nothing.outcomes.missed.value == 1.0
     restored = PaperProtocol().measure(model, book, 0)
@@ -226,7 +226,7 @@ def test_one_block_has_no_interval(run, book, capsys):
         (["--thresholds", "2"], "threshold must lie in"),
         (["--steps", "0"], "steps must be at least 1"),
         (["--rate", "1.5"], "above 0 and at most 1"),
-        (["--rate", "0"], "above 0 and at most 1; got 0"),
+        (["--rate", "0"], "above 0 and at most 1 (got 0"),
         (["--plot", "fixed.txt"], "must end in"),
         (["--protocol", "paper", "--plot", "fixed.png"], "does not support"),
         (["--data", "nowhere.txt"], "nowhere.txt"),

@@ -171,15 +171,15 @@ def test_a_missing_path_suggests_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "war_and_peace.txt").write_text("text")
     with pytest.raises(ValueError, match=r"war_and_piece.txt; did you mean .*/war_and_peace.txt\?"):
         open_corpus(tmp_path / "war_and_piece.txt")
-    with pytest.raises(ValueError, match=r"there is no file or folder .*/nope.txt; give a text file"):
+    with pytest.raises(ValueError, match=r"file not found: .*/nope.txt; give a text file"):
         open_corpus(tmp_path / "nope.txt")
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="file not found"):
         open_corpus(tmp_path / "nowhere" / "a.txt")
     (tmp_path / "hollow").mkdir()
     with pytest.raises(ValueError, match="no text in it"):
         open_corpus(tmp_path / "hollow")
     for nothing in ("", "  "):
-        with pytest.raises(ValueError, match="no data was named"):
+        with pytest.raises(ValueError, match="no data given"):
             open_corpus(nothing)
     with pytest.raises(ValueError, match="empty document break"):
         open_corpus(tmp_path / "war_and_peace.txt", document_break="")

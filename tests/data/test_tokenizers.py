@@ -233,7 +233,7 @@ def test_other_bad_input_is_refused(tmp_path: Path) -> None:
         GPT2Tokenizer.from_folder(tmp_path)
     with pytest.raises(ValueError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="folder not found"):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="not byte-level"):
         BPETokenizer({"a": 0}, [], "tiny")

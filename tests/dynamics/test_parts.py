@@ -97,13 +97,16 @@ def test_every_dynamics_answers_or_says_why_not() -> None:
     [
         (
             (cedd.Denoiser, CrossEntropy()),
-            "the parameterization of a method must be an instance of Parameterization; got <class",
+            "the parameterization of a method must be an instance of Parameterization \\(got <class",
         ),
         (
             (cedd.Denoiser(), "cross entropy"),
-            "the objective of a method must be an instance of Objective; got 'cross entropy'",
+            "the objective of a method must be an instance of Objective \\(got 'cross entropy'",
         ),
-        ((cedd.Denoiser(), CrossEntropy(), None), "the dynamics of a method must be an instance of Dynamics; got None"),
+        (
+            (cedd.Denoiser(), CrossEntropy(), None),
+            "the dynamics of a method must be an instance of Dynamics \\(got None",
+        ),
     ],
 )
 def test_a_part_of_a_wrong_type_is_named(parts, message: str) -> None:

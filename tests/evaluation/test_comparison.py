@@ -79,7 +79,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], place: Path, *words: str) -> di
 
 @pytest.mark.parametrize("wrap", [False, True])
 def test_edges_are_where_the_text_is_cut(place: Path, wrap: bool) -> None:
-    """The text before a block, decoded, has so many bytes (but for the end token, and what is left over)."""
+    """The boundaries are the byte counts of the decoded text before each block, without end tokens and leftovers."""
     for reading in readings(place, "bytes", "pieces", wrap=wrap):
         tokens, length = reading.data.packed.blocks, reading.data.packed.length
         assert length == reading.folder.length - (2 if wrap and reading.folder.tokenizer.eos_id is not None else 0)

@@ -176,7 +176,7 @@ def test_texts_are_drawn_here_and_judged_there(runs, tmp_path, capsys):
 
 
 def test_another_judge_of_the_same_name_is_refused(runs, tmp_path, capsys):
-    """Its figures would be those of the first, or stand beside them."""
+    """Its figures would be mixed with those of the first."""
     folder, other = tmp_path / "curves", save_random(tmp_path / "causal", "absorb", "ar", mlp_ratio=2)
     assert main(words([runs["absorb"]], folder, "--judge", runs["causal"])) == 0
     capsys.readouterr()
@@ -290,7 +290,7 @@ def test_a_model_without_noise_is_one_curve(runs, tmp_path, capsys):
         ("-n 0", "-n must be at least 1"),
         ("--entropy nan", "--entropy must be a finite number of nats"),
         ("--judge /no/judge", "judge not found: /no/judge"),
-        ("--text /no/text", "there is no folder /no"),
+        ("--text /no/text", "file not found: /no/text"),
     ],
 )
 def test_bad_input_is_one_line(more, message, runs, tmp_path, capsys, monkeypatch):
@@ -355,7 +355,7 @@ def test_a_judge_with_noise_bounds_all_tokens(runs):
     assert one.stderr == pytest.approx(bound.stderr * 11)
     assert (one.tokens, none.tokens, again.tokens) == (11, 0, 11)
     assert one.nats != again.nats, "each text has times and noise of its own"
-    with pytest.raises(ValueError, match="--judge-batch must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="--judge-batch must be at least 1 \\(got 0"):
         open_judge(runs["absorb"], "cpu", batch=0)
 
 

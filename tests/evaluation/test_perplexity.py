@@ -209,7 +209,7 @@ def test_a_corrector_costs(runs: dict[str, Path], text: Path, capsys) -> None:
 
 
 def test_scaled_scores_have_a_finite_bound(runs: dict[str, Path], text: Path, capsys) -> None:
-    """Their path stops where the folder says, or where it is told to; both are true bounds."""
+    """Their path stops at the time in the folder, or at --time-floor; both bounds are valid."""
     few = ("--data", text, "--draws", "4")
     usual = evaluate(capsys, runs["scaled"], *few)["runs"][0]["bounds"]["tight"]
     assert not usual["infinite"]
@@ -301,7 +301,7 @@ def test_a_paired_interval_is_that_of_the_differences() -> None:
 def test_a_perplexity_that_is_no_float64_is_infinite(
     runs: dict[str, Path], text: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ratios of a network that has hardly been trained cost hundreds of nats a token, and what they are known by."""
+    """Ratios of a nearly untrained network cost hundreds of nats per token; the figures keep their digits."""
 
     def costly(*arguments, **options) -> dict[str, BoundEstimate]:
         made = estimate_bounds(*arguments, **options)
@@ -383,7 +383,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--tolerance", "small"], "a share such as 0.5%"),
         (["ABSORB", "--data", "TEXT", "--tolerance", "0"], "between 0 and 100%"),
         (["ABSORB", "--data", "TEXT", "--draws", "0"], "at least one draw"),
-        (["ABSORB", "--data", "TEXT", "--seed", "-3"], "--seed must be a whole number from 0 up, below 2^63; got -3"),
+        (["ABSORB", "--data", "TEXT", "--seed", "-3"], "--seed must be between 0 and 2^63 - 1 (got -3)"),
         (["ABSORB", "--data", "TEXT", "--steps", "8"], "no effect without --order"),
         (["ABSORB", "--data", "TEXT", "--top-p", "0.9"], "--top-p has no effect without --order"),
         (["ABSORB", "--data", "TEXT", "--order", "entropy", "--top-p", "2"], "top_p must lie in (0, 1]"),

@@ -72,7 +72,7 @@ def outputs(
     visible: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """What their network returns for tokens x [B, L] and the number it is told [B]: [B, L, R], in float64.
+    """What their network returns for tokens x [B, L] and its time input [B]: [B, L, R], in float64.
 
     mistake: one convention is taken wrongly. visible [L, L]: which keys a query attends to. positions [L]: other ones.
     """

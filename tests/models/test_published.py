@@ -63,7 +63,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], int, str]] = {
     "gidd, mask by its number": ({"vocab_size": V, "mask_token_id": V, "p_uniform": 0.1, **HYDRA}, 128, ""),
     "gidd, not rounded": ({"vocab_size": V + 1, "model": HYDRA | {"p_uniform": 0.1, "t_eps": 1e-4}}, V + 1, ""),
 }
-# What each is: process, method, and what the network is told at time t, for sigma.
+# Process and method of each family, and the network's time input at time t as a function of sigma.
 Told = Callable[[Tensor, Tensor], Tensor]
 KINDS: dict[str, tuple[cedd.TokenProcess, str, Told]] = {
     "sedd": (cedd.absorb(V), "sedds", lambda t, sigma: sigma),
@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "labels": (_with(UDLM, cfg=True, cfg_num_classes=3), "cfg is True; a network that is conditioned on labels"),
     "causal": (_with(MDLM, causal=True), "causal is True; an autoregressive network is not imported"),
     "blocks": (_with(CONFIGS["bd3lm, blocks"][0], block_size=5), "block_size 5 does not divide the length, 12"),
-    "longer blocks": (_with(CONFIGS["bd3lm"][0], block_size=24), "block_size must be from 1 to 12; got 24"),
+    "longer blocks": (_with(CONFIGS["bd3lm"][0], block_size=24), "block_size must be from 1 to 12 \\(got 24"),
     "blocks alone": (_with(CONFIGS["bd3lm, blocks"][0], cross_attn=False), "cross_attn is False; blocks are imported"),
     "blocks and time": (
         _with(CONFIGS["bd3lm, blocks"][0], time_conditioning=True),
@@ -308,7 +308,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no size": (
         {k: v for k, v in MDLM.items() if k != "cond_dim"},
-        "gives no whole number as cond_dim or timestep_cond_dim; got None",
+        "gives no whole number as cond_dim or timestep_cond_dim \\(got None",
     ),
     "rows": (_with(MDLM, vocab_size=V + 2), f"vocab_embed.embedding has {V + 1} rows, but .* asks for {V + 2}"),
     "width": (_with(MDLM, hidden_dim=30), r"is \[18, 24\], but config.json asks for 30 columns"),
@@ -331,13 +331,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         _with(CONFIGS["sedd uniform"][0], scale_by_sigma=True),
         "scale_by_sigma is true, which SEDD's networks are on absorb only, not uniform",
     ),
-    "vocabulary": (_with(MDLM, vocab_size="many"), "gives no whole number as vocab_size; got 'many'"),
-    "no depth": (_with(MDLM, n_blocks=0), "n_blocks must be at least 1; got 0"),
+    "vocabulary": (_with(MDLM, vocab_size="many"), "gives no whole number as vocab_size \\(got 'many'"),
+    "no depth": (_with(MDLM, n_blocks=0), "n_blocks must be at least 1 \\(got 0"),
     "heads": (_with(MDLM, n_heads=5), f"hidden_dim {ddit.D} does not divide into heads of an even size, n_heads 5"),
-    "dropout": (_with(MDLM, dropout="some"), "gives no number as dropout; got 'some'"),
-    "time": (_with(MDLM, time_conditioning="no"), "time_conditioning must be true or false; got 'no'"),
-    "shuffles": (_with(CONFIGS["gidd"][0], p_uniform=1.5), "p_uniform must be at least 0 and below 1; got 1.5"),
-    "times": (_with(CONFIGS["gidd"][0], t_eps=0.5), "t_eps must be above 0 and below 0.5; got 0.5"),
+    "dropout": (_with(MDLM, dropout="some"), "gives no number as dropout \\(got 'some'"),
+    "time": (_with(MDLM, time_conditioning="no"), "time_conditioning must be true or false \\(got 'no'"),
+    "shuffles": (_with(CONFIGS["gidd"][0], p_uniform=1.5), "p_uniform must be at least 0 and below 1 \\(got 1.5"),
+    "times": (_with(CONFIGS["gidd"][0], t_eps=0.5), "t_eps must be above 0 and below 0.5 \\(got 0.5"),
     "outputs": (_with(CONFIGS["sdtt"][0], parameterization="d3pm"), "parameterization is 'd3pm'; it must be subs or"),
 }
 
@@ -381,7 +381,7 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         cedd.import_model(folder)
-    with pytest.raises(ValueError, match=r"there is no folder .*; on the hub, names are owner/name"):
+    with pytest.raises(ValueError, match=r"folder not found: .*; names on the hub are owner/name"):
         cedd.import_model(tmp_path / "nothing" / "here")
 
 
@@ -413,7 +413,7 @@ def test_a_mask_that_vocab_size_does_not_count(tmp_path: Path) -> None:
         model = cedd.import_model(folder, "none", device="cpu")
         assert model.process == cedd.hybrid(50258, 0.2)
     ddit.write(folder, CONFIGS["gidd"][0] | {"mask_token_id": 1}, weights)
-    with pytest.raises(ValueError, match="mask_token_id must be at least 2; got 1"):
+    with pytest.raises(ValueError, match="mask_token_id must be at least 2 \\(got 1"):
         cedd.import_model(folder)
 
 
@@ -423,7 +423,7 @@ def test_frequencies_may_be_rounded_and_a_length_has_its_limit(tmp_path: Path) -
     ddit.write(folder, MDLM, rounded, "backbone.")
     cedd.import_model(folder)
     ddit.write(folder, {**MDLM, "model_length": 10**12}, weights, "backbone.")
-    with pytest.raises(ValueError, match="model_length must be from 1 to 65536; got 1000000000000"):
+    with pytest.raises(ValueError, match="model_length must be from 1 to 65536 \\(got 1000000000000"):
         cedd.import_model(folder)
 
 

@@ -367,7 +367,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"intermediate_size": 21},
         r"mlp.gate_proj.weight is \[20, 24\], but config.json asks for \[21, 24",
     ),
-    "a text": ("llama", {"hidden_size": "wide"}, "gives no whole number as hidden_size; got 'wide'"),
+    "a text": ("llama", {"hidden_size": "wide"}, "gives no whole number as hidden_size \\(got 'wide'"),
     "a head": ("llama", {"tie_word_embeddings": False}, "lacks lm_head.weight"),
     "base": ("llama", {"rope_theta": -1}, "rope_theta must be a positive number"),
 }

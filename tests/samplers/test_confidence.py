@@ -112,7 +112,7 @@ def test_as_many_calls_as_steps_and_what_is_fixed_stays():
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.1}])
-def test_the_surest_is_first_however_tokens_are_drawn(options):
+def test_the_most_confident_is_first_however_tokens_are_drawn(options):
     """What is drawn with certainty is not what the network is certain of."""
     process = cedd.absorb(V)
     model = Table(process, L, seed=7)
@@ -121,10 +121,10 @@ def test_the_surest_is_first_however_tokens_are_drawn(options):
     states = []
     how = {"method": "cedd", "sampler": "probability", "steps": L, "x_start": masks, **options}
     x = sample(model, process, (1, L), seeds=[0], callback=lambda k, t, x: states.append(x.clone()), **how)
-    surest = int(beliefs.amax(-1)[0].argmax())
-    assert surest != 0  # the first of equals
-    assert (states[1] != V).nonzero()[:, 1].tolist() == [surest]
-    assert int(x[0, surest]) == int(beliefs[0, surest].argmax())
+    most_confident = int(beliefs.amax(-1)[0].argmax())
+    assert most_confident != 0  # the first of equals
+    assert (states[1] != V).nonzero()[:, 1].tolist() == [most_confident]
+    assert int(x[0, most_confident]) == int(beliefs[0, most_confident].argmax())
     nats = order_nats(model, process, x, method="cedd", order="probability", **options)
     torch.testing.assert_close(nats, torch.zeros(1, dtype=torch.float64))
 

@@ -262,8 +262,8 @@ def test_options_that_a_sampler_does_not_use_are_refused(llada: cedd.LanguageMod
     assert main([*words, "--sampler", "llada", "--threshold", "0.5"]) == 2
     assert "--threshold has no effect with the sampler llada" in capsys.readouterr().err
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"block_length": 0}, "block_length must be at least 1; got 0"),
-        ({"threshold": 1.5}, r"threshold must lie in \[0, 1\]; got 1.5"),
+        ({"block_length": 0}, "block_length must be at least 1 \\(got 0"),
+        ({"threshold": 1.5}, r"threshold must lie in \[0, 1\] \(got 1.5"),
     ]
     for settings, message in wrong:
         with pytest.raises(ValueError, match=message):

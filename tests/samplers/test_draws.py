@@ -39,7 +39,7 @@ def test_seeds_are_integers_of_any_kind():
     of_array = RandomNumbers(np.array([3, 4]), 2)  # pyright: ignore[reportArgumentType]
     assert torch.equal(of_array.uniform(Use.JUMP, 0), RandomNumbers([3, 4], 2).uniform(Use.JUMP, 0))
     for seed in (-1, 2**64):
-        with pytest.raises(ValueError, match=rf"a seed must lie in 0..2\^64 - 1; got {seed}"):
+        with pytest.raises(ValueError, match=rf"a seed must lie in 0..2\^64 - 1 \(got {seed}"):
             text_seeds(seed, 2)
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         text_seeds(1.0, 2)  # pyright: ignore[reportArgumentType]
@@ -169,7 +169,7 @@ def test_a_batch_that_is_too_large_is_drawn_again_in_parts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": [1, 2]}, "3 sequences need a seed each; got 2"),
+        ({"seeds": [1, 2]}, "3 sequences need a seed each \\(got 2"),
         ({"seeds": [1, 2, 3], "generator": torch.Generator()}, "not both"),
         ({"seeds": [1, 2, 2**64]}, r"a seed must lie in 0..2\^64 - 1"),
     ],

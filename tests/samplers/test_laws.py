@@ -262,7 +262,7 @@ def test_the_default_grid_of_flow_matching_is_near_the_process_of_its_bound(copi
 @pytest.mark.parametrize("kind", [Table, HalvedTable])
 @pytest.mark.parametrize("schedule", [cedd.LogLinear(), cedd.Cosine(), cedd.Geometric(0.5, 8.0)])
 def test_first_hitting_is_the_continuous_process(kind, schedule):
-    """Against the integral over reveal times: no discretization, so many draws find nothing.
+    """Compared with the integral over reveal times: there is no discretization error to detect.
 
     With sigma(0) > 0 the masks that are left at 0+ are drawn at once, as in the process of the bound."""
     process = cedd.absorb(3, schedule)

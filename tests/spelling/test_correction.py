@@ -40,7 +40,7 @@ def believing(loaded, beliefs):
     name=st.sampled_from(["uniform", "roulette", "eroulette"]),
 )
 def test_a_rate_is_the_share_of_wrong_tokens_among_those_not_masked(rate, vocab_size, p_m, name):
-    """Against the dense transition matrix: of the tokens that are not masked, so many are not what they were."""
+    """Compared with the dense transition matrix: the share of unmasked tokens that have changed."""
     process = {
         "uniform": lambda: cedd.uniform(vocab_size),
         "roulette": lambda: cedd.roulette(vocab_size, p_m=p_m),
@@ -90,15 +90,15 @@ def test_a_folder_has_defaults_of_its_own():
         ({"rate": 0.0}, r"rate must lie in \(0, 1\)"),
         (
             {"rate": 0.99},
-            r"rate must lie in \(0, 0.966\) for this model's process unless t is given; got 0.99",
+            r"rate must lie in \(0, 0.966\) for this model's process unless t is given \(got 0.99",
         ),
         ({"threshold": 2.0}, "threshold"),
-        ({"change": "spaces"}, "must be letters or all; got 'spaces'"),
+        ({"change": "spaces"}, "must be letters or all \\(got 'spaces'"),
         ({"passes": 0}, "passes must be at least 1"),
         ({"reach": -1}, "reach must be at least 0"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"max_surprise": -1.0}, r"max_surprise must be 0 or more \(nats per letter\); got -1"),
-        ({"temperature": -1.0}, "temperature must be 0 or more, and finite; got -1"),
+        ({"max_surprise": -1.0}, r"max_surprise must be 0 or more \(nats per letter\) \(got -1"),
+        ({"temperature": -1.0}, "temperature must be 0 or more, and finite \\(got -1"),
         *(({name: float("nan")}, name) for name in ("rate", "t", "threshold", "max_surprise", "swaps", "temperature")),
         ({"trust": 1}, "the options of correction do not include 'trust'"),
     ],
@@ -168,8 +168,8 @@ WORDS = "q _q_ _q, “q” q. q.. q...q .q q-q q--q q's Q&q q;q q:q _a q_ *q*"
 def test_what_is_visibly_no_word_is_read_but_not_changed(tokenizer):
     loaded = mending(tokenizer=tokenizer, length=64)
     text = f"{NO_WORDS} é {WORDS}\n{NO_WORDS}\t{WORDS}"
-    mended = WORDS.replace("q", "a")
-    assert correct(loaded, text, reach=0) == f"{NO_WORDS} é {mended}\n{NO_WORDS}\t{mended}"
+    fixed = WORDS.replace("q", "a")
+    assert correct(loaded, text, reach=0) == f"{NO_WORDS} é {fixed}\n{NO_WORDS}\t{fixed}"
     drawn = correct(loaded, text, steps=4, seed=0)
     assert drawn.changes
     assert drawn.count(NO_WORDS) == 2
@@ -211,7 +211,7 @@ def counting(monkeypatch):
 
 
 def test_later_passes_see_what_earlier_ones_have_mended(monkeypatch):
-    """A chain of wrong letters, of which each can be mended only once its left neighbour is."""
+    """A chain of wrong letters, each of which can be corrected only after its left neighbour."""
     loaded = counting(monkeypatch)
     assert correct(loaded, "abcxqefg", passes=1) == "abcdqefg"
     twice = correct(loaded, "abcxqefg", passes=2)

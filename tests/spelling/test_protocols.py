@@ -205,7 +205,7 @@ def test_accented_letters_are_letters():
 
 
 def test_what_was_made_has_no_interval():
-    """So many mistakes are made: only what becomes of them varies."""
+    """The number of errors is fixed; only the outcomes vary."""
     record = outcomes("abcd" * 20, "abcx" * 20, "abcd" * 10 + "abxx" * 10, 8).record()
     assert record["before"] == {"share": 0.25, "count": 20, "total": 80}
     assert record["after"]["low"] < record["after"]["share"] < record["after"]["high"]

@@ -1,4 +1,4 @@
-"""Models without training for the tests of tasks: one that mends known letters, and small random transformers."""
+"""Models without training for the tests of tasks: one that corrects known letters, and small random transformers."""
 
 from collections.abc import Mapping
 from pathlib import Path

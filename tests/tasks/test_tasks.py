@@ -93,7 +93,7 @@ def test_batches_are_split(runs):
         ({"length": 16.0}, r"a number of tokens, at least 1 \(got 16.0\)"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"n": 0}, "at least one sample"),
-        ({"n": 1.5}, "at least one sample must be asked for; got 1.5"),
+        ({"n": 1.5}, "n must be at least 1 \\(got 1.5"),
         ({"sampler": "first-hitting"}, "use sampler='analytic'"),
     ],
 )
@@ -338,14 +338,14 @@ def test_a_model_has_its_own_defaults_of_sampling(tmp_path):
     assert own.generate(seed=1, steps=8, temperature=1.0) == plain.generate(seed=1, steps=8)
     for wrong in ("temprature", 0.0), ("top_p", "all"):
         damaged = load(save_random(tmp_path / wrong[0], extra={"sampling": dict([wrong])}), device="cpu")
-        with pytest.raises(ValueError, match=r"numbers for steps, temperature, top_p; got {}={!r}".format(*wrong)):
+        with pytest.raises(ValueError, match=r"numbers for steps, temperature, top_p \(got {}={!r}".format(*wrong)):
             damaged.generate(seed=1)
 
 
 @pytest.mark.parametrize("kind", ["sampling", "correction"])
 def test_defaults_that_are_no_options_are_refused(tmp_path, kind):
     damaged = save_random(tmp_path / "damaged", extra={kind: [1]})
-    with pytest.raises(ValueError, match=rf"config\.json: {kind} must be an object of options; got \[1\]"):
+    with pytest.raises(ValueError, match=rf"config\.json: {kind} must be an object of options \(got \[1\]"):
         load(damaged, device="cpu")
 
 
@@ -380,7 +380,7 @@ def test_a_short_text_is_read_amid_masks_by_a_network_that_is_not_told_the_time(
 
 
 def test_what_is_said_of_a_short_text_is_of_the_model_that_draws_it(tmp_path, monkeypatch):
-    """Its perplexity, and the likelihood of an answer: both are read amid masks, where texts are drawn so."""
+    """Its perplexity and the likelihood of an answer are computed with padding by masks, as samples are drawn."""
     model, shown = load(save_random(tmp_path / "free", "absorb", "cedd", time_input="none"), device="cpu"), []
     features = model.model.features
     monkeypatch.setattr(
@@ -409,7 +409,7 @@ def test_autoregressive_models_do_not_infill(runs):
 @example("q" * 100)
 @example("")
 def test_correction_mends_what_is_wrong_and_loses_nothing(text):
-    """Any text, far longer than the model too: exactly the q and z are mended."""
+    """In any text, also one much longer than the context, exactly the letters q and z are corrected."""
     result = correct(mending(), text, change="all")
     assert result == text.replace("q", "a").replace("z", "y")
     assert result.original == text

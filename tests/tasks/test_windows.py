@@ -68,7 +68,7 @@ def with_blanks(text: str, blanks: list[range]) -> str:
 
 @st.composite
 def texts(draw, least_length: int = 1, least_start: int = 0) -> tuple[list[range], int, int]:
-    """Blanks in a text of so many tokens, more than a model of such a length reads."""
+    """Blanks in a text of this number of tokens, more than the context length of the model."""
     length = draw(st.integers(least_length, 40))
     blanks, end = [], least_start
     for gap, width in draw(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 90)), min_size=1, max_size=8)):
@@ -290,7 +290,7 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(runs):
         assert not read
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch": 0}, "batch must be at least 1"),
-        ({"seeds": [1, 2]}, "1 sequences need a seed each; got 2"),
+        ({"seeds": [1, 2]}, "1 sequences need a seed each \\(got 2"),
         ({"seed": 1, "seeds": [1]}, "not both"),
     )
     for options, message in refused:

@@ -46,7 +46,7 @@ def write_corpus(path: Path, words: int = 4000, seed: int = 0) -> Path:
 
 
 def tiny_config(corpus: Path, cache: Path, out: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """A run of milliseconds a step, with any setting changed by its dotted name."""
+    """A run with steps of a few milliseconds; settings are changed by their dotted names."""
     config = TrainConfig(
         data=str(corpus),
         out=out,

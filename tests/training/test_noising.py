@@ -64,7 +64,7 @@ def test_ranks_and_micro_batches_only_cut_the_batch(dataset: PackedDataset, meth
 
 
 def times_of(dataset: PackedDataset, step: int, world_size: int, config: BatchConfig) -> Tensor:
-    """The global batch's times, from the noise levels that the network is told: alive = 1 - (1-eps) t."""
+    """The global batch's times, from the time inputs of the network: alive = 1 - (1-eps) t."""
     sigma = cut(dataset, "cedd", absorb(dataset.vocab_size), step, world_size, config)["sigma"].double()
     return -torch.expm1(-sigma) / (1 - 1e-3)
 

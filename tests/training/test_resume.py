@@ -520,8 +520,8 @@ def test_a_run_that_is_being_trained_is_refused(config: Make):
         ({"batch.accumulate": 3}, "multiple of 3"),
         ({"method": "dfm", "process.name": "uniform"}, "absorb"),
         ({"model.width": 15}, "multiple of 4"),
-        ({"data": "/nowhere/at/all.txt"}, "there is no folder"),
-        ({"device": "cuda:77"}, "there is no CUDA device here, only cpu"),
+        ({"data": "/nowhere/at/all.txt"}, "file not found"),
+        ({"device": "cuda:77"}, "no CUDA device found, only cpu"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

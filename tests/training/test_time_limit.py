@@ -70,7 +70,7 @@ class Clock:
 
 
 def in_fifths(config: TrainConfig, steps: int) -> TrainConfig:
-    """The run with so many steps, evaluated five times."""
+    """The run with this number of steps, evaluated five times."""
     return replace(config, steps=steps, evaluation=replace(config.evaluation, every=max(1, steps // 5)))
 
 

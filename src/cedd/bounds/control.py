@@ -1,18 +1,18 @@
-"""Control variates: numbers with mean exactly zero that follow the noise of the integrand, to be subtracted from it.
+"""Control variates: variables with mean exactly zero that are correlated with the integrand and subtracted from it.
 
 Shapes: N sequences, D draws each, L positions, C = 3 cases (same, moved, masked), Z variates, T targets.
 
-Every draw is made in one of two *halves*, each an independent design over all sequences. What half A subtracts is
-known from half B alone: its coefficients (least squares of B's values on B's variates) and its expectations of
+Every draw belongs to one of two *halves*, each an independent design over all sequences. What is subtracted in half A
+is computed from half B alone: the coefficients (least squares of B's values on B's variates) and the expected costs of
 positions. Given B, the mean over A of what is subtracted is zero, so the estimate is exactly unbiased.
 
 The variates of a draw with level weight dv, time weight dt and proposal odds (see times, proposal):
 
     time        dv P_k(2v - 1), k = 0..5 (less 1 for k = 0): they integrate to zero over u
     counts      dt [ 1/odds sum_i Omega_case / L  over the positions in one case  -  magnitude of the case ]
-    positions   the same with each position weighted by e_i, what half B says position i costs beyond its case
-    tilted      the counts times a second function of time, since Omega is a guess: 2v - 1, or 1/keep where masks may
-                cost as much in pure noise as anywhere
+    positions   the same with each position weighted by e_i, the cost of position i beyond its case in half B
+    tilted      the counts multiplied by another function of time, because Omega is approximate: 2v - 1, or 1/keep if
+                masks may cost as much in pure noise as at any other time
 
 Omega_case = magnitude / probability is the scale on which a position in that case costs something. For given t the
 mean over x_t of the second and third is zero by construction. K + out-rate, the difference of J1 and J2, is a function
@@ -29,13 +29,13 @@ from torch import Tensor
 
 TIME_DEGREE = 5
 SHRINK = 4.0
-"""How many sightings of a position the expectation for its whole sequence is worth."""
+"""Weight of the expectation for a position's whole sequence, in observations of the position."""
 SHRINK_SEQUENCE = 20.0
-"""And how many that for all sequences is worth, against a sequence's own."""
+"""Weight of the expectation for all sequences, in observations of the sequence."""
 _ROWS_PER_VARIATE = 12
 _LEAST_SIGHTINGS = 40
-"""Draws in which a case must have occurred for its variates to be used: what is learnt of a rarer one is far off, and
-with it the first draw of it in the other half."""
+"""Number of draws in which a case must have occurred for its variates to be used. Coefficients of rarer cases would be
+too noisy."""
 
 
 @dataclass(frozen=True)

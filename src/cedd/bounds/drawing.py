@@ -228,7 +228,7 @@ class Evaluation:
         return torch.cat(costs) * early.sigma / (early.alpha_rate + early.beta_rate)
 
     def _batches(self, which: Tensor, noise: Noise) -> Iterator[Batch]:
-        """The sequences `which` at their noise, a batch at a time."""
+        """The sequences `which` with their noise, in batches."""
         for part in parts_of(len(which), self.batch * self.group):
             chosen = which[part]
             x0 = self.data[chosen].to(self.device)
@@ -240,7 +240,7 @@ class Evaluation:
         return torch.arange(count * draws).reshape(-1, self.group, draws).transpose(1, 2).reshape(-1)
 
     def whole_groups(self, count: int) -> int:
-        """About so many sequences, in whole groups."""
+        """`count` sequences, rounded down to whole groups."""
         return max(1, count // self.group) * self.group
 
     def _on_device(self, part: Tensor, *fields: Tensor) -> list[Tensor]:

@@ -45,19 +45,19 @@ class BoundEstimate:
     """An estimate of a bound in nats per token.
 
     Args:
-        bound: which of tight, j1 and j2 it is, or the order of the sampler whose likelihood it is.
+        bound: tight, j1 or j2, or the order of the sampler whose likelihood this is.
         nats_per_token: the mean of `per_sequence`.
-        per_sequence: one value a sequence, [N] float64.
-        sequence_stderr: its standard error for the population of sequences.
-        monte_carlo_stderr: its standard error for these sequences (0 where the value is exact, NaN where it cannot be
-            told).
-        monte_carlo_freedom: the degrees of freedom of the latter.
-        fixed_set: which of the two `stderr` and `ci95` are; both are always here by name.
-        terminal: what is added to the integral over the path, known without a network (nats per token).
-        evaluations: noisy sequences shown to the network.
+        per_sequence: one value per sequence, [N] float64.
+        sequence_stderr: standard error for the population of sequences.
+        monte_carlo_stderr: standard error for exactly these sequences (0 if the value is exact, NaN if it cannot be
+            estimated).
+        monte_carlo_freedom: degrees of freedom of `monte_carlo_stderr`.
+        fixed_set: whether `stderr` and `ci95` are for exactly these sequences instead of for the population.
+        terminal: constant added to the integral over the path, in nats per token; it does not depend on the network.
+        evaluations: noisy sequences evaluated by the network.
         draws: noisy versions of each sequence.
         length: L.
-        reached: whether a requested tolerance was.
+        reached: whether the requested tolerance was reached.
         heavy_tailed: drawn so that the variance diverges at t = 0. There is no interval then: it would be too narrow.
         earliest_time: where the path of `tight` ends and x_0 is drawn (0: nowhere), or where j1 and j2 are cut.
         why_infinite: what makes the bound infinite, in words; None where it is finite.
@@ -127,7 +127,7 @@ class BoundEstimate:
 def check_tolerance(tolerance: float | None) -> None:
     """Refuse what is not a relative half-width of a perplexity's interval."""
     if tolerance is not None and not 0 < tolerance < math.inf:
-        raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent; got {tolerance!r}")
+        raise ValueError(f"a tolerance is a positive share, such as 0.005 for half a percent (got {tolerance!r})")
 
 
 def is_within(estimate: BoundEstimate, tolerance: float) -> bool:
@@ -144,7 +144,7 @@ def cannot_narrow(estimate: BoundEstimate) -> bool:
 
 
 def exact_estimate(bound: str, values: Tensor, draws: int, length: int, fixed_set: bool) -> BoundEstimate:
-    """Of values [N] in nats per token that are known without drawing; the network saw so many versions of each."""
+    """The estimate from values [N] in nats per token that are known exactly, each from `draws` network evaluations."""
     mean, error = mean_and_stderr(values)
     return BoundEstimate(
         bound=bound,
@@ -198,7 +198,7 @@ def exp_or_inf(x: float) -> float:
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """With so many decimals, or by its exponent where that would be too many digits."""
+    """The value with this number of decimals, or in scientific notation if it is large."""
     return f"{value:.{digits}f}" if value < 1e4 else f"{value:.4g}"
 
 
@@ -222,7 +222,7 @@ def _untransformed(value: float, a: float) -> float:
 def student_quantile(freedom: int) -> float:
     """The t with P(|T| <= t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
     if freedom < 1:
-        raise ValueError(f"Student's t needs at least one degree of freedom; got {freedom}")
+        raise ValueError(f"Student's t needs at least one degree of freedom (got {freedom})")
     if freedom > 200:  # Cornish and Fisher's expansion: the next term is below 1e-8
         z, n = _NORMAL_975, freedom
         first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96

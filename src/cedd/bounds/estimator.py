@@ -1,26 +1,26 @@
-"""The bound of a model on data, estimated with an honest error.
+"""Monte Carlo estimates of the bound of a model on data, with standard errors.
 
 Shapes: N sequences, L positions, V vocabulary, D draws per sequence (a draw is a time and a noisy sequence at it).
 
 The bounds `tight`, `j1` and `j2` are defined in dynamics/reverse.py: a path integral plus constants (`terminal`) that
-no model influences, and for a path that stops short of t = 0 what its last step costs.
+do not depend on the model, plus the cost of the last step if the path stops before t = 0.
 
-Two ways to draw:
+There are two sampling schemes:
 
-    stratified    times stratified within each sequence and across sequences, at a density that follows the scatter of
-                  the integrand (bounds/times.py); noisy sequences with one position chosen on purpose, which keeps
-                  the variance finite down to t = 0 (bounds/proposal.py); cross-fitted control variates
-                  (bounds/control.py). The default, and the one to use.
-    independent   independent uniform times and plain noise, as in the paper; lbar for j2 and l otherwise. Its variance
-                  grows without bound (like a logarithm) as times near 0 are met, so that it gets a standard error but
-                  no interval: benchmarks/bound_coverage.py shows how often that would miss.
+    stratified    (default) times are stratified within each sequence and across sequences, with a density that follows
+                  the variance of the integrand (bounds/times.py). Noisy sequences come from a proposal that forces one
+                  position to change, which keeps the variance finite down to t = 0 (bounds/proposal.py). Control
+                  variates are cross-fitted (bounds/control.py).
+    independent   independent uniform times and noise, as in the paper; lbar for j2 and l otherwise. The variance
+                  diverges logarithmically at t = 0, so there is a standard error but no interval
+                  (benchmarks/bound_coverage.py measures how often an interval would miss).
 
-In block diffusion the bound of a sequence is the sum of those of its blocks, each given the clean text before it.
-Blocks are drawn like sequences, all of a sequence in one pass of the network (block_layout.py).
+In block diffusion the bound of a sequence is the sum over its blocks, each given the clean text before it. Blocks are
+drawn like sequences, and one pass of the network evaluates all blocks of a sequence (block_layout.py).
 
-Errors. The population's is the standard deviation of the N per-sequence values over sqrt(N), less what they show of a
-curve in time that all sequences share: stratification across sequences has taken that out of their mean. The Monte
-Carlo error, for these very sequences, comes from two independent halves of the draws (bounds/drawing.py).
+Errors. The population error is the standard deviation of the N per-sequence values over sqrt(N), minus the part due to
+a curve in time that all sequences share, which stratification across sequences removes from the mean. The Monte Carlo
+error, for exactly these sequences, comes from two independent halves of the draws (bounds/drawing.py).
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from cedd.process import TokenProcess
 
 Sampling = Literal["stratified", "independent"]
 Progress = Callable[[int, int], None]
-"""Told, after each batch, how many evaluations are done and how many are planned so far."""
+"""Called after each batch with the number of evaluations done and the number planned so far."""
 
-_WORTH_SETTLING = 1.125  # so many times as many draws: settling all of them after every round would be quadratic
-_NEARLY = 1e-4  # so far apart the earliest times of bounds may be that are measured by the same draws
+_WORTH_SETTLING = 1.125  # growth of the number of draws between settlings; settling after every round is quadratic
+_NEARLY = 1e-4  # largest distance between the earliest times of bounds that share their draws
 
 
 @model_first("cedd.estimate_bound(model, process, data, method=...)")
@@ -87,49 +87,50 @@ def estimate_bound(
     progress: Progress | None = None,
     **conditions: Tensor,
 ) -> BoundEstimate:
-    """A bound on the negative log-likelihood of data [N, L], in nats per token, with its error (see the module's head).
+    """An upper bound on the negative log-likelihood of data [N, L], in nats per token, with its error.
 
-    Down to t = 0, a network whose cost of clean tokens grows like 1/t has an infinite bound. The path of methods whose
-    every network is such (where tokens are shuffled: sedds, and a denoiser without rescaling; dfm) stops before, at the
-    time of `Method.with_stop`, which `cedd.bounds.stop.choose_stop` chooses on training text. For others, and for
-    sedds where sigma(0) > 0 (a geometric schedule), whose last step can give data no chance, time_floor=1e-3 gives a
-    finite bound that is as true. `BoundEstimate.why_infinite` says what was infinite.
+    If the cost of clean tokens grows like 1/t, the bound down to t = 0 is infinite. For some methods this holds for
+    every network (sedds and a denoiser without rescaling, on processes that shuffle; dfm). Their path stops earlier, at
+    the time of `Method.with_stop`, which `cedd.bounds.stop.choose_stop` chooses on training text. For other methods,
+    and for sedds with sigma(0) > 0 (a geometric schedule), time_floor=1e-3 gives a valid bound that is finite unless
+    the network gives the data probability zero. `BoundEstimate.why_infinite` explains an infinite bound.
 
     Args:
-        model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`; one with `features` and `head` is run
-            without ever holding all of [B, L, V].
-        process: the process that it was trained to undo.
+        model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`. If it has `features` and `head`, the
+            full outputs [B, L, V] are never stored.
+        process: the process that the model was trained to reverse.
         data: token ids [N, L].
         method: what the model's outputs mean.
-        bound: "tight", a true bound, or the paper's "j1" or "j2"; or "importance", the importance-weighted bound of
-            the first-hitting sampler (bounds/importance.py), an `ImportanceEstimate`; or "exact", the likelihood of
-            that sampler itself, for blocks (or sequences) of at most 12 tokens (bounds/exact_likelihood.py). Of the
-            arguments below, these two take block, generator, fixed_set, batch, device and progress, and "importance"
-            orders, tolerance, seconds and checkpoint.
-        block: the number of tokens of a block, for block diffusion; by default that of the method. The network is
-            called as for `cedd.loss`.
-        orders: orders per sequence of "importance": 64 by default; with a tolerance or seconds the most, 4,096 by
-            default.
-        draws: noisy sequences per sequence of the data, made even where sampling is stratified. The paper's
+        bound: "tight", a valid upper bound; "j1" or "j2", the paper's figures; "importance", the importance-weighted
+            bound of the first-hitting sampler (bounds/importance.py), an `ImportanceEstimate`; or "exact", the
+            likelihood of that sampler, for blocks (or sequences) of at most 12 tokens (bounds/exact_likelihood.py). The
+            last two take only block, generator, fixed_set, batch, device and progress of the arguments below;
+            "importance" also takes orders, tolerance, seconds and checkpoint.
+        block: tokens per block, for block diffusion; by default that of the method. The network is called as for
+            `cedd.loss`.
+        orders: orders per sequence for "importance" (default: 64). With a tolerance or seconds: the largest number
+            (default: 4,096).
+        draws: noisy versions of each sequence, rounded up to an even number for stratified sampling. The paper's
             per-sequence J1 is bound="j1", draws=1024.
-        tolerance: go on in rounds of `draws` until the 95% interval of the perplexity is this narrow (0.005: within
-            half a percent on either side), `max_draws` are made, or more draws cannot help because the sequences
-            themselves differ. For "importance" the orders are doubled, from 2 on.
-        seconds: for "importance": double the orders, from 2 on, as long as the next round will end within this time.
+        tolerance: add rounds of `draws` until the half-width of the 95% interval is at most this share of the
+            perplexity (0.005: half a percent), until `max_draws`, or until more draws cannot help because the variance
+            is that of the sequences. For "importance", the orders start at 2 and are doubled.
+        seconds: for "importance": double the orders, starting at 2, while the next round is expected to end within
+            this time.
         generator: the random number generator.
-        sampling: "stratified" or "independent" (the module's head).
-        time_floor: where the path of `tight` ends: there x_0 is drawn, and what that costs is counted. Default: where
-            the method's does, which for most is 0. For j1 and j2 the earliest time, 1e-4 as in the paper.
+        sampling: "stratified" or "independent", as described at the top of the module.
+        time_floor: for `tight`, the time at which the path stops; x_0 is drawn there, and the cost of this draw is
+            included. By default that of the method, usually 0. For j1 and j2, the earliest time (default: 1e-4).
         corrector: dfm's corrector.
-        fixed_set: give the error for these very sequences instead of for the population they are drawn from.
-        nested: draw the noise so that, with equal generators, texts of different lengths are shown the same noise
-            where they begin alike (in batches of at least half the draws).
-        max_draws: the most that a tolerance can ask for.
-        batch: noisy sequences shown to the network at once: 32 by default, for "importance" as many as suit the device.
-        device: where the network lives, by default where its parameters are.
-        checkpoint: for "importance": the file that the weights are kept in, from which the same call resumes.
-        progress: told, after each batch, how many evaluations are done and how many are planned so far.
-        conditions: what the network takes besides, with one entry a sequence [N, ...]; handed to it by name.
+        fixed_set: compute the error for exactly these sequences instead of for the population they come from.
+        nested: draw the noise so that, with equal generators, texts of different lengths get the same noise on their
+            common beginning (in batches of at least half the draws).
+        max_draws: largest number of draws with a tolerance.
+        batch: noisy sequences per network call (default: 32; for "importance" chosen for the device).
+        device: the device of the network; by default that of its parameters.
+        checkpoint: for "importance": the file in which weights are saved, and from which the same call resumes.
+        progress: called after each batch with the number of evaluations done and the number planned so far.
+        conditions: other inputs of the network, one entry per sequence [N, ...], passed by name.
     """
     method = get_method(method).in_blocks(block)
     if bound in ("importance", "exact"):
@@ -240,7 +241,7 @@ def estimate_bounds(
     for bound in bounds:
         _check(chosen, process, data, bound, draws, tolerance, time_floor, batch, max_draws)
     if sampling not in (None, *get_args(Sampling)):
-        raise ValueError(f"draws are {' or '.join(get_args(Sampling))}; got {sampling!r}")
+        raise ValueError(f"draws are {' or '.join(get_args(Sampling))} (got {sampling!r})")
     if tolerance is not None and sampling == "independent":
         raise ValueError("independent draws have no interval that a tolerance could be held against; use stratified")
     dynamics = chosen.dynamics if corrector is None else chosen.dynamics.with_corrector(corrector)
@@ -302,13 +303,13 @@ class _Counter:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all bounds of a call have in common; see `estimate_bound`."""
+    """Arguments shared by all bounds of a call; see `estimate_bound`."""
 
     network: Network
     process: TokenProcess
     data: Tensor
     blocks: int
-    """Blocks of a text, each a sequence of `data`."""
+    """Blocks per text; each block is a sequence of `data`."""
     way: Sampling
     draws: int
     tolerance: float | None
@@ -387,7 +388,7 @@ def _estimate(
     fixed_set: bool,
     tolerance: float | None,
 ) -> BoundEstimate:
-    """An estimate of settled values, of texts of so many blocks."""
+    """The estimate from settled values, for texts of `blocks` blocks."""
     values = settled.per_sequence.reshape(-1, blocks).mean(1) + target.terminal
     mean, error = mean_and_stderr(values)
     scatter = max(error**2 - settled.curve, settled.variance - settled.shared) if settled.curve > 0 else error**2
@@ -414,7 +415,7 @@ def _estimate(
 def _infinite(
     bound: str, target: Target, evaluations: int, data: Tensor, blocks: int, fixed_set: bool, why: str
 ) -> BoundEstimate:
-    """The estimate of an integral that diverges at t = 0, or of data that have no chance."""
+    """The estimate if the integral diverges at t = 0 or the data have probability zero."""
     settled = SequenceValues(torch.full((len(data),), math.inf, dtype=torch.float64), math.nan, 0)
     return replace(_estimate(bound, settled, target, evaluations, 0, data, blocks, fixed_set, None), why_infinite=why)
 
@@ -428,7 +429,7 @@ def _exact(
     fixed_set: bool,
     progress: Progress | None,
 ) -> BoundEstimate:
-    """The likelihood itself, where it is known: no Monte Carlo error, one evaluation a sequence."""
+    """The exact likelihood of an autoregressive model: one evaluation per sequence, no Monte Carlo error."""
     counter = _Counter(progress, planned=len(data))
     parts: list[Tensor] = []
     for rows in parts_of(len(data), batch):
@@ -453,11 +454,11 @@ def _check(
     method.check_bound(bound, time_floor)
     process.check_tokens(data)
     if data.dim() != 2 or 0 in data.shape:
-        raise ValueError(f"data must be sequences [N, L], at least one of at least one token; got {list(data.shape)}")
+        raise ValueError(f"data must be sequences [N, L], at least one of at least one token (got {list(data.shape)})")
     if draws < 1:
-        raise ValueError(f"a bound needs at least one draw per sequence; got {draws}")
+        raise ValueError(f"a bound needs at least one draw per sequence (got {draws})")
     if batch < 1:
-        raise ValueError(f"a batch has at least one sequence; got {batch}")
+        raise ValueError(f"a batch has at least one sequence (got {batch})")
     if max_draws < 1:
-        raise ValueError(f"max_draws must be at least 1; got {max_draws}")
+        raise ValueError(f"max_draws must be at least 1 (got {max_draws})")
     check_tolerance(tolerance)

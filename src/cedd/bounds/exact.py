@@ -312,11 +312,11 @@ def exact_bound(
         p0: the law of the data, [V] * L; it sums to one.
         method: what the model's outputs mean.
         bound: "tight", "j1" or "j2".
-        block: the number of tokens of a block, for block diffusion, by default that of the method; (V+1)^b must then be
-            small enough.
-        time_floor: where `tight` stops and x_0 is drawn, and where j1 and j2 are cut; by default as `estimate_bound`.
-        sigma_dtype: what the network is told of the time is float32, as everywhere, which leaves 7 digits; a network
-            that is a function of float64 can ask for it and get 9.
+        block: tokens per block, for block diffusion; by default that of the method. (V+1)^b must be small enough.
+        time_floor: where `tight` stops and x_0 is drawn, and where j1 and j2 are cut; the default is that of
+            `estimate_bound`.
+        sigma_dtype: dtype of the time input. The default float32 limits the result to 7 digits; a network that accepts
+            float64 gets 9.
     """
     chosen = get_method(method).in_blocks(block)
     chosen.check(process)
@@ -413,8 +413,8 @@ def exact_cross_entropy(
         process: the process, with (V+1)^L small enough to enumerate.
         p0: the law of the data, [V] * L; it sums to one.
         method: what the model's outputs mean.
-        block: the number of tokens of a block, as for `exact_bound`.
-        sigma_dtype: in which the network is told of the time, float32 as everywhere.
+        block: tokens per block, as for `exact_bound`.
+        sigma_dtype: dtype of the time input.
     """
     chosen = get_method(method).in_blocks(block)
     if chosen.blocks_of(p0.dim()) > 1:

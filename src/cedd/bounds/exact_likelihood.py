@@ -94,7 +94,7 @@ def exact_likelihood(
     check_reveal_orders(chosen, process)
     process.check_tokens(x)
     if x.dim() != 2 or 0 in x.shape:
-        raise ValueError(f"x must be sequences [B, L], at least one of at least one token; got {list(x.shape)}")
+        raise ValueError(f"x must be sequences [B, L], at least one of at least one token (got {list(x.shape)})")
     blocks = chosen.blocks_of(x.shape[1])
     parts = [Scored(which, places) for places, which in _same_places(positions, x.shape[1], blocks).items()]
     home = torch.device(model_device(model, x.device) if device is None else device)
@@ -131,7 +131,7 @@ def _nats(texts: _Texts, part: Scored, least: float, most: float, timed: bool) -
 
 
 def context_count(model: object, positions: int) -> int:
-    """The fewest versions of a sequence that the exact likelihood of so many positions takes."""
+    """Smallest number of network evaluations for the exact likelihood of this number of positions."""
     return (2**positions - 1) * (_NODES[0] + _NODES[1] if capabilities_of(model).time_conditioned else 1)
 
 
@@ -158,7 +158,7 @@ def _same_places(
             "for more use estimate_bound(bound='importance')"
         )
     if scored[0] < 0 or scored[-1] >= length or len(set(scored)) < len(scored):
-        raise ValueError(f"positions must be distinct and lie in 0..{length - 1}; got {scored}")
+        raise ValueError(f"positions must be distinct and lie in 0..{length - 1} (got {scored})")
     return found
 
 
@@ -175,7 +175,7 @@ class _Texts:
     done: int = 0
 
     def plan(self, evaluations: int, progress: Progress | None) -> None:
-        """Expect so many evaluations of each text."""
+        """Set the planned number of evaluations per text."""
         self.planned, self.progress = evaluations * len(self.x), progress
 
     def context_nats(self, part: Scored, sigma: Tensor) -> Tensor:

@@ -1,37 +1,37 @@
-"""The importance-weighted bound: how likely the first-hitting sampler is to write a text, from K random orders.
+"""The importance-weighted bound: an upper bound on -log p(x) under the first-hitting sampler, from K random orders.
 
 Shapes: N sequences, L positions, K orders per sequence, V vocabulary; P pairs of a sequence and an order. In block
-diffusion G blocks of each sequence, each with orders of its own, which take the place of sequences below.
+diffusion each sequence has G blocks with separate orders, which take the place of sequences below.
 
 On a process that only masks, the first-hitting sampler (samplers/first_hitting.py) draws u_i ~ U(0, 1) for every
-position of a text of masks and reveals position i at the time with a(t_i) = u_i a(1), the largest u first. Its law is a
-mixture over the u, that is, over orders and, for a time-conditioned network, over times:
+position of a fully masked text and reveals position i at the time with a(t_i) = u_i a(1), the largest u first. Its
+distribution is a mixture over u, that is, over orders and, for a time-conditioned network, over times:
 
     p(x) = E_u [w],        w(x, u) = prod_i f(x_i | positions with a larger u, sigma(t_i)).
 
-For u_1, ..., u_K from that law,
+For independent draws u_1, ..., u_K,
 
     -E log 1/K sum_k w(x, u_k)  >=  -log p(x)
 
 by Jensen's inequality: the negative ELBO of the sampler for K = 1, decreasing in K, exact in the limit (Burda, Grosse
-and Salakhutdinov 2016; over orders: Sahoo et al. 2025, arXiv 2506.01928). Every u comes with its antithesis 1 - u, the
-same order from its other end: each has the right law, so that the bound holds, and their mean scatters less.
+and Salakhutdinov 2016; over orders: Sahoo et al. 2025, arXiv 2506.01928). Every u is paired with the antithetic 1 - u,
+the reversed order. Both have the right distribution, so the bound holds, and their mean has a smaller variance.
 
-A schedule with sigma(0) > 0 masks a share a(0+) of the tokens at once. The sampler draws positions whose level is
-below a(0+) together, in one call at t = 0+, and so do the weights.
+A schedule with sigma(0) > 0 masks a share a(0+) of the tokens immediately. The sampler draws all positions whose level
+is below a(0+) in one call at t = 0+, and so do the weights.
 
-It is a bound in expectation: the figure of a single sequence can lie below -log p(x), the mean over sequences is what
-the interval is for. It bounds the law of the first-hitting sampler that starts from masks only and reveals one position
-per network call, not that of samplers which reveal several at once.
+The bound holds in expectation: the value of a single sequence can lie below -log p(x), and the interval is that of the
+mean over sequences. It applies to the first-hitting sampler that starts from masks only and reveals one position per
+network call, not to samplers that reveal several positions at once.
 
-The same weights bound -log p from below as well (TUBE, arXiv 2605.24292). For any psi > 0 that is independent of an
+The same weights also give a lower bound on -log p (TUBE, arXiv 2605.24292). For any psi > 0 that is independent of an
 unbiased estimate p' of p, log p <= log psi + E p' / psi - 1, since log r <= r - 1. Here psi and p' are the mean weights
-of the two halves of the orders, in both roles. Where a few orders have most of the weight, the mean of p' / psi is
-carried by draws that are rarely seen, and its estimate is too low: `two_sided` says so by `informative`.
+of the two halves of the orders, in both roles. If a few orders have most of the weight, the mean of p' / psi depends on
+rare draws, and its estimate is too low: `informative` is then False.
 
-f is softmax(outputs) at a mask. For networks that give ratios (sedd, sedds) that is the ratios of the mask's position
-divided by their sum: the sampler that draws the token from them and reveals it when the process would. The rate that
-such a network has by itself, their sum, is not part of this law.
+f is softmax(outputs) at a mask. For networks that output ratios (sedd, sedds), f is the ratios at the mask divided by
+their sum, which is the distribution of a sampler that draws the token from them at the process's own reveal times. The
+network's own reveal rate, the sum of the ratios, is not used.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ from cedd.row_sums import at_token, log_sum_exp
 Progress = Callable[[int, int], None]
 
 ORDERS = 64
-"""Orders per sequence, by default."""
+"""Default number of orders per sequence."""
 MOST_ORDERS = 4096
-"""The most orders that a tolerance or a time limit leads to, by default."""
+"""Default limit on the number of orders with a tolerance or a time limit."""
 _FEW_SEQUENCES = 8
 _ENOUGH_ORDERS = 10.0
-"""The effective sample size from which on the mean of p' / psi is worth something."""
+"""Smallest effective sample size at which the mean of p' / psi is reliable."""
 _TOKENS_AT_ONCE = 2048
-"""Tokens of one network call, where the device is not a GPU."""
+"""Tokens per network call on devices other than GPUs."""
 
 
 @dataclass(frozen=True)
 class TwoSidedEstimate:
-    """-log p lies between two bounds, in expectation; nats per token.
+    """A lower and an upper bound on -log p, in expectation; nats per token.
 
     Args:
-        at_least: the bound from below, the mean of `per_sequence`.
+        at_least: the lower bound, the mean of `per_sequence`.
         at_least_stderr: its standard error over sequences.
-        at_most: the importance-weighted bound.
+        at_most: the upper bound, which is the importance-weighted bound.
         at_most_stderr: its standard error.
-        per_sequence: the bound from below of each sequence, [N] float64.
-        least_effective_sample_size: of all sequences.
-        informative: whether every sequence has an effective sample size of at least 10. Otherwise the bound from below
-            is far from the truth, and its estimate is not reliable.
+        per_sequence: the lower bound of each sequence, [N] float64.
+        least_effective_sample_size: the smallest effective sample size of a sequence.
+        informative: whether every sequence has an effective sample size of at least 10. Otherwise the lower bound is
+            far from the true value, and its estimate is not reliable.
     """
 
     at_least: float
@@ -98,9 +98,9 @@ class ImportanceEstimate(BoundEstimate):
     """The importance-weighted bound of a model on data.
 
     Args:
-        log_weights: log w of every order, [N, K] float64; in block diffusion [N, G, K], of every order of a block.
-        per_token: the mean over orders of -log f where a token is revealed, [N, L] float64: the chain-rule terms, whose
-            sum is the bound for one order.
+        log_weights: log w of every order, [N, K] float64; in block diffusion of every order of a block, [N, G, K].
+        per_token: -log f of each token when it is revealed, averaged over orders, [N, L] float64. The sum is the bound
+            for K = 1.
     """
 
     log_weights: Tensor
@@ -113,13 +113,13 @@ class ImportanceEstimate(BoundEstimate):
 
     @property
     def by_orders(self) -> dict[int, float]:
-        """Nats per token for 1, 2, 4, ... and K orders: for every power of two that divides K, the mean over disjoint
-        groups of so many orders, so that each value is an unbiased estimate of its own bound and uses all orders."""
+        """Nats per token for 1, 2, 4, ... and K orders. The value for k orders is the mean over all disjoint groups of
+        k orders, an unbiased estimate of the bound for k that uses all orders."""
         return {orders: self.of_orders(orders).nats_per_token for orders in nested_orders(self.orders)}
 
     @property
     def effective_sample_size(self) -> float:
-        """(sum w)^2 / sum w^2, from 1 to K; the mean over sequences (or blocks) that have any chance."""
+        """(sum w)^2 / sum w^2, from 1 to K; the mean over sequences (or blocks) with nonzero probability."""
         return float(self._effective_sample_sizes.nanmean())
 
     @property
@@ -204,7 +204,7 @@ def importance_bound(
     check_reveal_orders(chosen, process)
     process.check_tokens(data)
     if data.dim() != 2 or 0 in data.shape:
-        raise ValueError(f"data must be sequences [N, L], at least one of at least one token; got {list(data.shape)}")
+        raise ValueError(f"data must be sequences [N, L], at least one of at least one token (got {list(data.shape)})")
     most = orders if orders is not None else ORDERS if tolerance is None and seconds is None else MOST_ORDERS
     if most < 1:
         raise ValueError(f"orders must be at least 1 (got {orders})")
@@ -253,19 +253,18 @@ def _settled(weights: OrderWeights, texts: int, length: int, blocks: int, fixed_
 
 
 def check_reveal_orders(method: Method, process: TokenProcess) -> None:
-    """Refuse methods and processes for which no sampler reveals one mask after the other."""
+    """Raise a ValueError for methods and processes that the first-hitting sampler does not support."""
     method.check(process)
     if not method.dynamics.noisy:
         raise ValueError(f"the likelihood of {method.name} is exact; use bound='tight'")
     if not process.has_mask or process.can_shuffle:
         raise ValueError(
-            "the bound 'importance' needs a process whose tokens never change once they are revealed (absorb): with "
-            "tokens that are replaced, a text is not written one position at a time; use bound='tight'"
+            "the bound 'importance' needs a process on which a revealed token never changes (absorb); use bound='tight'"
         )
 
 
 def first_hitting_law(method: Method) -> str:
-    """The sampler whose likelihood `importance` bounds, in words."""
+    """Description of the sampler whose likelihood `importance` bounds."""
     law = "the first-hitting sampler, from masks only, one position per network call"
     if isinstance(method.parameterization, Affine):
         return law
@@ -273,7 +272,7 @@ def first_hitting_law(method: Method) -> str:
 
 
 def reveal_levels(seed: int, sequence: int, orders: int, length: int, antithetic: bool = True) -> Tensor:
-    """u [K, L] of one sequence; a sequence's first orders are the same whatever K is."""
+    """u [K, L] of one sequence. The first k rows do not depend on K."""
     numbers = np.random.default_rng((seed, sequence))
     if not antithetic:
         return torch.as_tensor(numbers.random((orders, length)))
@@ -283,7 +282,8 @@ def reveal_levels(seed: int, sequence: int, orders: int, length: int, antithetic
 
 @dataclass(frozen=True)
 class _Weighing:
-    """What all rounds of orders have in common: data [R, L], in groups of G that a pass shows one order each."""
+    """State shared by all rounds of orders: data [R, L] in groups of G rows, which a pass evaluates with one order
+    each."""
 
     network: Network
     process: TokenProcess
@@ -296,7 +296,7 @@ class _Weighing:
     file: WeightFile | None
 
     def extend(self, weights: OrderWeights, orders: int) -> None:
-        """Weigh the orders that are missing up to this number."""
+        """Compute the weights of further orders, up to this number."""
         count, length = self.data.shape
         texts, new = count // self.group, orders - weights.complete
         least, most = level_at_zero(self.process), float(self.process.noise(1.0).a)
@@ -331,27 +331,27 @@ class _Weighing:
 
 
 def level_at_zero(process: TokenProcess) -> float:
-    """a(0+): the share of tokens that a schedule with sigma(0) > 0 masks at once, else 0."""
+    """a(0+): the share of tokens that a schedule with sigma(0) > 0 masks immediately; otherwise 0."""
     return -math.expm1(-float(process.alpha_just_after_zero)) if process.jumps_at_zero else 0.0
 
 
 def pair_nats(
     network: Network, x0: Tensor, reached: Tensor, report: Callable[[int], None], least: float = 0.0
 ) -> Tensor:
-    """-log f at every position when it is revealed, [P, L] float64 on the host.
+    """-log f of every token when it is revealed, [P, L] float64 on the host.
 
     Args:
-        network: for these sequences.
+        network: the network for these sequences.
         x0: the tokens, [P, L].
-        reached: a(t) at the reveal of every position, [P, L] float64; the largest is revealed first.
-        report: called after each step with the number of its evaluations.
-        least: a(0+). Positions that are reached below it are revealed together, at t = 0+.
+        reached: a(t) at the reveal time of every position, [P, L] float64; the largest is revealed first.
+        report: called after each step with its number of evaluations.
+        least: a(0+). Positions with a lower value are revealed together, at t = 0+.
     """
     (pairs, length), device = x0.shape, network.device
     order = reached.argsort(dim=1, descending=True)
     levels, tokens = reached.gather(1, order), x0.gather(1, order)
     sigma = -torch.log1p(-levels.clamp_min(least))
-    shown = torch.where(levels > least, tokens, network.vocab_size)  # to the calls that follow
+    shown = torch.where(levels > least, tokens, network.vocab_size)  # for the following calls
     places = torch.arange(pairs)[:, None] * length + order
     steps = (part.T.contiguous().to(device) for part in (places, tokens, shown, sigma))
     flat = torch.full((pairs * length,), network.vocab_size, device=device)
@@ -371,7 +371,7 @@ def token_nats(outputs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def tokens_at_once(device: torch.device) -> int:
-    """Tokens of one network call: on a GPU one for each MiB of its memory, so that it is busy and none is short."""
+    """Tokens per network call; on a GPU one per MiB of its memory."""
     if device.type != "cuda":
         return _TOKENS_AT_ONCE
     _, total = torch.cuda.mem_get_info(device)
@@ -379,11 +379,11 @@ def tokens_at_once(device: torch.device) -> int:
 
 
 def _estimate(log_weights: Tensor, orders: int, length: int, fixed_set: bool) -> BoundEstimate:
-    """The bound for groups of so many of the orders [N, K].
+    """The bound for groups of `orders` of the weights [N, K].
 
-    The Monte Carlo error for these sequences comes from the scatter of a sequence's groups; of a single group, from
-    that of its halves, or of its eighths if there are few sequences to learn it from. The latter are too large rather
-    than too small: more orders scatter less.
+    The Monte Carlo error for these sequences is estimated from the variance over the groups of a sequence. With a
+    single group, it is estimated from its halves, or from its eighths if there are few sequences. This overestimates
+    it, because more orders have a smaller variance.
     """
     count, available = len(log_weights), log_weights.shape[-1]
     groups = available // orders
@@ -392,7 +392,7 @@ def _estimate(log_weights: Tensor, orders: int, length: int, fixed_set: bool) ->
     mean, error = mean_and_stderr(per_sequence)
     parts = 8 if count < _FEW_SEQUENCES and orders >= 16 else 2
     apart = values if groups > 1 else _nats_of_texts(log_weights, max(1, orders // parts)) / length
-    # Of an odd number of orders one is left over.
+    # With an odd number of orders, the last one is not used.
     variance = float(apart.var(1).mean()) / groups / count if apart.shape[1] > 1 else math.nan
     return BoundEstimate(
         bound="importance",
@@ -406,12 +406,12 @@ def _estimate(log_weights: Tensor, orders: int, length: int, fixed_set: bool) ->
         evaluations=count * available * length // (log_weights.shape[1] if log_weights.dim() == 3 else 1),
         draws=orders,
         length=length,
-        why_infinite="the network gives a text no chance" if math.isinf(mean) else None,
+        why_infinite="the network gives a text probability zero" if math.isinf(mean) else None,
     )
 
 
 def _negative_log_means(log_weights: Tensor, orders: int) -> Tensor:
-    """-log of the mean weight of each group of so many orders: [..., K] -> [..., K // orders]."""
+    """-log of the mean weight of each group of `orders` orders: [..., K] -> [..., K // orders]."""
     groups = log_weights.shape[-1] // orders
     grouped = log_weights[..., : groups * orders].reshape(*log_weights.shape[:-1], groups, orders)
     return math.log(orders) - torch.logsumexp(grouped, -1)

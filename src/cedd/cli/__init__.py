@@ -28,17 +28,17 @@ COMMANDS: Mapping[str, str] = {
     "train": "train a network on text, any method on any process",
     "adapt": "continue training an autoregressive model as a diffusion model",
     "evaluate": "bound a model's perplexity on text, with an interval, or compare several",
-    "sample": "generate texts with a trained model, and watch them being denoised",
+    "sample": "generate texts with a trained model",
     "infill": "fill the blanks of a text",
     "correct": "correct the spelling of a text",
-    "spelling": "measure how many spelling mistakes a model fixes, and how many it makes",
+    "spelling": "measure the share of spelling errors that a model fixes, and the share of letters that it breaks",
     "genppl": "score a model's samples by another language model (generative perplexity)",
     "import": "convert a published network: SEDD, MDLM, BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, Llama, Qwen",
-    "export": "write a run as a model to share: small, with a model card",
+    "export": "write a run as a model folder to share, with a model card",
     "report": "write a report on a run, or a comparison of several",
     "serve": "serve a web page and an HTTP API for generation, infilling and correction",
     "bench": "time training steps or sampling against a textbook implementation",
-    "theory": "check every theorem, proposition and erratum of the paper on small chains",
+    "theory": "check every theorem, proposition and erratum of the paper on small spaces",
     "completion": "print a completion script for bash or zsh",
 }
 
@@ -52,8 +52,8 @@ def _overview() -> str:
     lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n\n".join(
         [
+            "usage: cedd COMMAND [OPTIONS]      (cedd COMMAND --help lists the options)",
             "example: cedd quickstart --fast",
-            "usage: cedd COMMAND [OPTIONS]      (see cedd COMMAND --help)",
             "Discrete diffusion language models: train, bound, sample, infill, correct.",
             "\n".join(lines),
         ]

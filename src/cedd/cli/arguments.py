@@ -45,9 +45,9 @@ class CommonArguments:
     """Options of every command that runs a model."""
 
     device: str = "auto"
-    """auto, cpu, cuda or cuda:1."""
+    """auto, cpu, cuda, or one GPU such as cuda:1."""
     json: bool = False
-    """Print one JSON object."""
+    """Print one JSON object on standard output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class ModelArguments(CommonArguments):
     """Options of every command that loads a model."""
 
     architecture: str | None = None
-    """package:Class of your own network, for models that were trained with it."""
+    """package:Class of your own network, if the model was trained with one."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class ConstraintOptions:
-    """What the texts that a model writes must be; at most one of these."""
+    """Required form of the texts; at most one of these."""
 
     regex: str | None = None
-    """Only texts that this regular expression matches from beginning to end, such as '\\d{4}-\\d\\d'."""
+    """Regular expression that each whole text must match, such as '\\d{4}-\\d\\d'."""
     json_schema: Path | None = None
-    """Only JSON that is valid under the schema in this file."""
+    """File with a JSON schema under which each text must be valid."""
     choices: tuple[str, ...] = ()
-    """Only one of these texts."""
+    """Texts of which each sample must be one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class SamplingArguments(ModelArguments):
     options: SamplingOptions = field(default_factory=SamplingOptions, metadata=INLINE)
     view: ViewOptions = field(default_factory=ViewOptions, metadata=INLINE)
     seed: int | None = None
-    """Random seed. Text i depends on the seed and on i alone, not on how many texts are drawn."""
+    """Random seed. Text i depends only on the seed and i, whatever the number of texts."""
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -103,20 +103,20 @@ class SamplingArguments(ModelArguments):
 class Quickstart(CommonArguments):
     """example: cedd quickstart
 
-    Train a small model on Python's own manual, bound its bits per character next to simple baselines, generate and
-    infill text (and correct spelling, on a GPU), and write the results to OUT/report.html. The number of training steps
-    follows from the speed of this machine and --minutes; --fast is a 30-second version. The same command continues an
-    interrupted run.
+    Train a small model on Python's own manual, compare its bits per character with simple baselines, generate and
+    infill text (and correct spelling, on a GPU), and write a report to OUT/report.html. The number of training steps is
+    chosen to fit into --minutes on this machine; --fast is a 30-second version. The same command resumes an interrupted
+    run.
     """
 
     fast: bool = False
     """A tiny network and a few steps, to check the installation."""
     out: Path | None = None
-    """Folder of the run: runs/quickstart, or runs/quickstart-fast with --fast."""
+    """Folder of the run (default: runs/quickstart, or runs/quickstart-fast with --fast)."""
     minutes: float | None = None
-    """Time limit for everything, 4 by default. A GPU finishes sooner, after 1500 steps."""
+    """Time limit in minutes for the whole command (default: 4). On a GPU, training ends after 1500 steps."""
     steps: int | None = None
-    """Training steps, instead of --minutes; 60 with --fast."""
+    """Training steps, instead of --minutes (default with --fast: 60)."""
     seed: int = 0
     """Random seed."""
 
@@ -139,19 +139,22 @@ class Adapt(Train):
 class Evaluate(ModelArguments):
     """example: cedd evaluate runs/quickstart --data runs/quickstart/held-out.txt
 
-    Bound the perplexity of a model on text, with a 95% interval (the example: after cedd quickstart).
-    Until the interval is narrow enough:           cedd evaluate runs/first --data wikitext2 --tolerance 0.5%
-    A tighter bound, from 64 orders per sequence:  cedd evaluate runs/first --bound importance --max-sequences 64
-    Several in one table, with differences:        cedd evaluate runs/first runs/second --data book.txt
+    Compute an upper bound on the perplexity of a model on text, with a 95% interval. Several models are compared in one
+    table with paired differences. (The example works after cedd quickstart.)
+
+      cedd evaluate runs/first --data wikitext2 --tolerance 0.5%            until the interval is ± 0.5%
+      cedd evaluate runs/first --bound importance --max-sequences 64        a tighter bound
+      cedd evaluate runs/first runs/second --data book.txt                  a comparison
     """
 
     models: tuple[Path, ...] = field(metadata=argument("MODEL..."))
-    """Runs' folders, or models by name. Each is compared with the first; tokenizers may differ."""
+    """Run folders or names of models. Each is compared with the first; tokenizers may differ."""
     data: str = "python-manual"
     """A text file, folder or .jsonl; wikitext2, wikitext103, ptb, lambada, lm1b; hf:NAME; or python-manual."""
     options: EvaluationOptions = field(default_factory=EvaluationOptions, metadata=INLINE)
     tolerance: str | None = None
-    """Add draws (or orders) until the 95% interval of the perplexity is this narrow on either side: 0.5% or 0.005."""
+    """Add draws (or orders) until the half-width of the 95% interval is at most this share of the perplexity: 0.5% or
+    0.005."""
     per_sequence: Path | None = None
     """Write one value per sequence to this .npy or .jsonl file."""
     tokens: Path | None = None
@@ -164,19 +167,20 @@ class Evaluate(ModelArguments):
 class Sample(SamplingArguments):
     """example: cedd sample -n 3 --prompt "The " --watch
 
-    Generate texts with a trained model, by default with the pretrained model english. For your own: cedd sample
-    runs/first
-    What follows the prompt in a given form:  cedd sample --prompt "Born in " --regex "1[89][0-9][0-9]"
-    An answer by a model with a chat template:  cedd sample llada --chat "What is a prime number?"
+    Generate texts with a trained model.
+
+      cedd sample runs/first --length 200                                   with your own model
+      cedd sample --prompt "Born in " --regex "1[89][0-9][0-9]"             in a required form
+      cedd sample llada --chat "What is a prime number?"                    the answer of a chat model
     """
 
     model: str | None = field(default=None, metadata=argument("[MODEL]"))
-    """A run's folder, a name on the hub, or a pretrained model (default: english)."""
+    """A run folder, or the name of a model here or on the hub (default: english)."""
     length: int | None = None
-    """Tokens per text, any number; by default the model's context length. With --chat, tokens of the answer; by default
-    256, or as many as fit."""
+    """Tokens per text; may exceed the model's context length, which is the default. With --chat, tokens of the answer
+    (default: 256, or as many as fit)."""
     prompt: str = ""
-    """The beginning of every text."""
+    """Text with which every sample begins."""
     chat: str | None = None
     """A message to answer, by the model's chat template. The answer ends at its end-of-text token."""
     until_end: bool = False
@@ -187,97 +191,105 @@ class Sample(SamplingArguments):
 class Infill(SamplingArguments):
     """example: cedd infill "The ____{5} sat on the ____." -n 3
 
-    Fill the blanks of a text of any length. ____ has one token per underscore (at least three underscores), ____{12}
-    has 12 tokens. The text may also be in a file (cedd infill page.txt) or on standard input (-, or no TEXT). Given
-    text is preserved byte for byte. Without a MODEL, the pretrained model english is used.
+    Fill the blanks of a text of any length. ____ has one token per underscore (at least three underscores), and
+    ____{12} has 12 tokens. Given text is preserved byte for byte.
+
+      cedd infill page.txt > filled.txt                                     the blanks of a file
+      cedd infill runs/first "The ____{8} was built in 1850."               with your own model
     """
 
-    words: tuple[str, ...] = field(default=(), metadata=argument("[MODEL] TEXT|FILE"))
-    """The text with blanks. A MODEL before it is a run's folder or a model by name."""
+    words: tuple[str, ...] = field(default=(), metadata=argument("[MODEL] TEXT"))
+    """TEXT is a text with blanks, a file, or - for standard input (default: -). MODEL is a run folder or the name of a
+    model (default: english)."""
     file: Path | None = None
-    """Read the text from this file."""
+    """Read TEXT from this file."""
 
 
 @dataclass(frozen=True)
 class Correct(ModelArguments):
     """example: cedd correct "I hav a speling mistke"
 
-    Correct the spelling of a text, or of files: cedd correct letter.txt --diff. With the model that comes with cedd,
-    english, words are corrected (letters replaced, swapped, missing, extra; words joined or split); with a RUN of
-    yours on a process that shuffles (uniform, roulette), letters are replaced and swapped:
-    cedd correct runs/first "teh cat sat on teh mat". TEXT - reads standard input, and so does no text at all; what is
-    not changed comes out byte for byte. Options that are not given are the model's own.
+    Correct the spelling of a text or of files. The packaged model english corrects words (letters replaced, swapped,
+    missing or extra; words joined or split). Your own model, on a process that shuffles (uniform, roulette), corrects
+    letters that are replaced or swapped. Everything else is preserved byte for byte. Options that are not given have
+    the model's defaults.
+
+      cedd correct letter.txt --diff                                        what would change
+      cedd correct runs/first "teh cat sat on teh mat"                      with your own model
     """
 
-    words: tuple[str, ...] = field(default=(), metadata=argument("[MODEL] TEXT|FILE..."))
-    """What is corrected. A RUN before it is a run's folder, or a model by its name."""
+    words: tuple[str, ...] = field(default=(), metadata=argument("[MODEL] TEXT..."))
+    """TEXT is the text to correct, one or more files, or - for standard input (default: -). MODEL is a run folder or
+    the name of a model (default: english)."""
     file: Path | None = None
-    """Read the text from a file."""
+    """Read TEXT from this file."""
     diff: bool = False
-    """Print what would change as a unified diff."""
+    """Print the changes as a unified diff."""
     in_place: bool = False
-    """Write the corrected text back to the files; FILE.bak keeps what was there."""
+    """Write the corrected text back to the files; FILE.bak keeps the original."""
     check: bool = False
-    """Print each change as FILE:LINE:COLUMN, and exit with 1 if there is any."""
+    """Print each change as FILE:LINE:COLUMN, and exit with code 1 if there is one."""
     ignore_words: Path | None = None
-    """A file of words, one a line, that are right."""
+    """File of correct words, one per line."""
     suggest: int | None = None
-    """List so many candidates with their probabilities for each doubtful word, instead of the text."""
+    """Instead of the text, list each suspicious word with this many candidates and their probabilities."""
     engine: Literal["words", "letters"] | None = None
-    """words: correct English words with the model's lexicon, the default if it has one. letters: replace letters by the
-    model's posterior. The options below, except --threshold, are of the engine letters."""
+    """words: correct English words with the model's lexicon (the default if it has one). letters: replace letters by
+    the model's posterior. All options below except --threshold apply to the engine letters only."""
     rate: float | None = None
-    """The share of wrong letters that is expected (0.05, unless the model has its own)."""
+    """Expected share of wrong letters (default: the model's own, or 0.05)."""
     t: float | None = None
-    """The time that the network is told (the one at which its process has this rate)."""
+    """Diffusion time at which the network reads the text (default: the time at which its process has this rate)."""
     threshold: float | None = None
-    """A word or letter is replaced if own / (own + best) is below this: own is its probability, best that of the
-    likeliest other (0.5 or more: the argmax)."""
+    """Replace a word or letter if own / (own + best) is below this, where own is its probability and best that of the
+    most probable alternative. 0.5 and above is the argmax (default: the model's own)."""
     change: Literal["letters", "all"] | None = None
-    """letters: plain letters become others of their case, except in addresses, names with digits and the like; accents,
-    spaces, digits and punctuation stay. all: anything may change."""
+    """letters: a letter without accent may become another letter of the same case, except in addresses, names with
+    digits and code. all: anything may change (default: letters)."""
     passes: int | None = None
-    """How often the text is read at most; later passes see earlier changes."""
+    """Largest number of passes over the text; each sees the changes of the one before (default: the model's own)."""
     reach: int | None = None
-    """Of changes within so many tokens a pass makes only the strongest (3); 0 makes all at once."""
+    """Make only the most confident of the changes within this many letters per pass (default: 3); 0 makes all at
+    once."""
     max_surprise: float | None = None
-    """Undo changes where the text around them surprises the model more than this, in nats a letter."""
+    """Undo changes where the surrounding text costs the model more than this many nats per letter."""
     swaps: float | None = None
-    """The share of neighbouring letters that is expected to be transposed (0.002); 0 looks for none. Only one step
-    looks for them."""
+    """Expected share of transposed neighbouring letters; 0 turns the search off (default: 0.002). Has no effect with
+    several --steps."""
     steps: int | None = None
-    """1: the likeliest token everywhere. More: sample the reverse process, without transpositions."""
+    """1: take the most probable token everywhere. More: sample the reverse process, without transpositions (default:
+    1)."""
     temperature: float | None = None
-    """Of several steps: 0 writes the likeliest token wherever it writes."""
+    """Temperature with several --steps; 0 takes the most probable token wherever one is drawn."""
     seed: int | None = None
-    """Of several steps."""
+    """Random seed with several --steps."""
 
 
 @dataclass(frozen=True)
 class Spelling(ModelArguments):
     """example: cedd spelling english-char --data python-manual --blocks 4 --plot fixed.png
 
-    Measure the share of mistakes that a model fixes in a book, with 95% intervals. The paper's protocol corrupts text
-    by the model's own process at t = 0.05 and takes the likeliest token at each corrupted position. The user's protocol
-    replaces 5% of the letters at unknown positions (or swaps neighbours: --mistakes swaps --rate 0.02) and counts what
-    is fixed, missed and broken, by threshold. The pretrained model takes about two minutes on two cores for the
-    example; a whole book (--blocks 0) has thousands of blocks and takes hours.
+    Measure the share of errors that a model fixes in a book, with 95% intervals. The paper's protocol corrupts text by
+    the model's own process at t = 0.05 and takes the most probable token at each corrupted position. The user's
+    protocol replaces 5% of the letters at unknown positions (or swaps neighbours: --mistakes swaps --rate 0.02) and
+    counts what is fixed, missed and broken, by threshold. The example takes about two minutes on two cores; a whole
+    book (--blocks 0) takes hours.
     """
 
     model: str = field(metadata=argument("MODEL"))
-    """A run's folder, or a model by name."""
+    """A run folder or the name of a model."""
     data: str
-    """A text file, a folder of them, a .jsonl, hf:NAME, or python-manual."""
+    """A text file, folder or .jsonl; hf:NAME; or python-manual."""
     protocol: Literal["paper", "user", "both"] = "both"
-    """both: those that the model supports (the user's needs a character tokenizer and a process that shuffles)."""
+    """both: those that the model supports (the user's requires a character tokenizer and a process that shuffles)."""
     blocks: int = 50
-    """Number of consecutive blocks to test, from the middle of the book; 0: all of it."""
+    """Number of consecutive blocks to test, from the middle of the book; 0 tests the whole book."""
     paper: PaperOptions = field(default_factory=PaperOptions, metadata=INLINE)
     user: UserOptions = field(default_factory=UserOptions, metadata=INLINE)
     plot: Path | None = None
     """Plot fixed over broken (user's protocol) to this .png, .pdf or .svg file."""
     seed: int = 0
-    """Seed of the mistakes and of sampling."""
+    """Seed of the errors and of sampling."""
 
 
 @dataclass(frozen=True)
@@ -285,23 +297,23 @@ class FrontierOptions:
     """The sweep of --frontier, one cell per combination."""
 
     frontier: Path | None = None
-    """Sweep the options below and compare the results at equal entropy. This folder keeps texts and scores: the same
-    command continues an interrupted sweep, and without a MODEL existing texts are scored."""
+    """Sweep the options below and compare the results at equal entropy. Texts and scores are kept in this folder: the
+    same command resumes an interrupted sweep, and without a MODEL the existing texts are scored."""
     samplers: tuple[str, ...] = ("analytic",)
-    """Names of --sampler. Combinations of model and sampler that are invalid are left out."""
+    """Samplers to compare, by the names of --sampler. Invalid combinations of model and sampler are left out."""
     step_counts: tuple[int, ...] = (8, 16, 32, 64, 128, 1024)
     """Numbers of steps, one curve each."""
     temperatures: tuple[float, ...] = (1.0, 0.9, 0.8)
     """Temperatures, the points of a curve."""
     top_ps: tuple[float, ...] = (1.0,)
-    """The same by top-p, with a single temperature."""
+    """Values of top-p, the points of a curve, instead of temperatures."""
     text: str | None = None
     """Score passages of this text too: a file, folder or .jsonl, or python-manual."""
     entropy: float | None = None
     """Entropy in nats at which curves are compared; by default that of --text, or the middle of the range that all
     curves reach."""
     draw_only: bool = False
-    """Generate the texts without scoring them, which another call or machine can do."""
+    """Generate the texts without scoring them; another command can score them later."""
     plot: Path | None = None
     """Plot the curves to this .png, .pdf or .svg file."""
 
@@ -310,22 +322,23 @@ class FrontierOptions:
 class Genppl(ModelArguments):
     """example: cedd genppl runs/quickstart -n 64 --out samples.jsonl
 
-    Generative perplexity: score a model's samples by another language model, in both ways the literature defines it
-    (the example: after cedd quickstart; the judge, gpt2-large, is downloaded once).
-    Score the same samples again: cedd genppl --samples samples.jsonl --judge path/to/another
-    Perplexity against entropy, swept over temperature, steps, samplers and models:
-    cedd genppl runs/first runs/second --frontier curves --samplers analytic first-hitting -n 64 --plot curves.png
+    Compute generative perplexity: the perplexity of a model's samples under another language model, by both definitions
+    in use. The default judge, gpt2-large, is downloaded once. (The example works after cedd quickstart.)
+
+      cedd genppl --samples samples.jsonl --judge path/to/another           score the same samples again
+      cedd genppl runs/first runs/second --frontier curves --samplers analytic first-hitting -n 64 --plot curves.png
+                                                                            perplexity against entropy
     """
 
     models: tuple[str, ...] = field(default=(), metadata=argument("[MODEL...]"))
-    """A run's folder, or a model by name; several with --frontier, none with --samples."""
+    """A run folder or the name of a model; several with --frontier, none with --samples."""
     judge: str = "openai-community/gpt2-large"
-    """The judge: a causal model (a name on the hub, a folder, or a .gguf file; needs pip install 'cedd[hub]'), or a
-    run."""
+    """The judge: a causal model (a name on the hub, a folder or a .gguf file; requires pip install 'cedd[hub]') or a
+    run folder."""
     gguf_file: str | None = None
-    """The file in the judge's folder or repository, if that contains GGUF files."""
+    """File to read, if the judge's folder or repository contains several GGUF files."""
     n: int = 256
-    """Number of samples (3840 in the paper)."""
+    """Number of samples; the paper draws 3840."""
     length: int | None = None
     """Tokens per sample; by default the model's context length."""
     options: SamplingOptions = field(default_factory=lambda: SamplingOptions(steps=1024), metadata=INLINE)
@@ -347,8 +360,8 @@ class Import(CommonArguments):
 
     Convert a published network: SEDD, MDLM (also of SDTT), BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, SDAR, DiffuGPT or
     DiffuLLaMA, or an autoregressive one (Llama, SmolLM2, Qwen2, Qwen3), from its config.json and safetensors, or
-    from a GGUF file. The result is a model folder like any other: cedd evaluate mdlm-owt ... Pickles are not read, and
-    no code from the repository is run.
+    from a GGUF file. The result is a model folder that every command takes. Pickles are refused, and no code from the
+    repository is run.
     """
 
     name: str = field(metadata=argument("MODEL"))
@@ -357,35 +370,37 @@ class Import(CommonArguments):
     """The folder to write; it must not exist."""
     tokenizer: str | None = None
     """gpt2, bert, a folder with a tokenizer, or none (texts are then token ids). By default the tokenizer in the
-    folder, or that of the released networks; none if its vocabulary size differs from the network's."""
+    folder, or that of the released networks if its vocabulary size is the network's."""
     mask_id: int | None = None
     """The id of the mask in the original network, if neither its config.json nor its tokenizer has it."""
     revision: str | None = None
     """Branch, tag or commit on the hub (SDTT's students are branches)."""
     weights: Literal["float32", "bf16", "int8", "deflated"] = "float32"
-    """How weights are stored; only float32, which keeps those of two bytes as they are, is exact."""
+    """Storage of weights. Only float32 is exact; it keeps bfloat16 and float16 weights as they are."""
     device: str = field(default="cpu", kw_only=True)
     """Device on which weights are read: auto, cpu, cuda or cuda:1."""
     seed: int = 0
-    """Accepted as by every command; nothing is random here."""
+    """Accepted for consistency; this command draws nothing."""
 
 
 @dataclass(frozen=True)
 class Export(ModelArguments):
     """example: cedd export runs/quickstart --out my-model --weights int8 --calibrate runs/quickstart/held-out.txt
 
-    Write a run as a model folder to share: config.json, weights, tokenizer, and a model card (README.md) made from
-    config.json (the example: after cedd quickstart). The result is a model like any other (cedd correct my-model "teh
-    cat") and can be exported again, for example with measured results: cedd spelling my-model --data book.txt --json >
-    book.json cedd export my-model --out my-model --results book.json
+    Write a run as a model folder to share: config.json, weights, tokenizer and a model card (README.md). The result is
+    a model folder that every command takes, and can be exported again. (The example works after cedd quickstart.)
+
+      cedd spelling my-model --data book.txt --json > book.json             measure it, then
+      cedd export my-model --out my-model --results book.json               add the results to its card
     """
 
     run: str = field(metadata=argument("MODEL"))
-    """A run's folder, or a model by name."""
+    """A run folder or the name of a model."""
     out: Path
     """The folder to write, new or empty; it may be MODEL itself if that was exported before."""
     force: bool = False
-    """Also write into a folder with other contents, replacing the files of a model there and ending a run."""
+    """Write into a folder with other contents too. Model files in it are replaced, and a run in it cannot be
+    resumed."""
     weights: Literal["float32", "bf16", "int8", "deflated"] | None = None
     """Storage of weights: 4, 2, 1 or 0.8 bytes each (default: float32 for a run, otherwise unchanged)."""
     title: str | None = None
@@ -393,20 +408,20 @@ class Export(ModelArguments):
     about: str | None = None
     """What it was trained on, in words, for the card."""
     command: str | None = None
-    """The command that made it, for the card; by default the run's cedd train command."""
+    """Command that trained it, for the card; by default the run's cedd train command."""
     results: tuple[Path, ...] = ()
     """JSON files of results, as printed by the commands with --json; they appear on the card under their file names."""
     calibrate: Path | None = None
-    """A text that it was not trained on, used to choose the defaults of correction."""
+    """Choose the defaults of correction on this text, which the model must not have been trained on."""
     broken: float = 0.0025
-    """Share of correct letters that calibration may break."""
+    """Largest share of correct letters that calibration may break."""
     seed: int = 0
     """Seed of the letters that calibration replaces."""
     correction: tuple[str, ...] = ()
     """Defaults of correction as NAME=VALUE (threshold=0.3 passes=2), for options of cedd correct. They take precedence
     over calibration, and calibration over MODEL's own. Results with other defaults are removed from the card."""
     words: str | None = None
-    """The pretrained model that corrects words in place of this one."""
+    """Name of the packaged model that corrects words for this one."""
     sampling: tuple[str, ...] = ()
     """Defaults of sampling as NAME=VALUE: steps, temperature, top_p."""
     chosen: str | None = None
@@ -417,24 +432,25 @@ class Export(ModelArguments):
 class Report(ModelArguments):
     """example: cedd report runs/quickstart
 
-    Write a run's learning curve, its bound next to simple baselines, samples and corrections as one page,
-    RUN/report.html (the example: after cedd quickstart). A comparison of several runs with paired intervals: cedd
-    report runs/first runs/second --out comparison.html Any other model, on a text of your choice:          cedd report
-    mdlm-owt --data wikitext2 --wrap trained
+    Write an HTML page about a run: learning curve, bound and simple baselines, samples and corrections. Several runs
+    are compared with paired intervals. (The example works after cedd quickstart.)
+
+      cedd report runs/first runs/second --out comparison.html              a comparison
+      cedd report mdlm-owt --data wikitext2 --wrap trained                  any model, on a text of your choice
     """
 
     runs: tuple[Path, ...] = field(metadata=argument("MODEL..."))
-    """Folders of cedd train or cedd quickstart; with --data also those of cedd import and cedd export."""
+    """Run folders; with --data also exported and imported models."""
     data: str | None = None
-    """Measure on this text, in any form that cedd evaluate takes, instead of the run's held-out text; without a
-    learning curve."""
+    """Text to measure on, in any form that cedd evaluate takes, instead of the run's held-out text. The page then has
+    no learning curve."""
     wrap: Wrap = "none"
-    """How --data is wrapped, as for cedd evaluate."""
+    """Wrapping of --data, as for cedd evaluate."""
     out: Path | None = None
-    """The page; by default report.html (with the figures in report.json), or comparison.html, in the first run's
-    folder."""
+    """File of the page (default: report.html, with the figures in report.json, or comparison.html, in the folder of
+    the first MODEL)."""
     tokens: Path | None = None
-    """Show the tokens in this file of cedd evaluate --tokens, coloured by cost."""
+    """File written by cedd evaluate --tokens; its tokens are shown coloured by cost."""
     effort: ReportOptions = field(default_factory=ReportOptions, metadata=INLINE)
     seed: int = 0
     """Random seed."""
@@ -444,13 +460,13 @@ class Report(ModelArguments):
 class Serve(ModelArguments):
     """example: cedd serve --open
 
-    Serve a web page for generation, infilling and correction, and the same as an HTTP API: /v1/completions in OpenAI's
-    form, /infill and /correct. Without a MODEL, serve the models that come with cedd. Only this machine can connect,
-    unless --host says otherwise. Needs pip install 'cedd[serve]'. Ctrl-C stops the server.
+    Serve a web page and an HTTP API for generation (/v1/completions, compatible with OpenAI's), infilling (/infill) and
+    correction (/correct). By default only this machine can connect. Requires pip install 'cedd[serve]'. Ctrl-C stops
+    the server.
     """
 
     runs: tuple[str, ...] = field(default=(), metadata=argument("[MODEL...]"))
-    """Runs' folders, or models by their names."""
+    """Run folders or names of models (default: the packaged models)."""
     port: int = 8008
     """Port; 0 picks a free one."""
     host: str = "127.0.0.1"
@@ -458,15 +474,15 @@ class Serve(ModelArguments):
     open: bool = False
     """Open the page in a browser."""
     allow_host: tuple[str, ...] = ()
-    """Further host names by which the server may be called, behind a proxy or on a network."""
+    """Additional host names that clients use for the server, behind a proxy or on a network."""
     json: bool = False
     """Print the address and the models as one JSON object."""
     log_texts: bool = False
-    """Log the texts of requests too."""
+    """Also log the texts of requests."""
     lookup_processes: int | None = None
-    """Processes that look up words for corrections; by default one per core, up to 4. 0: the server looks them up."""
+    """Processes that search words for corrections (default: one per core, up to 4); 0 searches in the server."""
     seed: int | None = None
-    """Seed of requests that set none; by default each of them has a random seed."""
+    """Seed of requests without one; by default each gets a random seed."""
     limits: Limits = field(default_factory=Limits, metadata=INLINE)
 
 
@@ -501,8 +517,8 @@ class Bench(CommonArguments):
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
     """torch.compile, optionally with CUDA graphs (auto: graphs on CUDA, off elsewhere)."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
-    """Precision of our matrix products in training (auto: bf16 if the hardware supports it; for the textbook: on
-    CUDA)."""
+    """Precision of matrix products in training (auto: bf16 if the hardware supports it; for the textbook
+    implementation only on CUDA)."""
     seed: int = 0
     """Seed of the random tokens and weights."""
 
@@ -511,7 +527,7 @@ class Bench(CommonArguments):
 class Theory:
     """example: cedd theory --vocab 3 --length 2
 
-    Compute both sides of every claim of the paper on a space small enough to enumerate, with random networks. Exit code
+    Compute both sides of every claim of the paper by enumerating a small space, with random networks. The exit code is
     1 if a claim fails.
     """
 
@@ -522,7 +538,7 @@ class Theory:
     seed: int = 0
     """Seed of the random data and networks."""
     device: str = "auto"
-    """Accepted as by every command; everything is computed on the CPU, in float64."""
+    """Accepted for consistency; everything is computed on the CPU in float64."""
     json: bool = False
     """Print one JSON object instead of the table."""
 
@@ -531,10 +547,11 @@ class Theory:
 class Completion:
     """example: cedd completion bash
 
-    Print a script that completes cedd's commands, options, choices and file names. To install it:
+    Print a script that completes cedd's commands, options, choices and file names. For zsh, also add the line
+    source ~/.cedd.zsh to ~/.zshrc.
 
-    bash: cedd completion bash > ~/.local/share/bash-completion/completions/cedd
-    zsh:  cedd completion zsh > ~/.cedd.zsh, and the line: source ~/.cedd.zsh in ~/.zshrc
+      cedd completion bash > ~/.local/share/bash-completion/completions/cedd
+      cedd completion zsh > ~/.cedd.zsh
     """
 
     shell: Literal["bash", "zsh"] = field(metadata=argument("{bash,zsh}"))
@@ -553,16 +570,19 @@ ARGUMENTS: Mapping[str, type] = {
 }
 """The dataclass of each command."""
 
-TRAIN_HELP = """example: cedd train char --data python-manual --out runs/first
+TRAIN_HELP = """usage: cedd train PRESET [OPTIONS]
 
-usage: cedd train {__NAMES__} [OPTIONS]      (cedd train char --help lists them)
+example: cedd train char --data python-manual --out runs/first
 
-Train a network on a text file, a folder of text files, a .jsonl, a hub data set (hf:NAME) or python-manual.
-Options change any setting of the preset: --method cedd --process uniform --batch.size 64 --steps 5000.
-Start from another model's weights: --from RUN, first or after a preset. The same command continues an interrupted run.
-As for every command: --seed 1, --device cpu, and --json to print the result as one JSON object.
-Many GPUs: torchrun --nproc-per-node 8 -m cedd train ...
+Train a network on a text file, a folder of text files, a .jsonl, a hub data set (hf:NAME) or python-manual. Options
+change any setting of the preset; cedd train char --help lists them. --seed, --device and --json work as for every
+command. The same command resumes an interrupted run.
 
+  cedd train char --data book.txt --out runs/second --method cedd --process uniform --batch.size 64 --steps 5000
+  cedd train --from english-char --data book.txt --out runs/third           start from another model's weights
+  torchrun --nproc-per-node 8 -m cedd train small --out runs/fourth         on eight GPUs
+
+presets:
 __PRESETS__"""
 
 
@@ -589,10 +609,10 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     if words[:1] in (["-h"], ["--help"]):
         width = max(map(len, PRESETS))
         presets = "\n".join(f"  {name:<{width}}  {summary}" for name, (summary, _) in PRESETS.items())
-        print(TRAIN_HELP.replace("__NAMES__", ",".join(PRESETS)).replace("__PRESETS__", presets))
+        print(TRAIN_HELP.replace("__PRESETS__", presets))
         raise SystemExit(0)
     name, rest = (words[0], words[1:]) if words else ("", [])
-    if name.partition("=")[0] == "--from":  # what is continued says most of it
+    if name.partition("=")[0] == "--from":  # the model determines most settings
         name, rest = "char", words
     if not name or name.startswith("-"):
         raise ValueError(f"a preset comes first, one of {', '.join(PRESETS)}: cedd train char --out runs/first")
@@ -603,7 +623,7 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     said = dict(itertools.pairwise(itertools.chain.from_iterable(split)))
     if "--from" in said:
         config = starting_from(config, said["--from"], said.get("--out"))
-    if name == "adapt" and "--from" in said:  # the model says all but what it is to become
+    if name == "adapt" and "--from" in said:  # the model determines all settings except its new method and process
         config = replace(config, method=PRESETS[name][1].method, process=PRESETS[name][1].process)
     names_process = any(word.startswith("--process") for word in rest)
     rest, config = _with_architecture(*_with_process(rest, config))

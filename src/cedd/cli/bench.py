@@ -35,7 +35,7 @@ def options_of(arguments: Bench) -> BenchOptions:
     if (arguments.steps is not None and arguments.steps < 1) or arguments.warmup < 0:
         raise UserError("--steps must be at least 1 and --warmup at least 0")
     if arguments.vocab_size < 2:
-        raise UserError(f"--vocab must be at least 2; got {arguments.vocab_size}")
+        raise UserError(f"--vocab must be at least 2 (got {arguments.vocab_size})")
     if arguments.shapes == ():
         raise UserError("--shapes needs at least one, such as --shapes 32x128")
     refuse_unused(arguments, UNUSED[arguments.suite], f"on bench {arguments.suite}")

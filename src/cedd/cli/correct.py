@@ -1,4 +1,4 @@
-"""`cedd correct`: put a text's mistakes right."""
+"""`cedd correct`: correct the spelling of a text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(arguments: Correct) -> int:
     if arguments.in_place and arguments.json:
         raise UserError("--in-place writes the files and prints nothing; give --json without it to see the changes")
     if arguments.suggest is not None and arguments.suggest < 1:
-        raise UserError(f"--suggest needs a number of candidates, 1 or more; got {arguments.suggest}")
+        raise UserError(f"--suggest needs a number of candidates, 1 or more (got {arguments.suggest})")
     if (arguments.steps or 1) == 1:
         refuse_unused(arguments, ("temperature", "seed"), "without --steps 2 or more")
     else:
@@ -106,9 +106,9 @@ def model_and_sources(arguments: Correct) -> tuple[str | Path, list[TextSource]]
 
 
 def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Corrected]:
-    """How a text is corrected by the model of a folder.
+    """The function that corrects a text with the model of a folder.
 
-    One of the package that corrects words reads its network at the first doubt that is open, and needs no torch.
+    A packaged model that corrects words loads its network when it is first needed, and does not import torch.
     """
     engine = arguments.engine or default_engine(folder, read_json(folder / CONFIG_FILE))
     options = {name: value for name in sorted(LETTER_OPTIONS) if (value := getattr(arguments, name)) is not None}
@@ -193,8 +193,8 @@ def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
 def corrected_pieces(
     source: TextSource, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]
 ) -> Iterator[Corrected]:
-    """The pieces of a text, corrected; `progress` is told (done, planned) bytes after each. No text has a zero byte:
-    what has one is left as it is from that piece on."""
+    """The corrected pieces of a text; `progress` is called with (done, planned) bytes after each. A source with a zero
+    byte is not text, and stays unchanged from that piece on."""
     with source.opened() as stream:
         text, done, size = True, 0, source.size
         for fence, piece in pieces(stream):
@@ -255,7 +255,7 @@ def show_diff(source: TextSource, corrected: Corrected) -> bool:
 
 
 def show_lines(source: TextSource, corrected: Corrected, suggest: int | None) -> bool:
-    """Print a line for each change, and with suggestions also for each doubt."""
+    """Print a line for each change, and with suggestions also for each suspicious word."""
     listed = sorted(
         [*corrected.changes, *(corrected.suspicious if suggest else ())], key=lambda change: change.position
     )

@@ -65,9 +65,9 @@ def parse_share(text: str | None) -> float | None:
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise ValueError(f"--tolerance must be a share such as 0.5% or 0.005; got {text!r}") from None
+        raise ValueError(f"--tolerance must be a share such as 0.5% or 0.005 (got {text!r})") from None
     if not 0 < value < 1:
-        raise ValueError(f"--tolerance must lie between 0 and 100%; got {text!r}")
+        raise ValueError(f"--tolerance must lie between 0 and 100% (got {text!r})")
     return value
 
 

@@ -77,7 +77,7 @@ def read_options(words: tuple[str, ...]) -> dict[str, Any]:
         try:
             found[name] = kind(value)
         except ValueError:
-            raise UserError(f"--correction takes NAME=NUMBER, such as threshold=0.3; got {word!r}") from None
+            raise UserError(f"--correction takes NAME=NUMBER, such as threshold=0.3 (got {word!r})") from None
     CorrectionOptions().changed(found).check()
     return found
 
@@ -92,13 +92,13 @@ def sampling_defaults(words: tuple[str, ...]) -> dict[str, float]:
             Sharpening(found.get("temperature", 1.0), found.get("top_p", 1.0))
         except (KeyError, ValueError):
             takes = "steps=NUMBER (1 or more), temperature=NUMBER (0 or more) and top_p=NUMBER (up to 1)"
-            raise UserError(f"--sampling takes {takes}; got {word!r}") from None
+            raise UserError(f"--sampling takes {takes} (got {word!r})") from None
     return found
 
 
 def _steps(value: str) -> int:
     if (steps := int(value)) < 1:
-        raise ValueError(f"steps must be at least 1; got {steps}")
+        raise ValueError(f"steps must be at least 1 (got {steps})")
     return steps
 
 

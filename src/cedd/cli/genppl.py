@@ -186,11 +186,11 @@ def check_frontier(arguments: Genppl) -> None:
     for temperature, top_p in itertools.product(sweep.temperatures, sweep.top_ps):
         Sharpening(temperature, top_p)
     if sweep.step_counts and min(sweep.step_counts) < 1:
-        raise UserError(f"steps must be at least 1; got {min(sweep.step_counts)}")
+        raise UserError(f"steps must be at least 1 (got {min(sweep.step_counts)})")
     if arguments.n < 1:
-        raise UserError(f"-n must be at least 1; got {arguments.n}")
+        raise UserError(f"-n must be at least 1 (got {arguments.n})")
     if sweep.entropy is not None and not math.isfinite(sweep.entropy):
-        raise UserError(f"--entropy must be a finite number of nats; got {sweep.entropy}")
+        raise UserError(f"--entropy must be a finite number of nats (got {sweep.entropy})")
     check_writable(sweep.plot, PLOT_SUFFIXES)
 
 

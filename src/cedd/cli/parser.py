@@ -235,7 +235,9 @@ def _parser(prog: str, options: Sequence[Option], description: str = "", *, help
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         groups[title].add_argument(*_names(one), **_settings(one))
-    groups.setdefault("options", parser).add_argument("-h", "--help", action="store_true", help="Show this help.")
+    if "options" not in groups:
+        groups["options"] = parser.add_argument_group("options")
+    groups["options"].add_argument("-h", "--help", action="store_true", help="Show this help.")
     return parser
 
 
@@ -278,8 +280,8 @@ def _settings(one: Option) -> dict[str, Any]:
 def _shown_default(value: Any) -> str:
     if value is dataclasses.MISSING or value is None or value is False or value in ("", (), {}):
         return ""
-    several = isinstance(value, tuple)
-    return f" (default: {' '.join(map(str, value)) if several else value})"
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else "on" if value is True else value
+    return f" (default: {shown})"
 
 
 def _refuse_unknown(words: Sequence[str], options: Sequence[Option]) -> None:

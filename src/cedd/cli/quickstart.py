@@ -81,7 +81,7 @@ def configuration(arguments: Quickstart) -> TrainConfig:
     """The training configuration: the best measured for the time limit on each kind of device (dev/lab-notes.md)."""
     if arguments.minutes is not None:
         if not 0 < arguments.minutes <= MOST_MINUTES:
-            raise UserError(f"--minutes must be above 0 and at most {MOST_MINUTES}, a day; got {arguments.minutes:g}")
+            raise UserError(f"--minutes must be above 0 and at most {MOST_MINUTES}, a day (got {arguments.minutes:g})")
         if arguments.fast or arguments.steps is not None:
             fixed = "--fast" if arguments.fast else "--steps"
             raise UserError(f"give either --minutes or {fixed}, which determines the number of steps")

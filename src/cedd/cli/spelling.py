@@ -36,7 +36,7 @@ def run(arguments: Spelling) -> int:
     if paper.batch < 1 or arguments.blocks < 0:
         raise UserError("--batch must be at least 1, and --blocks at least 1 or 0 for the whole book")
     if not 0 < user.rate <= 1:
-        raise UserError(f"--rate must be above 0 and at most 1; got {user.rate:g}")
+        raise UserError(f"--rate must be above 0 and at most 1 (got {user.rate:g})")
     started = time.perf_counter()
     model = load(arguments.model, arguments.device)
     book = read_book(model, arguments.data, arguments.blocks)

@@ -1,4 +1,4 @@
-"""Languages: sets of texts, which samplers are told to stay in."""
+"""Languages: sets of texts that samples can be constrained to."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Language:
     """A set of texts, for `LanguageModel.generate(constraint=...)` and `infill`.
 
     Args:
-        expression: which texts.
-        name: what error messages call it.
+        expression: the expression that describes the texts.
+        name: the name in error messages.
     """
 
     expression: Expression
@@ -30,14 +30,14 @@ class Language:
 
     @cached_property
     def automaton(self) -> ByteAutomaton:
-        """The smallest automaton over the bytes of UTF-8."""
+        """The minimal automaton over UTF-8 bytes."""
         made = compile_expression(self.expression)
         if made.is_empty:
             raise ValueError(f"no text satisfies the constraint {self.name}")
         return made
 
     def matches(self, text: str) -> bool:
-        """Whether a text is one of them."""
+        """Whether the language contains a text."""
         return self.automaton.matches(text.encode("utf-8", "surrogatepass"))
 
     def __repr__(self) -> str:
@@ -52,7 +52,8 @@ def regex(pattern: str) -> Language:
     """The texts that a regular expression matches from beginning to end.
 
     Args:
-        pattern: in Python's syntax, as far as `cedd.constraints.regex_parser` lists it; classes such as \\w are ASCII.
+        pattern: a pattern in Python's syntax; `cedd.constraints.regex_parser` lists what is supported. Classes such as
+            \\w are ASCII.
     """
     return Language(parse_regex(pattern), _named("regex", repr(pattern)))
 
@@ -60,24 +61,24 @@ def regex(pattern: str) -> Language:
 def choice(texts: Iterable[str]) -> Language:
     """One of these texts."""
     if isinstance(texts, str):
-        raise ValueError(f"the choices must be a list of texts; got the text {texts[:MOST_SHOWN]!r}")
+        raise ValueError(f"the choices must be a list of texts (got the text {texts[:MOST_SHOWN]!r})")
     given = list(texts)
     if not given or not all(isinstance(text, str) for text in given):
-        raise ValueError(f"the choices must be at least one text; got {given[:4]!r}")
+        raise ValueError(f"the choices must be at least one text (got {given[:4]!r})")
     return Language(alternatives(*map(literal, dict.fromkeys(given))), _named("choice", repr(given)))
 
 
 def length(least: int = 0, most: int | None = None) -> Language:
-    """Texts of `least` to `most` characters; of any number from `least` on without `most`."""
+    """Texts of `least` to `most` characters; without `most` there is no upper limit."""
     if not 0 <= least <= (least if most is None else most):
-        raise ValueError(f"a length needs 0 <= least <= most; got {least} and {most}")
+        raise ValueError(f"a length needs 0 <= least <= most (got {least} and {most})")
     return Language(Repeat(ANY, least, most), _named("length", f"{least}, {most}"))
 
 
 def intersect(*languages: Language) -> Language:
     """The texts that are in all of these languages."""
     if not languages or not all(isinstance(language, Language) for language in languages):
-        raise ValueError(f"intersect takes languages, such as regex(...) and length(...); got {languages!r}")
+        raise ValueError(f"intersect takes languages, such as regex(...) and length(...) (got {languages!r})")
     joined = languages[0].expression
     for language in languages[1:]:
         joined = Both(joined, language.expression)
@@ -88,9 +89,9 @@ def json_schema(schema: Mapping[str, Any] | bool | str, *, whitespace: str = WHI
     """JSON texts that are valid under a schema.
 
     Args:
-        schema: as a dictionary, or as JSON text. Keywords that are not understood are refused by name.
-        whitespace: a regular expression for what may stand after each colon and comma.
-        depth: how deep values of any kind, and recursive references, may be nested.
+        schema: a dictionary, or JSON text. Unsupported keywords raise an error that names them.
+        whitespace: a regular expression for the white space after each colon and comma.
+        depth: largest nesting depth of values of any kind and of recursive references.
     """
     made = parse_schema(schema, whitespace, depth)
     return Language(made, _named("json_schema", schema if isinstance(schema, str) else repr(schema)))

@@ -88,7 +88,7 @@ def parse_schema(schema: Schema | bool | str, whitespace: str = WHITESPACE, dept
         except ValueError as error:
             raise ValueError(f"the JSON schema is not JSON: {error}") from None
     if not isinstance(schema, Mapping | bool):
-        raise ValueError(f"a JSON schema is an object, or true; got {schema!r}")
+        raise ValueError(f"a JSON schema is an object, or true (got {schema!r})")
     space = parse_regex(whitespace)
     return _Reader(schema, space, depth).value(schema, _Place(depth))
 
@@ -115,7 +115,7 @@ class _Place:
 class _Reader:
     def __init__(self, root: Schema | bool, space: Expression, depth: int) -> None:
         if depth < 0:
-            raise ValueError(f"the depth of a JSON schema must not be negative; got {depth}")
+            raise ValueError(f"the depth of a JSON schema must not be negative (got {depth})")
         self._root, self._depth = root, depth
         self._comma, self._colon = sequence(literal(","), space), sequence(literal(":"), space)
 
@@ -126,7 +126,7 @@ class _Reader:
         if schema is False:
             return NOTHING
         if not isinstance(schema, Mapping):
-            raise place.error(f"a schema is an object or a boolean; got {schema!r}")
+            raise place.error(f"a schema is an object or a boolean (got {schema!r})")
         for keyword, read in self._combinations.items():
             if keyword in schema:
                 self._check(schema, place, {keyword, "type"} if keyword in ("enum", "const") else {keyword})
@@ -134,7 +134,7 @@ class _Reader:
         types = schema["type"] if "type" in schema else self._implied(schema, place)
         types = [types] if isinstance(types, str) else types
         if not isinstance(types, list) or not types or any(one not in TYPES for one in types):
-            raise place.error(f"the type must be of {', '.join(TYPES)}; got {types!r}")
+            raise place.error(f"the type must be of {', '.join(TYPES)} (got {types!r})")
         allowed = {"type"}.union(*(self._types[name][1] for name in types))
         self._check(schema, place, allowed)
         return alternatives(*(self._types[name][0](self, schema, place) for name in types))
@@ -168,7 +168,7 @@ class _Reader:
     def _enum(self, schema: Schema, place: _Place) -> Expression:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         if not isinstance(values, list):
-            raise place.error(f"enum must be a list of values; got {values!r}")
+            raise place.error(f"enum must be a list of values (got {values!r})")
         if "type" in schema:
             types = [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
             values = [value for value in values if _is_of(value, types)]
@@ -196,7 +196,7 @@ class _Reader:
 
     def _target(self, reference: Any, place: _Place) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise place.error(f"only references within the schema are followed (#/...); got {reference!r}")
+            raise place.error(f"only references within the schema are followed (#/...) (got {reference!r})")
         target: Any = self._root
         for name in [part for part in reference[1:].split("/") if part]:
             key = name.replace("~1", "/").replace("~0", "~")
@@ -227,7 +227,7 @@ class _Reader:
     def _object(self, schema: Schema, place: _Place) -> Expression:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
-            raise place.error(f"properties must be an object; got {properties!r}")
+            raise place.error(f"properties must be an object (got {properties!r})")
         if missing := [name for name in required if name not in properties]:
             raise place.error(f"the required property {missing[0]!r} is not one of its properties")
         if not properties and schema.get("additionalProperties") is not False:
@@ -261,7 +261,7 @@ class _Reader:
             return self._list("[", self._items(schema, place), (least, most), "]")
         most = len(first) if most is None else min(most, len(first))  # none are written after the first
         if least > most:
-            raise place.error(f"minItems must be at most the {len(first)} prefixItems; got {least}")
+            raise place.error(f"minItems must be at most the {len(first)} prefixItems (got {least})")
         items = [self.value(each, at) for each, at in _listed(schema, "prefixItems", place)]
         ways = [self._joined(items[:count]) for count in range(least, most + 1)]
         return sequence(literal("["), alternatives(*ways), literal("]"))
@@ -288,7 +288,7 @@ class _Reader:
         content: Expression = Repeat(ANY, least, most)
         if "format" in schema:
             if schema["format"] not in FORMATS:
-                raise place.error(f"the format must be one of {', '.join(FORMATS)}; got {schema['format']!r}")
+                raise place.error(f"the format must be one of {', '.join(FORMATS)} (got {schema['format']!r})")
             content = _both(parse_regex(FORMATS[schema["format"]]), content)
         if "pattern" in schema:
             try:
@@ -331,7 +331,7 @@ def _both(one: Expression, other: Expression) -> Expression:
 def _listed(schema: Schema, keyword: str, place: _Place) -> list[tuple[Any, _Place]]:
     options = schema[keyword]
     if not isinstance(options, list) or not options:
-        raise place.error(f"{keyword} must be a list of schemas; got {options!r}")
+        raise place.error(f"{keyword} must be a list of schemas (got {options!r})")
     return [(each, place / keyword / number) for number, each in enumerate(options)]
 
 
@@ -341,9 +341,9 @@ def _counts(
     least, most = schema.get(least_name, 0), schema.get(most_name)
     for name, count in ((least_name, least), (most_name, 0 if most is None else most)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise place.error(f"{name} must be a whole number from 0 up; got {count!r}")
+            raise place.error(f"{name} must be a whole number from 0 up (got {count!r})")
     if most is not None and least > most:
-        raise place.error(f"{least_name} must be at most {most_name}; got {least} and {most}")
+        raise place.error(f"{least_name} must be at most {most_name} (got {least} and {most})")
     if distinct and least > 1:
         raise place.error(f"{least_name} above 1 is not supported: nothing keeps names from being equal")
     return least, most
@@ -371,7 +371,7 @@ def _bounds(schema: Schema, place: _Place) -> tuple[Bound | None, Bound | None]:
             continue
         value = schema[keyword]
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise place.error(f"{keyword} must be a number; got {value!r}")
+            raise place.error(f"{keyword} must be a number (got {value!r})")
         bound, end = Bound(Decimal(repr(value)), keyword.startswith("exclusive")), keyword[-7:].lower()
         other = found.get(end, bound)
         sign = 1 if end == "minimum" else -1
@@ -495,7 +495,7 @@ def naturals(low: int, high: int | None) -> Expression:
     while high is None or 10 ** (digits - 1) <= max(high, 1):
         first, last = 10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1
         if high is None and first >= low:
-            # All numbers with so many digits or more.
+            # All numbers with at least this number of digits.
             leading = one_of("123456789")
             rest = Repeat(one_of("0123456789"), digits - 1, None)
             options += [sequence(leading, rest), *([literal("0")] if low == 0 else [])]

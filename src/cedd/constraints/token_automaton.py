@@ -196,7 +196,7 @@ def _walk(automaton: ByteAutomaton, contents: Sequence[bytes | None], states: In
 def _classified(vocab_size: int, few: Sequence[Transitions], many: Iterator[Transitions]) -> tuple[Ints, Transitions]:
     """The class of each token, and the transitions by classes.
 
-    Classes are told apart by 128 bits that hash a token's transitions; that any two of a million tokens collide has a
+    Classes are distinguished by a 128-bit hash of a token's transitions; that any two of a million tokens collide has a
     chance of 1e-27.
 
     Args:

@@ -151,7 +151,7 @@ def _is_jsonl(path: Path) -> bool:
 def _check_file(path: Path) -> None:
     """Refuse an empty, binary or damaged file before work is done on it, and a pipe, which can be read only once."""
     if not path.is_file():
-        raise ValueError(f"{path} is no plain file, and data is read more than once: write it to a file first")
+        raise ValueError(f"{path} is not a regular file, and data are read more than once: write them to a file first")
     try:
         with _open_bytes(path) as file:
             head = file.read(_HEAD_BYTES)
@@ -230,16 +230,15 @@ class FileCorpus(Corpus):
 
 
 def _missing_path(path: Path) -> ValueError:
-    missing = f"file or folder {path}" if path.parent.is_dir() else f"folder {path.parent}"
     kinds = f"give a text file, a folder of them, a .jsonl, hf:NAME, or {PYTHON_MANUAL}"
     near = nearest_path(path)
-    return ValueError(f"there is no {missing}; {kinds if near is None else f'did you mean {near}?'}")
+    return ValueError(f"file not found: {path}; {kinds if near is None else f'did you mean {near}?'}")
 
 
 def _folder_files(folder: Path) -> list[Path]:
     found = [p for p in folder.rglob("*") if p.is_file() and p.name.endswith(_FOLDER_ENDINGS)]
     if not found:
-        raise ValueError(f"the folder {folder} has no text in it: it needs .txt or .jsonl files (or .xz/.gz of those)")
+        raise ValueError(f"the folder {folder} contains no text: it needs .txt or .jsonl files (or .xz/.gz of those)")
     return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
 
 
@@ -397,7 +396,7 @@ def open_corpus(spec: str | Path | Corpus, *, field: str = "text", document_brea
     if name == PYTHON_MANUAL and not path.exists():
         return TextCorpus(python_manual_documents(), PYTHON_MANUAL)
     if not name.strip():
-        raise ValueError(f"no data was named: give a text file, a folder, a .jsonl, hf:NAME, or {PYTHON_MANUAL}")
+        raise ValueError(f"no data given: name a text file, a folder, a .jsonl, hf:NAME, or {PYTHON_MANUAL}")
     if not path.exists():
         raise _missing_path(path)
     paths = _folder_files(path) if path.is_dir() else [path]

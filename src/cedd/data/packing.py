@@ -223,7 +223,7 @@ def evenly_spaced(count: int, most: int | None) -> NDArray[np.int64]:
 
 def _check_holdout(holdout: float) -> None:
     if not 0.0 < holdout < 1.0:
-        raise ValueError(f"the held-out share lies between 0 and 1, not at {holdout}")
+        raise ValueError(f"text.holdout must lie between 0 and 1 (got {holdout})")
 
 
 def open_packed(folder: str | Path, verify: bool | None = None) -> PackedDataset:
@@ -471,7 +471,7 @@ def pack(
     if length < 1:
         raise ValueError(f"a block has at least one token, not {length}")
     if workers < 1:
-        raise ValueError(f"packing needs at least one worker, not {workers}")
+        raise ValueError(f"workers must be at least 1 (got {workers})")
     policy = (policy or PackingPolicy()).resolve(tokenizer)
     identity: dict[str, Any] = {
         "content_sha256": corpus.content_sha256(),

@@ -86,7 +86,7 @@ class Tokenizer(ABC):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end a text: that which ends a document, and padding."""
+        """Tokens that end a text: the end token and padding."""
         return tuple(sorted({token for token in (self.eos_id, *self.silent) if token is not None}))
 
     @property
@@ -238,7 +238,7 @@ class _CharacterTable(Tokenizer):
         missing = ids < 0
         if missing.any():
             if self.unknown is None:
-                hint = "train with a tokenizer that has room for others, such as char:96, or take it out of the text"
+                hint = "train with a tokenizer that has room for others, such as char:96, or remove it from the text"
                 raise _unknown_character(self.name, text, int(missing.argmax()), hint)
             ids[missing] = self.characters[self.unknown]
         return ids
@@ -263,7 +263,7 @@ class CharTokenizer(_CharacterTable):
     def from_texts(cls, texts: Iterable[str], unknown: str | None = None, size: int | None = None) -> CharTokenizer:
         """The alphabet of the data, from one pass over it, or its `size` most frequent characters.
 
-        With a size, `unknown` (by default U+FFFD), which is one of the `size`, stands for all others.
+        With a size, `unknown` (by default U+FFFD), which is one of the `size` characters, replaces all others.
         """
         if size is None:
             return cls({character for text in texts for character in set(text)}, unknown)
@@ -569,7 +569,7 @@ class BERTTokenizer(Tokenizer):
     def from_folder(cls, folder: str | Path) -> BERTTokenizer:
         """From `vocab.txt`, with one token per line."""
         lines = (Path(folder) / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        return cls(lines)  # a token may be what else ends a line in Unicode
+        return cls(lines)  # splitlines would also split at other Unicode line ends
 
     @property
     def bos_id(self) -> int | None:
@@ -699,18 +699,18 @@ class PaddedTokenizer(Tokenizer):
 class JSONTokenizer(Tokenizer):
     """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library, for a network of V tokens.
 
-    Text is only text: special tokens are read from it only by `encode_chat`. Ids that the tokenizer does not use stand
-    for no text, as do special tokens other than those that end a text.
+    Special tokens are recognized in text only by `encode_chat`. Ids that the tokenizer does not use have no text, and
+    neither do special tokens except those that end a text.
 
     Args:
         content: the content of tokenizer.json.
         vocab_size: V, at least the tokenizer's number of ids.
-        name: what messages call it.
+        name: the name in messages.
         bos: the token that begins a document.
         stops: tokens that end a text; the first ends a document.
         mask: the id of the mask in the original network, where the tokenizer has one.
         chat_template: a Jinja template of messages.
-        variables: what the template may refer to, such as bos_token.
+        variables: variables of the template, such as bos_token.
     """
 
     kind = "tokenizer.json"
@@ -833,7 +833,7 @@ class JSONTokenizer(Tokenizer):
         return map(self._after_another, tokens, range(self.vocab_size))
 
     def _after_another(self, name: str | None, token: int) -> bytes | None:
-        """The bytes of a token within a text: what it adds to the text of another one. Single bytes by their names."""
+        """The bytes that a token adds to a text. Byte tokens are recognized by their names."""
         if name is None or token in self.silent:
             return None
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
@@ -868,7 +868,7 @@ class JSONTokenizer(Tokenizer):
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> NDArray[np.int64]:
         """Token ids of messages, {"role": ..., "content": ...} each, by the chat template.
 
-        answer: end with what comes before the assistant's answer.
+        answer: end with the template's beginning of the assistant's answer.
         """
         text = self.chat_text(messages, answer=answer)
         self._tokenizer.encode_special_tokens = False
@@ -936,14 +936,14 @@ TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
 
 
 def tokenizer_from_definition(kind: str, definition: Mapping[str, Any], name: str) -> Tokenizer:
-    """The tokenizer that a kind and its `definition` say."""
+    """The tokenizer of this kind and `definition`."""
     if kind not in TOKENIZER_KINDS:
         raise ValueError(f"unknown kind of tokenizer {kind!r}: the kinds are {', '.join(TOKENIZER_KINDS)}")
     return TOKENIZER_KINDS[kind].from_definition(definition, name)
 
 
 def _is_plain_bpe(content: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json is a byte-level BPE and no more, as those trained here."""
+    """Whether a tokenizer.json is a plain byte-level BPE, like those trained here."""
     kinds = [(content.get(part) or {}).get("type") for part in ("model", "pre_tokenizer", "normalizer")]
     return kinds == ["BPE", "ByteLevel", None] and len(content.get("added_tokens") or ()) < 2
 
@@ -952,7 +952,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer saved in a folder (a run's, or one with vocab.json and merges.txt, or a tokenizer.json)."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder} to load a tokenizer from")
+        raise ValueError(f"folder not found: {folder} (to load a tokenizer)")
     with reading(folder):
         header = read_json(folder / HEADER_FILE) if (folder / HEADER_FILE).is_file() else None
         if header is None and (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -998,14 +998,14 @@ FITTING: dict[str, tuple[int, Callable[[], Tokenizer]]] = {
     "gpt2": (GPT2_VOCAB_SIZE, load_gpt2),
     "bert": (BERT_VOCAB_SIZE, load_bert),
 }
-"""Tokenizers of published networks, by name: how many tokens they have, and how they are had."""
+"""Tokenizers of published networks by name: the number of tokens, and a function that loads the tokenizer."""
 
 
 def fitting_tokenizer(name: str, vocab_size: int, *, required: bool = True) -> Tokenizer:
-    """A tokenizer for a network of so many tokens: with [PAD] where the network has one token more.
+    """A tokenizer for a network with `vocab_size` tokens, with [PAD] if the network has one token more.
 
-    name: gpt2, bert, a folder that has a tokenizer, or none, for which texts are numbers of tokens; so it is, unless
-        `required`, where the number of tokens is another.
+    name: gpt2, bert, a folder with a tokenizer, or none, for which texts are token ids. If the number of tokens differs
+        from the network's, the result is that of none, or an error if `required`.
     """
     size, load = FITTING.get(name, (None, lambda: load_tokenizer(expanded(name))))
     if name == "none" or (not required and size is not None and vocab_size not in (size, size + 1)):
@@ -1027,10 +1027,10 @@ def make_tokenizer(
 ) -> Tokenizer:
     """A tokenizer by name: "char", "char:96", "byte", "gpt2", "gpt2-char", "bpe:8000", or the folder of a saved one.
 
-    texts: the data, read once, for "char" (its alphabet), "char:SIZE" (its most frequent characters, and one that
-        stands for the others) and "bpe:SIZE" (trained on it).
+    texts: the data, read once, for "char" (its alphabet), "char:SIZE" (its most frequent characters, and one for all
+        others) and "bpe:SIZE" (trained on it).
     gpt2_files: folder with vocab.json and merges.txt (default: CEDD_DATA/gpt2-bpe, then the hub).
-    unknown: for the character tokenizers, the character that stands for those outside the alphabet.
+    unknown: for character tokenizers, the character that replaces those outside the alphabet.
     """
     name = str(spec)
     if name == "byte":

@@ -59,7 +59,7 @@ class Corrector:
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(number) and number >= 0 for number in (self.strength, self.start, self.stop)):
-            raise ValueError(f"a corrector's strength and powers must be finite and at least 0; got {self}")
+            raise ValueError(f"a corrector's strength and powers must be finite and at least 0 (got {self})")
 
     def excess(self, t: Tensor) -> Tensor:
         """a_s - 1 = b_s."""
@@ -90,7 +90,7 @@ class Flow(Dynamics):
 
     def with_corrector(self, corrector: object) -> Flow:
         if not isinstance(corrector, Corrector):
-            raise TypeError(f"a corrector is a cedd.Corrector; got {corrector!r}")
+            raise TypeError(f"a corrector is a cedd.Corrector (got {corrector!r})")
         return replace(self, corrector=corrector)
 
     def positions(self, x_t: Tensor, noise: Noise) -> Tensor:

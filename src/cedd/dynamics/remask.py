@@ -34,7 +34,7 @@ def remask_rescaled(share: float = 0.05) -> StepRule:
 
 def _remasking(name: str, strength: float, chosen: Callable[[Tensor], Tensor]) -> StepRule:
     if not 0 <= strength <= 1:
-        raise ValueError(f"{name}: the strength of remasking is a probability; got {strength}")
+        raise ValueError(f"{name}: the strength of remasking is a probability (got {strength})")
 
     def leap(score: AffineScore, earlier: Noise) -> Leap:
         noise, masked = score.noise, score.masked

@@ -59,7 +59,7 @@ class NGram:
 
     def __init__(self, tokens: Ids, vocab_size: int, order: int) -> None:
         if order < 1:
-            raise ValueError(f"an n-gram model has an order of at least 1; got {order}")
+            raise ValueError(f"an n-gram model has an order of at least 1 (got {order})")
         if vocab_size**order >= 2**63:
             raise ValueError(f"{order}-grams over {vocab_size} tokens cannot be numbered; use a smaller order")
         text = np.asarray(tokens, dtype=np.int64).ravel()

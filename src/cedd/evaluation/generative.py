@@ -258,7 +258,7 @@ class ModelJudge:
 def open_judge(name: str, device: str = "cpu", batch: int = 8, gguf_file: str | None = None) -> Judge:
     """The judge of this name: a cedd model, from a folder or the package, or a model of the `transformers` library."""
     if batch < 1:
-        raise ValueError(f"--judge-batch must be at least 1; got {batch}")
+        raise ValueError(f"--judge-batch must be at least 1 (got {batch})")
     if _is_ours(name):
         if gguf_file is not None:
             raise ValueError(f"--gguf-file has no effect with the judge {name}, which is a cedd model")

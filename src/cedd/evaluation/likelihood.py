@@ -136,7 +136,7 @@ class TextLikelihoods:
         if draws is None:
             draws = DRAWS if self.protocol is None else self.protocol.draws
         if draws < 2:
-            raise ValueError(f"draws must be at least 2, to estimate an error; got {draws}")
+            raise ValueError(f"draws must be at least 2, to estimate an error (got {draws})")
         dynamics = loaded.method.dynamics
         if protocol is not None and not (dynamics.noisy and dynamics.only_reveals(loaded.process)):
             raise ValueError(f"the protocol {protocol} needs a model that only masks; this one is {loaded.name}")
@@ -378,9 +378,9 @@ class TextLikelihoods:
                 sigma = torch.minimum(-torch.log1p(-share), last)
                 rows = network.rows(x[None].to(network.device), sigma, Places(masked.to(network.device)))
                 confidence, best = rows.map(lambda outputs, _: outputs.double().softmax(-1)).cpu().max(1)
-                surest = int(confidence.argmax())
-                place = masked[surest]
-                if best[surest] != piece[place]:
+                most_confident = int(confidence.argmax())
+                place = masked[most_confident]
+                if best[most_confident] != piece[place]:
                     return False
                 x[place] = piece[place]
         return True

@@ -14,47 +14,48 @@ BoundName = Literal["tight", "j1", "j2", "all", "importance", "exact"]
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """What to measure, and on which part of the data."""
+    """Bound, data and estimator."""
 
     bound: BoundName = "tight"
-    """tight is a valid bound; j1 and j2 are the paper's, cut at t = 1e-4; all computes these three. importance is a
-    tighter bound, of the first-hitting sampler, from --orders random orders per sequence (absorb only). exact is the
-    likelihood of that sampler, for models that write in blocks of at most 12 tokens."""
+    """tight: a valid upper bound. j1, j2: the paper's figures, cut at t = 1e-4. all: these three. importance: a tighter
+    bound, of the first-hitting sampler, from --orders random orders per sequence (absorb only). exact: the likelihood
+    of that sampler, for models that write blocks of at most 12 tokens."""
     orders: int | None = None
-    """Orders per sequence of --bound importance, 64 by default; each takes one network evaluation per token. With
-    --tolerance or --seconds, which double the orders from 2 on, the most (default: 4096)."""
+    """With --bound importance: orders per sequence (default: 64); each takes one network evaluation per token. With
+    --tolerance or --seconds, which start at 2 orders and double them: the largest number (default: 4096)."""
     seconds: float | None = None
-    """With --bound importance: double the orders as long as the next round will end within this time."""
+    """With --bound importance: double the orders while the next round is expected to end within this time, in
+    seconds."""
     checkpoint: Path | None = None
-    """With --bound importance: keep the weights of finished orders in this .npz file, written every half minute. The
-    same command resumes from it, also with more --orders."""
+    """With --bound importance: save the weights of finished orders to this .npz file every half minute. The same
+    command resumes from it, also with more --orders."""
     order: Literal["probability", "margin", "entropy"] | None = None
     """Also compute the exact likelihood of the sampler that reveals the most confident tokens first (absorb only)."""
     steps: int | None = None
-    """Steps of the sampler of --order. None: the default of cedd sample."""
+    """Steps of the sampler of --order (default: that of cedd sample)."""
     temperature: float | None = None
-    """Temperature of the sampler of --order. None: the default of cedd sample."""
+    """Temperature of the sampler of --order (default: that of cedd sample)."""
     top_p: float | None = None
-    """Top-p of the sampler of --order. None: the default of cedd sample. Texts with tokens that it cuts off are never
-    drawn, so their perplexity is infinite."""
+    """Top-p of the sampler of --order (default: that of cedd sample). A text with tokens outside the nucleus has
+    infinite perplexity."""
     draws: int = DRAWS
     """Noise draws per sequence (per round, with --tolerance)."""
     fixed_set: bool = False
-    """Give the interval for exactly these sequences (over times and noise only), not for the population they come
-    from."""
+    """Compute the interval for exactly these sequences (over times and noise only), not for the population that they
+    come from."""
     sampling: Literal["stratified", "independent"] | None = None
-    """Sampling of times. stratified, the default, has a smaller error and an interval; independent is the paper's."""
+    """Sampling of times: stratified has a smaller error and an interval; independent is the paper's procedure (default:
+    stratified)."""
     time_floor: float | None = None
     """Time at which tight stops and adds the cost of the last step, and at which j1 and j2 are cut (default: the
     model's own, and 1e-4)."""
     corrector: float | None = None
     """Strength of flow matching's corrector (dfm only; 1 in the paper)."""
     max_sequences: int | None = None
-    """Evaluate at most this many sequences, evenly spaced over the set (with several tokenizers: passages of about as
-    much text)."""
+    """Evaluate at most this many sequences, evenly spaced over the data."""
     wrap: Wrap = "none"
-    """Put each block between the tokens that begin and end a document: bos-eos for all models, trained for imported
-    networks that were trained so (MDLM, DUO)."""
+    """Put each sequence between the tokens that begin and end a document: for all models (bos-eos), or only for
+    imported networks that were trained this way (trained: MDLM, DUO)."""
     max_unknown: float = 0.01
     """Refuse a text if a larger share of its characters is unknown to the tokenizer."""
     split: str = "test"
@@ -62,7 +63,7 @@ class EvaluationOptions:
     data_root: Path | None = None
     """Folder of the evaluation sets' files (default: CEDD_DATA, then the hub)."""
     workers: int = 1
-    """Processes for tokenization; the tokens do not depend on it."""
+    """Processes for tokenization."""
     batch: int | None = None
     """Noisy sequences per batch (default: 32; for importance by the device's memory)."""
     seed: int = 0
@@ -73,7 +74,7 @@ class EvaluationOptions:
         if self.batch is not None and self.batch < 1:
             raise ValueError(f"--batch must be at least 1 (got {self.batch})")
         if not 0 <= self.seed < 2**63:  # every generator of random numbers takes these
-            raise ValueError(f"--seed must be a whole number from 0 up, below 2^63; got {self.seed}")
+            raise ValueError(f"--seed must be between 0 and 2^63 - 1 (got {self.seed})")
         if self.max_sequences is not None and self.max_sequences < 1:
             raise ValueError(f"--max-sequences must be at least 1 (got {self.max_sequences})")
         for option in ("orders", "seconds", "checkpoint"):

@@ -114,7 +114,7 @@ def choose_sequences(
     Refused if more than the share `max_unknown` of them are characters that the tokenizer does not know.
     """
     if most is not None and most < 1:
-        raise ValueError(f"max_sequences must be at least 1; got {most}")
+        raise ValueError(f"max_sequences must be at least 1 (got {most})")
     return read_blocks(data, evenly_spaced(len(data.packed), most), tokenizer, max_unknown)
 
 

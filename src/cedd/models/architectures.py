@@ -52,7 +52,7 @@ def get_architecture(name: str, given: Architecture | None = None) -> type[nn.Mo
         raise ValueError(f"unknown architecture {name!r}{suggestion(name, ARCHITECTURES)}")
     if given == name:
         return import_architecture(name)
-    got = "" if given is None else f"; got {given}"
+    got = "" if given is None else f" (got {given})"
     raise ValueError(
         f"the architecture {name} is not part of cedd, and a model folder alone imports no other code: add "
         f"--architecture {name} (in Python: architecture={name!r}, or the class){got}"

@@ -211,7 +211,7 @@ def load_folder(
         _check_sizes(model, process, tokenizer, length)
         for section in ("sampling", "correction"):
             if not isinstance(config.get(section, {}), dict):
-                raise ValueError(f"{section} must be an object of options; got {config[section]!r}")
+                raise ValueError(f"{section} must be an object of options (got {config[section]!r})")
     load_weights(model, weights, form=form, checksum=config.get(CHECKSUM))
     model = model.to(device).eval().requires_grad_(False)
     return ModelFolder(model, process, method, tokenizer, length, {**config, "weights": form}, folder)
@@ -224,7 +224,7 @@ def _check_sizes(network: Backbone, process: TokenProcess, tokenizer: Tokenizer,
         raise ValueError("the process masks tokens, but the network has no mask token")
     longest = length if network.max_length is None else network.max_length
     if not isinstance(length, int) or not 1 <= length <= longest:
-        raise ValueError(f"length must be an integer from 1 to {network.max_length}, the network's; got {length!r}")
+        raise ValueError(f"length must be an integer from 1 to {network.max_length}, the network's (got {length!r})")
 
 
 def _check_vocabulary(vocab_size: Any, process: TokenProcess, tokenizer: Tokenizer) -> None:

@@ -43,9 +43,9 @@ class Description:
         name, value = self.find(*names)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{self.source} gives no whole number as {name}; got {value!r}")
+            raise ValueError(f"{self.source} gives no whole number as {name} (got {value!r})")
         if value < least or (most is not None and value > most):
-            raise ValueError(f"{self.source}: {name} must be {_range(least, most)}; got {value}")
+            raise ValueError(f"{self.source}: {name} must be {_range(least, most)} (got {value})")
         return value
 
     def share(self, *names: str, zero: bool = True, below: float = 1.0, default: float | None = None) -> float:
@@ -53,17 +53,17 @@ class Description:
         name, value = self.find(*names)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.source} gives no number as {name}; got {value!r}")
+            raise ValueError(f"{self.source} gives no number as {name} (got {value!r})")
         if not 0 <= value < below or (value == 0 and not zero):
             least = "at least 0" if zero else "above 0"
-            raise ValueError(f"{self.source}: {name} must be {least} and below {below:g}; got {value}")
+            raise ValueError(f"{self.source}: {name} must be {least} and below {below:g} (got {value})")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """A setting that is true or false."""
         name, value = self.find(name)
         if value not in (None, True, False):
-            raise ValueError(f"{self.source}: {name} must be true or false; got {value!r}")
+            raise ValueError(f"{self.source}: {name} must be true or false (got {value!r})")
         return default if value is None else bool(value)
 
     @property

@@ -84,7 +84,7 @@ class LoadedModel:
     def check_length(self, length: int) -> None:
         """Refuse a length that the network cannot read at once, unless it writes blocks."""
         if not (isinstance(length, Integral) and length >= 1 and (length <= self.length or self.writes_blocks)):
-            raise ValueError(f"the model reads 1 to {self.length} tokens; got a length of {length}")
+            raise ValueError(f"the model reads 1 to {self.length} tokens (got a length of {length})")
 
     @property
     def reads_passages(self) -> bool:

@@ -143,7 +143,7 @@ def _geometric(noise: Description) -> Schedule:
     ends = [noise.get(name) for name in ("sigma_min", "sigma_max")]
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends) or not 0 < ends[0] < ends[1]:
         raise ValueError(
-            f"{noise.source}: noise.sigma_min and noise.sigma_max must be numbers, 0 < min < max; got {ends}"
+            f"{noise.source}: noise.sigma_min and noise.sigma_max must be numbers, 0 < min < max (got {ends})"
         )
     return Geometric(*ends)
 
@@ -597,7 +597,7 @@ def _folder(path_or_name: str | Path, options: dict[str, Any]) -> Path:
     if path.is_file():
         raise ValueError(f"{path} is a file; name the folder that has {CONFIG_FILE} and {WEIGHTS_FILE}")
     if name.count("/") != 1 or name.startswith((".", "~", "/")) or path.parent.exists():
-        raise ValueError(f"there is no folder {path}; on the hub, names are owner/name")
+        raise ValueError(f"folder not found: {path}; names on the hub are owner/name")
     return download_model(name, _ON_THE_HUB, options)
 
 

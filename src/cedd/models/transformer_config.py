@@ -72,18 +72,18 @@ class TransformerConfig(NetworkOptions):
         sizes = ("vocab_size", "length", "width", "depth", "heads", "conditioning_width", "mlp_ratio")
         for name in sizes:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1 (got {getattr(self, name)})")
         if self.length > LONGEST:
-            raise ValueError(f"length must be at most {LONGEST:,}, but is {self.length:,}")
+            raise ValueError(f"length must be at most {LONGEST:,} (got {self.length:,})")
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width {self.width} does not divide into {self.heads} heads of an even size: "
                 f"use a multiple of {2 * self.heads}"
             )
         if self.largest_score is not None and not 0.0 < self.largest_score < math.inf:
-            raise ValueError(f"largest_score must be positive and finite, if given, but is {self.largest_score}")
+            raise ValueError(f"largest_score must be positive and finite, if given (got {self.largest_score})")
         if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must lie in [0, 1), but is {self.dropout}")
+            raise ValueError(f"dropout must lie in [0, 1) (got {self.dropout})")
 
 
 SIZES: dict[str, dict[str, int]] = {

@@ -1,10 +1,11 @@
-"""What an objective is: what one row of outputs costs.
+"""The interface of training objectives: the loss of one row of outputs.
 
 Shapes: V vocabulary; N rows are the positions that count (the dynamics say which).
 
-An objective sees rows, never whole [B, L, V] outputs: the vocabulary head can then run on those rows only, a chunk
-at a time. Cross entropies and score entropies come down to a few numbers a row, and are told apart by a record of
-them, because a fused head can do them without autograd; anything else is a function from rows of outputs to losses.
+An objective takes rows, never whole [B, L, V] outputs, so that the vocabulary head runs on those rows only, in chunks.
+Cross entropies and score entropies depend on a few numbers per row. They are described by a record of these numbers,
+because a fused head can compute them without autograd. Any other objective is a function from rows of outputs to
+losses.
 """
 
 from __future__ import annotations

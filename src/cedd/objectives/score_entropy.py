@@ -89,7 +89,7 @@ class ScoreEntropy(Objective):
         return score_entropy(log_ratios, rows.x0, rows.x_t, rows.noise)
 
     def closed_form(self, parameterization: Parameterization, rows: Rows) -> ScoreEntropyRows | None:
-        """Where the outputs are log-ratios, up to a number a row."""
+        """The record for a fused head, if the outputs are log-ratios up to one number per row."""
         meaning = shifted_outputs(parameterization)
         if meaning is None:
             return None

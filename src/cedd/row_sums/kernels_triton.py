@@ -1,10 +1,10 @@
-"""The sums of `cedd.row_sums` in a kernel each: one program a row, one sweep over V.
+"""Triton kernels for the sums of `cedd.row_sums`: one program per row, one sweep over V.
 
 Shapes: R rows, V vocabulary. Imported only where there is a CUDA device.
 
-Whole blocks of a row, up to `whole`, go without a mask, then the rest with one: a mask that ends inside a vector would
-turn every load into one of two bytes. A lane adds up its own outputs in float32, some fifty of them; lanes are joined
-in float64. An offset goes along in two float32 numbers: the outputs may be large and their differences from it small.
+Whole blocks of a row, up to `whole`, are read without a mask and the rest with one, because a mask that ends inside a
+vector turns every load into loads of two bytes. A lane adds about fifty outputs in float32; lanes are combined in
+float64. The offset is passed as two float32 numbers, because outputs may be large and their differences from it small.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from cedd.samplers.sampler import Sampler, SamplingRun
 
 
 def first_of_window(number: int, most: int) -> int:
-    """The first block of the context of block `number`, of at most so many blocks with itself."""
+    """The first block in the context of block `number`, whose context has at most `most` blocks including itself."""
     kept = most // 2
     dropped = most - kept
     return 0 if number < most else dropped * -(-(number - most + 1) // dropped)

@@ -86,7 +86,9 @@ def check_excluded(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     """Tokens that are never drawn, in order; refused if they are not tokens, or leave none to draw."""
     excluded = tuple(sorted(set(tokens)))
     if excluded and not (excluded[0] >= 0 and excluded[-1] < vocab_size and len(excluded) < vocab_size):
-        raise ValueError(f"the tokens to exclude must lie in 0..{vocab_size - 1} and leave one to draw; got {excluded}")
+        raise ValueError(
+            f"the tokens to exclude must lie in 0..{vocab_size - 1} and leave one to draw (got {excluded})"
+        )
     return excluded
 
 

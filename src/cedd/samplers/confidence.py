@@ -189,7 +189,7 @@ def order_nats(
     """
     how = check_order(order, get_method(method), process, steps)
     if data.dim() != 2:
-        raise ValueError(f"data must be sequences [B, L]; got {list(data.shape)}")
+        raise ValueError(f"data must be sequences [B, L] (got {list(data.shape)})")
     process.check_tokens(data)
     network = Network.of(model, process.vocab_size, None, None, len(data)).reading(deterministic)
     x0 = data.to(network.device)

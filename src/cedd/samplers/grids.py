@@ -132,12 +132,12 @@ def time_grid(
     else:
         check_steps(steps)
         if steps > MOST_STEPS:
-            raise ValueError(f"steps must be at most {MOST_STEPS:,}, where one per token is plenty; got {steps:,}")
+            raise ValueError(f"steps must be at most {MOST_STEPS:,} (got {steps:,})")
         if grid not in GRIDS:
             raise ValueError(f"unknown time grid {grid!r}; use one of {', '.join(GRIDS)}")
         end = last_time(process) if end is None else end
         if not end < start <= 1:
-            raise ValueError(f"sampling starts at a time in ({end:g}, 1], where 1 is noise; got {start:g}")
+            raise ValueError(f"sampling starts at a time in ({end:g}, 1], where 1 is noise (got {start:g})")
         times = GRIDS[grid](process, steps, start, end)
     if final_denoise and float(times[-1]) > 0:
         times = torch.cat([times, torch.zeros(1, dtype=torch.float64)])

@@ -3,15 +3,15 @@
 Shapes: B batch, L positions, V vocabulary; M masks, of which C are drawn; S sequences, n positions of a span.
 
 At each network call the tokens of a span are drawn from the product law given the language (`cedd.constraints`): the
-network's laws p_i of the masks, and a certain token where one is known, conditioned on the span being in the language.
-What is drawn is exactly the marginal of that law at the positions that the sampler reveals, whatever their number. So
-every sequence is in the language in the end. The law of a sampler of many calls is called *tilted*. It is not
-p(x | language), since each call accounts for its own p_i only; `cedd.samplers.particles` corrects it.
+product of the network's distributions p_i at the masks and of the known tokens, conditioned on the span being in the
+language. The sampler gets exact draws from the marginal of this law at the positions that it reveals, so every finished
+sequence is in the language. The distribution after many calls is called *tilted*. It is not p(x | language), because
+each call uses its own p_i only; `cedd.samplers.particles` corrects it.
 
-Temperature and excluded tokens change p_i. With temperature 0 the likeliest sequence of the product law is taken. top_p
-cuts the law given the language, position by position from left to right, so that it always leaves a token that can be
-continued. Autoregressive models know the next position only: p_i is cut to the tokens after which the language can
-still be reached in the positions that are left, as is usual. That is not the law given the language.
+Temperature and excluded tokens change p_i. With temperature 0 the most probable sequence of the product law is taken.
+top_p truncates the law given the language, position by position from left to right, so that a valid continuation always
+remains. For autoregressive models p_i is restricted to tokens after which the language can still be completed in the
+remaining positions, as is usual; this is not the law given the language.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Span:
 
     Args:
         start: the first position.
-        stop: the one after the last.
-        language: the language of their tokens.
-        ends: tokens that may be drawn there even where they are excluded: those that end a text.
-        name: what messages call the language.
+        stop: the position after the last.
+        language: the language of the tokens.
+        ends: tokens that end a text; they may be drawn even if they are excluded.
+        name: the name of the language in messages.
     """
 
     start: int
@@ -56,7 +56,7 @@ class Span:
         return replace(self, start=self.start - by, stop=self.stop - by)
 
     def check(self) -> None:
-        """Refuse a language without any text of so many tokens."""
+        """Raise a ValueError if the language has no text of this number of tokens."""
         lengths = self.language.automaton.lengths(len(self))
         if not lengths or lengths[-1] != len(self):
             raise ValueError(f"no text of {_tokens(len(self))} satisfies {self.name}{_instead(self, lengths)}")
@@ -218,7 +218,7 @@ class SpanLaws:
         if not bool(torch.isfinite(law.log_normalizer).all()):
             raise ValueError(
                 f"every text that satisfies {self._name} has probability 0: its tokens are excluded, or the network "
-                "gives them no chance"
+                "gives them probability zero"
             )
         return law
 

@@ -59,40 +59,45 @@ class SamplingOptions:
     next-token (autoregressive models), or package:NAME of your own."""
     steps: int | None = None
     """Steps from noise to data. By default the model's own number, or one step per four tokens, from 64 to 256 (256 in
-    cedd.sample). first-hitting and next-token take one step per token and do not take this option. Models that write
-    blocks take the steps for each block, by default one per token."""
+    cedd.sample). first-hitting and next-token always take one step per token. For models that write blocks: steps per
+    block, by default one per token."""
     grid: str | Tensor | None = None
-    """Where the steps lie: kept (equal steps in the share of untouched tokens, the default), flow (the default for
+    """Time grid of the steps: kept (equal steps in the share of untouched tokens, the default), flow (the default for
     dfm), jumps (equally many jumps per step) or uniform (equal steps in time)."""
     temperature: float | None = None
-    """Below 1, likely tokens are drawn more often than the network says; 0 always takes the likeliest. By default the
-    model's own, or 1."""
+    """Temperature of the token distribution; 0 always takes the most probable token. By default the model's own, or
+    1."""
     top_p: float | None = None
-    """Draw only from the likeliest tokens that together have this probability. By default the model's own, or 1, which
-    is all of them."""
+    """Nucleus sampling: draw only from the most probable tokens that together have this probability. By default the
+    model's own, or 1 (all tokens)."""
     block_length: int | None = None
-    """llada, sdar and threshold samplers: write the text in stretches of this many tokens from left to right."""
+    """llada, sdar and threshold samplers: write the text from left to right in parts of this many tokens."""
     threshold: float | None = None
-    """sdar-dynamic and threshold samplers: keep every token that is more probable than this, by default 0.85 and
-    0.9."""
+    """sdar-dynamic and threshold samplers: keep every token whose probability exceeds this (default: 0.85 and
+    0.9)."""
     corrector: float | Corrector | None = None
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     guidance: float | None = None
-    """Weight of the condition, a label or what is given of the text: 1 is the model as it is, more overstates it."""
+    """Guidance weight of the condition (a label, the prompt or the given text). 1 is the unguided conditional model;
+    larger values follow the condition more closely."""
     particles: int | None = None
-    """Draw each text from so many weighted ones, so that its law is that of the model given the constraint."""
+    """Particles of sequential Monte Carlo: draw this many weighted candidates per text, so that the text follows the
+    model's distribution given the constraint more closely."""
     batch: int | None = None
-    """Sequences at once. By default all, and half as many whenever the memory does not suffice."""
+    """Sequences per batch. By default all; halved when memory runs out."""
     deterministic: bool | None = None
-    """Run the network on one sequence at a time, so that no bit of it depends on the others; the default on a CPU."""
+    """Run the network on one sequence at a time, so that each text is bit-identical whatever else is in the batch; the
+    default on a CPU."""
     seed: int | None = field(default=None, metadata=PYTHON_ONLY)
     """Sequence i depends on (seed, i) alone."""
     seeds: Sequence[int] | None = field(default=None, metadata=PYTHON_ONLY)
-    """One seed per sequence, instead of `seed`; `text_seeds(seed, n)` are those of n sequences."""
+    """One seed per sequence, instead of `seed`; `text_seeds(seed, n)` returns those that `seed` gives n sequences."""
     reward: Reward | None = field(default=None, metadata=PYTHON_ONLY)
-    """Steer by a number for each text: a function of tokens [N, L] in cedd.sample, of a list of texts elsewhere."""
+    """Reward for steering, one number per text: a function of tokens [N, L] in cedd.sample, elsewhere of a list of
+    texts."""
     strength: float = field(default=1.0, metadata=PYTHON_ONLY)
-    """The samples' law is proportional to p(x) exp(strength reward(x)), approached with the number of particles."""
+    """Target distribution of steering: proportional to p(x) exp(strength · reward(x)), approached as the number of
+    particles grows."""
     on_particles: Callable[[ParticleSet], None] | None = field(default=None, metadata=PYTHON_ONLY)
     """Called with the particles of each text, in order."""
     exclude: Sequence[int] = field(default=(), metadata=PYTHON_ONLY)
@@ -100,21 +105,22 @@ class SamplingOptions:
     final_denoise: bool = field(default=True, metadata=PYTHON_ONLY)
     """End with a step to clean data; without it a few masks may be left."""
     t_start: float = field(default=1.0, metadata=PYTHON_ONLY)
-    """The time to start from, where 1 is noise."""
+    """Time at which sampling starts; 1 is pure noise."""
     x_start: Tensor | None = field(default=None, metadata=PYTHON_ONLY)
     """Start from these states [B, L] instead of noise."""
     stop: Sequence[int] = field(default=(), metadata=PYTHON_ONLY)
-    """Tokens that end a text, in block diffusion and autoregression: what follows the first one that is drawn is the
-    same token."""
+    """Tokens that end a text, in block diffusion and autoregression. After the first of them, the text is filled with
+    this token."""
     context: int | None = field(default=None, metadata=PYTHON_ONLY)
-    """Tokens that the network reads at once, in block diffusion: longer texts are written in a window that slides. By
-    default as many as it can read."""
+    """Context length in tokens, in block diffusion; longer texts are written in a sliding window. By default the
+    network's maximum."""
     cache: bool = field(default=True, metadata=PYTHON_ONLY)
-    """Keep the keys and values of finished blocks. Without, they are computed again in every call: the same result."""
+    """Cache the keys and values of finished blocks. Without a cache they are recomputed in every call, with the same
+    result."""
     callback: Callback | None = field(default=None, metadata=PYTHON_ONLY)
     """Called with the step's number, the time reached and x, before the first step and after each."""
     device: Device | None = field(default=None, metadata=PYTHON_ONLY)
-    """Where to sample; by default where the network's parameters are."""
+    """Device to sample on; by default that of the network's parameters."""
 
     def __post_init__(self) -> None:
         """Raise a ValueError for values that no sampler takes."""
@@ -122,19 +128,19 @@ class SamplingOptions:
         if self.steps is not None:
             check_steps(self.steps)
         if self.guidance is not None and not math.isfinite(self.guidance):
-            raise ValueError(f"guidance must be a finite number; got {self.guidance}")
+            raise ValueError(f"guidance must be a finite number (got {self.guidance})")
         if self.particles is not None and self.particles < 1:
-            raise ValueError(f"particles must be at least 1; got {self.particles}")
+            raise ValueError(f"particles must be at least 1 (got {self.particles})")
         if self.reward is not None and self.particles is None:
             raise ValueError("a reward steers particles; give their number, for example particles=16")
         if self.block_length is not None and self.block_length < 1:
-            raise ValueError(f"block_length must be at least 1; got {self.block_length}")
+            raise ValueError(f"block_length must be at least 1 (got {self.block_length})")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold must lie in [0, 1]; got {self.threshold}")
+            raise ValueError(f"threshold must lie in [0, 1] (got {self.threshold})")
         if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch must be at least 1; got {self.batch}")
+            raise ValueError(f"batch must be at least 1 (got {self.batch})")
         if not 0 < self.t_start <= 1:
-            raise ValueError(f"sampling starts at a time in (0, 1], where 1 is noise; got {self.t_start:g}")
+            raise ValueError(f"sampling starts at a time in (0, 1], where 1 is noise (got {self.t_start:g})")
         if self.seed is not None and self.seeds is not None:
             raise ValueError("give a seed, or seeds for each of the texts, not both")
 
@@ -148,7 +154,7 @@ class SamplingOptions:
         for name, value in own.items():
             if name not in usual or not isinstance(value, int | float):
                 known = ", ".join(usual)
-                raise ValueError(f"the sampling of the model's folder has numbers for {known}; got {name}={value!r}")
+                raise ValueError(f"the sampling of the model's folder has numbers for {known} (got {name}={value!r})")
         if self.particles is not None:  # they weight the probabilities that top_p would cut off
             own = {name: value for name, value in own.items() if name != "top_p"}
         missing = {name: own.get(name, value) for name, value in usual.items() if getattr(self, name) is None}
@@ -200,11 +206,11 @@ class SamplingSettings(TypedDict, total=False):
 
 
 def default_steps(length: int, block: int | None = None) -> int:
-    """Steps for sequences of `length` tokens: one per four tokens, from 64 to 256; those of a block of so many tokens,
-    which takes a step per token at most.
+    """Default number of steps for `length` tokens: one per four tokens, from 64 to 256. For a block of `block` tokens,
+    the same with the length of the block, and at most one step per token.
 
-    Tokens drawn in the same step do not see each other, but they lie far apart: judged by another model, texts drawn
-    with one step per token were not measurably better (docs/results/samplers.md). Every step is a network call.
+    Tokens drawn in the same step are independent of each other, but usually far apart: with one step per token, samples
+    were not measurably better (docs/results/samplers.md).
     """
     usual = min(max((block or length) // 4, 64), 256)
     return usual if block is None else min(block, usual)
@@ -213,14 +219,14 @@ def default_steps(length: int, block: int | None = None) -> int:
 def check_steps(steps: int) -> None:
     """Refuse a number of steps that is not a positive whole number."""
     if not isinstance(steps, Integral):
-        raise ValueError(f"steps must be a whole number; got {steps}")
+        raise ValueError(f"steps must be a whole number (got {steps})")
     if steps < 1:
-        raise ValueError(f"steps must be at least 1; got {steps}")
+        raise ValueError(f"steps must be at least 1 (got {steps})")
 
 
 def check_sharpening(temperature: float | None, top_p: float | None) -> None:
     """Refuse a temperature below 0 and a top-p outside of (0, 1]."""
     if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-        raise ValueError(f"temperature must be a number >= 0 (1 leaves the model as it is); got {temperature}")
+        raise ValueError(f"temperature must be a number >= 0 (1 leaves the model as it is) (got {temperature})")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1] (1 leaves the model as it is); got {top_p}")
+        raise ValueError(f"top_p must lie in (0, 1] (1 leaves the model as it is) (got {top_p})")

@@ -72,16 +72,16 @@ class Particles(RevealSampler):
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"the number of particles must be at least 1; got {self.count}")
+            raise ValueError(f"the number of particles must be at least 1 (got {self.count})")
         if self.guesses < 1:
-            raise ValueError(f"the number of guesses must be at least 1; got {self.guesses}")
+            raise ValueError(f"the number of guesses must be at least 1 (got {self.guesses})")
         if not math.isfinite(self.strength):
-            raise ValueError(f"the strength of a reward must be a finite number; got {self.strength}")
+            raise ValueError(f"the strength of a reward must be a finite number (got {self.strength})")
 
     def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
         super().check(method, process, constraint)
         if constraint is not None and not isinstance(constraint, LanguageConstraint) and type(constraint) is not Fixed:
-            raise ValueError(f"particles take languages and fixed tokens; got a {type(constraint).__name__}")
+            raise ValueError(f"particles take languages and fixed tokens (got a {type(constraint).__name__})")
 
     def sample(self, run: SamplingRun) -> Tensor:
         if run.sharpening.temperature == 0 or run.sharpening.top_p < 1:
@@ -100,7 +100,7 @@ class Particles(RevealSampler):
 
 
 def _repeated(run: SamplingRun, count: int) -> SamplingRun:
-    """A run of one sequence as one of so many equal ones, with numbers of their own."""
+    """A run of one sequence as a run of `count` copies with separate random numbers."""
     constraint, start = run.constraint, run.options.x_start
     if isinstance(constraint, Fixed) and constraint.where.dim() == 2:
         only = constraint.only and replace(constraint.only, where=constraint.only.where[0])
@@ -180,7 +180,9 @@ class _Filter:
             return
         found = torch.as_tensor(self._sampler.reward(texts), dtype=torch.float64, device=self._device)
         if found.shape != (len(texts),):
-            raise ValueError(f"the reward must return a number for each of {len(texts)} texts; got {list(found.shape)}")
+            raise ValueError(
+                f"the reward must return a number for each of {len(texts)} texts (got {list(found.shape)})"
+            )
         if bad := int((~torch.isfinite(found)).sum()):
             raise ValueError(f"the reward returned nan or infinity for {bad} of {len(texts)} texts; it must be finite")
         tilts = (self._sampler.strength * found).view(-1, self._sampler.count)
@@ -191,7 +193,7 @@ class _Filter:
     def _normalised(self) -> Tensor:
         """The weights as shares, [N]."""
         if not bool(torch.isfinite(self._log_weights).any()):
-            raise ValueError("all particles have weight 0: the network gives texts of the language no chance")
+            raise ValueError("all particles have weight 0: the network excludes every text of the language")
         return torch.softmax(self._log_weights, 0)
 
     def _resample(self, k: int) -> Tensor | None:

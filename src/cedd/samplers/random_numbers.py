@@ -66,7 +66,7 @@ def check_seed(seed: int) -> int:
     """A seed as an int; refused outside of 0..2^64 - 1, where two seeds would give the same text."""
     number = index(seed)
     if not 0 <= number <= WORD:
-        raise ValueError(f"a seed must lie in 0..2^64 - 1; got {number}")
+        raise ValueError(f"a seed must lie in 0..2^64 - 1 (got {number})")
     return number
 
 
@@ -79,17 +79,17 @@ MOST_TOKENS = 1 << 30
 def check_count(n: int) -> None:
     """Refuse a number of texts that cannot be drawn in one call, before anything is allocated for them."""
     if n > MOST_TEXTS:
-        raise ValueError(f"at most {MOST_TEXTS:,} texts are drawn in one call; got {n:,}")
+        raise ValueError(f"at most {MOST_TEXTS:,} texts are drawn in one call (got {n:,})")
 
 
 def check_shape(shape: tuple[int, int]) -> None:
     """Refuse samples [N, L] that cannot be drawn in one call, before anything is allocated for them."""
     if len(shape) != 2 or min(shape) < 1:
-        raise ValueError(f"samples need a shape (number, length) of at least (1, 1); got {tuple(shape)}")
+        raise ValueError(f"samples need a shape (number, length) of at least (1, 1) (got {tuple(shape)})")
     check_count(shape[0])
     if (tokens := shape[0] * shape[1]) > MOST_TOKENS:
         raise ValueError(
-            f"at most {MOST_TOKENS:,} tokens are drawn in one call; got {shape[0]:,} x {shape[1]:,} = {tokens:,}"
+            f"at most {MOST_TOKENS:,} tokens are drawn in one call (got {shape[0]:,} x {shape[1]:,} = {tokens:,})"
         )
 
 
@@ -103,7 +103,7 @@ def text_seeds(seed: int, n: int) -> list[int]:
 def check_seeds(seeds: Sequence[int], n: int) -> Sequence[int]:
     """The seeds, if they are those of n texts."""
     if len(seeds) != n:
-        raise ValueError(f"{n} sequences need a seed each; got {len(seeds)}")
+        raise ValueError(f"{n} sequences need a seed each (got {len(seeds)})")
     return seeds
 
 

@@ -69,7 +69,7 @@ def get_sampler(sampler: str | NamedSampler, method: Method) -> Sampler:
     if isinstance(found, StepRule):
         found = RuleSampler(found)
     if not isinstance(found, Sampler):
-        raise ValueError(f"sampler must be a name, a Sampler or a StepRule; got {sampler!r}")
+        raise ValueError(f"sampler must be a name, a Sampler or a StepRule (got {sampler!r})")
     if found.noisy and not method.dynamics.noisy:
         return get_sampler(method.dynamics.sampler, method)
     return found

@@ -42,7 +42,9 @@ class RemaskByConfidence(BackwardSampler):
 
     def __post_init__(self) -> None:
         if not self.tokens >= 0:
-            raise ValueError(f"{self.name}: the number of tokens to mask again must not be negative; got {self.tokens}")
+            raise ValueError(
+                f"{self.name}: the number of tokens to mask again must not be negative (got {self.tokens})"
+            )
 
     def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
         super().check(method, process, constraint)

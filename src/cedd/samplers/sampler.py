@@ -2,8 +2,8 @@
 
 Shapes: B batch, L positions, V vocabulary; R chosen positions; M masks, of which C are drawn.
 
-A `Sampler` says which methods and processes it is for (`check`), in how many steps it draws a sequence
-(`steps_taken`), which options it does not use (`unused`), and draws the sequences of a `SamplingRun` (`sample`).
+A `Sampler` declares which methods and processes it supports (`check`), the number of steps per sequence
+(`steps_taken`) and the options that it does not use (`unused`), and draws the sequences of a `SamplingRun` (`sample`).
 `SAMPLERS` in samplers/registry.py lists them by name.
 
 What a sampler can build on:

@@ -54,16 +54,16 @@ def plain_letter(character: str) -> tuple[str, int] | None:
 
 
 def token_groups(tokenizer: Tokenizer, change: str | None) -> NDArray[np.int64]:
-    """The group of each token, [V]: a token may become another of its group; those of group -1 never change.
+    """The group of each token, [V]. A token may become another one of its group; tokens of group -1 never change.
 
-    For letters the groups are plain letters of one script and case (`plain_letter`), and -1 is everything else: an é is
-    probably intended, and a model that has seen few of them would write an e. For all there is one group, and -1 is for
-    tokens without text.
+    With change="letters", groups are plain letters of one script and case (`plain_letter`), and all other tokens are in
+    group -1: an é is probably intended, and a model that has seen few of them would replace it by e. With "all" there
+    is one group, and only tokens without text are in group -1.
     """
     V = tokenizer.vocab_size
     table = tokenizer.characters if change == "all" else tokenizer.single_characters
     if table is None and change == "letters":
-        raise ValueError("letters can be told apart only where tokens are characters or bytes; use change='all'")
+        raise ValueError("change='letters' needs a tokenizer of characters or bytes; use change='all'")
     if table is None:
         return np.zeros(V, dtype=np.int64)
     groups, numbers = np.full(V, -1, dtype=np.int64), dict[tuple[str, int], int]()

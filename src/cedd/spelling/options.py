@@ -79,7 +79,7 @@ class CorrectionOptions:
         ):
             if not meant:
                 got = getattr(self, name)
-                raise ValueError(f"{name} {said}; got {f'{got:g}' if isinstance(got, float) else repr(got)}")
+                raise ValueError(f"{name} {said} (got {f'{got:g}' if isinstance(got, float) else repr(got)})")
 
     def _of_time(self) -> tuple[tuple[str, bool, str], ...]:
         if self.t is None:

@@ -59,11 +59,11 @@ def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], tem
     before), if all labels are equally likely beforehand as the model has them.
     """
     if isinstance(labels, str) or len(set(labels)) != len(labels) or len(labels) < 2:
-        raise ValueError(f"labels must be at least two different texts; got {labels!r}")
+        raise ValueError(f"labels must be at least two different texts (got {labels!r})")
     for one in (text, template, *labels):
         check_text(one, "what is classified")
     if template.count(TEXT) != 1 or template.count(LABEL) != 1:
-        raise ValueError(f"the template must have {TEXT} and {LABEL} once each; got {template!r}")
+        raise ValueError(f"the template must have {TEXT} and {LABEL} once each (got {template!r})")
     before, after = template.split(LABEL)
     context = before.replace(TEXT, text)
     answers = [label + after.replace(TEXT, text) for label in labels]

@@ -28,10 +28,10 @@ Messages = Sequence[Mapping[str, str]]
 def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
     """A prompt, and a blank up to `length` tokens; by default up to as many as the model reads."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"a prompt is a text; got {text!r}")
+        raise ValueError(f"a prompt is a text (got {text!r})")
     size = loaded.length if length is None else length
     if not (isinstance(size, Integral) and size >= 1):
-        raise ValueError(f"the length of a text is a number of tokens, at least 1 (got {size})")
+        raise ValueError(f"length must be a number of tokens, at least 1 (got {size})")
     check_shape((1, size))
     if (prompt := Template.of([text, 0], loaded.tokenizer).width) > size:
         raise ValueError(f"the prompt has {prompt} tokens, but the text only {size}; shorten it, or ask for more")

@@ -31,7 +31,7 @@ def parse_template(text: str, tokenizer: Tokenizer, most: int = MOST_BLANK) -> T
     end = 0
     for blank in BLANK.finditer(text):
         underscores, brace, number = blank.groups()
-        if number and len(number) > 20:  # digits, of which Python reads some thousand, and nobody so many
+        if number and len(number) > 20:  # too many digits for int()
             raise ValueError(f"a blank is too wide: at most {most:,} tokens are filled")
         width = int(number) if number else 0 if brace else len(underscores)
         if width < 1:

@@ -295,19 +295,20 @@ class LanguageModel(LoadedModel):
         - exact: the likelihood itself. Autoregressive models have it, and models that only mask for short texts: the
           sum over all orders in which the first-hitting sampler can write the text, in 2^n - 1 network evaluations for
           n tokens.
-        - tight: the tight bound's estimate (the negative ELBO), at least the perplexity in expectation. Its Monte Carlo
-          error says how far it may be from what endlessly many draws would give for this very text.
+        - tight: an estimate of the negative ELBO, which is an upper bound in expectation. Its Monte Carlo error is
+          that for exactly this text.
         - importance: the importance-weighted bound of the first-hitting sampler, tighter than `tight` and slower.
 
-        A text that is shorter than the model reads is read as `generate` reads one of that length.
+        A text shorter than the context length is padded as in `generate`.
 
         Args:
-            text: what to measure: a text, or a list of texts.
-            bound: which figure; by default exact where it takes at most twice the evaluations of `tight`, else tight.
-            draws: noisy versions of each block of the text that the network is shown for `tight`.
-            orders: orders of each block for `importance`.
-            seed: of times, noise and orders.
-            max_unknown: refuse a text of which a larger share are characters that the tokenizer does not know.
+            text: a text, or a list of texts.
+            bound: "exact", "tight" or "importance"; by default exact if it takes at most twice the evaluations of
+                `tight`, otherwise tight.
+            draws: noisy versions of each block of the text, for `tight`.
+            orders: orders per block, for `importance`.
+            seed: seed of times, noise and orders.
+            max_unknown: refuse a text if a larger share of its characters is unknown to the tokenizer.
         """
         if bound not in (None, *get_args(Figure)):
             raise ValueError(f"bound must be exact, tight or importance (got {bound!r})")
@@ -332,7 +333,7 @@ class LanguageModel(LoadedModel):
         return found if isinstance(text, list | tuple) else found[0]
 
     def _is_short(self, tokens: int, evaluations: int) -> bool:
-        """Whether the exact likelihood takes at most so many network evaluations."""
+        """Whether the exact likelihood takes at most this number of network evaluations."""
         dynamics = self.method.dynamics
         if not dynamics.noisy:
             return True

@@ -1,11 +1,11 @@
-"""A text with blanks: what is given comes back character for character, and the model writes the rest.
+"""A text with blanks: the given text is returned character for character, and the model writes the blanks.
 
-Shapes: L tokens, of what is given and of the blanks.
+Shapes: L tokens, of the given text and of the blanks.
 
-The model reads any text (`encode_verbatim`), unknown characters as those most like them and lines that end in \\r\\n as
-others; what is written is the user's own text, not what the model was shown of it. Where a space belongs to the word
-after it, the space before a blank is left to the blank, which begins with it: the model writes the word with its space;
-the user's is the one that stands. So does a blank that begins a text, without the space: no word is cut there.
+The model reads any text (`encode_verbatim`): unknown characters as similar known ones, and \\r\\n as \\n. The output
+contains the user's own text, not the encoded one. In vocabularies where a space belongs to the following word, the
+first token of a blank begins with the space before the blank, which the output has once. A blank at the beginning of a
+text also begins with a whole word, without the space.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LINE_END = re.compile(r"(?<!\r)\n")
 
 @dataclass(frozen=True)
 class Given:
-    """A part that stays, and its tokens."""
+    """A given part and its tokens."""
 
     text: str
     ids: Ids
@@ -51,11 +51,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Blank:
-    """A part that the model writes: so many tokens."""
+    """A part of `width` tokens that the model writes."""
 
     width: int
     after_space: bool = False
-    """Whether the part before ends with a space that the model was not shown."""
+    """Whether the part before ends with a space that is not among its tokens."""
     begins_text: bool = False
     """Whether the text begins with it, as with a word whose space is not written."""
     language: Language | None = None
@@ -220,7 +220,7 @@ class Template:
         constraint: on the tokens, next to what is given.
         """
         if not (isinstance(n, Integral) and n >= 1):
-            raise ValueError(f"at least one sample must be asked for; got {n}")
+            raise ValueError(f"n must be at least 1 (got {n})")
         check_shape((n, self.width))
         options = self._with_reward_of_texts(options or SamplingOptions())
         if self.width <= loaded.length or loaded.writes_blocks:
@@ -234,7 +234,7 @@ class Template:
             if not any(window.first <= span.start and span.stop <= window.last for window in windows):
                 raise ValueError(
                     f"a blank with a constraint has at most {loaded.length // 2} tokens in a text that is longer than "
-                    f"the model reads; got {len(span)}"
+                    f"the model reads (got {len(span)})"
                 )
         return draw_windows(loaded, self.held, windows, n, options)
 

@@ -347,14 +347,14 @@ class TrainConfig:
         for names, words, holds in _LIMITS:
             for name in names.split():
                 if values[name] is not None and not holds(values[name]):
-                    raise ValueError(f"{name} must {words}; got {values[name]}")
+                    raise ValueError(f"{name} must {words} (got {values[name]})")
         if self.evaluation.patience > 0 and self.evaluation.every < 1:
             raise ValueError("evaluation.patience needs evaluations: set evaluation.every too")
         low, high, last = self.batch.lowest_time, self.batch.highest_time, self.batch.last_highest_time
         for name, time in {"highest_time": high, "last_highest_time": high if last is None else last}.items():
             if not 0.0 <= low < time <= 1.0:
                 raise ValueError(
-                    f"batch.lowest_time must lie in [0, 1), below batch.{name}, at most 1; got {(low, time)}"
+                    f"batch.lowest_time must lie in [0, 1), below batch.{name}, at most 1 (got {(low, time)})"
                 )
         check_growth(self.adapt, self.block)
         if self.optimizer.steps_of_average(self.steps) > self.steps:
@@ -363,7 +363,7 @@ class TrainConfig:
                 "which is what is saved, would never be updated"
             )
         if self.batch.complementary and self.batch.size % 2:
-            raise ValueError(f"batch.complementary needs pairs: batch.size must be even; got {self.batch.size}")
+            raise ValueError(f"batch.complementary needs pairs: batch.size must be even (got {self.batch.size})")
         if self.batch.size % self.batch.accumulate:
             raise ValueError(
                 f"batch.size {self.batch.size} cannot be cut into {self.batch.accumulate} micro-batches: use a "

@@ -305,7 +305,7 @@ def test_a_long_text_is_filled_as_the_command_does_it(
 
 
 def test_alternatives_in_a_long_text_are_those_of_the_text_around(client: Any, registry: ModelRegistry):
-    """Read amid as many tokens as the model reads, with the blank in their middle."""
+    """The text is read in a window of the context length, with the blank in its middle."""
     model, part = registry["masks"], "the cat sat on the mat and ran. "
     text = part * 2 + "_____" + part * 2
     asked = {"model": "masks", "text": text, "seed": 3, "steps": 5, "alternatives": 4}

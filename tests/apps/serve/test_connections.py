@@ -22,7 +22,7 @@ WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @contextmanager
 def half_open(address: str, count: int, sent: bytes = HALF) -> Iterator[list[socket.socket]]:
-    """So many connections whose headers do not end."""
+    """Open this number of connections whose headers do not end."""
     parts = urlsplit(address)
     with ExitStack() as stack:
         made = [stack.enter_context(socket.create_connection((parts.hostname, parts.port), 5)) for _ in range(count)]

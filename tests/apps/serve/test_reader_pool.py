@@ -1,4 +1,4 @@
-"""Words looked up in processes of their own: the same doubts, whatever becomes of a process."""
+"""Separate processes find the same suspicious words as the server, whatever happens to a process."""
 
 import os
 import signal

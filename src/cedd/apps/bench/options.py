@@ -19,12 +19,12 @@ MOST_POSITIONS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is timed: a row for every shape and METHOD/PROCESS, and for the textbook of each shape."""
+    """The rows to time: every shape with every METHOD/PROCESS, and the textbook implementation for each shape."""
 
     shapes: Sequence[tuple[int, int]]
     """Sequences and positions."""
     methods: Sequence[str]
-    """METHOD/PROCESS, or METHOD/PROCESS/BLOCK in blocks of so many tokens."""
+    """METHOD/PROCESS, or METHOD/PROCESS/BLOCK with blocks of BLOCK tokens."""
     steps: int
     samplers: Sequence[str] = ("analytic", "first-hitting")
     """Those that are timed of each METHOD/PROCESS that they can be used with."""
@@ -58,9 +58,9 @@ def read_shape(text: str) -> tuple[int, int]:
     try:
         batch, length = (int(part) for part in text.lower().split("x"))
     except ValueError:
-        raise ValueError(f"a shape is SEQUENCESxPOSITIONS, such as 32x128; got {text!r}") from None
+        raise ValueError(f"a shape is SEQUENCESxPOSITIONS, such as 32x128 (got {text!r})") from None
     if batch < 1 or length < 1:
-        raise ValueError(f"a shape needs at least one sequence and one position; got {text!r}")
+        raise ValueError(f"a shape needs at least one sequence and one position (got {text!r})")
     if batch * length > MOST_POSITIONS:
         raise ValueError(f"a shape has at most {MOST_POSITIONS:,} positions; {text} has {batch * length:,}")
     return batch, length

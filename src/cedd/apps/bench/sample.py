@@ -1,4 +1,4 @@
-"""The sampling half of `cedd bench`: what a step costs, ours and a textbook's, on one random network in one run."""
+"""`cedd bench sample`: the time of a sampling step with cedd and with a textbook implementation, on one network."""
 
 from __future__ import annotations
 
@@ -170,6 +170,6 @@ def bench_sample(
 def _line(row: SampleRow) -> str:
     speed = "" if row.speedup is None else f", {row.speedup:.1f}x"
     return (
-        f"{row.what} {row.sampler} {row.batch}x{row.length}: {row.milliseconds_per_step:.2f} ms a step, "
+        f"{row.what} {row.sampler} {row.batch}x{row.length}: {row.milliseconds_per_step:.2f} ms per step, "
         f"{row.seconds_per_batch:.2f} s in all, {row.network_calls} network calls{speed}"
     )

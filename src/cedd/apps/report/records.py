@@ -1,4 +1,4 @@
-"""What the report of a run holds: `measure` fills it, `pages` shows it."""
+"""The content of a report: `measure` computes it and `pages` shows it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """How much is measured."""
+    """Size of the measurement."""
 
     sequences: int = 1000
-    """At most so many sequences of the held-out text, or of --data, evenly spaced."""
+    """Largest number of sequences of the held-out text (or of --data), evenly spaced."""
     draws: int = 4
-    """Noise levels for each."""
+    """Noise draws per sequence."""
     samples: int = 4
-    """Texts that are sampled."""
+    """Number of texts to sample."""
 
     def check(self) -> None:
         """Refuse what cannot be measured."""
         for name, least in {"sequences": 1, "draws": 1, "samples": 0}.items():
             if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be at least {least}; got {getattr(self, name)}")
+                raise ValueError(f"--{name} must be at least {least} (got {getattr(self, name)})")
 
 
 @dataclass(frozen=True)

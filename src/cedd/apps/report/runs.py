@@ -40,19 +40,19 @@ class Opened(ABC):
     @property
     @abstractmethod
     def is_run(self) -> bool:
-        """Whether it is a run, measured on text that its training never saw."""
+        """Whether this is a run, which is measured on held-out text."""
 
     @abstractmethod
     def held_out(self, most: int) -> np.ndarray:
-        """At most so many blocks [N, L], evenly spaced."""
+        """At most `most` held-out blocks [N, L], evenly spaced."""
 
     @abstractmethod
     def first(self, most: int) -> np.ndarray:
-        """The first blocks, at most so many."""
+        """The first blocks, at most `most`."""
 
     @abstractmethod
     def learning(self, most: int) -> np.ndarray | None:
-        """At most so many blocks that simple models learn from; None where there is no text but the measured one."""
+        """At most `most` blocks to train the baselines on; None if there is no text other than the measured one."""
 
     @abstractmethod
     def practice(self) -> tuple[np.ndarray, np.ndarray]:
@@ -184,20 +184,20 @@ def open_run(path: Path, device: str) -> OpenedRun:
     file = folder / TRAIN_FILE
     if not file.is_file():
         raise ValueError(
-            f"{path} has no {TRAIN_FILE}, which says what text a run held out; name a text to measure it on: "
+            f"{path} is not a run folder (it has no {TRAIN_FILE}); name a text to measure on: "
             f"cedd report {path} --data FILE"
         )
     config = read_config(file)
     source = expanded(config.data)
     if not source.is_absolute() and source.suffix and not source.exists():  # no name of a data set
         raise ValueError(
-            f"{path} was trained on {config.data}, which is not here: go to the folder it was trained from"
+            f"{path} was trained on {config.data}, which was not found here; run this in the folder of the training"
         )
     data = data_of_run(config, model.tokenizer)
     if changed_data(folder, data):
         raise ValueError(
-            f"the data ({config.data}) has changed since {path} was trained on it, which may have seen what would be "
-            f"held out now; restore it, or name a text to measure it on: cedd report {path} --data FILE"
+            f"the data ({config.data}) has changed since {path} was trained, so held-out text may have been trained "
+            f"on; restore it, or name a text to measure on: cedd report {path} --data FILE"
         )
     return OpenedRun(path, model, config, data)
 

@@ -10,19 +10,19 @@ class Limits:
     """Limits of the server."""
 
     max_queue: int = 256
-    """Requests waiting or running. A further one gets 503 with Retry-After."""
+    """Requests waiting or running. Further requests get 503 with Retry-After."""
     max_concurrent: int = 32
-    """Requests running at once; others wait. Completions drawn as one batch count as one."""
+    """Requests running at once; others wait. Completions in one batch count as one."""
     timeout: float = 120.0
-    """Seconds per request, waiting included."""
+    """Seconds per request, including waiting."""
     max_connections: int = 512
-    """Open connections, fewer if the system allows fewer open files. A new one replaces the oldest idle one."""
+    """Open connections, or fewer if the limit on open files is lower. A new connection replaces the oldest idle one."""
     max_texts: int = 16
     """Texts per request."""
     max_steps: int = 1024
-    """Sampling steps."""
+    """Sampling steps per request."""
     max_blank_tokens: int = 4_096
-    """Tokens in the blanks of a text."""
+    """Tokens in all blanks of a text."""
     max_characters: int = 16_384
     """Characters per text."""
     max_body_bytes: int = 131_072
@@ -42,7 +42,7 @@ KINDS = {
 
 
 class RequestError(Exception):
-    """A request that is refused: HTTP status, message, headers, and error code (by default the status)."""
+    """A refused request: HTTP status, message, headers, and error code (by default the status)."""
 
     def __init__(
         self, status: int, message: str, headers: dict[str, str] | None = None, code: str | None = None
@@ -52,11 +52,11 @@ class RequestError(Exception):
 
     @property
     def record(self) -> dict[str, object]:
-        """As JSON, in OpenAI's form."""
+        """The error as JSON, in OpenAI's format."""
         kind = KINDS.get(self.status, KINDS[400])
         return {"error": {"message": self.message, "type": kind, "code": self.code}}
 
 
 def server_busy(message: str, seconds: int = 2) -> RequestError:
-    """503, to be tried again after some seconds."""
+    """A 503 error; the client may retry after `seconds`."""
     return RequestError(503, message, {"Retry-After": str(seconds)})

@@ -1,12 +1,11 @@
-"""Cross entropy and its gradient in one kernel: one program a row, two sweeps over V, in place.
+"""Cross entropy and its gradient in one kernel: one program per row, two sweeps over V, in place.
 
 Shapes: R rows, V vocabulary. Imported only where there is a CUDA device.
 
-The first sweep keeps, in every lane, a running maximum m and the sum of exp(o - m), rescaled as m grows; lanes are
-joined once, at its end, so that no step of it waits for another warp. The second overwrites each output by its
-gradient. A row of 50,257 bfloat16 outputs is 100 kB, so the second sweep reads from the cache what the first one
-fetched. What bounds both is not memory but instructions, dozens an output in a plain version, so the loops hold
-nothing that can be done outside.
+The first sweep keeps, in every lane, a running maximum m and the sum of exp(o - m), rescaled as m grows. Lanes are
+combined once, at the end, so that no step waits for another warp. The second sweep overwrites each output by its
+gradient. A row of 50,257 bfloat16 outputs is 100 kB, so the second sweep reads from the cache. Both sweeps are limited
+by instructions, not by memory, so the loops contain only what depends on the output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Score entropy and its gradient in one kernel: one program a row, one sweep over V, in place.
+"""Score entropy and its gradient in one kernel: one program per row, one sweep over V, in place.
 
 Shapes: R rows, V vocabulary. Imported only where there is a CUDA device.
 
-A row's gradient needs nothing of the other outputs, so that one sweep reads each, adds up its score and log-score, and
-writes its gradient. The equation is that of `cedd.network.ScoreRows`; `head_loss.py` has the twin.
+The gradient of an output does not depend on the other outputs of its row, so one sweep reads each output, adds its
+score and log-score to the sums, and writes its gradient. `cedd.network.ScoreRows` has the equation, and `head_loss.py`
+the plain version.
 """
 
 from __future__ import annotations
