@@ -1,26 +1,19 @@
 """benchmarks/language.py on a tiny corpus: its cells, its results file, its judges, its tables and its page."""
 
 import hashlib
-import io
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cedd.bounds.stop import STOPS
 from cedd.data.packing import evenly_spaced
-from cedd.data.tokenizers import BPETokenizer
-from cedd.models.folder import load_folder
-from cedd.training.config import from_json, to_json
-from cedd.training.step import TrainStep
+from cedd.training.config import from_json
 from tests.benchmarks.scripts import BENCHMARKS, definitions
 
 BENCHMARK = BENCHMARKS / "language.py"
@@ -110,6 +103,7 @@ def done(benchmark, arguments):
     return results
 
 
+@pytest.mark.slow
 def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
     assert all(done.is_done(cell, benchmark.Language(arguments)) for cell in CELLS)
     saved = benchmark.read_results(arguments.results, benchmark.Language(arguments))
@@ -148,44 +142,7 @@ def test_a_cell_is_trained_measured_and_recorded(benchmark, arguments, done):
     assert saved["cells"]["ar"]["final"]["rows"][""]["samples"].keys() == {"16"}  # a token at a time
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_a_record_says_of_which_code_it_is(benchmark, monkeypatch, tmp_path):
-    """The commit, where the package is of a checkout; not that of a checkout in which the package is only installed."""
-
-    def git(*words):
-        said = subprocess.run(["git", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return said.stdout.strip()
-
-    package, script = tmp_path / "src" / "cedd" / "__init__.py", tmp_path / "benchmarks" / "cells.py"
-    results = tmp_path / "benchmarks" / "results.json"
-    for file in (package, script, results):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("# one\n")
-    version = {"version": "1.2.3"}
-    here = SimpleNamespace(__file__=str(package), __version__="1.2.3")
-    monkeypatch.setitem(benchmark.code.__globals__, "cedd", here)
-    monkeypatch.setitem(benchmark.code.__globals__, "__file__", str(script))
-    assert benchmark.code() == version
-    git("init", "-q")
-    (tmp_path / "README.md").write_text("a project that uses the package")
-    git("add", "README.md")
-    who = ("-c", "user.name=a", "-c", "user.email=a@b")
-    git(*who, "commit", "-qm", "without it")
-    assert benchmark.code() == version
-    git("add", "src", "benchmarks")
-    git(*who, "commit", "-qm", "with it")
-    commit = git("rev-parse", "HEAD")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
-    results.write_text("{}")  # no code
-    assert benchmark.code() == {**version, "commit": commit, "changed": False}
-    for file in (script, package):
-        file.write_text("# two\n")
-        assert benchmark.code() == {**version, "commit": commit, "changed": True}
-        file.write_text("# one\n")
-    monkeypatch.setenv("PATH", "")  # no git
-    assert benchmark.code() == version
-
-
+@pytest.mark.slow
 def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, done, capsys, tmp_path):
     content = json.loads(json.dumps(done.content))
     nowhere = replace(arguments, out=tmp_path)
@@ -220,21 +177,7 @@ def test_judges_fill_their_columns_when_they_are_there(benchmark, arguments, don
         list(benchmark.judge_rows(other, content))
 
 
-def test_judges_alone_read_what_was_sampled(benchmark, arguments, done, monkeypatch, tmp_path):
-    """--only without a cell has no protocol to compare; in other tokens, samples would be other texts."""
-    BPETokenizer.train(["the cat sat on a mat"], 260).save(tmp_path)
-    judge = benchmark.OwnJudge(arguments.out / "ar", "cpu", 2)
-    monkeypatch.setitem(benchmark.judges.__globals__, "HubJudge", lambda *_: judge)
-    alone = replace(arguments, only=(), judge={"mine": "a judge"})
-    for change, name in (({"tokenizer": str(tmp_path)}, "tokenizer"), ({"length": 32}, "length")):
-        content = json.loads(json.dumps(done.content))
-        for read in (benchmark.judge_rows, benchmark.judge_texts):
-            with pytest.raises(ValueError, match=rf"another protocol \({name} differ\)"):
-                list(read(replace(alone, out=arguments.data, **change), content))
-        assert content == done.content
-    assert set(benchmark.judge_rows(alone, content)) == set(CELLS)
-
-
+@pytest.mark.slow
 def test_the_own_judge_is_the_exact_likelihood(benchmark, arguments, done):
     """Of texts of any length: the sum of -log p of all tokens but the first."""
     judge = benchmark.OwnJudge(arguments.out / "ar", "cpu", 2)
@@ -246,21 +189,7 @@ def test_the_own_judge_is_the_exact_likelihood(benchmark, arguments, done):
     assert together[0].nats / 6 == pytest.approx(np.log(256), rel=0.1)  # hardly trained
 
 
-def test_a_row_is_of_the_process_that_its_folder_describes(benchmark, arguments, done):
-    """A path that has to stop short of t = 0 does so where training text has chosen; the row says where."""
-    folder = load_folder(arguments.out / "dfm-kappa-t2")
-    final = done.content["cells"]["dfm/kappa-t2"]["final"]
-    assert final["method"] == folder.method.config()
-    assert final["method"]["dynamics"]["stop"] in STOPS
-    texts = benchmark.Texts(arguments)
-    blocks, _ = benchmark.choose_sequences(texts.held_out(16)["books"], arguments.blocks, texts.tokenizer)
-    again = benchmark.measure(folder, blocks, {}, device="cpu", batch=64, fixed_set=True, draws=2).bounds["tight"]
-    found = final["rows"][""]["texts"]["books"]["tight"]["nats_per_token"]
-    assert found == pytest.approx(again.nats_per_token, rel=1e-6)
-    rows = benchmark.tables(done.content, arguments)["rows"]
-    assert f"| dfm/kappa-t2 | lowest_time 0.001, highest_time 1.0, t₀ {folder.method.dynamics.stop} |" in rows
-
-
+@pytest.mark.slow
 def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
     """Rows are paired block by block. A row that is worse by 0.5 in every block counts as worse; by 0.04 it does too,
     but on 1BW and PTB, where chance does as much."""
@@ -309,6 +238,7 @@ def test_tables_page_and_plot(benchmark, arguments, done, capsys, monkeypatch, t
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_papers_figure_is_that_of_the_same_use(benchmark, arguments, done):
     """Whatever the recipe: with a corrector it is another one."""
     content = {**done.content, "cells": {"dfm/kappa-t+paper": done.content["cells"]["dfm/kappa-t2"]}}
@@ -316,21 +246,6 @@ def test_the_papers_figure_is_that_of_the_same_use(benchmark, arguments, done):
     for title, paper in (("dfm/kappa-t+paper", "71.9"), ("dfm/kappa-t+paper, corrector", "114.4")):
         (line,) = (line for line in lines if line.startswith(f"| {title} |"))
         assert f"| {paper} |" in line
-
-
-def test_what_cannot_be_written_is_said_before_tables_are_printed(benchmark, done, capsys, monkeypatch, tmp_path):
-    table = ["language.py", "--table", str(done.path)]
-    for words, said in (
-        (["--page", str(tmp_path)], f"{tmp_path} is a folder; name a file in it"),
-        (["--page", str(tmp_path / "none.md")], "none.md"),
-        (["--plot", str(tmp_path / "none" / "x.png")], f"folder not found: {tmp_path / 'none'} (to write x.png)"),
-    ):
-        monkeypatch.setattr(sys, "argv", [*table, *words])
-        assert benchmark.main(benchmark.Language) == 2
-        printed = capsys.readouterr()
-        assert said in printed.err
-        assert not printed.out
-    assert not (tmp_path / "none").exists()
 
 
 def test_the_page_has_what_the_results_say(benchmark):
@@ -343,6 +258,7 @@ def test_the_page_has_what_the_results_say(benchmark):
         assert f"<!-- {name} -->\n\n{table}\n\n<!-- end of {name} -->" in text, name
 
 
+@pytest.mark.slow
 def test_another_protocol_is_refused(benchmark, arguments, done):
     before = arguments.results.read_bytes()
     changes = {"recipe, steps": {"steps": 400}, "draws": {"draws": 4}, "corpus, holdout": {"holdout": 0.2}}
@@ -355,417 +271,6 @@ def test_another_protocol_is_refused(benchmark, arguments, done):
         benchmark.Results(arguments.results, other)
     benchmark.Results(arguments.results, benchmark.Language(replace(arguments, seed=1, only=())))  # judges have no seed
     assert arguments.results.read_bytes() == before
-
-
-def test_a_setting_that_was_added_since_is_no_difference(benchmark, arguments, done, tmp_path):
-    """Stored rows without a setting have its default; a recipe with another value is another protocol."""
-    here = replace(arguments, results=tmp_path / "language.json")
-    for name, same in (("optimizer.eps", True), ("optimizer.loss", False)):
-        content = json.loads(json.dumps(done.content))
-        del content["protocol"]["recipe"][name]
-        here.results.write_text(json.dumps(content))
-        with nullcontext() if same else pytest.raises(ValueError, match=r"another protocol \(recipe differ\)"):
-            benchmark.Results(here.results, benchmark.Language(here))
-        part, _, leaf = name.partition(".")
-        del content["cells"]["cedd-star/absorb"]["config"][part][leaf]
-        assert "| cedd-star/absorb | none |" in benchmark.tables(content, here)["rows"]
-
-
-def test_seeds_are_compared_within_one_protocol(benchmark, arguments, done):
-    first, second = (json.loads(json.dumps(done.content)) for _ in range(2))
-    for record in second["cells"].values():
-        record["seed"] = record["config"]["seed"] = 1
-    table = benchmark.over_seeds([first, second])
-    assert table.startswith("| held-out bound, nats per token | seed 0 | seed 1 | mean |")
-    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [f"| {cell}" for cell in CELLS]
-    second["protocol"] |= {"steps": 400, "draws": 16}
-    with pytest.raises(ValueError, match=r"different protocols \(steps, draws differ\)"):
-        benchmark.over_seeds([first, second])
-    with pytest.raises(ValueError, match="--page has the tables of one results file"):
-        replace(arguments, only=CELLS, table=(PAGE, PAGE), page=PAGE).check()
-
-
-def test_a_file_without_a_part_is_no_results_file(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
-    """Whatever is missing of what tables are made of; before anything is trained."""
-    path = tmp_path / "language.json"
-    final = ("cells", "cedd-star/absorb", "final")
-    for part in (
-        ("protocol", "recipe"),
-        ("protocol", "recipe", "optimizer.ema"),
-        ("cells", "ar", "config"),
-        ("cells", "ar", "finished"),
-        ("cells", "ar", "seconds"),
-        (*final, "rows"),
-        (*final, "rows", "", "texts"),
-        (*final, "rows", "", "texts", "ptb"),
-        (*final, "rows", "", "texts", "ptb", "tight", "low"),
-    ):
-        content = json.loads(json.dumps(done.content))
-        within = content
-        for name in part[:-1]:
-            within = within[name]
-        del within[part[-1]]
-        path.write_text(json.dumps(content))
-        monkeypatch.setattr(sys, "argv", ["language.py", "--table", str(path)])
-        assert benchmark.main(benchmark.Language) == 2, part
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert said == f"language: error: {path} is no results file of this benchmark, or a damaged one"
-        with pytest.raises(ValueError, match="or a damaged one"):
-            benchmark.Results(path, benchmark.Language(replace(arguments, results=path)))
-
-
-def test_a_row_without_its_measurements_is_not_done(benchmark, arguments, done, tmp_path):
-    content = json.loads(json.dumps(done.content))
-    del content["cells"]["ar"]["final"]
-    here = benchmark.Language(replace(arguments, results=tmp_path / "language.json"))
-    here.arguments.results.write_text(json.dumps(content))
-    results = benchmark.Results(here.arguments.results, here)
-    assert [results.is_done(cell, here) for cell in CELLS] == [False, True, True]
-
-
-def test_a_damaged_file_of_arrays_leaves_out_its_row(benchmark, arguments, done, capsys, tmp_path):
-    """It is said once; the other rows are judged, compared and shown."""
-    here = replace(arguments, results=tmp_path / "copy.json")
-    shutil.copytree(arguments.extras("ar").parent, tmp_path / "copy")
-    content = json.loads(json.dumps(done.content))
-    for cell in ("cedd/absorb", "sedds/absorb", "sedd/absorb"):
-        content["cells"][cell] = content["cells"]["cedd-star/absorb"]
-        shutil.copy(here.extras("cedd-star/absorb"), here.extras(cell))
-    whole = here.extras("ar").read_bytes()
-    with np.load(here.extras("sedds/absorb")) as arrays:
-        short = {name: array[:-1] for name, array in arrays.items()}
-    here.extras("ar").write_bytes(whole[:700])
-    here.extras("cedd/absorb").unlink()
-    np.savez(here.extras("sedds/absorb"), **short)
-    lines = benchmark.tables(content, here)["order"].splitlines()
-    assert [line.count("| – |") > 0 for line in lines[2:5]] == [True, True, True]
-    assert capsys.readouterr().err.splitlines() == [
-        f"left out: there is no file {here.extras('cedd/absorb')}",
-        f"left out: {here.extras('sedds/absorb')} is damaged, or that of another row",
-    ]
-    judged = set(benchmark.judge_rows(here, content))
-    assert judged >= {"cedd-star/absorb", "dfm/kappa-t2"}
-    assert "ar" not in judged
-    assert capsys.readouterr().err == f"left out: {here.extras('ar')} is damaged, or that of another row\n"
-    generative = benchmark.tables(content, here)["generative"]
-    assert "| ar | 16 |" in generative
-    for damage in (b"", b"no zip", whole[:-40]):
-        here.extras("ar").write_bytes(damage)
-        assert benchmark.stored(here.extras("ar"), "bounds/ptb", 4) is None, damage
-
-
-def test_two_processes_keep_each_others_rows(benchmark, arguments, done, tmp_path):
-    """Each writes the cells that have changed in it, and takes the others from the file: no row is lost."""
-    path = tmp_path / "language.json"
-    shutil.copy(arguments.results, path)
-    whole = benchmark.Language(replace(arguments, results=path))
-    first, second = benchmark.Results(path, whole), benchmark.Results(path, whole)
-    judgement = {name: {"value": 9.0, "low": None, "high": None} for name in ("mean", "corpus")}
-    row = first.content["cells"]["cedd-star/absorb"]
-    first.take("cedd/absorb", {"event": "begin", "config": row["config"], "step": 0, "machine": "here"})
-    first.take("cedd/absorb", {"event": "final", **row["final"]})
-    second.content["cells"]["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]["mine"] = judgement
-    for results, judge in ((first, "ar"), (second, "mine")):
-        text = {"samples": 2, "token_entropy": 1.0, "judges": {judge: judgement}}
-        results.content["held_out"] = {"16": {"books": text}}
-    second.save()
-    first.save()
-    for results in (first, second, benchmark.Results(path, whole)):
-        cells = results.content["cells"]
-        assert cells.keys() == {*CELLS, "cedd/absorb"}
-        assert cells["cedd/absorb"]["final"] == row["final"]
-        assert "mine" in cells["ar"]["final"]["rows"][""]["samples"]["16"]["judges"]
-    assert results.content["held_out"]["16"]["books"]["judges"].keys() == {"ar", "mine"}
-
-
-def test_a_bad_command_line_is_one_line(benchmark, capsys, monkeypatch):
-    for words, said in (
-        (["--judge", "smollm2"], "--judge expects pairs of a name and a value (got 'smollm2')"),
-        (["--onyl", "ar"], "unexpected argument '--onyl'; did you mean --only?"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["language.py", *words])
-        assert benchmark.main(benchmark.Language) == 2
-        assert capsys.readouterr().err == f"language: error: {said} (see language.py --help)\n"
-
-
-def test_bad_input_is_one_line(benchmark, arguments, tmp_path, monkeypatch):
-    def prepare(**changes):
-        given = benchmark.Language(replace(arguments, **{"only": ("ar", "cedd/absorb"), **changes}))
-        given.arguments.check()
-        given.prepare(given.arguments.only)
-
-    def refused(match, **changes):
-        with pytest.raises(ValueError, match=match):
-            prepare(**changes)
-
-    for cell in ("cedd", "cedd/kappa-t", "dfm/absorb", "ar/absorb", "cedd/absorb@x", "cedd/absorb@0", "cedd/absorb+"):
-        refused("a cell is METHOD/PROCESS of", only=(cell,))
-    refused("fewer than a batch of", tokens=16 * 4096)
-    refused(r"a multiple of 16 \(ar\), twice it at least \(got 100", tokens=100)
-    refused(r"a multiple of 64 \(ar@64\), twice it at least \(got 64", only=("ar@64",))
-    refused("the judge ar is the cell of that name", judge={"ar": "a-judge.gguf"})
-    refused("there is no file .* to train on", corpus=(tmp_path / "none.txt",))
-    refused("unknown tokenizer", tokenizer="gpt3")
-    refused("made from a text, and none is given: use byte, gpt2, gpt2-char or the folder", tokenizer="char")
-    refused("--draws must be at least 1", draws=0)
-    refused("--length must be at least 1", length=0)
-    for share in (0.0, 1.0, float("nan")):
-        refused("--holdout is a share of the documents between 0 and 1", holdout=share)
-    refused("give either --minutes, .* or --budget", minutes=1.0, budget=60.0)
-    refused(r"judge not found: .*none\.gguf", judge={"smollm2": str(tmp_path / "none.gguf")})
-    one = tmp_path / "one.txt"
-    one.write_text("just one document, of which nothing can be held out. " * 20)
-    refused(r"of .*one\.txt, which has 1 document, a share of 0.1 holds out none", corpus=(one,))
-    shutil.copytree(arguments.data, tmp_path / "data")
-    (tmp_path / "data" / "eval" / "ptb.test.txt").unlink()
-    refused(r"ptb \(test\) is not under .*: there is no eval/ptb\.test\.txt in it$", data=tmp_path / "data")
-    monkeypatch.delenv("CEDD_DATA", raising=False)
-    refused("name the folder of corpus/, eval/ and gpt2-bpe/", data=None)
-
-
-def test_an_interrupt_is_one_line(benchmark, arguments, capsys, monkeypatch):
-    """Workers have saved by then."""
-
-    def interrupted(benchmark):
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(benchmark.main.__globals__, "run", interrupted)
-    monkeypatch.setattr(sys, "argv", ["language.py", "--only", "ar"])
-    assert benchmark.main(benchmark.Language) == 130
-    assert capsys.readouterr().err.splitlines() == ["language: stopped; the same command goes on"]
-
-
-def test_sigterm_lets_workers_save(benchmark, capsys, monkeypatch):
-    """As Ctrl-C does; `timeout` sends it to a process and then to its group, and the second one ends nothing."""
-    taken = []
-
-    def terminated(benchmark):
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            signal.raise_signal(signal.SIGTERM)
-            taken.append("saved")
-
-    monkeypatch.setitem(benchmark.main.__globals__, "run", terminated)
-    monkeypatch.setattr(sys, "argv", ["language.py", "--only", "ar"])
-    before = signal.signal(signal.SIGTERM, lambda *_: taken.append("ignored"))
-    try:
-        assert benchmark.main(benchmark.Language) == 143
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert taken == ["saved", "ignored"]  # which is the handler from before
-    assert capsys.readouterr().err == "language: stopped; the same command goes on\n"
-
-
-def test_results_that_cannot_be_written_are_refused_before_training(benchmark, arguments, monkeypatch, tmp_path):
-    monkeypatch.setattr(benchmark.Workers, "start", lambda self, cell: pytest.fail("begun"))
-    (tmp_path / "language").write_text("no folder")
-    for name, folder in (("language/x.json", "language"), ("language.json", "language"), (".", ".")):
-        given = replace(arguments, only=("cedd/absorb",), results=tmp_path / name, out=tmp_path / "runs")
-        with pytest.raises(ValueError, match=rf"no folder .*{folder} to write|is a folder; name a file"):
-            benchmark.run(benchmark.Language(given))
-
-
-def test_a_disk_that_is_full_for_a_while_loses_nothing(benchmark, arguments, done, capsys, monkeypatch, tmp_path):
-    """What could not be saved is after the next event, and in the end; where that fails, it is an error."""
-    path, cell = tmp_path / "language.json", "cedd-star/absorb"
-    language = benchmark.Language(replace(arguments, only=(cell,), results=path, out=tmp_path / "runs"))
-    record = done.content["cells"][cell]
-    begin = {"event": "begin", "config": record["config"], "step": 0, "machine": "here"}
-    events = [begin, *({"event": "point", **point} for point in record["curve"])]
-    write, fails = benchmark.write_json, []
-
-    def write_or_fail(path, content):
-        if fails and fails.pop(0):
-            raise OSError(28, "No space left on device", str(path))
-        write(path, content)
-
-    def start(self, cell):
-        lines = "".join(json.dumps(event) + "\n" for event in events)
-        self.follow(cell, SimpleNamespace(stdout=io.StringIO(lines)))
-        self.told[cell, "end"] = 0.0
-        self.running[cell] = None
-
-    monkeypatch.setitem(benchmark.Results.save.__globals__, "write_json", write_or_fail)
-    monkeypatch.setattr(benchmark.Workers, "start", start)
-    monkeypatch.setattr(
-        benchmark.Workers, "ended", lambda self: dict([(self.running.popitem()[0], 0)] if self.running else [])
-    )
-    for fails[:], lines in (([0, 1, 0], 1), ([0, 0, 1], 1), ([1, 1, 1], 3)):
-        path.unlink(missing_ok=True)
-        assert benchmark.run(language) == 0
-        assert json.loads(path.read_text())["cells"][cell]["curve"] == record["curve"]
-        assert capsys.readouterr().err.count("not saved yet: [Errno 28] No space left on device") == lines
-    path.unlink()
-    fails[:] = [1] * 5
-    with pytest.raises(OSError, match="No space left"):
-        benchmark.run(language)
-
-    def interrupted(self):
-        raise KeyboardInterrupt
-
-    # Ctrl-C, too, leaves nothing unsaved, or says so, and remains what the command ends in
-    monkeypatch.setattr(benchmark.Workers, "ended", interrupted)
-    monkeypatch.setattr(benchmark.Workers, "stop", lambda self: None)
-    for fails[:], kept in (([0, 0, 1], record["curve"]), ([0, 0, 1, 1], record["curve"][:1])):
-        capsys.readouterr()
-        path.unlink(missing_ok=True)
-        with pytest.raises(KeyboardInterrupt):
-            benchmark.run(language)
-        assert json.loads(path.read_text())["cells"][cell]["curve"] == kept
-        assert ("\nnot saved: [Errno 28]" in capsys.readouterr().err) == (kept != record["curve"])
-
-
-def test_judgements_that_could_not_be_saved_are_in_the_end(benchmark, arguments, done, monkeypatch, tmp_path):
-    """Also those of held-out text, which are of no cell."""
-    path = tmp_path / "language.json"
-    shutil.copy(arguments.results, path)
-    language = benchmark.Language(replace(arguments, only=CELLS, results=path))
-    text = {"samples": 2, "token_entropy": 1.0, "judges": {}}
-
-    def judged_once(results):
-        results.content["held_out"] = {"16": {"books": text}}  # and a disk that was full
-
-    monkeypatch.setattr(language, "complete", judged_once)
-    assert benchmark.run(language) == 0
-    assert json.loads(path.read_text())["held_out"] == {"16": {"books": text}}
-
-
-def test_a_cell_that_fails_says_why(benchmark, arguments, capsys, monkeypatch, tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text("raise SystemExit('first\\nthe reason')")
-    monkeypatch.setattr(benchmark.Language, "script", script)
-    given = replace(arguments, only=("cedd/absorb",), results=tmp_path / "fresh.json", out=tmp_path / "runs")
-    assert benchmark.run(benchmark.Language(given)) == 1
-    console = tmp_path / "runs" / "cedd-absorb.console.txt"
-    assert f"cedd/absorb: failed; {console} ends in: the reason\n" in capsys.readouterr().out
-    assert console.read_text() == "first\nthe reason\n"
-
-
-def test_a_cell_that_is_killed_says_by_which_signal(benchmark, arguments, capsys, monkeypatch, tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text(
-        f"import os\nprint('step 1', file=open(2, 'w'), flush=True)\nos.kill(os.getpid(), {signal.SIGKILL})"
-    )
-    monkeypatch.setattr(benchmark.Language, "script", script)
-    monkeypatch.setattr(benchmark.Workers, "have_had_their_turn", True)
-    cells = ("cedd/absorb", "sedd/absorb")
-    given = replace(arguments, only=cells, results=tmp_path / "fresh.json", out=tmp_path / "runs")
-    assert benchmark.run(benchmark.Language(given)) == 1  # and not their number: 2 is bad input
-    said = capsys.readouterr().out
-    for cell in cells:
-        console = tmp_path / "runs" / f"{benchmark.file_name(cell)}.console.txt"
-        assert f"{cell}: ended by SIGKILL; {console} ends in: step 1\n" in said
-
-
-def test_what_was_trained_and_not_measured_is_measured(benchmark, arguments, monkeypatch, tmp_path):
-    """A kill while a row is measured costs the measuring, not the training."""
-    cell, finish = "cedd/absorb", benchmark.LanguageHooks.finish
-    given = replace(arguments, only=(cell,), results=tmp_path / "fresh.json", out=tmp_path / "runs")
-    language = benchmark.Language(given)
-    results, folder = benchmark.Results(given.results, language), language.configuration(cell).out
-
-    def killed(self, trainer, model):
-        self.turn.give_back()  # as the end of a process does
-        raise KeyboardInterrupt
-
-    def trained(self, batch, stop=False):
-        pytest.fail("trained again")
-
-    def take(event, **values):
-        results.take(cell, json.loads(json.dumps({"event": event, **values}, allow_nan=False)))
-
-    monkeypatch.setitem(benchmark.CellHooks.on_end.__globals__, "tell", take)
-    monkeypatch.setitem(benchmark.CellHooks.before_step.__globals__, "WARM_UP", 1)
-    monkeypatch.setattr(benchmark.LanguageHooks, "finish", killed)
-    with pytest.raises(KeyboardInterrupt):
-        benchmark.work(language)
-    before, raw = benchmark.file_sha256(folder / "model.safetensors"), results.content["cells"][cell]["raw"]
-    assert not results.is_done(cell, language)
-    monkeypatch.setattr(benchmark.LanguageHooks, "finish", finish)
-    monkeypatch.setattr(TrainStep, "step", trained)
-    benchmark.work(language)
-    record = results.content["cells"][cell]
-    assert results.is_done(cell, language)
-    assert benchmark.file_sha256(folder / "model.safetensors") == before
-    assert [point["step"] for point in record["curve"]] == [2, 4]
-    assert record["raw"] == raw
-    assert record["loss"] > 0
-    assert record["seconds_per_step"] > 0
-    assert not any((folder / "checkpoints").iterdir())  # gigabytes that nobody needs any more
-
-
-def test_nothing_is_begun_that_would_not_be_done_in_time(benchmark, arguments, capsys, monkeypatch, tmp_path):
-    begun = []
-    monkeypatch.setattr(benchmark.Workers, "start", lambda self, cell: begun.append(cell))
-    cells = ("cedd/absorb", "cedd/uniform")
-    fresh = replace(arguments, only=cells, results=tmp_path / "fresh.json", out=tmp_path)
-
-    def run(budget, timed=None):
-        given = benchmark.Language(replace(fresh, budget=budget))
-        if timed is not None:
-            config = to_json(given.configuration("cedd-star/absorb"))
-            record = {"finished": True, "seconds": timed, "curve": [], "step": 4, "config": config, "seed": 0}
-            content = {"format": 1, "cells": {"cedd-star/absorb": record}, "protocol": given.protocol}
-            fresh.results.write_text(json.dumps(content))
-        benchmark.run(given)
-        took, begun[:] = tuple(begun), []
-        return took, capsys.readouterr().out
-
-    took, said = run(budget=400)  # of the 420 s that a first cell is expected to take
-    assert took == ()
-    assert "no time for cedd/absorb, cedd/uniform: the same command goes on" in said
-    assert run(budget=440)[0] == cells  # the stand-in for a worker is done at once, each time
-    assert run(budget=440, timed=400)[0] == ()  # 400 s, and 90 to start
-    assert run(budget=500, timed=400)[0] == cells
-
-
-def test_a_cell_that_has_its_turn_is_expected_from_then_on(benchmark, arguments, monkeypatch, tmp_path):
-    """The next one is compiled meanwhile, so it must be known early whether there is time for it."""
-    whole = benchmark.Language(replace(arguments, only=(), results=tmp_path / "fresh.json", start_seconds=90.0))
-    workers = benchmark.Workers(whole, benchmark.Results(whole.arguments.results, whole), None)
-    now = [1000.0]
-    monkeypatch.setattr(benchmark.time, "time", lambda: now[0])
-    assert workers.expected_end("cedd/absorb") == 1420
-    workers.running["ar"] = None
-    assert workers.expected_end("cedd/absorb") == 1840
-    now[0] = 1050.0
-    workers.told["ar", "turn"] = 1050.0  # compiled: 330 s are left
-    assert workers.expected_end("cedd/absorb") == 1050 + 330 + 420
-    now[0] = 1250.0
-    assert workers.expected_end("cedd/absorb") == 1380 + 420
-    now[0] = 1500.0  # longer than expected: any moment
-    assert workers.expected_end("cedd/absorb") == 1920
-    timed = [{"finished": True, "seconds": seconds} for seconds in (400.0, 410.0, 900.0)]
-    workers.results.content["cells"] = dict(enumerate(timed))
-    workers.told["ar", "turn"] = 1500.0  # 410 s, as most have
-    assert workers.expected_end("cedd/absorb") == 1500 + 410 + 500
-
-
-def test_samples_are_judged_as_soon_as_a_cell_has_ended(benchmark, arguments, capsys, monkeypatch, tmp_path):
-    """An interrupted command loses no scores, and a judge that fails stops no cell."""
-    fresh = replace(arguments, only=("ar", "cedd/absorb"), results=tmp_path / "fresh.json", out=tmp_path)
-    language, calls = benchmark.Language(fresh), []
-
-    def start(self, cell):
-        self.running[cell] = None
-        self.told[cell, "turn"] = self.told[cell, "end"] = 0.0
-
-    def ended(self):
-        return dict([(self.running.popitem()[0], 0)] if self.running else [])
-
-    def complete(results):
-        calls.append(results)
-        if len(calls) < 3:
-            raise RuntimeError("no memory")
-
-    monkeypatch.setattr(benchmark.Workers, "start", start)
-    monkeypatch.setattr(benchmark.Workers, "ended", ended)
-    monkeypatch.setattr(language, "complete", complete)
-    assert benchmark.run(language) == 0
-    assert len(calls) == 3  # after each cell, and in the end
-    assert capsys.readouterr().err.count("put off until the cells are done: no memory") == 2
 
 
 def test_a_perplexity_beyond_what_a_float_can_hold_is_shown_by_its_exponent(benchmark):
@@ -793,6 +298,7 @@ def test_every_cell_of_the_tables_can_be_configured(benchmark):
     assert benchmark.file_name("cedd*/absorb@1024+paper") == "cedd-star-absorb@1024+paper"
 
 
+@pytest.mark.slow
 def test_a_corpus_in_bytes_needs_no_data_folder(benchmark, arguments, done, monkeypatch):
     """Without test sets, the held-out documents are measured; the tables have no columns for the others."""
     monkeypatch.delenv("CEDD_DATA", raising=False)
