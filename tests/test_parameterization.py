@@ -229,9 +229,9 @@ def test_rescalings(sigma: float) -> None:
 def test_everything_is_finite_at_a_real_vocabulary(name: str, kind: str, dtype: torch.dtype) -> None:
     V = 50257
     process, parameterization = PROCESSES[name](V), PARAMETERIZATIONS[kind]
-    times = [1e-9, 1e-6, 1e-3, 0.1, 0.9, 1.0]
+    times = [1e-9, 1e-6, 1e-3, 1.0]
     if dtype == torch.bfloat16:
-        times = times[::5]  # what is computed from outputs is float32 from the first operation on
+        times = times[::3]  # what is computed from outputs is float32 from the first operation on
     outputs = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
     outputs[1, 7] = 60.0  # sure, and right
     outputs[2, 11] = 60.0  # sure, and wrong

@@ -197,13 +197,10 @@ def runge_kutta(matrices: np.ndarray, law: np.ndarray, h: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("absorb", "sedd"),
         ("absorb", "cedd"),
         ("uniform", "cedd"),
         ("roulette", "sedd"),
-        ("roulette", "cedd"),
         ("roulette", "bayes"),
-        ("eroulette", "bayes"),
         ("running share", "bayes"),
     ],
 )
@@ -232,11 +229,10 @@ def test_the_learned_law_solves_the_reverse_equation(name: str, method: str) -> 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_tight_is_a_bound(process: TokenProcess, method: str) -> None:
-    for seed in range(2):
-        model, p0 = random_network(process, L, seed=seed), random_data(V, L, seed=seed + 10)
-        entropy = cedd.exact_cross_entropy(model, process, p0, method=method)
-        assert cedd.exact_bound(model, process, p0, method=method) >= entropy
-        assert entropy >= reference.entropy(p0.numpy().ravel()) / L
+    model, p0 = random_network(process, L, seed=0), random_data(V, L, seed=10)
+    entropy = cedd.exact_cross_entropy(model, process, p0, method=method)
+    assert cedd.exact_bound(model, process, p0, method=method) >= entropy
+    assert entropy >= reference.entropy(p0.numpy().ravel()) / L
 
 
 def test_float32_times_cost_few_digits(process: TokenProcess) -> None:

@@ -94,8 +94,8 @@ def test_every_sampler_draws_a_block_as_it_draws_a_text(sampler: str, kind: str)
     """Text i's block k by its own seed, from the network of a block after the text before it."""
     process, method = PROCESSES[kind], cedd.METHODS["bayes"]
     model = BlockNetwork(process, L, BLOCK, seed=5)
-    seeds = text_seeds(6, 5)
-    found = sample(model, process, (5, L), method=method.in_blocks(BLOCK), sampler=sampler, seeds=seeds, steps=4)
+    seeds = text_seeds(6, 3)
+    found = sample(model, process, (3, L), method=method.in_blocks(BLOCK), sampler=sampler, seeds=seeds, steps=4)
     for row, seed in zip(found, seeds, strict=True):
         text: list[int] = []
         for own in text_seeds(seed, L // BLOCK):
@@ -256,13 +256,13 @@ def test_beyond_the_context_only_the_window_counts() -> None:
     assert not torch.equal(changed[:, 8:16], text[:, 8:16])
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 17, 30])
-def test_texts_of_any_length(length: int) -> None:
+def test_texts_of_any_length() -> None:
     """The last block is drawn whole and cut: a longer text begins with a shorter one."""
     model = network()
     how: dict[str, Any] = {"method": IN_BLOCKS, "sampler": "first-hitting", "context": LENGTH, "seed": 2}
     longest = sample(model, MASKS, (2, 32), **how)
-    assert torch.equal(sample(model, MASKS, (2, length), **how), longest[:, :length])
+    for length in (1, 3, 4, 5, 17, 30):
+        assert torch.equal(sample(model, MASKS, (2, length), **how), longest[:, :length])
 
 
 def test_a_prompt_may_be_longer_than_the_context() -> None:
@@ -378,8 +378,10 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
 # ---- networks that were autoregressive --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("causal_past", [True, False])
-@pytest.mark.parametrize(("shift", "start_row"), [(False, None), (True, None), (True, 3)])
+@pytest.mark.parametrize(
+    ("causal_past", "shift", "start_row"),
+    [(True, False, None), (False, False, None), (False, True, None), (True, True, 3)],
+)
 def test_a_llama_type_network_writes_blocks(causal_past: bool, shift: bool, start_row: int | None) -> None:
     """Its cache is exact too: one pass over the whole text says the same, with a shift and a start token."""
     torch.manual_seed(0)

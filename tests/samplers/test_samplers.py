@@ -31,7 +31,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 # ---- constraints ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     combination=st.sampled_from(COMBINATIONS),
     where=st.lists(st.booleans(), min_size=3, max_size=3),
@@ -130,9 +130,8 @@ REVEALED = [
 ]
 
 
-@pytest.mark.parametrize("network", [Table, HalvedTable])
 @pytest.mark.parametrize("combination", COMBINATIONS + STEPPED + REVEALED, ids="-".join)
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+@pytest.mark.parametrize(("temperature", "network"), [(1.0, HalvedTable), (0.7, Table), (0.0, HalvedTable)])
 def test_some_tokens_alone_are_drawn_where_no_others_may_be(combination, temperature, network):
     """By every sampler; and texts of the batch in which nothing is barred are what they are without."""
     process, method, sampler = combination
@@ -361,7 +360,7 @@ def test_logarithms_of_weights_are_drawn_from_as_the_weights_are(size: int) -> N
     assert torch.equal(inverse_cdf(logits, u, log=True), inverse_cdf(logits.exp(), u))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e300)), min_size=1, max_size=40),
     u=st.floats(0, 1, exclude_max=True),

@@ -80,7 +80,7 @@ def texts(draw, least_length: int = 1, least_start: int = 0) -> tuple[list[range
 # ---- which windows --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(texts())
 @example(([range(1)], 2, 1))
 @example(([range(500)], 500, 128))
@@ -121,7 +121,7 @@ def test_windows_decide_every_blank_once_amid_all_that_fits(asked):
         assert stop - cut.first > half
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(texts())
 @example(([range(500)], 500, 128))
 def test_of_a_filled_text_windows_have_blanks_in_their_middle(asked):
@@ -147,7 +147,7 @@ def test_windows_depend_on_the_blanks_and_not_on_the_text():
 # ---- what comes out -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(texts(least_length=10, least_start=1), st.sampled_from(["analytic", "first-hitting", "probability"]))
 @example(([range(1, 201)], 201, 16), "analytic")
 @example(([range(1, 3), range(3, 6), range(10, 90), range(97, 98)], 98, 16), "analytic")
@@ -183,7 +183,7 @@ ANY = st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃{}\n\r\t🙂é�
 WORDS = BPETokenizer.train(["The cat sat on the mat, and the cat was happy."] * 50, 300)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     parts=st.lists(st.text(ANY, max_size=30), min_size=2, max_size=5),
     widths=st.lists(st.integers(1, 30), min_size=4, max_size=4),

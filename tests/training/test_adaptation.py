@@ -189,9 +189,7 @@ def test_blocks_grow(config: Make, parent: cedd.LanguageModel) -> None:
     "changes",
     [
         {},
-        {"adapt.shift": False},
         {"adapt.anneal": 0.5, "adapt.next_token_weight": 0.2},
-        {"block": 4, "adapt.next_token_weight": 0.2},
         {"block": 4, "adapt.first_block": 1, "batch.complementary": True},
         {"block": 4, "adapt.causal_past": False, "adapt.shift": False, "adapt.mask_id": 3},
     ],

@@ -34,8 +34,6 @@ def records(out: Path, kind: str) -> list[dict[str, Any]]:
     ("method", "process"),
     [
         ("cedd-star", "roulette"),
-        ("sedd", "absorb"),
-        ("bayes", "eroulette"),
         ("dfm", "absorb"),
         ("ar", "absorb"),
     ],

@@ -1,4 +1,4 @@
-"""Every method learns on every process that it is defined on."""
+"""Every method learns on every process that it is defined on; by default every method and every process once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +25,17 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def cases() -> list[Any]:
+    """The pairs; in the default tests every method on roulette or its only process, and bayes on every process."""
+    usual = [(m, p) for m, p in PAIRS if m == "bayes" or m not in DIFFUSION or p["process.name"] == "roulette"]
+    return [
+        pytest.param(
+            *pair, id="-".join([pair[0], *map(str, pair[1].values())]), marks=[] if pair in usual else pytest.mark.slow
+        )
+        for pair in PAIRS
+    ]
+
+
 def fixed_batch(trainer: Trainer) -> StepBatch:
     """512 noisy sequences of the training text: the few held-out blocks would have to be shuffled two hundred times."""
     sampler = BatchSampler(trainer.data.train, 512, seed=1)
@@ -40,7 +51,7 @@ def fixed_loss(trainer: Trainer, batch: StepBatch | None = None) -> float:
     return loss
 
 
-@pytest.mark.parametrize(("method", "process"), PAIRS, ids=[f"{m}-{'-'.join(map(str, p.values()))}" for m, p in PAIRS])
+@pytest.mark.parametrize(("method", "process"), cases())
 def test_fifteen_steps_lower_the_loss(
     method: str, process: dict[str, Any], config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
 ):
