@@ -78,6 +78,23 @@ def test_without_time_conditioning_sigma_is_ignored_and_has_no_parameters():
     assert not any("conditioning" in name for name, _ in model.named_parameters())
 
 
+@pytest.mark.parametrize("stretches", [1, 4])
+def test_without_a_time_input_the_modulation_is_computed_once(stretches):
+    """And it is that of sigma = 0, with its gradients."""
+    free, conditioned, x_t = tiny(time_input="none"), tiny(), tokens()
+    sigma, rows = torch.rand(len(x_t), stretches), []
+    conditioning = free.backbone.conditioning
+    conditioning.modulation.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
+    outputs, expected = free(x_t, sigma), conditioned(x_t, torch.zeros_like(sigma))
+    assert rows == [1]
+    torch.testing.assert_close(outputs, expected)
+    gradients = [
+        torch.autograd.grad(y.cos().sum(), [*m.parameters()]) for y, m in ((outputs, free), (expected, conditioned))
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_every_parameter_gets_a_gradient():
     for model in (tiny(), causal()):
         F.cross_entropy(model(tokens(), SIGMA).flatten(0, 1), tokens(seed=2).flatten()).backward()

@@ -1,8 +1,8 @@
-"""Short texts for a network that was trained on whole blocks: padded with masks on both sides.
+"""Short texts for a network that was trained on longer ones: padded with masks on both sides.
 
-Shapes: B batch, L positions of the text, N positions of a block, D width.
+Shapes: B batch, L positions of the text, N positions with the masks, D width.
 
-A network trained on blocks of N tokens has never seen one that ends after fewer. But it has seen blocks in which all
+A network trained on blocks of tokens has never seen one that ends after fewer. But it has seen blocks in which all
 but some tokens are masked, and it predicts the masked ones given the others, wherever they are. It must not be
 conditioned on time, since time determines the expected share of masks, and here more are left than are to be filled.
 """
@@ -20,7 +20,7 @@ from cedd.network import Capabilities
 
 
 class MaskPadded(Backbone):
-    """A network for texts of fewer than N positions, which it reads in the middle of a block of masks."""
+    """A network for texts of fewer than N positions, which it reads in the middle of masks."""
 
     def __init__(self, model: Backbone, positions: int) -> None:
         super().__init__()

@@ -200,7 +200,7 @@ class TimeConditioning(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.count, self.width = 6 * config.depth + 2, config.width  # shift, scale, gate per branch; no gate at the end
-        self.time_input = _time_input(config.time_input)
+        self.time_input, self.time_conditioned = _time_input(config.time_input), config.time_conditioned
         self.hidden = nn.Linear(2 * FREQUENCIES, config.conditioning_width)
         self.output = nn.Linear(config.conditioning_width, config.conditioning_width)
         self.modulation = nn.Linear(config.conditioning_width, self.count * config.width)
@@ -208,11 +208,18 @@ class TimeConditioning(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, sigma: Tensor) -> list[Modulation]:
-        """One for each branch, and one for the last norm; of [B, 1, D] tensors, or [B, G, D] for sigma [B, G]."""
+        """One for each branch, and one for the last norm; of [B, 1, D] tensors, or [B, G, D] for sigma [B, G].
+
+        Without a time input all are equal: they are computed once and expanded to [B, 1, D].
+        """
+        batch = len(sigma)
+        if not self.time_conditioned:
+            sigma = sigma.new_zeros(1)
         with torch.autocast(sigma.device.type, enabled=False):
             embedded = self._embed(self.time_input(sigma.flatten()).float()).to(self.hidden.weight.dtype)
             vector = F.silu(self.output(F.silu(self.hidden(embedded))))
-        *parts, shift, scale = self.modulation(vector).view(len(sigma), -1, self.count, self.width).unbind(2)
+        modulations = self.modulation(vector).view(len(sigma), -1, self.count, self.width)
+        *parts, shift, scale = modulations.expand(batch, -1, -1, -1).unbind(2)
         branches = [Modulation(*parts[i : i + 3]) for i in range(0, len(parts), 3)]
         return [*branches, Modulation(shift, scale)]
 
