@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from cedd.samplers import Corrector, Fixed, sample
     from cedd.schedules import Cosine, Geometric, LogLinear, Polynomial, Schedule
     from cedd.tasks import LanguageModel, import_model, load
+    from cedd.tasks.train import train
+    from cedd.training.config import TrainConfig
+    from cedd.training.loop import Hooks
 
     PRETRAINED: tuple[str, ...]
 
@@ -70,6 +73,7 @@ __all__ = [
     "EvaluationResult",
     "Fixed",
     "Geometric",
+    "Hooks",
     "Kernel",
     "LanguageModel",
     "LogLinear",
@@ -82,6 +86,7 @@ __all__ = [
     "Schedule",
     "Score",
     "TokenProcess",
+    "TrainConfig",
     "absorb",
     "eroulette",
     "estimate_bound",
@@ -98,6 +103,7 @@ __all__ = [
     "process_from_config",
     "roulette",
     "sample",
+    "train",
     "uniform",
 ]
 
@@ -122,6 +128,9 @@ _HOMES = {
     "samplers": ("Corrector", "Fixed", "sample"),
     "schedules": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
     "tasks": ("LanguageModel", "import_model", "load"),
+    "tasks.train": ("train",),
+    "training.config": ("TrainConfig",),
+    "training.loop": ("Hooks",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -137,7 +146,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("cedd.constraints")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'cedd' has no attribute {name!r}")
-    if _HOME_OF[name] == "tasks":
+    if _HOME_OF[name].startswith("tasks"):
         importlib.import_module("cedd.apps.correct")  # registers the engine `words` of LanguageModel.correct
     value = getattr(importlib.import_module(f"cedd.{_HOME_OF[name]}"), name)
     globals()[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -195,16 +196,22 @@ Result = TypeVar("Result")
 
 
 def model_first(usage: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Decorate a function (model or outputs, process, ..., *, method): arguments in the wrong order raise a TypeError
-    that shows `usage`."""
+    """Decorate a function (model or outputs, process, ..., *, method): arguments in the wrong order or number raise a
+    TypeError that shows `usage`."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        signature = inspect.signature(function)
+
         @wraps(function)
         def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             if args and isinstance(args[0], (str, Method, TokenProcess)):
                 raise TypeError(f"the first argument is a {type(args[0]).__name__}; call {usage}")
             if len(args) > 1 and not isinstance(args[1], TokenProcess):
                 raise TypeError(f"the second argument must be a process (got {type(args[1]).__name__}); call {usage}")
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{error}; call {usage}") from None
             return function(*args, **kwargs)
 
         return checked

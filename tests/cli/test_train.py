@@ -187,7 +187,7 @@ def test_too_little_memory_gets_one_line(
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("cedd.training.loop.train", refuse)
+    monkeypatch.setattr("cedd.tasks.train.run_training", refuse)
     assert "out of memory; use a smaller batch" in refusal(words, capsys, code=1)
 
 
@@ -195,7 +195,7 @@ def test_a_mistake_of_ours_is_not_hidden(words: Words, monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr("cedd.training.loop.train", fail)
+    monkeypatch.setattr("cedd.tasks.train.run_training", fail)
     with pytest.raises(RuntimeError, match="shapes"):
         main(words)
 

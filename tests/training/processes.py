@@ -24,7 +24,7 @@ import cedd.training.checkpoints
 import cedd.training.loop
 from cedd.cli import main
 from cedd.training.config import TrainConfig, from_json, to_json
-from cedd.training.loop import train
+from cedd.training.loop import run_training
 from tests.training.runs import listen
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -69,7 +69,7 @@ def _train(values: dict[str, Any], die: str | None, at_save: int) -> None:
     torch.set_num_threads(1)
     if die is not None:
         POINTS[die](at_save)
-    train(from_json(TrainConfig, values), Console(quiet=True))
+    run_training(from_json(TrainConfig, values), Console(quiet=True))
 
 
 def command(words: list[str], output: Path) -> BaseProcess:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from cedd.training.config import TrainConfig
 from cedd.training.distributed import Ranks
-from cedd.training.loop import Trainer, train
+from cedd.training.loop import Trainer, run_training
 from tests.training.ranks import (
     assert_near,
     double_precision,
@@ -104,7 +104,7 @@ def test_ranks_without_a_place_on_their_machine_are_refused(config: Make, monkey
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(ValueError, match="WORLD_SIZE is 2, but LOCAL_RANK is not set: start the ranks by torchrun"):
-        train(config("run"))
+        run_training(config("run"))
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_in_the_users_words(config: Make):

@@ -526,12 +526,12 @@ def test_a_run_that_is_being_trained_is_refused(config: Make):
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_settings_that_could_only_fail_later_are_refused(config: Make, changes: dict[str, Any], message: str):
-    from cedd.training.loop import train
+    from cedd.training.loop import run_training
 
     if "device" in changes and torch.cuda.is_available():
         pytest.skip("needs a machine without CUDA")
     with pytest.raises(ValueError, match=message):
-        train(config("run", changes), Console(quiet=True))
+        run_training(config("run", changes), Console(quiet=True))
 
 
 # What a run leaves behind

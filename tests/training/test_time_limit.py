@@ -14,7 +14,7 @@ from rich.console import Console
 from cedd import absorb
 from cedd.models.transformer import Transformer
 from cedd.training.config import OptimizerConfig, TrainConfig, read_config
-from cedd.training.loop import Hooks, Trainer, TrainResult, train
+from cedd.training.loop import Hooks, Trainer, TrainResult, run_training
 from cedd.training.optimizer import learning_rate
 from cedd.training.run_folder import TRAIN_FILE
 from cedd.training.speed import Meter
@@ -139,7 +139,7 @@ def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):
 
     hooks = TimeLimit(0.5, first=2, every=5, with_steps=with_checkpoints)
     said = io.StringIO()
-    result = train(config, Console(file=said, width=200), hooks)
+    result = run_training(config, Console(file=said, width=200), hooks)
     left = read_config(config.out / TRAIN_FILE)
     assert result.finished
     assert result.step == left.steps < 100_000
@@ -152,7 +152,7 @@ def test_a_run_ends_in_time_and_says_how_long_it_was(tmp_path: Path):
         hooks.on_end(trainer, TrainResult(step, None, None, finished, ""))
     assert left.checkpoint_every < 100_000
     assert len(list((config.out / "checkpoints").iterdir())) >= 1
-    again = train(left, Console(quiet=True))
+    again = run_training(left, Console(quiet=True))
     assert (again.finished, again.step) == (True, result.step)
 
 
@@ -183,16 +183,16 @@ def test_a_killed_run_falls_to_its_end_from_the_rate_of_its_checkpoint(tmp_path:
             self.rates[step] = trainer.train_step.rate(step)
 
     with pytest.raises(Killed):
-        train(config, Console(quiet=True), First())
+        run_training(config, Console(quiet=True), First())
     begun = as_begun(config, read_config(config.out / TRAIN_FILE))
     assert begun.steps == 24
     assert rate_of(begun, 14) > rate_of(config, 14)  # which falls from step 12 on
     again = Again(13)
     with pytest.raises(Killed):
-        train(begun, Console(quiet=True), again)
+        run_training(begun, Console(quiet=True), again)
     begun = as_begun(config, read_config(config.out / TRAIN_FILE))
     last = Again(24)
-    assert train(begun, Console(quiet=True), last).finished
+    assert run_training(begun, Console(quiet=True), last).finished
     falling = replace(config, steps=24, optimizer=replace(optimizer, decay_share=0.5))  # from step 12 on
     assert last.rates == pytest.approx({step: rate_of(falling, step) for step in range(10, 24)}, rel=1e-9)
     assert again.rates == {step: last.rates[step] for step in range(10, 13)}

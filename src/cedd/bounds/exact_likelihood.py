@@ -47,7 +47,7 @@ from cedd.block_layout import as_block_sequences
 from cedd.bounds.drawing import parts_of
 from cedd.bounds.importance import Progress, check_reveal_orders, level_at_zero, token_nats, tokens_at_once
 from cedd.device import model_device
-from cedd.methods import Method, get_method
+from cedd.methods import Method, get_method, model_first
 from cedd.network import AnyModel, Network, Places, capabilities_of, evaluating
 from cedd.process import TokenProcess
 
@@ -58,6 +58,7 @@ _STILL = 1e-6
 """Nats that the likelihood may change by when the nodes are doubled."""
 
 
+@model_first("cedd.exact_likelihood(model, process, x, positions, method=...)")
 def exact_likelihood(
     model: AnyModel,
     process: TokenProcess,

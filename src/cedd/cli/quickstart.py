@@ -27,7 +27,7 @@ from cedd.cli.console import PlainConsole
 from cedd.cli.progress import Stages
 from cedd.device import pick_device
 from cedd.training.config import PRESETS, OptimizerConfig, ProcessConfig, TrainConfig
-from cedd.training.loop import Hooks, switch_threads_often, train
+from cedd.training.loop import Hooks, run_training, switch_threads_often
 from cedd.training.time_limit import ResumedTimeLimit, TimeLimit, begun
 
 DEFAULT_OUT = Path("runs/quickstart")
@@ -54,7 +54,7 @@ def run(arguments: Quickstart) -> int:
         soft_wrap=True,
     )
     switch_threads_often()
-    result = train(config, console, hooks)
+    result = run_training(config, console, hooks)
     if not result.finished:
         console.print("stopped; the same command continues from here")
         return result.exit_code

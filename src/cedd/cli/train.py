@@ -18,14 +18,16 @@ def run(arguments: Train) -> int:
     if str(config.out).startswith("("):
         raise UserError("name the run's folder: --out FOLDER")
     get_method(config.method)
+    from cedd.tasks.train import train
     from cedd.training.distributed import FirstRankFailed
-    from cedd.training.loop import switch_threads_often, train
+    from cedd.training.loop import switch_threads_often
 
     switch_threads_often()
     try:
-        result = train(config, PlainConsole(stderr=True))
+        result = train(config, console=PlainConsole(stderr=True)).training_result
     except FirstRankFailed:  # which has said why, once
         return 1
+    assert result is not None
     if arguments.json and os.environ.get("RANK", "0") == "0":
         print(json.dumps({"out": str(config.out), **finite(vars(result))}))
     return result.exit_code

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,9 @@ from cedd.tasks.correct import correct
 from cedd.tasks.generate import Messages, chat, generate, template_of
 from cedd.tasks.infill import Constraints, infill
 from cedd.tasks.particles import WeightedTexts, weighted_texts
+
+if TYPE_CHECKING:
+    from cedd.training.loop import TrainResult
 
 Figure = Literal["exact", "tight", "importance"]
 """What a perplexity is: exact, or the estimate of a bound."""
@@ -106,6 +109,9 @@ class LanguageModel(LoadedModel):
         folder: what was read from a run's folder.
         device: where it computes.
     """
+
+    training_result: TrainResult | None = None
+    """How its training ended, for a model that `cedd.train` returns."""
 
     def original_logits(self, ids: Tensor, **inputs: Any) -> Tensor:
         """What the original network of an imported model returns for its own ids [B, L]: [B, L, rows], with a column

@@ -277,6 +277,7 @@ class TrainConfig:
     """sedd, sedds, cedd, cedd-star, ceddt, bayes, bayes-star, bayes-elbo, dfm, ar, or one that you added to METHODS.
     mdlm, udlm and gidd are a method on a process: ceddt on absorb, bayes-elbo on uniform and bayes-elbo on hybrid."""
     process: ProcessConfig = field(default_factory=ProcessConfig, metadata={"prefix": ""})
+    """The noise process."""
     block: int | None = None
     """Block diffusion: tokens per block, a divisor of the length. Each block is a diffusion of its own, given the
     blocks before it. A run may start --from one with other blocks, or none. None: the whole sequence is one block."""
@@ -289,13 +290,19 @@ class TrainConfig:
     architecture_arguments: dict[str, Any] = field(default_factory=dict, metadata={"hidden": True})
     """Arguments of your own class, besides vocab_size and has_mask."""
     model: ModelConfig = field(default_factory=lambda: model_of_size("char"))
+    """The size and options of the transformer."""
     length: int = 128
     """Tokens per sequence."""
     text: DataConfig = field(default_factory=DataConfig)
+    """The text: tokenizer, held-out part, cache."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer, learning rates and average of the weights."""
     batch: BatchConfig = BatchConfig()
+    """Batches and noise times."""
     adapt: AdaptConfig = AdaptConfig()
+    """From an autoregressive network to a diffusion model."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluation during training."""
     steps: int = 10_000
     """Training steps."""
     seed: int = 0
@@ -328,6 +335,14 @@ class TrainConfig:
     start: str | None = field(default=None, metadata={"option": "from", "metavar": "MODEL"})
     """Start from the weights of this run or model, with a new optimizer. Its network, tokenizer, length, method and
     process then replace the preset's. The network may be deeper, by a multiple of its blocks."""
+
+    @classmethod
+    def preset(cls, name: str, **settings: Any) -> TrainConfig:
+        """The configuration of a preset with other settings: preset("tiny", data="book.txt", out="runs/book")."""
+        if name not in PRESETS:
+            raise ValueError(f"invalid preset: {name!r}{suggestion(name, PRESETS)}")
+        config = dataclasses.replace(PRESETS[name][1], **settings)
+        return config if "process" in settings else with_alias(config)
 
     def network(self, process: TokenProcess, causal: bool) -> tuple[str, dict[str, Any]]:
         """The architecture of the network, and its arguments. Networks of autoregressive methods (`causal`) have a

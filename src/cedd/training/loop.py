@@ -72,7 +72,7 @@ class TrainResult:
 
 
 class Hooks:
-    """Called by the loop at fixed points. Subclass it, override what you need, and pass an instance to `train`."""
+    """Called by the loop at fixed points. Subclass it, override what you need, and pass an instance to `cedd.train`."""
 
     def on_start(self, trainer: Trainer) -> None:
         """Before the first step, after a checkpoint has been loaded."""
@@ -103,8 +103,8 @@ def switch_threads_often() -> None:
     sys.setswitchinterval(2e-4)
 
 
-def train(config: TrainConfig, console: Console | None = None, hooks: Hooks | None = None) -> TrainResult:
-    """Run, or resume, the training of a configuration."""
+def run_training(config: TrainConfig, console: Console | None = None, hooks: Hooks | None = None) -> TrainResult:
+    """Run, or resume, the training of a configuration, without loading its model (`cedd.train` does)."""
     config = replace(config, out=expanded(config.out))
     config.check()
     config = replace(config, method=get_method(config.method).name)

@@ -1,0 +1,34 @@
+"""`cedd.train`: a training run, and its model."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cedd.models.architectures import ARCHITECTURES, import_architecture
+from cedd.storage import expanded
+from cedd.tasks.language_model import LanguageModel, load
+from cedd.training.config import TrainConfig
+from cedd.training.loop import Hooks, run_training
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def train(config: TrainConfig, *, hooks: Hooks | None = None, console: Console | None = None) -> LanguageModel:
+    """Run, or resume, the training of a configuration. Returns the model with its averaged weights, as `load` does;
+    its `training_result` says how the run ended.
+
+    Args:
+        config: the configuration, such as `TrainConfig.preset("tiny", data="book.txt", out="runs/book")`. An
+            architecture package:Class is imported, unless the run starts from another model, which may have named it.
+        hooks: called at fixed points.
+        console: where messages are printed, by default standard error.
+    """
+    if ":" in config.architecture and config.architecture not in ARCHITECTURES and config.start is None:
+        import_architecture(config.architecture)
+    result = run_training(config, console, hooks)
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1  # a sharded network may not fit on one device
+    model = load(expanded(config.out), config.device if alone else "cpu")
+    model.training_result = result
+    return model
