@@ -83,6 +83,8 @@ class Capabilities:
     """It was trained on sequences of many lengths, so that a short one needs no padding."""
     cuda_graphs: bool = False
     """The forward pass can be compiled and recorded as a CUDA graph: tensor operations only, no synchronization."""
+    max_length: int | None = None
+    """The longest sequence that it reads; None: any."""
     recorder: bool = False
     """`recorded(function, rows)` runs a function of rows as a CUDA graph (`RecordsFunctions`)."""
 

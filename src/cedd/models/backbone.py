@@ -49,8 +49,6 @@ class Backbone(nn.Module):
     """What the network offers beyond `features` and `head`; a class attribute or a property."""
     architecture: str
     """The name in config.json: an entry of `ARCHITECTURES`, or package:Class."""
-    max_length: int | None = None
-    """The longest sequence it can read; None: any."""
     vocab_size: int
     has_mask: bool
     """Whether inputs may contain the mask, token V."""
@@ -101,6 +99,10 @@ class Backbone(nn.Module):
     def forward(self, x_t: Tensor, sigma: Tensor | None = None, **conditions: Any) -> Tensor:
         """Outputs [B, L, V]."""
         return self.head(self.features(x_t, sigma, **conditions))
+
+    def original_logits(self, ids: Tensor, **inputs: Any) -> Tensor:
+        """[B, L, rows]: what the original network of an imported one returns for its own ids [B, L]."""
+        raise ValueError(f"{self.architecture} is not an imported network, or was saved since: there is no original")
 
     def next_tokens(self, clean: Tensor) -> tuple[Tensor, Tensor]:
         """Which features of clean texts [B, L], under causal attention, predict a next token: distinct places [N] of

@@ -51,8 +51,8 @@ class ModelFolder:
     """The content of config.json, for a model that was loaded."""
     path: Path = Path()
     original_outputs: Callable[..., Tensor] | None = None
-    """(ids [B, L], **inputs) -> what the original network of an imported model returns, where the network itself has no
-    `original_logits`."""
+    """(ids [B, L], **inputs) -> what the original network of an imported model returns, where that is not the
+    network's own `original_logits`."""
 
     @property
     def name(self) -> str:
@@ -61,10 +61,7 @@ class ModelFolder:
 
     def original(self, ids: Tensor, **inputs: Any) -> Tensor:
         """What the original network of an imported model returns for its own ids [B, L]."""
-        found = self.original_outputs or getattr(self.model, "original_logits", None)
-        if found is None:
-            raise ValueError(f"{self.name} is not an imported network, or was saved since: there is no original")
-        return found(ids, **inputs)
+        return (self.original_outputs or self.model.original_logits)(ids, **inputs)
 
     @property
     def wrap(self) -> str:
@@ -95,7 +92,7 @@ def folder_of_network(
         model = ModuleBackbone(cast(nn.Module, network), process.vocab_size, process.has_mask)
     chosen = get_method(method)
     chosen.check(process)
-    size = length or model.max_length or USUAL_LENGTH
+    size = length or model.capabilities.max_length or USUAL_LENGTH
     _check_sizes(model, process, tokenizer, size)
     return ModelFolder(model.eval(), process, chosen, tokenizer, size)
 
@@ -222,9 +219,9 @@ def _check_sizes(network: Backbone, process: TokenProcess, tokenizer: Tokenizer,
     _check_vocabulary(network.vocab_size, process, tokenizer)
     if process.has_mask and not network.has_mask:
         raise ValueError("the process masks tokens, but the network has no mask token")
-    longest = length if network.max_length is None else network.max_length
-    if not isinstance(length, int) or not 1 <= length <= longest:
-        raise ValueError(f"length must be an integer from 1 to {network.max_length}, the network's (got {length!r})")
+    longest = network.capabilities.max_length
+    if not isinstance(length, int) or not 1 <= length <= (longest or length):
+        raise ValueError(f"length must be an integer from 1 to {longest}, the network's (got {length!r})")
 
 
 def _check_vocabulary(vocab_size: Any, process: TokenProcess, tokenizer: Tokenizer) -> None:

@@ -373,7 +373,7 @@ class Llama(Backbone):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.architecture, self.options = self.architecture_name, config
-        self.vocab_size, self.has_mask, self.max_length = config.vocab_size, config.has_mask, config.length
+        self.vocab_size, self.has_mask = config.vocab_size, config.has_mask
         self.backbone = self.make_stack(config)
         dtype = FLOAT_TYPES[config.weights_dtype]
         head = VocabularyHead(config.width, config.vocab_size, bias=False, dtype=dtype)
@@ -419,6 +419,7 @@ class Llama(Backbone):
             token_times=True,
             any_length=True,
             cuda_graphs=True,
+            max_length=self.options.length,
         )
 
     def features(  # pyright: ignore[reportIncompatibleMethodOverride] - it takes no conditions

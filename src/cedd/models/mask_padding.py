@@ -25,12 +25,13 @@ class MaskPadded(Backbone):
     def __init__(self, model: Backbone, positions: int) -> None:
         super().__init__()
         self.model, self.positions, self.head = model, positions, model.head
-        self.vocab_size, self.has_mask, self.max_length = model.vocab_size, model.has_mask, positions
+        self.vocab_size, self.has_mask = model.vocab_size, model.has_mask
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """Those of the network, except what depends on positions."""
-        return replace(self.model.capabilities, cache=False, attention=False, token_times=False)
+        declared = self.model.capabilities
+        return replace(declared, cache=False, attention=False, token_times=False, max_length=self.positions)
 
     def features(self, x_t: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
         """[B, L, D]; with ``where``, only those at these distinct places [N] of the flattened batch are defined."""

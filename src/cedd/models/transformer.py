@@ -312,7 +312,7 @@ class Transformer(Backbone):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.architecture, self.options = "transformer", config
-        self.vocab_size, self.has_mask, self.max_length = config.vocab_size, config.has_mask, config.length
+        self.vocab_size, self.has_mask = config.vocab_size, config.has_mask
         self.backbone = TransformerStack(config)
         self.head: VocabularyHead = VocabularyHead(config.width, config.vocab_size)  # pyright: ignore
 
@@ -343,6 +343,7 @@ class Transformer(Backbone):
             time_conditioned=self.options.time_conditioned,
             token_times=True,
             cuda_graphs=True,
+            max_length=self.options.length,
         )
 
     def features(  # pyright: ignore[reportIncompatibleMethodOverride] - it takes no conditions

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cedd.block_layout import FinishedText
-from cedd.network import AllowedTokens, Network
+from cedd.network import AllowedTokens, Network, capabilities_of
 from cedd.samplers.constraints import Constraint, Fixed, JointConstraint
 from cedd.samplers.options import Callback, default_steps
 from cedd.samplers.random_numbers import text_seeds
@@ -40,7 +40,7 @@ def first_of_window(number: int, most: int) -> int:
 
 def reach_of(model: object, context: int | None) -> int | None:
     """N: what is given, or what the network declares; None: any."""
-    return getattr(model, "max_length", None) if context is None else context
+    return capabilities_of(model).max_length if context is None else context
 
 
 def is_one_block(block: int, length: int, model: object, context: int | None) -> bool:

@@ -538,7 +538,7 @@ class LanguageModel(LoadedModel):
             process: the process that it was trained to undo.
             method: what its outputs mean, a name of `METHODS` or a method of your own.
             tokenizer: of V tokens.
-            length: tokens that it reads at once; by default its `max_length`, or 1024 if it has none.
+            length: tokens that it reads at once; by default what it declares, or 1024.
         """
         return cls(folder_of_network(network, process, method, tokenizer, length), model_device(network))
 

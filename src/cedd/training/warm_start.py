@@ -49,8 +49,9 @@ def check_network(model: Backbone, config: TrainConfig, method: Method) -> None:
                 f"adapt.{name} needs a network that takes an attention pattern, and {model.architecture} does not "
                 "declare Capabilities(features=True, attention=True)"
             )
-    if model.max_length is not None and config.length > model.max_length:
-        raise ValueError(f"{model.architecture} reads at most {model.max_length} tokens; length is {config.length}")
+    longest = model.capabilities.max_length
+    if longest is not None and config.length > longest:
+        raise ValueError(f"{model.architecture} reads at most {longest} tokens; length is {config.length}")
 
 
 @torch.no_grad()
