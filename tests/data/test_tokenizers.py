@@ -213,8 +213,10 @@ def test_the_factory_knows_every_name(gpt2: GPT2Tokenizer, shared_data: Path, mo
         ("chars", "did you mean 'char'"),
         ("no/such/folder", "unknown tokenizer"),
         ("char", "'char' is made from a text, and none is given: use byte, gpt2, gpt2-char or the folder"),
-        ("bpe:many", "bpe:8000"),
-        ("char:1", "char:96"),
+        ("bpe:many", "as in bpe:8000"),
+        ("bpe:", "vocabulary size"),
+        ("byte:7", "has no size"),
+        ("char:1", "at least 2"),
     ],
 )
 def test_a_bad_name_is_one_clear_line(spec: str, message: str) -> None:

@@ -12,7 +12,8 @@ class DataConfig:
     """The data, and how it becomes blocks of tokens."""
 
     tokenizer: str = "char"
-    """char, char:SIZE, byte, gpt2, gpt2-char, bpe:SIZE, or a folder with a saved tokenizer."""
+    """char, char:SIZE, byte, gpt2, gpt2-char, bpe:SIZE, a folder with a saved tokenizer, or a kind that you added to
+    TOKENIZER_KINDS."""
     gpt2_files: Path | None = None
     """A folder with GPT-2's vocab.json and merges.txt, instead of downloading them."""
     validation: str | None = None

@@ -11,6 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +40,8 @@ Ids = Sequence[int] | NDArray[Any]
 
 
 class Tokenizer(ABC):
-    """The interface. A subclass provides `kind`, `definition`, `encode` and the text of single ids or runs of them."""
+    """The interface. A subclass provides `kind`, `definition`, `encode` and `decode_run`; with an entry in
+    `TOKENIZER_KINDS` and `make`, `--text.tokenizer KIND` or KIND:SIZE makes one."""
 
     kind: ClassVar[str]
     name: str
@@ -125,14 +127,14 @@ class Tokenizer(ABC):
         array = self._checked(ids)
         masked = np.flatnonzero(array == self.vocab_size)
         if len(masked) == 0:
-            return self._decode_run(array)
+            return self.decode_run(array)
         if mask is None:
             raise ValueError(f"id {self.vocab_size} at position {masked[0]} is the mask, which has no text")
         runs = np.split(array, masked)
-        return mask.join([self._decode_run(runs[0]), *(self._decode_run(run[1:]) for run in runs[1:])])
+        return mask.join([self.decode_run(runs[0]), *(self.decode_run(run[1:]) for run in runs[1:])])
 
     @abstractmethod
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         """Text of ids that are all in 0..V-1."""
 
     @abstractmethod
@@ -143,6 +145,16 @@ class Tokenizer(ABC):
     def from_definition(cls, definition: Mapping[str, Any], name: str) -> Tokenizer:
         """The tokenizer of a definition, which by default contains the constructor's arguments."""
         return cls(**definition, name=name)  # pyright: ignore[reportCallIssue]
+
+    @classmethod
+    def make(cls, size: str, texts: Iterable[str] | None) -> Tokenizer:
+        """The tokenizer that a name KIND or KIND:SIZE stands for.
+
+        Args:
+            size: what follows the colon; empty without one.
+            texts: the data, which can be read once.
+        """
+        raise NotImplementedError
 
     @cached_property
     def fingerprint(self) -> str:
@@ -243,7 +255,7 @@ class _CharacterTable(Tokenizer):
             ids[missing] = self.characters[self.unknown]
         return ids
 
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         return self._code_of_id[ids].astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
@@ -275,6 +287,11 @@ class CharTokenizer(_CharacterTable):
         counts[ord(stand_in)] = 0
         frequent = np.argsort(-counts, kind="stable")[: size - 1]
         return cls((chr(code) for code in frequent if counts[code]), stand_in)
+
+    @classmethod
+    def make(cls, size: str, texts: Iterable[str] | None) -> CharTokenizer:
+        texts = _given(cls.kind, texts)
+        return cls.from_texts(texts, size=_vocab_size(cls.kind, size) if size else None)
 
     def definition(self) -> dict[str, Any]:
         return {"alphabet": self.alphabet, "unknown": self.unknown}
@@ -339,7 +356,7 @@ class ByteTokenizer(Tokenizer):
     def starts(self, text: str) -> NDArray[np.intp]:
         return np.repeat(np.arange(len(text)), [len(character.encode()) for character in text])
 
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def definition(self) -> dict[str, Any]:
@@ -348,6 +365,12 @@ class ByteTokenizer(Tokenizer):
     @classmethod
     def from_definition(cls, definition: Mapping[str, Any], name: str) -> ByteTokenizer:
         del definition, name
+        return cls()
+
+    @classmethod
+    def make(cls, size: str, texts: Iterable[str] | None) -> ByteTokenizer:
+        if size:
+            raise ValueError(f"the tokenizer 'byte' has no size; use byte (got 'byte:{size}')")
         return cls()
 
 
@@ -449,7 +472,7 @@ class _ByteLevelBPE(Tokenizer):
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         content = self.token_bytes
         return b"".join([content[token] for token in ids.tolist()]).decode("utf-8", "replace")
 
@@ -527,6 +550,27 @@ class BPETokenizer(_ByteLevelBPE):
         definition = _bpe_definition(json.loads(tokenizer.to_str()), "the trained BPE")
         return cls(**definition, name=f"bpe:{len(definition['vocab'])}")
 
+    @classmethod
+    def make(cls, size: str, texts: Iterable[str] | None) -> BPETokenizer:
+        return cls.train(_given(cls.kind, texts), _vocab_size(cls.kind, size))
+
+
+def _given(kind: str, texts: Iterable[str] | None) -> Iterable[str]:
+    """The texts that a tokenizer is made from."""
+    if texts is None:
+        others = "byte, gpt2, gpt2-char or the folder of a saved one"
+        raise ValueError(f"the tokenizer {kind!r} is made from a text, and none is given: use {others}")
+    return texts
+
+
+def _vocab_size(kind: str, size: str) -> int:
+    """The number in KIND:SIZE."""
+    if not size.isdigit() or int(size) < 2:
+        raise ValueError(
+            f"the tokenizer {kind!r} needs a vocabulary size of at least 2, as in {kind}:8000 (got {size!r})"
+        )
+    return int(size)
+
 
 def _bpe_definition(content: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The definition in a `tokenizer.json`; merges are pairs, or strings with a space in older files."""
@@ -579,14 +623,14 @@ class BERTTokenizer(Tokenizer):
     def _contents(self) -> Iterable[bytes | None]:
         before = self.vocab.index(next(token for token in self.vocab if token.isalnum()))
         skipped = len(self.vocab[before])
-        texts = (self._decode_run(np.array([before, token]))[skipped:] for token in range(self.vocab_size))
+        texts = (self.decode_run(np.array([before, token]))[skipped:] for token in range(self.vocab_size))
         return (
             None if _is_special(token) else _known_bytes(text) for token, text in zip(self.vocab, texts, strict=True)
         )
 
     @property
     def _beginnings(self) -> Iterable[bytes | None]:
-        texts = (self._decode_run(np.array([token])) for token in range(self.vocab_size))
+        texts = (self.decode_run(np.array([token])) for token in range(self.vocab_size))
         inside = (_is_special(token) or token.startswith("##") for token in self.vocab)
         return (None if never else _known_bytes(text) for never, text in zip(inside, texts, strict=True))
 
@@ -599,7 +643,7 @@ class BERTTokenizer(Tokenizer):
         _utf8(self.name, text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def definition(self) -> dict[str, Any]:
@@ -626,10 +670,10 @@ class IdTokenizer(Tokenizer):
     def decode(self, ids: Ids, mask: str | None = MASK_CHARACTER) -> str:
         array = self._checked(ids)
         if not (array == self.vocab_size).any():
-            return self._decode_run(array)
+            return self.decode_run(array)
         return " ".join(super(IdTokenizer, self).decode([token], mask) for token in array.tolist())
 
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         return " ".join(map(str, ids.tolist()))
 
     @property
@@ -682,7 +726,7 @@ class PaddedTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return self.base.encode_batch(texts)
 
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         return self.base.decode(ids[ids < self.base.vocab_size])
 
     def definition(self) -> dict[str, Any]:
@@ -839,7 +883,7 @@ class JSONTokenizer(Tokenizer):
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
             return bytes.fromhex(byte[1])
         before = self._plain_token
-        return _known_bytes(self._decode_run(np.array([before, token]))[len(self._decode_run(np.array([before]))) :])
+        return _known_bytes(self.decode_run(np.array([before, token]))[len(self.decode_run(np.array([before]))) :])
 
     @cached_property
     def _plain_token(self) -> int:
@@ -852,7 +896,7 @@ class JSONTokenizer(Tokenizer):
         if "ByteLevel" in json.dumps(self.content.get("decoder")):
             return None
         contents = enumerate(self._contents)
-        alone = ((content, self._decode_run(np.array([token]))) for token, content in contents)
+        alone = ((content, self.decode_run(np.array([token]))) for token, content in contents)
         return (content if content is None or text == "\N{REPLACEMENT CHARACTER}" else _known_bytes(text)
                 for content, text in alone)  # fmt: skip
 
@@ -897,7 +941,7 @@ class JSONTokenizer(Tokenizer):
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template of {self.name} refuses these messages: {error}") from None
 
-    def _decode_run(self, ids: NDArray[np.int64]) -> str:
+    def decode_run(self, ids: NDArray[np.int64]) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def _settings(self) -> dict[str, Any]:
@@ -933,6 +977,7 @@ TOKENIZER_KINDS: dict[str, type[Tokenizer]] = {
         *(BERTTokenizer, IdTokenizer, PaddedTokenizer, JSONTokenizer),
     )
 }
+"""Classes by the kind in cedd_tokenizer.json, looked up when a tokenizer is made or loaded; add your own."""
 
 
 def tokenizer_from_definition(kind: str, definition: Mapping[str, Any], name: str) -> Tokenizer:
@@ -1019,37 +1064,23 @@ def fitting_tokenizer(name: str, vocab_size: int, *, required: bool = True) -> T
 
 
 def make_tokenizer(
-    spec: str | Path,
-    texts: Iterable[str] | None = None,
-    *,
-    gpt2_files: str | Path | None = None,
-    unknown: str | None = None,
+    spec: str | Path, texts: Iterable[str] | None = None, *, gpt2_files: str | Path | None = None
 ) -> Tokenizer:
-    """A tokenizer by name: "char", "char:96", "byte", "gpt2", "gpt2-char", "bpe:8000", or the folder of a saved one.
+    """A tokenizer by name: "char", "char:96", "byte", "gpt2", "gpt2-char", "bpe:8000", a kind that you added to
+    `TOKENIZER_KINDS`, or the folder of a saved one.
 
-    texts: the data, read once, for "char" (its alphabet), "char:SIZE" (its most frequent characters, and one for all
-        others) and "bpe:SIZE" (trained on it).
+    texts: the data, read once, for those that are made from it, such as "char" (its alphabet), "char:SIZE" (its most
+        frequent characters, and one that stands for the others) and "bpe:SIZE" (trained on it).
     gpt2_files: folder with vocab.json and merges.txt (default: CEDD_DATA/gpt2-bpe, then the hub).
-    unknown: for character tokenizers, the character that replaces those outside the alphabet.
     """
     name = str(spec)
-    if name == "byte":
-        return ByteTokenizer()
     if name in ("gpt2", "gpt2-char"):
         gpt2 = load_gpt2(gpt2_files)
-        return gpt2 if name == "gpt2" else CharAsGPT2.from_gpt2(gpt2, unknown)
-    kind, sized, size = name.partition(":")
-    if name == "char" or (kind in ("char", "bpe") and sized):
-        if texts is None:
-            made = "byte, gpt2, gpt2-char or the folder of a saved one"
-            raise ValueError(f"the tokenizer {name!r} is made from a text, and none is given: use {made}")
-        if name == "char":
-            return CharTokenizer.from_texts(texts, unknown)
-        if not size.isdigit() or int(size) < 2:
-            raise ValueError(f"{name!r} has no vocabulary size: write for example 'char:96' or 'bpe:8000'")
-        if kind == "bpe":
-            return BPETokenizer.train(texts, int(size))
-        return CharTokenizer.from_texts(texts, unknown, int(size))
+        return gpt2 if name == "gpt2" else CharAsGPT2.from_gpt2(gpt2)
+    kind, _, size = name.partition(":")
+    if kind in TOKENIZER_KINDS:
+        with suppress(NotImplementedError):
+            return TOKENIZER_KINDS[kind].make(size, texts)
     if (folder := expanded(name)).is_dir():
         return load_tokenizer(folder)
     raise ValueError(f"unknown tokenizer {name!r}{suggestion(name, (*NAMES, 'a folder that has one'))}")

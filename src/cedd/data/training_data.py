@@ -43,7 +43,7 @@ def prepare_training_data(
         by_documents = options.validation is None and options.holdout_by == "documents"
         part: Part = "train" if by_documents and name != "char" else "all"
         pieces = select_documents(corpus, part, options.holdout)
-        texts = _joined(pieces) if name.split(":")[0] == "char" else (piece.text for piece in pieces)
+        texts = (piece.text for piece in pieces) if name.startswith("bpe:") else _joined(pieces)
         tokenizer = make_tokenizer(name, texts, gpt2_files=options.gpt2_files)
     ends = ends_of_blocks(tokenizer, length) if options.wrap == "bos-eos" else None
     text_length = length if ends is None else length - 2
