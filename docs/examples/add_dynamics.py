@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from toy import ENTROPY, L, V, counting, counts, train
 
 import cedd
-from cedd.dynamics import Reversal
+from cedd.dynamics import DYNAMICS, Reversal
 from cedd.parameterization import Parameterization
 
 
@@ -21,15 +21,19 @@ class StopsEarly(Reversal):
 
 sedds = cedd.METHODS["sedds"]
 stops_early = cedd.Method("sedds-early", sedds.parameterization, sedds.objective, StopsEarly())
+DYNAMICS["stops-early"] = StopsEarly
 # endregion
 
 # region use
-process = cedd.uniform(V)
-network = train(stops_early, process)
-for method in (sedds, stops_early):  # sedds stops at t = 0.001
-    bound = cedd.estimate_bound(network, process, counting(256), method=method, batch=1024)
-    print(f"{method.name:<11}  {bound.nats_per_token:.3f} ± {1.96 * bound.stderr:.3f}, entropy {ENTROPY:.3f}")
+if __name__ == "__main__":
+    process = cedd.uniform(V)
+    network = train(stops_early, process)
+    for method in (sedds, stops_early):  # sedds stops at t = 0.001
+        bound = cedd.estimate_bound(network, process, counting(256), method=method, batch=1024)
+        print(f"{method.name:<11}  {bound.nats_per_token:.3f} ± {1.96 * bound.stderr:.3f}, entropy {ENTROPY:.3f}")
 
-drawn = cedd.sample(network, process, (256, L), method=stops_early, steps=64, deterministic=False)  # ends there, too
-print(f"{counts(drawn):.0%} of the samples count")
+    drawn = cedd.sample(
+        network, process, (256, L), method=stops_early, steps=64, deterministic=False
+    )  # ends there, too
+    print(f"{counts(drawn):.0%} of the samples count")
 # endregion

@@ -6,6 +6,7 @@ from torch import Tensor
 from toy import V, counting, train
 
 import cedd
+from cedd.objectives import WEIGHTS
 from cedd.objectives.cross_entropy import CrossEntropy
 from cedd.process import Noise
 
@@ -15,20 +16,22 @@ def towards_data(noise: Noise, x_t: Tensor) -> Tensor:
     return 1 / (noise.t + 0.1)
 
 
+WEIGHTS["towards-data"] = towards_data
 mine = cedd.Method("bayes-late", cedd.Bayes(), CrossEntropy(towards_data))
 # endregion
 
 # region use
-process = cedd.uniform(V)
-rivals = [cedd.METHODS["bayes"], cedd.METHODS["sedd"], mine]
-networks = [train(method, process) for method in rivals]
+if __name__ == "__main__":
+    process = cedd.uniform(V)
+    rivals = [cedd.METHODS["bayes"], cedd.METHODS["sedd"], mine]
+    networks = [train(method, process) for method in rivals]
 
-held_out, values = counting(128), []
-for method, network in zip(rivals, networks, strict=True):
-    same_noise = torch.Generator().manual_seed(1)
-    bound = cedd.estimate_bound(network, process, held_out, method=method, generator=same_noise, batch=1024)
-    values.append(bound.per_sequence)
-    difference = values[-1] - values[0]  # sequence by sequence, on the same times and noise
-    error = 1.96 * float(difference.std()) / len(difference) ** 0.5
-    print(f"{method.name:<10}  {bound.nats_per_token:.3f}  against bayes {difference.mean():+.3f} ± {error:.3f}")
+    held_out, values = counting(128), []
+    for method, network in zip(rivals, networks, strict=True):
+        same_noise = torch.Generator().manual_seed(1)
+        bound = cedd.estimate_bound(network, process, held_out, method=method, generator=same_noise, batch=1024)
+        values.append(bound.per_sequence)
+        difference = values[-1] - values[0]  # sequence by sequence, on the same times and noise
+        error = 1.96 * float(difference.std()) / len(difference) ** 0.5
+        print(f"{method.name:<10}  {bound.nats_per_token:.3f}  against bayes {difference.mean():+.3f} ± {error:.3f}")
 # endregion

@@ -1,13 +1,16 @@
-"""The command line with a process of your own: `python my_cedd.py train tiny --process shuffle-first ...`."""
+"""The command line with parts of your own: `python my_cedd.py train tiny --process shuffle-first ...`."""
 
 # region register
-import sys
 from dataclasses import replace
 
 import torch
+from add_dynamics import stops_early
+from add_method import mine
+from add_tokenizer import Words
 
 import cedd
 from cedd.cli import main
+from cedd.data.tokenizers import TOKENIZER_KINDS
 from cedd.process import PROCESSES
 
 
@@ -19,7 +22,9 @@ def shuffle_first(vocab_size: int, until: float = 0.5, schedule: cedd.Schedule |
 
 
 PROCESSES["shuffle-first"] = shuffle_first
+cedd.METHODS.update({method.name: method for method in (mine, stops_early)})
+TOKENIZER_KINDS[Words.kind] = Words
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
 # endregion

@@ -1,9 +1,9 @@
 """Samplers of your own, for Python and for `cedd sample --sampler docs.examples.my_samplers:REMASKING`."""
 
-# region rule
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# region rule
 import torch
 from torch import Tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -155,7 +155,7 @@ def _plain(name: str) -> str:
     return ALIASES[plain].method if plain in ALIASES else plain
 
 
-METHODS: Mapping[str, Method] = _ByName(
+METHODS: MutableMapping[str, Method] = _ByName(
     (method.name, method)
     for method in (
         Method("sedd", Score(), ScoreEntropy()),

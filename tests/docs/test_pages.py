@@ -18,7 +18,10 @@ import pytest
 import cedd
 from cedd.cli import main
 from cedd.cli.inputs import DEFAULT_MODEL
+from cedd.data.tokenizers import TOKENIZER_KINDS
+from cedd.dynamics import DYNAMICS
 from cedd.models.locate import CONFIG_FILE, WEIGHTS_FILE, packaged
+from cedd.objectives import WEIGHTS
 from cedd.process import PROCESSES
 from cedd.storage import file_sha256
 from docs.refresh import (
@@ -76,6 +79,8 @@ def run_program(words: list[str]) -> int:
     """A Python program with its arguments, in this process; its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words)
+        for name in ("add_dynamics", "add_method", "add_tokenizer", "my_samplers", "toy"):  # as in a new process
+            patch.delitem(sys.modules, name, raising=False)
         try:
             runpy.run_path(words[0], run_name="__main__")
         except SystemExit as end:
@@ -100,7 +105,10 @@ def complaint(command: Command, printed: str) -> str | None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, from which no row of a table gets into other tests."""
-    monkeypatch.setitem(PROCESSES, "shuffle-first", PROCESSES["absorb"])  # so that the example's row is taken back
+    for table in (PROCESSES, cedd.METHODS, DYNAMICS, WEIGHTS, TOKENIZER_KINDS):
+        for name in ("shuffle-first", "bayes-late", "sedds-early", "stops-early", "towards-data", "words"):
+            monkeypatch.setitem(table, name, None)  # so that the examples' rows are taken back
+            del table[name]
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))

@@ -132,7 +132,8 @@ def test_the_example_for_weights_and_biases_logs_loss_and_bound(
     wandb = SimpleNamespace(init=lambda **_: None, log=lambda figures, step: logged.append((step, figures)))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     chosen = config("run", {"evaluation.every": 4, "evaluation.sequences": 4, "evaluation.samples": 0, "steps": 4})
-    exec(code, {"config": chosen})
+    monkeypatch.setattr(TrainConfig, "preset", lambda *_, **__: chosen)
+    exec(code, {})
     assert [step for step, figures in logged if "train/loss" in figures] == [1, 2, 3, 4]
     (last,) = [figures for _, figures in logged if "bound/nats_per_token" in figures]
     assert last["bound/perplexity"] > 1
