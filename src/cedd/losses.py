@@ -82,6 +82,8 @@ class NoisyBatch:
     """[L, L] bool, the keys that a query attends to; None: the network's own."""
     next_token_weight: float = 0.0
     """The weight of the next-token loss of the clean texts."""
+    label: Tensor | None = None
+    """[B] int64, an input of the network, with UNKNOWN_LABEL where it is not given. None: a network without labels."""
 
     @property
     def tokens(self) -> int:
@@ -95,8 +97,9 @@ class NoisyBatch:
         tensors = function(self.inputs), function(self.sigma), function(self.places)
         clean = None if self.clean is None else function(self.clean)
         visible = None if self.visible is None else function(self.visible)
-        told = self.selected, clean, self.in_blocks, visible, self.next_token_weight
-        return NoisyBatch(*tensors, rows, counts, *told)
+        label = None if self.label is None else function(self.label)
+        others = self.selected, clean, self.in_blocks, visible, self.next_token_weight, label
+        return NoisyBatch(*tensors, rows, counts, *others)
 
     def to(self, device: torch.device | str) -> NoisyBatch:
         """On another device, without waiting (its float64 fields in float32 where the device has none)."""
@@ -207,6 +210,8 @@ def row_function(method: Method, vocab_size: int, has_mask: bool) -> Callable[..
 def batch_loss(method: Method, model: AnyModel, batch: NoisyBatch, **conditions: Tensor) -> Tensor:
     """The loss in nats per token of the batch: the sum over its rows, divided by the number of positions (B*L, or those
     that `where` selects)."""
+    if batch.label is not None:
+        conditions = {"label": batch.label, **conditions}
     check_conditions(conditions, len(batch.inputs))
     options: dict[str, Any] = dict(conditions)
     if batch.in_blocks:

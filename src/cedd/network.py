@@ -362,6 +362,10 @@ def _chosen(values: Tensor, which: Tensor | slice) -> Tensor:
     return values[which.to(values.device) if isinstance(which, Tensor) else which]
 
 
+UNKNOWN_LABEL = -1
+"""The label of sequences without one."""
+
+
 @dataclass(frozen=True)
 class AllowedTokens:
     """Positions at which only some tokens are allowed."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import cedd
-from cedd.network import Capabilities
-from cedd.samplers.guidance import UNKNOWN, ClassifierGuided, Guided, check_guidance, mixed
+from cedd.network import UNKNOWN_LABEL, Capabilities
+from cedd.samplers.guidance import ClassifierGuided, Guided, check_guidance, mixed
 from tests.reference.reveals import time_free_law
 
 V, L, CONDITIONS = 3, 3, 2
@@ -26,13 +26,13 @@ def agrees(text: tuple[int, ...], seen: tuple[int, ...]) -> bool:
 
 def weight(seen: tuple[int, ...], condition: int) -> float:
     """p(x_t, c), the sum over the texts behind the masks; both for an unknown condition."""
-    which = slice(None) if condition == UNKNOWN else condition
+    which = slice(None) if condition == UNKNOWN_LABEL else condition
     return float(sum(JOINT[k, which].sum() for k, text in enumerate(TEXTS) if agrees(text, seen)))
 
 
 def perfect(x_t: Tensor, sigma: Tensor, label: Tensor | None = None) -> Tensor:
     """log p(x_i = v | x_t, c) of every position, [B, L, V]."""
-    labels = [UNKNOWN] * len(x_t) if label is None else label.tolist()
+    labels = [UNKNOWN_LABEL] * len(x_t) if label is None else label.tolist()
     rows = []
     for seen, condition in zip(map(tuple, x_t.tolist()), labels, strict=True):
         chances = [
@@ -124,7 +124,7 @@ def test_a_hidden_prompt_is_a_condition():
 def classifier(x_t: Tensor, sigma: Tensor) -> Tensor:
     """log p(c = 0 | x_t), exactly; far below any other where the text is impossible."""
     seen = list(map(tuple, x_t.tolist()))
-    return torch.tensor([np.log(max(weight(x, 0), 1e-250) / max(weight(x, UNKNOWN), 1e-200)) for x in seen])
+    return torch.tensor([np.log(max(weight(x, 0), 1e-250) / max(weight(x, UNKNOWN_LABEL), 1e-200)) for x in seen])
 
 
 def test_an_exact_classifier_gives_the_conditional_law():

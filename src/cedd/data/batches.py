@@ -90,6 +90,10 @@ class BatchSampler:
         """This rank's share [B/W, L] of global batch `step`; changes no state."""
         return torch.from_numpy(self.dataset.from_starts(self.starts(step)))
 
+    def labels(self, step: int) -> Tensor | None:
+        """The labels of these sequences [B/W]; None if the data has none."""
+        return torch.from_numpy(self.dataset.labels_of(self.starts(step))) if self.dataset.labels else None
+
     def __iter__(self) -> Iterator[Tensor]:
         return self
 

@@ -19,7 +19,8 @@ import sysconfig
 import unicodedata
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -44,6 +45,8 @@ class Piece(NamedTuple):
 
     text: str
     ends_document: bool
+    label: int = 0
+    """Of a labelled corpus, an index into its labels."""
 
 
 class Corpus(ABC):
@@ -172,6 +175,12 @@ def _check_file(path: Path) -> None:
 
 
 def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
+    for _, text in _jsonl_rows(path, stream, field):
+        yield from cut_document(text)
+
+
+def _jsonl_rows(path: Path, stream: TextIO, field: str, label_field: str | None = None) -> Iterator[tuple[str, str]]:
+    """The label, if there is a field for it, and the text of each row that has any."""
     for number, line in enumerate(stream, start=1):
         if not line.strip():
             continue
@@ -185,8 +194,12 @@ def _read_jsonl(path: Path, stream: TextIO, field: str) -> Iterator[Piece]:
             named = (repr(name) if kind == "str" else f"{name!r} of type {kind}" for name, kind in kinds.items())
             fields = ", ".join(named) or type(row).__name__
             raise ValueError(f"{path}, line {number} has no text field {field!r} (it has {fields})")
+        label = "" if label_field is None else row.get(label_field)
+        if isinstance(label, bool) or not isinstance(label, str | int):
+            found = f"{label_field!r} is {json.dumps(label)[:40]}" if label_field in row else f"it has {', '.join(row)}"
+            raise ValueError(f"{path}, line {number} has no label {label_field!r}, a text or a whole number ({found})")
         if text:
-            yield from cut_document(whole_characters(text))
+            yield str(label), whole_characters(text)
 
 
 def whole_characters(text: str) -> str:
@@ -216,17 +229,62 @@ class FileCorpus(Corpus):
 
     def pieces(self) -> Iterator[Piece]:
         for path in self.paths:
-            try:
-                with io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", newline=None) as stream:
-                    if _is_jsonl(path):
-                        yield from _read_jsonl(path, stream, self.field)
-                    else:
-                        yield from stream_documents(stream, self.document_break)
-            except UnicodeDecodeError as error:
-                byte = error.object[error.start]
-                raise ValueError(f"{path} is not UTF-8 text (byte 0x{byte:02x}): convert it to UTF-8 first") from None
-            except UNREADABLE as error:
-                raise ValueError(f"{path} is damaged: {error}") from None
+            with _text_of(path) as stream:
+                if _is_jsonl(path):
+                    yield from _read_jsonl(path, stream, self.field)
+                else:
+                    yield from stream_documents(stream, self.document_break)
+
+
+@contextmanager
+def _text_of(path: Path) -> Iterator[TextIO]:
+    """The text of a file; one that is damaged is refused while it is read."""
+    try:
+        with io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", newline=None) as stream:
+            yield stream
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"{path} is not UTF-8 text (byte 0x{byte:02x}): convert it to UTF-8 first") from None
+    except UNREADABLE as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+class LabelledCorpus(Corpus):
+    """The rows of .jsonl files label by label, in the order of `labels`, so that blocks of text have one label each.
+
+    Args:
+        corpus: the files.
+        field: the field of the labels.
+        labels: the labels in their order; by default those of the files, sorted.
+    """
+
+    def __init__(self, corpus: Corpus, field: str, labels: Sequence[str] | None = None) -> None:
+        if not isinstance(corpus, FileCorpus) or not all(map(_is_jsonl, corpus.paths)):
+            raise ValueError(f"labels are a field of the rows of .jsonl files; {corpus.name} is not one")
+        self._corpus, self._field, self.name = corpus, field, corpus.name
+        found = sorted({label for label, _ in self._rows()})
+        if labels is None and len(found) < 2:
+            raise ValueError(f"{self.name} must have at least two labels {field!r} (got {', '.join(found) or 'none'})")
+        if unknown := set(found) - set(labels or found):
+            raise ValueError(f"{self.name} has labels that the training data does not have: {', '.join(unknown)}")
+        self.labels = tuple(labels or found)
+
+    def content_sha256(self) -> str:
+        return json_sha256([self._corpus.content_sha256(), self._field, self.labels])
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        for path in self._corpus.paths:
+            with _text_of(path) as stream:
+                yield from _jsonl_rows(path, stream, self._corpus.field, self._field)
+
+    def pieces(self) -> Iterator[Piece]:
+        by_label: dict[str, list[str]] = {label: [] for label in self.labels}
+        for label, text in self._rows():
+            by_label[label].append(text)
+        for number, label in enumerate(self.labels):
+            for text in by_label[label]:
+                for piece in cut_document(text):
+                    yield piece._replace(label=number)
 
 
 def _missing_path(path: Path) -> ValueError:

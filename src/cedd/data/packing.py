@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from cedd.data.corpora import Corpus, Piece
+from cedd.data.corpora import Corpus, LabelledCorpus, Piece
 from cedd.data.folders import cache_root
 from cedd.data.tokenizers import Tokenizer, UnknownCharacter, tokenizer_from_definition
 from cedd.storage import (
@@ -139,6 +139,21 @@ class PackedDataset:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the corpus; none if it has none."""
+        return self.header.get("labels", [])
+
+    def labels_of(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The labels of the blocks [B] that begin at these tokens, as indices into `labels`; -1 for a block with text
+        of more than one."""
+        begins, offset, size = self.header["label_starts"], self._start * self.length, self.blocks.size
+        first, last = (
+            np.searchsorted(begins, offset + places % size, side="right") - 1
+            for places in (starts, starts + self.length - 1)
+        )
+        return np.where(first == last, first, -1).astype(np.int64)
+
     def token_counts(self) -> NDArray[np.int64]:
         """Counts of each token [V] in the full packed stream, including the remainder."""
         counts = np.zeros(self.vocab_size, np.int64)
@@ -169,6 +184,10 @@ class PackedDataset:
         A set is often several texts one after another, of which the first blocks are only the first text.
         """
         return self[evenly_spaced(len(self), most)]
+
+    def evenly_spaced_labels(self, most: int | None) -> NDArray[np.int64] | None:
+        """The labels [N] of these blocks; None if the set has none."""
+        return self.labels_of(evenly_spaced(len(self), most) * self.length) if self.labels else None
 
     def from_starts(self, starts: NDArray[np.integer]) -> NDArray[np.int64]:
         """Blocks [B, L] of L tokens beginning at these tokens [B]; the last block is followed by the first."""
@@ -309,27 +328,26 @@ def _chunks(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 def _encode_in_order(
     pieces: Iterator[Piece], tokenizer: Tokenizer, dtype: str, workers: int
-) -> Iterator[tuple[list[bool], _Encoded]]:
-    """For each chunk, in order: whether piece i ends a document, and the tokens. A bounded number of chunks is in
-    flight."""
+) -> Iterator[tuple[list[Piece], _Encoded]]:
+    """The pieces of each chunk, in order, and their tokens. A bounded number of chunks is in flight."""
     if workers == 1:
         for chunk in _chunks(pieces):
-            yield [p.ends_document for p in chunk], _encode_chunk(tokenizer, dtype, [p.text for p in chunk])
+            yield chunk, _encode_chunk(tokenizer, dtype, [p.text for p in chunk])
         return
     start = (tokenizer.kind, tokenizer.definition(), tokenizer.name)
     # "spawn": forking a process that already has threads (torch, the tokenizers library) can hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=start) as pool:
-        waiting: deque[tuple[list[bool], Future[_Encoded]]] = deque()
+        waiting: deque[tuple[list[Piece], Future[_Encoded]]] = deque()
         try:
             for chunk in _chunks(pieces):
                 job = pool.submit(_encode_in_worker, dtype, [p.text for p in chunk])
-                waiting.append(([p.ends_document for p in chunk], job))
+                waiting.append((chunk, job))
                 if len(waiting) > 2 * workers:
-                    ends, job = waiting.popleft()
-                    yield ends, job.result()
-            for ends, job in waiting:
-                yield ends, job.result()
+                    first, job = waiting.popleft()
+                    yield first, job.result()
+            for chunk, job in waiting:
+                yield chunk, job.result()
         except BrokenProcessPool:
             why = (
                 f"one of {workers} processes that encode text was ended, perhaps for want of memory; take fewer workers"
@@ -367,6 +385,8 @@ class _TokenWriter:
         self._digest = hashlib.sha256()
         self._tokenizer, self._policy, self._dtype = tokenizer, policy, dtype
         self._document_open = False
+        self.label_starts: list[int] = []
+        """The first token of each label so far."""
         self.counts: dict[str, int] = dict.fromkeys(("documents", "characters", "utf8_bytes", "words", "tokens"), 0)
 
     @cached_property
@@ -377,14 +397,16 @@ class _TokenWriter:
         except ValueError as error:
             raise ValueError(f"the separator {self._policy.text!r} cannot be encoded: {error}") from None
 
-    def add(self, ends_document: list[bool], encoded: _Encoded) -> None:
+    def add(self, pieces: list[Piece], encoded: _Encoded) -> None:
         parts: list[NDArray[Any]] = []
         start = 0
         with_end_token = self._policy.separator == "eos"
         end_token = np.array([self._tokenizer.eos_id if with_end_token else 0], dtype=self._dtype)
-        for end, ends in zip(encoded.ends.tolist(), ends_document, strict=True):
+        for end, (_, ends, label) in zip(encoded.ends.tolist(), pieces, strict=True):
             if not self._document_open and not with_end_token and self.counts["documents"]:
                 parts.append(self._separator)
+            while len(self.label_starts) <= label:
+                self.label_starts.append(self.counts["tokens"] + sum(map(len, parts)))
             parts.append(encoded.ids[start:end])
             if ends and with_end_token:
                 parts.append(end_token)
@@ -413,9 +435,10 @@ def _write_tokens(
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     with path.open("wb") as file:
         writer = _TokenWriter(file, tokenizer, policy, dtype)
-        for ends_document, encoded in _encode_in_order(pieces, tokenizer, dtype, workers):
-            writer.add(ends_document, encoded)
-        return {**writer.counts, "dtype": dtype, "tokens_sha256": writer.finish()}
+        for chunk, encoded in _encode_in_order(pieces, tokenizer, dtype, workers):
+            writer.add(chunk, encoded)
+        made = {**writer.counts, "dtype": dtype, "tokens_sha256": writer.finish()}
+        return made | {"label_starts": writer.label_starts}
 
 
 def _find(folder: Path, identity: dict[str, Any]) -> PackedDataset | None:
@@ -483,6 +506,8 @@ def pack(
     if part != "all":
         _check_holdout(holdout)
         identity["holdout"] = holdout
+    if isinstance(corpus, LabelledCorpus):
+        identity["labels"] = list(corpus.labels)
     folder = cache_root(cache) / "packed" / json_sha256([FORMAT, identity])[:32]
     if (found := _find(folder, identity)) is not None:
         return found
@@ -493,6 +518,8 @@ def pack(
             written = _write_tokens(temporary / TOKENS_FILE, pieces, tokenizer, policy, workers)
         except UnknownCharacter as error:
             raise UnknownCharacter(f"{source}: {error}") from None
+        if "labels" not in identity:
+            del written["label_starts"]
         if not corpus.is_still(identity["content_sha256"]):  # or others would be found by the name of what was there
             raise ValueError(
                 f"{source} was changed by another program while it was read; try again when it is complete"

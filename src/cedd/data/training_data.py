@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cedd.data.corpora import Corpus, Piece, open_corpus
+from cedd.data.corpora import Corpus, LabelledCorpus, Piece, open_corpus
 from cedd.data.data_config import DataConfig
 from cedd.data.packing import PackedDataset, PackingPolicy, Part, ends_of_blocks, pack, select_documents
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
@@ -22,7 +22,11 @@ class TrainingData:
 
 
 def prepare_training_data(
-    data: str | Path, length: int, options: DataConfig | None = None, tokenizer: Tokenizer | None = None
+    data: str | Path,
+    length: int,
+    options: DataConfig | None = None,
+    tokenizer: Tokenizer | None = None,
+    labels: str | None = None,
 ) -> TrainingData:
     """Tokenizer, training blocks and validation blocks.
 
@@ -35,9 +39,14 @@ def prepare_training_data(
         length: tokens per block.
         options: how the data is tokenized and split.
         tokenizer: a tokenizer that exists, instead of `options.tokenizer`.
+        labels: the field of a .jsonl with the label of each document. The documents of each label are then joined, so
+            that blocks have one label, and evenly spaced documents are held out, of every label.
     """
     options = options or DataConfig()
     corpus = open_corpus(data, field=options.field)
+    if labels is not None:
+        corpus = LabelledCorpus(corpus, labels)
+        options = replace(options, holdout_by="documents")
     if tokenizer is None:
         name = options.tokenizer
         by_documents = options.validation is None and options.holdout_by == "documents"
@@ -54,7 +63,10 @@ def prepare_training_data(
         return blocks if ends is None else blocks.wrapped(*ends)
 
     if options.validation is not None:
-        return TrainingData(tokenizer, packed(corpus), packed(open_corpus(options.validation, field=options.field)))
+        held_out = open_corpus(options.validation, field=options.field)
+        if isinstance(corpus, LabelledCorpus):
+            held_out = LabelledCorpus(held_out, str(labels), corpus.labels)
+        return TrainingData(tokenizer, packed(corpus), packed(held_out))
     if options.holdout_by == "tail":
         return TrainingData(tokenizer, *packed(corpus).split_tail(options.holdout))
     return TrainingData(tokenizer, packed(corpus, "train"), packed(corpus, "validation"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from cedd.methods import Method
 from cedd.models.backbone import Backbone
 from cedd.models.folder import ModelFolder
 from cedd.models.mask_padding import MaskPadded
+from cedd.names import suggestion
 from cedd.network import AnyModel, capabilities_of
 from cedd.process import TokenProcess
 from cedd.samplers import Constraint, GraphedNetwork, SamplingOptions, sample
@@ -118,6 +120,21 @@ class LoadedModel:
             self._graphs[batch, length] = GraphedNetwork(model, batch, length)
         return self._graphs[batch, length]
 
+    @property
+    def labels(self) -> Sequence[str]:
+        """The labels that it was trained with."""
+        return self.folder.config.get("labels", ())
+
+    def _conditions(self, label: str | None, count: int) -> dict[str, Tensor]:
+        """A label as a condition of the network for each of `count` texts."""
+        if label is None:
+            return {}
+        if not self.labels:
+            raise ValueError("this model was not trained with labels; train one with cedd train --labels FIELD")
+        if label not in self.labels:
+            raise ValueError(f"label: invalid choice: {label!r}{suggestion(label, self.labels)}")
+        return {"label": torch.full((count,), self.labels.index(label), device=self.device)}
+
     def draw(
         self,
         shape: tuple[int, int],
@@ -128,6 +145,7 @@ class LoadedModel:
         """Samples [B, L] on the host; tokens that do not decode to text appear only where the constraint fixes them."""
         if options.device is not None:
             raise ValueError("a loaded model samples where it is; use model.to(device)")
+        conditions = self._conditions(options.label, shape[0])
         together = 1 if options.deterministic else min(shape[0], options.batch or shape[0])
         options = replace(
             self.with_defaults(options, shape[1]),
@@ -136,9 +154,11 @@ class LoadedModel:
             exclude=(*options.exclude, *(one for one in never_written(self.tokenizer) if one not in options.stop)),
             context=self.length,
             device=self.device,
+            label=None,
         )
         autocast = self.device.type == "cuda" and (self.writes_blocks or not self.method.dynamics.noisy)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
             network, chosen = self.network(together, shape[1]), method or self.method
-            drawn = sample(network, self.process, shape, method=chosen, constraint=constraint, options=options)
+            how: dict[str, Any] = {"method": chosen, "constraint": constraint, "options": options, **conditions}
+            drawn = sample(network, self.process, shape, **how)
         return drawn.cpu()

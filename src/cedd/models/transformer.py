@@ -48,7 +48,7 @@ from cedd.models.transformer_config import NetworkOptions as NetworkOptions
 from cedd.models.transformer_config import TransformerConfig as TransformerConfig
 from cedd.models.transformer_config import config_from_preset as config_from_preset
 from cedd.names import suggestion
-from cedd.network import AttentionPattern, Capabilities
+from cedd.network import UNKNOWN_LABEL, AttentionPattern, Capabilities
 from cedd.storage import from_json
 
 
@@ -206,18 +206,23 @@ class TimeConditioning(nn.Module):
         self.modulation = nn.Linear(config.conditioning_width, self.count * config.width)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
+        self.labels = _label_embedding(config) if config.labels else None
 
-    def forward(self, sigma: Tensor) -> list[Modulation]:
+    def forward(self, sigma: Tensor, label: Tensor | None = None) -> list[Modulation]:
         """One for each branch, and one for the last norm; of [B, 1, D] tensors, or [B, G, D] for sigma [B, G].
 
-        Without a time input all are equal: they are computed once and expanded to [B, 1, D].
+        Without a time input and labels all are equal: they are computed once and expanded to [B, 1, D].
         """
         batch = len(sigma)
         if not self.time_conditioned:
-            sigma = sigma.new_zeros(1)
+            sigma = sigma.new_zeros(1 if self.labels is None else batch)
         with torch.autocast(sigma.device.type, enabled=False):
             embedded = self._embed(self.time_input(sigma.flatten()).float()).to(self.hidden.weight.dtype)
-            vector = F.silu(self.output(F.silu(self.hidden(embedded))))
+            vector = self.output(F.silu(self.hidden(embedded)))
+            if self.labels is not None:
+                label = torch.full((batch,), UNKNOWN_LABEL, device=sigma.device) if label is None else label
+                vector = vector + self.labels(label.long() + 1).repeat_interleave(len(vector) // batch, 0)
+            vector = F.silu(vector)
         modulations = self.modulation(vector).view(len(sigma), -1, self.count, self.width)
         *parts, shift, scale = modulations.expand(batch, -1, -1, -1).unbind(2)
         branches = [Modulation(*parts[i : i + 3]) for i in range(0, len(parts), 3)]
@@ -229,6 +234,16 @@ class TimeConditioning(nn.Module):
         steps = torch.arange(FREQUENCIES, dtype=torch.float32, device=sigma.device) / FREQUENCIES
         angles = sigma[:, None] * torch.exp(-math.log(BASE) * steps)
         return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+LABELS, LABELLED_BIAS = "backbone.conditioning.labels.weight", "backbone.conditioning.output.bias"
+
+
+def _label_embedding(config: TransformerConfig) -> nn.Embedding:
+    """A row for unknown labels, and one for each label."""
+    made = nn.Embedding(config.labels + 1, config.conditioning_width)
+    nn.init.normal_(made.weight, std=0.02)
+    return made
 
 
 class TransformerStack(nn.Module):
@@ -267,6 +282,7 @@ class TransformerStack(nn.Module):
         where: Tensor | None = None,
         attention: AttentionPattern | None = None,
         tiles: Any = None,
+        label: Tensor | None = None,
     ) -> Tensor:
         config, past = self.config, 0 if cache is None else cache.length
         positions: slice | Tensor = slice(past, past + x_t.shape[1])
@@ -277,7 +293,7 @@ class TransformerStack(nn.Module):
         rotation = self.cosine[positions], self.sine[positions]
         visible = None if attention is None else attention.visible
         dropout = self.training and config.dropout > 0
-        modulations = prepare_branches(self._modulations(sigma), where, x_t.device, dropout)
+        modulations = prepare_branches(self._modulations(sigma, label), where, x_t.device, dropout)
 
         x = ResidualStream(self.embedding(x_t).to(self._residual_dtype(x_t.device.type)))
         for block, first, second in zip(self.blocks, modulations[:-1:2], modulations[1::2], strict=True):
@@ -289,13 +305,15 @@ class TransformerStack(nn.Module):
             cache.length = past + x_t.shape[1]
         return self.norm(x, modulations[-1])
 
-    def _modulations(self, sigma: Tensor | None) -> list[Modulation]:
+    def _modulations(self, sigma: Tensor | None, label: Tensor | None) -> list[Modulation]:
         """One for each branch, and one for the last norm."""
+        if label is not None and not self.config.labels:
+            raise ValueError("this network was not trained with labels")
         if self.conditioning is None:
             return [Modulation()] * (2 * self.config.depth + 1)
         if sigma is None:
             raise ValueError("this network is conditioned on time: pass sigma, [B] or [B, G]")
-        return self.conditioning(sigma)
+        return self.conditioning(sigma, label)
 
     def _residual_dtype(self, device_type: str) -> torch.dtype:
         dtype = self.embedding.weight.dtype
@@ -346,7 +364,7 @@ class Transformer(Backbone):
             max_length=self.options.length,
         )
 
-    def features(  # pyright: ignore[reportIncompatibleMethodOverride] - it takes no conditions
+    def features(  # pyright: ignore[reportIncompatibleMethodOverride] - it takes no other conditions
         self,
         x_t: Tensor,
         sigma: Tensor | None = None,
@@ -354,22 +372,23 @@ class Transformer(Backbone):
         attention: AttentionPattern | None = None,
         cache: KVCache | None = None,
         where: Tensor | None = None,
+        label: Tensor | None = None,
     ) -> Tensor:
         """[B, L, D], the input of the vocabulary head, for sigma [B], or [B, G] for G equal stretches; with a cache,
-        ``x_t`` continues the tokens in it.
+        ``x_t`` continues the tokens in it. Networks with labels take them as indices [B], -1 where none is given.
 
         With ``where``, distinct places [N] of the flattened batch, only the features there are defined: the last
         block's MLP, whose output no other position reads, runs there only.
         """
         if cache is not None:
             # Not through __call__, which may be compiled: the filled length changes with every call.
-            return self.backbone.forward(x_t, sigma, cache, attention=attention)
+            return self.backbone.forward(x_t, sigma, cache, attention=attention, label=label)
         if attention is None:
-            return self.backbone(x_t, sigma, where=where)
+            return self.backbone(x_t, sigma, where=where, label=label)
         tiles, head_width = None, self.options.width // self.options.heads
         if attention.rule is not None and self._is_compiled and takes_tiles(x_t.device, head_width):
             tiles = tiles_of(attention.rule, x_t.shape[1], x_t.device)
-        return self.backbone(x_t, sigma, where=where, attention=attention, tiles=tiles)
+        return self.backbone(x_t, sigma, where=where, attention=attention, tiles=tiles, label=label)
 
     @property
     def _is_compiled(self) -> bool:
@@ -413,10 +432,16 @@ class Transformer(Backbone):
 
     def weights_from(self, source: Backbone) -> dict[str, Tensor]:
         """Those of a transformer with the same number of blocks, or fewer, each of which is then repeated; without the
-        embedding of the mask if this network has none."""
+        embedding of the mask if this network has none, and with labels that have no effect yet if the other has none.
+        """
         assert isinstance(source, Transformer)
         weights = stored_tensors(source)
         weights[EMBEDDING] = weights[EMBEDDING][: self.vocab_size + int(self.has_mask)]
+        if source.options.labels and not self.options.labels:  # none is given, always
+            unknown = weights.pop(LABELS)[UNKNOWN_LABEL + 1]
+            weights[LABELLED_BIAS] = weights[LABELLED_BIAS] + unknown
+        elif self.options.labels and not source.options.labels:
+            weights[LABELS] = torch.zeros_like(stored_tensors(self)[LABELS])
         shallower, depth = source.options.depth, self.options.depth
         if depth % shallower:
             raise ValueError(f"it has {shallower} blocks; use the same depth or a multiple of it, not {depth}")

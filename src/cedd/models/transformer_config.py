@@ -67,6 +67,8 @@ class TransformerConfig(NetworkOptions):
     """The longest sequence the network can read."""
     causal: bool = False
     mlp_ratio: int = 4
+    labels: int = 0
+    """The number of labels that the network is conditioned on; 0 for a network without."""
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "length", "width", "depth", "heads", "conditioning_width", "mlp_ratio")
@@ -80,6 +82,8 @@ class TransformerConfig(NetworkOptions):
                 f"width {self.width} does not divide into {self.heads} heads of an even size: "
                 f"use a multiple of {2 * self.heads}"
             )
+        if self.labels < 0 or (self.labels and not self.time_conditioning):
+            raise ValueError(f"labels need time_conditioning, and must not be negative; got {self.labels}")
         if self.largest_score is not None and not 0.0 < self.largest_score < math.inf:
             raise ValueError(f"largest_score must be positive and finite, if given (got {self.largest_score})")
         if not 0.0 <= self.dropout < 1.0:

@@ -146,15 +146,15 @@ class GraphedNetwork:
         )
         self._recorder = Recorder()
 
-    def __call__(self, x_t: Tensor, sigma: Tensor) -> Tensor:
-        return self.head(self.features(x_t, sigma).float())
+    def __call__(self, x_t: Tensor, sigma: Tensor, label: Tensor | None = None) -> Tensor:
+        return self.head(self.features(x_t, sigma, label=label).float())
 
-    def features(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Tensor:
+    def features(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None, label: Tensor | None = None) -> Tensor:
         """[S, L] -> [S, L, D], of which only those at the distinct places `where` [R] of the flattened batch
         are defined, if it is given; the result is overwritten by the next call."""
         size = _room(len(x_t), self._sizes)
-        if size is None or x_t.shape[1] != self._length:
-            return self._run(x_t, sigma, where)[0]
+        if size is None or x_t.shape[1] != self._length or label is not None:  # labels are not recorded
+            return self._run(x_t, sigma, where, label)[0]
         inputs, rooms = [x_t, sigma], [size, size]
         where = where if self._takes_places else None
         # Few sizes of `where`, for each is recorded with each size of the batch; the others have all features.
@@ -177,8 +177,8 @@ class GraphedNetwork:
             return None
         return self._recorder(function, of_rows, [room] * len(of_rows))
 
-    def _run(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None) -> Outputs:
+    def _run(self, x_t: Tensor, sigma: Tensor, where: Tensor | None = None, label: Tensor | None = None) -> Outputs:
         # Casts are not cached: a cached cast would not outlive the context, and a recorded graph would.
         with torch.no_grad(), torch.autocast("cuda", dtype=self._dtype, cache_enabled=False):
-            given = {} if where is None else {"where": where}
+            given = {name: value for name, value in {"where": where, "label": label}.items() if value is not None}
             return (self._model.features(x_t, sigma, **given),)

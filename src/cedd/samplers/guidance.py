@@ -32,12 +32,9 @@ from torch import Tensor
 
 from cedd.device import model_device
 from cedd.methods import Method
-from cedd.network import AnyModel, Capabilities, Network, capabilities_of, has_head
+from cedd.network import UNKNOWN_LABEL, AnyModel, Capabilities, Network, capabilities_of, has_head
 from cedd.parameterization import Affine
 from cedd.process import TokenProcess
-
-UNKNOWN = -1
-"""The label of sequences without one."""
 
 
 def check_guidance(method: Method, process: TokenProcess) -> None:
@@ -60,7 +57,7 @@ def mixed(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor
 class Guided:
     """Classifier-free guidance.
 
-    The network is called twice. Without the condition it is given label `UNKNOWN` in the place of `label`, if there is
+    The network is called twice. Without the condition it is given `UNKNOWN_LABEL` in the place of `label`, if there is
     one, and the mask at the positions `hidden`, if there are such: a prompt is a condition that any network which fills
     masks knows how to do without.
 
@@ -85,7 +82,7 @@ class Guided:
     def _without(self, x_t: Tensor, conditions: dict[str, Any], hidden: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
         """The input without the condition."""
         if "label" in conditions:
-            conditions = conditions | {"label": torch.full_like(conditions["label"], UNKNOWN)}
+            conditions = conditions | {"label": torch.full_like(conditions["label"], UNKNOWN_LABEL)}
         if hidden is not None:
             assert self.mask is not None
             x_t = x_t.masked_fill(hidden.to(x_t.device), self.mask)

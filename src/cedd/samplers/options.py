@@ -77,6 +77,8 @@ class SamplingOptions:
     0.9)."""
     corrector: float | Corrector | None = None
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
+    label: str | None = None
+    """A label of the model, trained with cedd train --labels; by default, texts of any label."""
     guidance: float | None = None
     """Guidance weight of the condition (a label, the prompt or the given text). 1 is the unguided conditional model;
     larger values follow the condition more closely."""
@@ -185,6 +187,7 @@ class SamplingSettings(TypedDict, total=False):
     block_length: int | None
     threshold: float | None
     corrector: float | Corrector | None
+    label: str | None
     guidance: float | None
     particles: int | None
     batch: int | None

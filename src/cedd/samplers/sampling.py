@@ -66,8 +66,11 @@ def sample(
     """
     chosen = get_method(method)
     chosen.check(process)
-    settings = {one.name: others.pop(one.name) for one in fields(SamplingOptions) if one.name in others}
+    given = {name for name, value in others.items() if not (name == "label" and isinstance(value, Tensor))}
+    settings = {one.name: others.pop(one.name) for one in fields(SamplingOptions) if one.name in given}
     options = (options or SamplingOptions()).changed({"sampler": sampler, "steps": steps, **settings})
+    if options.label is not None:
+        raise ValueError("names of labels belong to trained models; pass label=, a tensor with an index per sequence")
     check_shape(shape)
     found = _with_particles(get_sampler(options.sampler, chosen), options)
     found.check(chosen, process, constraint)

@@ -293,6 +293,10 @@ class TrainConfig:
     """The size and options of the transformer."""
     length: int = 128
     """Tokens per sequence."""
+    labels: str | None = field(default=None, metadata={"metavar": "FIELD"})
+    """Condition the network on a label per document, from this field of the .jsonl."""
+    label_dropout: float = 0.1
+    """Share of sequences that are trained without their label, for guidance and for texts of any label."""
     text: DataConfig = field(default_factory=DataConfig)
     """The text: tokenizer, held-out part, cache."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -344,11 +348,12 @@ class TrainConfig:
         config = dataclasses.replace(PRESETS[name][1], **settings)
         return config if "process" in settings else with_alias(config)
 
-    def network(self, process: TokenProcess, causal: bool) -> tuple[str, dict[str, Any]]:
+    def network(self, process: TokenProcess, causal: bool, labels: int = 0) -> tuple[str, dict[str, Any]]:
         """The architecture of the network, and its arguments. Networks of autoregressive methods (`causal`) have a
         start token, which is the mask."""
         if self.architecture == TRANSFORMER:
-            return TRANSFORMER, dataclasses.asdict(self.model.build(process, self.length, causal))
+            options = self.model.build(process, self.length, causal)
+            return TRANSFORMER, dataclasses.asdict(dataclasses.replace(options, labels=labels))
         states = {"vocab_size": process.vocab_size, "has_mask": process.has_mask or causal}
         own = self.architecture_arguments
         if not causal and is_autoregressive(own):
@@ -372,6 +377,7 @@ class TrainConfig:
                     f"batch.lowest_time must lie in [0, 1), below batch.{name}, at most 1 (got {(low, time)})"
                 )
         check_growth(self.adapt, self.block)
+        self._check_labels()
         if self.optimizer.steps_of_average(self.steps) > self.steps:
             raise ValueError(
                 f"optimizer.ema_every is {self.optimizer.ema_every}, but the run has {self.steps} steps: the average, "
@@ -384,6 +390,17 @@ class TrainConfig:
                 f"batch.size {self.batch.size} cannot be cut into {self.batch.accumulate} micro-batches: use a "
                 f"multiple of {self.batch.accumulate}, or another batch.accumulate"
             )
+
+    def _check_labels(self) -> None:
+        """Refuse labels that the network cannot be conditioned on."""
+        if self.labels is None:
+            return
+        from cedd.methods import get_method
+
+        if self.architecture != TRANSFORMER or not get_method(self.method).dynamics.noisy:
+            raise ValueError("labels need the architecture transformer and a diffusion method, not ar")
+        if not self.model.time_conditioning:
+            raise ValueError("labels are an input of the time conditioning; remove --no-model.time-conditioning")
 
     def _check_names(self) -> None:
         """Refuse unknown methods, processes and schedules."""
@@ -426,6 +443,7 @@ _LIMITS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("optimizer.weight_decay", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
     ("optimizer.clip", "be a norm, or 0 for no clipping", lambda x: x >= 0.0),
     ("optimizer.final_share", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
+    ("label_dropout", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
     ("optimizer.decay_share", "lie in (0, 1]", lambda x: 0.0 < x <= 1.0),
     ("adapt.anneal adapt.growth", "lie in [0, 1]", lambda x: 0.0 <= x <= 1.0),
     ("adapt.next_token_weight", "be finite, and 0 (none) or more", lambda x: 0.0 <= x < math.inf),
@@ -720,6 +738,8 @@ def unused_settings(config: TrainConfig) -> dict[str, str]:
     unless(optimizer.schedule != "constant", "optimizer.final_share", "on a constant optimizer.schedule")
     unless(optimizer.schedule == "linear", "optimizer.decay_share", "unless optimizer.schedule is linear")
     unless(text.validation is None, "text.holdout text.holdout_by", "with text.validation")
+    unless(config.labels is None, "text.holdout_by", "with labels, where documents of each label are held out")
+    unless(config.labels is not None, "label_dropout", "without labels")
     unless(text.tokenizer.startswith("gpt2"), "text.gpt2_files", f"with the tokenizer {text.tokenizer}")
     measured = "evaluation.sequences evaluation.draws evaluation.samples evaluation.sample_steps"
     unless(config.evaluation.samples > 0, "evaluation.sample_steps", "without evaluation.samples")

@@ -115,7 +115,7 @@ def run_training(config: TrainConfig, console: Console | None = None, hooks: Hoo
 
 def data_of_run(config: TrainConfig, tokenizer: Tokenizer | None = None) -> TrainingData:
     """The training and held-out blocks of a configuration, by the run's own tokenizer if it has one."""
-    return prepare_training_data(config.data, config.length, config.text, tokenizer)
+    return prepare_training_data(config.data, config.length, config.text, tokenizer, config.labels)
 
 
 class Trainer:
@@ -148,11 +148,11 @@ class Trainer:
         refuse_other_data(config, self.data)
         self.process = config.process.build(self.data.tokenizer.vocab_size)
         self.method.check(self.process)
-        source = self._source()
+        source, labels = self._source(), self.data.train.labels
         if source is not None:
-            check_start(source, self.data.tokenizer, self.method, self.process)
+            check_start(source, self.data.tokenizer, self.method, self.process, labels)
         self.start_is_gone = config.start is not None and source is None
-        self.train_step = TrainStep(config, ranks, self.method, self.process, source)
+        self.train_step = TrainStep(config, ranks, self.method, self.process, source, len(labels))
         self.state = self.train_step.state
         self.validation = Validation(
             config, self.method, self.process, self.data, self.train_step.precision, ranks.device
@@ -263,7 +263,9 @@ class Trainer:
             position=self.state.step,
             cut_anew=config.batch.cut == "anew",
         )
-        return NoisingSampler(sampler, self.method, self.process, config.batch, config.steps, config.adapt)
+        return NoisingSampler(
+            sampler, self.method, self.process, config.batch, config.steps, config.adapt, config.label_dropout
+        )
 
     def change(self, config: TrainConfig) -> None:
         """Change the number of steps, the decay of the learning rate, or the steps of evaluations and checkpoints.
@@ -402,15 +404,16 @@ class Trainer:
         return ModelFolder(self.state.model, self.process, method, self.data.tokenizer, self.config.length)
 
     @property
-    def _wrap(self) -> dict[str, str]:
-        """The entry of config.json for tokens around each block, if any."""
-        return {} if self.config.text.wrap == "none" else {"wrap": self.config.text.wrap}
+    def _entries(self) -> dict[str, Any]:
+        """The entries of config.json for tokens around each block and for labels, if any."""
+        wrap = {} if self.config.text.wrap == "none" else {"wrap": self.config.text.wrap}
+        return wrap | ({"labels": labels} if (labels := self.data.train.labels) else {})
 
     def _describe(self, method: Method, results: Mapping[str, Any] | None = None) -> None:
         """Write all files of the run's model but its weights, and the results measured so far."""
         reports = {"train": self.data.train.report(), "validation": self.data.validation.report()}
         save_description(
-            self.config.out, self._model_folder(method), {"data": reports, **self._wrap, **(results or {})}
+            self.config.out, self._model_folder(method), {"data": reports, **self._entries, **(results or {})}
         )
 
     def _describe_end(self) -> None:
@@ -454,7 +457,7 @@ class Trainer:
         writes, or a resume, leaves a folder that loads.
         """
         weights = self.state.averaged_weights()
-        configs = [description_of(self._model_folder(method), self._wrap) for method in (self.method, *others)]
+        configs = [description_of(self._model_folder(method), self._entries) for method in (self.method, *others)]
         metadata = {CONFIG_SHA256: " ".join(dict.fromkeys(map(fingerprint, configs)))}
         self.ranks.from_first(lambda: save_weights(self.config.out / WEIGHTS_FILE, weights, metadata=metadata))
 

@@ -15,9 +15,10 @@ import torch
 from cedd.data.batches import BatchSampler
 from cedd.losses import NoiseDraws, NoisyBatch, draw_times, noisy_batch
 from cedd.methods import Method
+from cedd.network import UNKNOWN_LABEL
 from cedd.process import TokenProcess
 from cedd.training.config import AdaptConfig, BatchConfig, block_sizes
-from cedd.training.state import ATTENTION, NOISE, derived_seed
+from cedd.training.state import ATTENTION, LABELS, NOISE, derived_seed
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class NoisingSampler:
         config: how times are drawn.
         steps: total number of steps, for a highest time that changes, annealed attention and growing blocks.
         adapt: annealed attention, growing blocks, and the weight of the next-token loss.
+        label_dropout: the share of sequences whose label is not given.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class NoisingSampler:
         config: BatchConfig,
         steps: int = 1,
         adapt: AdaptConfig | None = None,
+        label_dropout: float = 0.0,
     ) -> None:
         share = (1 + config.complementary) * sampler.batch_size // sampler.world_size
         if share % config.accumulate:
@@ -63,7 +66,7 @@ class NoisingSampler:
                 f"use a batch size that is a multiple of {sampler.world_size * config.accumulate}"
             )
         self.sampler, self.method, self.process, self.config = sampler, method, process, config
-        self.steps, self.adapt = steps, adapt or AdaptConfig()
+        self.steps, self.adapt, self.label_dropout = steps, adapt or AdaptConfig(), label_dropout
         self.blocks = method.blocks_of(len(sampler.dataset[0]))
         """Blocks of a sequence, each with a time of its own; in the last step, if they grow."""
         self.position = sampler.position
@@ -91,6 +94,15 @@ class NoisingSampler:
         generator = torch.Generator().manual_seed(derived_seed(self.sampler.seed, step, ATTENTION))
         return (torch.rand(length, length, generator=generator) < share) | torch.ones(length, length).tril().bool()
 
+    def labels(self, step: int) -> torch.Tensor | None:
+        """The labels of this rank's sequences at a step, of which some are dropped at random; None without labels."""
+        if (labels := self.sampler.labels(step)) is None:
+            return None
+        generator = torch.Generator().manual_seed(derived_seed(self.sampler.seed, step, LABELS))
+        dropped = torch.rand(self.sampler.batch_size, generator=generator) < self.label_dropout
+        mine = slice(self.sampler.rank * len(labels), (self.sampler.rank + 1) * len(labels))
+        return labels.masked_fill(dropped[mine], UNKNOWN_LABEL)
+
     def batch(self, step: int) -> StepBatch:
         """The micro-batches of a step on this rank."""
         sampler, x0 = self.sampler, self.sampler.batch(step)
@@ -108,9 +120,10 @@ class NoisingSampler:
         everyone = (sampler.batch_size, x0.shape[1])
         draws = NoiseDraws.make(everyone, self.process.vocab_size, x0.device, generator)
         mine = slice(sampler.rank * len(x0), (sampler.rank + 1) * len(x0))
-        times, draws = times[mine], draws.part(mine)
+        times, draws, labels = times[mine], draws.part(mine), self.labels(step)
         if self.config.complementary:
             x0, times, draws = self._twice(x0, times, draws, step)
+            labels = None if labels is None else labels.repeat_interleave(2)
         micro = len(x0) // self.config.accumulate
         views = 2 if self.config.complementary and micro % 2 == 0 else 1
         visible = self.visible_at(step, x0.shape[1]) if method.block is None else None
@@ -120,7 +133,8 @@ class NoisingSampler:
             noised = (x0[here], times[here], draws.part(here))
             made = noisy_batch(method, self.process, *noised, self.capacity, views=views)
             clean = made.clean if made.in_blocks or not weight else x0[here][::views].contiguous()
-            parts.append(replace(made, clean=clean, visible=visible, next_token_weight=weight))
+            label = None if labels is None else labels[here]
+            parts.append(replace(made, clean=clean, visible=visible, next_token_weight=weight, label=label))
         return StepBatch(step, tuple(parts))
 
     def _twice(

@@ -15,7 +15,7 @@ from cedd.network import with_parameters
 from cedd.training.distributed import gather_full
 from cedd.training.optimizer import Optimizer
 
-NOISE, DROPOUT, EVALUATION, ATTENTION = 1, 2, 3, 4  # separate uses of a seed
+NOISE, DROPOUT, EVALUATION, ATTENTION, LABELS = 1, 2, 3, 4, 5  # separate uses of a seed
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,11 @@ class TrainStep:
         method: Method,
         process: TokenProcess,
         source: ModelFolder | None = None,
+        labels: int = 0,
     ) -> None:
         self.config, self.ranks = config, ranks
         torch.manual_seed(config.seed)
-        model = build_network(*config.network(process, causal=not method.dynamics.noisy))
+        model = build_network(*config.network(process, causal=not method.dynamics.noisy, labels=labels))
         check_network(model, config, method)
         graphs = ranks.device.type == "cuda" and model.capabilities.cuda_graphs
         mode = {"auto": "graphs" if graphs else "off"}.get(config.compile, config.compile)

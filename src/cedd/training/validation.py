@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,6 +41,12 @@ class Validation:
         with torch.no_grad(), self.precision.autocast():
             return choose_stop(model, self.process, blocks, method=self.method)
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The labels of the validation blocks, as a condition of the network, if there are any."""
+        labels = self.data.validation.evenly_spaced_labels(self.config.evaluation.sequences)
+        return {} if labels is None else {"label": torch.from_numpy(labels).to(self.device)}
+
     def measure(self, model: Backbone, step: int, records: RunLog) -> float:
         """The bound on validation blocks in nats per token. The bound and some samples are logged."""
         chosen, seed = self.config.evaluation, derived_seed(self.config.seed, EVALUATION)
@@ -53,6 +60,7 @@ class Validation:
                 method=method,
                 draws=chosen.draws,
                 generator=torch.Generator().manual_seed(seed),
+                **self.labels,
             )
             texts = self._samples(model, method, seed) if chosen.samples > 0 else []
         names = ("nats_per_token", "stderr", "perplexity", "ci95")

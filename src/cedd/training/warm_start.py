@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from cedd.block_layout import InBlocks
@@ -14,7 +16,9 @@ from cedd.process import TokenProcess
 from cedd.training.config import TrainConfig
 
 
-def check_start(source: ModelFolder, tokenizer: Tokenizer, method: Method, process: TokenProcess) -> None:
+def check_start(
+    source: ModelFolder, tokenizer: Tokenizer, method: Method, process: TokenProcess, labels: Sequence[str] = ()
+) -> None:
     """Refuse a model whose tokens or outputs mean something else than in the run."""
     if source.tokenizer.fingerprint != tokenizer.fingerprint:
         raise ValueError(
@@ -26,6 +30,9 @@ def check_start(source: ModelFolder, tokenizer: Tokenizer, method: Method, proce
             f"the outputs of {source.name} ({source.method.name}) are {source.method.meaning}, those of {method.name} "
             f"{method.meaning}; train it by a method whose outputs mean the same"
         )
+    own = source.config.get("labels", [])
+    if own and labels and list(labels) != own:
+        raise ValueError(f"the labels of {source.name} are {', '.join(own)}, those of the data {', '.join(labels)}")
     if process.has_mask and not source.model.has_mask:
         raise ValueError(f"{source.name} was never shown a mask; start it on a process without one (uniform)")
 

@@ -1,0 +1,208 @@
+"""Labels: from a field of a .jsonl to a condition of the network, in training and in sampling."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cedd
+from cedd.cli import main
+from cedd.data.batches import BatchSampler
+from cedd.data.corpora import FileCorpus, LabelledCorpus
+from cedd.data.packing import pack
+from cedd.data.training_data import prepare_training_data
+from cedd.losses import batch_loss
+from cedd.models.transformer import Transformer, TransformerConfig
+from cedd.network import UNKNOWN_LABEL
+from cedd.training.config import BatchConfig, TrainConfig, starting_from
+from cedd.training.noising import NoisingSampler
+from tests.training.runs import changed, run
+
+Make = Callable[..., TrainConfig]
+TEXTS = {"no": "aaaa", "yes": "bbbb", "1": "cccc"}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of one letter for each label, mixed."""
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    labels = np.random.default_rng(0).choice(list(TEXTS), 240)
+    path.write_text("".join(json.dumps({"text": TEXTS[one], "kind": one}) + "\n" for one in labels))
+    return path
+
+
+@pytest.fixture
+def settings(rows: Path) -> dict[str, Any]:
+    return {"data": str(rows), "labels": "kind", "process.name": "absorb", "method": "cedd", "steps": 2}
+
+
+def test_blocks_have_the_label_of_their_text(rows: Path, tmp_path: Path) -> None:
+    data = prepare_training_data(rows, 10, labels="kind")
+    tokenizer = data.tokenizer
+    packed = pack(LabelledCorpus(FileCorpus([rows]), "kind"), tokenizer, 10, cache=tmp_path)
+    assert packed.labels == data.train.labels == data.validation.labels == sorted(TEXTS)
+    starts = np.arange(0, 10 * len(packed), 3)
+    seen = [set(tokenizer.decode(block)) - {"\n"} for block in packed.from_starts(starts)]
+    letters = [{TEXTS[label][0]} for label in packed.labels]
+    expected = [letters.index(one) if len(one) == 1 else UNKNOWN_LABEL for one in seen]
+    labels = packed.labels_of(starts)
+    assert labels.tolist() == expected
+    assert set(labels) == {UNKNOWN_LABEL, 0, 1, 2}
+    held_out = data.validation.evenly_spaced_labels(None)
+    assert held_out is not None
+    assert set(held_out) >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("complementary", [False, True])
+def test_labels_of_batches_on_ranks(rows: Path, tmp_path: Path, complementary: bool) -> None:
+    data = prepare_training_data(rows, 8, labels="kind")
+    method, process = cedd.get_method("cedd"), cedd.absorb(data.tokenizer.vocab_size)
+
+    def labels(step: int, ranks: int, dropout: float) -> list[int]:
+        found: list[int] = []
+        for rank in range(ranks):
+            sampler = BatchSampler(data.train, 8, seed=1, rank=rank, world_size=ranks)
+            config = BatchConfig(8 * (1 + complementary), complementary=complementary)
+            noising = NoisingSampler(sampler, method, process, config, label_dropout=dropout)
+            for part in noising.batch(step).parts:
+                assert part.label is not None
+                assert len(part.label) == len(part.inputs)
+                found += part.label.tolist()
+        return found
+
+    given, half = labels(3, 1, 0.0), [labels(step, 2, 0.5) for step in range(40)]
+    texts = BatchSampler(data.train, 8, seed=1).batch(3).repeat_interleave(1 + complementary, 0)
+    assert given == data.train.labels_of(8 * _blocks(data.train.blocks, texts)).tolist()
+    assert labels(3, 2, 0.0) == given
+    assert labels(3, 1, 0.5) == half[3]
+    dropped = [one == UNKNOWN_LABEL for step in half for one in step]
+    assert 0.4 < np.mean(dropped) < 0.65
+
+
+def _blocks(blocks: np.ndarray, texts: torch.Tensor) -> np.ndarray:
+    """Any block with each text."""
+    return np.array([(blocks == text.numpy()).all(1).argmax() for text in texts])
+
+
+def test_a_run_with_labels(config: Make, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    made = config("run", {**settings, "evaluation.every": 2})
+    run(made)
+    model = cedd.load(made.out, "cpu")
+    assert model.labels == sorted(TEXTS)
+    table = dict(model.model.named_parameters())["backbone.conditioning.labels.weight"]
+    head = dict(model.model.named_parameters())["head.weight"]
+    with torch.no_grad():  # make the labels matter
+        table.normal_()
+        dict(model.model.named_parameters())["backbone.conditioning.modulation.weight"].normal_()
+        head.normal_()
+    how: Any = {"length": 12, "seed": 0, "steps": 8}
+    texts = {label: model.generate(6, label=label, **how) for label in model.labels}
+    assert len({tuple(one) for one in texts.values()}) == 3
+    guided = [model.generate(6, label="yes", guidance=w, **how) for w in (0, 0.5, 1)]
+    assert guided[0] == model.generate(6, **how)
+    assert guided[2] == texts["yes"]
+    assert guided[1] not in (guided[0], guided[2])
+    assert model.infill("a____{11}", n=4, label="no", seed=1, steps=8) != model.infill(
+        "a____{11}", n=4, label="yes", seed=1, steps=8
+    )
+    with pytest.raises(ValueError, match=r"label: invalid choice: 'ye'.*yes"):
+        model.generate(label="ye")
+    assert main(["sample", str(made.out), "--label", "maybe"]) == 2
+    assert capsys.readouterr().err.startswith("cedd: error: label: invalid choice: 'maybe'")
+
+
+def test_blocks_of_a_text_share_its_label(config: Make, settings: dict[str, Any]) -> None:
+    made = config("run", {**settings, "block": 4})
+    run(made)
+    texts = cedd.load(made.out, "cpu").generate(2, length=20, label="no", seed=0)
+    assert [len(text) for text in texts] == [20, 20]
+
+
+def test_starting_from_models_with_and_without_labels(config: Make, settings: dict[str, Any]) -> None:
+    """Without a label, the network computes what it did before."""
+    x, sigma = torch.tensor([[0, 1, 2, 3]]), torch.tensor([0.7])
+    first = config("labelled", settings)
+    run(first)
+    labelled = cedd.load(first.out, "cpu").model
+    plain = Transformer(TransformerConfig(**{**vars(labelled.options), "labels": 0}))
+    plain.load_state_dict(plain.weights_from(labelled), strict=False)
+    assert torch.allclose(plain.eval()(x, sigma), labelled(x, sigma), atol=1e-6)
+    more = Transformer(TransformerConfig(**{**vars(plain.options), "labels": 2}))
+    more.load_state_dict(more.weights_from(plain), strict=False)
+    assert torch.allclose(more.eval()(x, sigma, label=torch.tensor([1])), plain(x, sigma), atol=1e-6)
+    second = changed(starting_from(config("second", settings), str(first.out)), {"labels": "kind", "steps": 3})
+    run(second)
+    assert cedd.load(second.out, "cpu").labels == sorted(TEXTS)
+
+
+def test_the_loss_is_that_of_the_labels(rows: Path) -> None:
+    """A batch with labels has the loss of the network called with them."""
+    data = prepare_training_data(rows, 8, labels="kind")
+    V = data.tokenizer.vocab_size
+    network = Transformer(
+        TransformerConfig(width=16, depth=1, heads=2, vocab_size=V, has_mask=True, length=8, labels=3, dropout=0.0)
+    )
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    method = cedd.get_method("cedd")
+    sampler = BatchSampler(data.train, 8, seed=1)
+    (batch,) = NoisingSampler(sampler, method, cedd.absorb(V), BatchConfig(8)).batch(0).parts
+    label = batch.label
+    assert label is not None
+    found = batch_loss(method, network, batch)
+    calls: list[torch.Tensor] = []
+
+    def called(x_t: torch.Tensor, sigma: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        calls.append(label)
+        return network(x_t, sigma, label=label)
+
+    assert batch_loss(method, called, batch).item() == pytest.approx(found.item(), rel=1e-5)
+    assert torch.equal(calls[0], label)
+    with torch.no_grad():
+        other = network(batch.inputs, batch.sigma, label=(label + 1) % 3)
+        assert not torch.allclose(other, network(batch.inputs, batch.sigma, label=label))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"text": "a"}', r"line 1 has no label 'kind', a text or a whole number \(it has text\)"),
+        ('{"text": "a", "kind": 0.5}', r"line 1 has no label 'kind'.*'kind' is 0.5"),
+        ('{"text": "a", "kind": "x"}', r"at least two labels 'kind' \(got x\)"),
+    ],
+)
+def test_missing_labels_are_refused(tmp_path: Path, row: str, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row + "\n")
+    with pytest.raises(ValueError, match=message) as caught:
+        prepare_training_data(path, 8, labels="kind")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "ar"}, "labels need the architecture transformer and a diffusion method"),
+        ({"model.time_conditioning": False}, "remove --no-model.time-conditioning"),
+        ({"label_dropout": 1.5}, r"label_dropout must lie in \[0, 1\]; got 1.5"),
+        ({"data": "words.txt"}, "labels are a field of the rows of .jsonl files; .*words.txt is not one"),
+    ],
+)
+def test_what_labels_need(
+    config: Make, settings: dict[str, Any], corpus: Path, changes: dict[str, Any], message: str
+) -> None:
+    if "data" in changes:
+        changes = {"data": str(corpus)}
+    with pytest.raises(ValueError, match=message):
+        run(config("run", {**settings, **changes}))
+
+
+def test_models_without_labels_say_so(config: Make) -> None:
+    made = config("run", {"steps": 1})
+    run(made)
+    with pytest.raises(ValueError, match="not trained with labels; train one with cedd train --labels FIELD"):
+        cedd.load(made.out, "cpu").generate(label="yes")
