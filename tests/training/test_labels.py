@@ -188,7 +188,7 @@ def test_missing_labels_are_refused(tmp_path: Path, row: str, message: str) -> N
     [
         ({"method": "ar"}, "labels need the architecture transformer and a diffusion method"),
         ({"model.time_conditioning": False}, "remove --no-model.time-conditioning"),
-        ({"label_dropout": 1.5}, r"label_dropout must lie in \[0, 1\]; got 1.5"),
+        ({"label_dropout": 1.5}, r"label_dropout must lie in \[0, 1\] \(got 1.5\)"),
         ({"data": "words.txt"}, "labels are a field of the rows of .jsonl files; .*words.txt is not one"),
     ],
 )
