@@ -1,4 +1,4 @@
-"""Names: published ones of a method on a process, and suggestions for those that are not known."""
+"""Published names of a method on a process, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 Options = TypeVar("Options", bound=Any)
 
 CUTOFF = 0.6
-"""How alike two names are that one may be a slip of the other: twice the letters they share, of all their letters."""
+"""Smallest similarity for a suggestion: twice the number of shared letters over the number of all letters."""
 _OBEYED = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -28,33 +28,33 @@ ALIASES: Mapping[str, Combination] = {
     "udlm": Combination("bayes-elbo", "uniform"),
     "gidd": Combination("bayes-elbo", "hybrid"),
 }
-"""What published models are called by their authors. GIDD's own chain has the marginals of `hybrid` and other paths."""
+"""Authors' names of published models. GIDD's own chain has the marginals of `hybrid` but other paths."""
 
 
 def printable(text: str) -> str:
-    """The text with characters that a terminal would obey written out: control characters (\\x1b) and those that
-    reverse the order of what follows (\\u202e). Tabs and line ends stay."""
+    """The text with control characters (\\x1b) and characters that change the direction of text (\\u202e) escaped. Tabs
+    and line ends stay."""
     return _OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str | None:
-    """The known name that `name` was perhaps meant to be, in whatever case; None if none is near."""
+    """The known name closest to `name`, ignoring case; None if none is close."""
     plain = {other.casefold(): other for other in known}
     near = difflib.get_close_matches(name.casefold(), plain, n=1, cutoff=cutoff)
     return plain[near[0]] if near else None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not known: the one that was perhaps meant, or all there are."""
+    """The end of a message about an unknown name: the closest known name, or a list of all."""
     names = list(known)
     near = nearest(name, names)
     return f"; use one of {', '.join(names)}" if near is None else f"; did you mean {near!r}?"
 
 
 def hub_failure(error: Exception) -> str:
-    """Why the Hugging Face hub did not give something: the end of a sentence about it.
+    """The reason why a download from the Hugging Face hub failed, as the end of a message.
 
-    The libraries raise another exception for each cause; one with a response comes from a hub that was reached.
+    The libraries raise a different exception for each cause; those with a response come from a hub that was reached.
     """
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 404):
@@ -67,7 +67,7 @@ def hub_failure(error: Exception) -> str:
 
 
 def nearest_path(path: Path) -> Path | None:
-    """What lies beside a path that is not there and has nearly its name, not counting an ending that all texts have."""
+    """The path in the same folder with the closest name, ignoring the suffix."""
     beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
     stem = nearest(path.stem, [other.stem for other in beside])
     name = nearest(path.name, [other.name for other in beside if other.stem == stem], cutoff=0.0)
@@ -75,7 +75,7 @@ def nearest_path(path: Path) -> Path | None:
 
 
 def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
-    """A dataclass of options with those given (not None) in their place; an unknown name is refused."""
+    """The options with those `given` that are not None; raises an error for an unknown name."""
     asked = {name: value for name, value in given.items() if value is not None}
     known = [field.name for field in fields(options)]
     if unknown := sorted(set(asked) - set(known)):

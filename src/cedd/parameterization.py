@@ -1,19 +1,19 @@
-"""What a network's output means: the one place that turns outputs into ratios, rates, steps and posteriors.
+"""Parameterizations: the meaning of a network's outputs as ratios, rates, reverse steps and posteriors.
 
 Shapes: outputs [*S, V] (no mask column), x_t [*S], and a Noise whose fields have the shape [*S] (rows or [B, L]).
 
-A parameterization says what the log-ratios log s_y ~ log p_t(y) / p_t(x_t) are, for every token y != x_t:
+A parameterization defines the log-ratios log s_y ~ log p_t(y) / p_t(x_t) for every token y != x_t:
 
     Score         log s_y = o_y                                                                   (SEDD)
     ScaledScore   log s_y = o_y + log mean_h p(y|h) / p(x|h)                                      (SEDDs)
     Denoiser      s_y = sum_h f_h p(y|h) / p(x|h),   f = softmax(o) is p(x_0 | x_t)               (CEDD)
-    Bayes         s_y = m(y) / m(x),  m(y) = sum_h g_h p(y|h),  g = softmax(o) is the belief about x_0 before
-                  position i's own noisy token is looked at                                       (leave-one-out)
+    Bayes         s_y = m(y) / m(x),  m(y) = sum_h g_h p(y|h),  g = softmax(o) is p(x_0 at i | x_t at all
+                  other positions)                                                                (leave-one-out)
 
-The last two are affine in their probabilities, s_y = base + gain f_y, with a base and a gain that depend on one
-number of the network only: its probability of the token that is there. This is what makes samplers cheap.
+The last two are affine in their probabilities, s_y = base + gain f_y, where base and gain depend on one output only,
+the probability of the current token. This is what makes samplers cheap.
 
-All vectors of shape [*S] are float64; nothing of shape [*S, V] is, unless the outputs are.
+All vectors of shape [*S] are float64; tensors of shape [*S, V] have the dtype of the outputs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cedd.process import Kernel, Noise, TokenProcess
 from cedd.row_sums import at_token, full_precision, log_probabilities, log_sum_exp, put_at_token
 from cedd.schedules import double
 
-TINY = torch.finfo(torch.float64).tiny  # what a denominator is at least
-_LIFTED_BELOW, _LIFT = 0.5, 1.1  # the paper's rescaling of sigma where there is a mask
-_MAX_LOG_RATE = 80.0  # an untrained score may say anything; exp of this is still far inside float32
+TINY = torch.finfo(torch.float64).tiny  # lower limit of denominators
+_LIFTED_BELOW, _LIFT = 0.5, 1.1  # the paper's rescaling of sigma for processes with a mask
+_MAX_LOG_RATE = 80.0  # scores of an untrained network may be arbitrarily large; exp of this is well within float32
 
 
 def _log_expm1(x: Tensor) -> Tensor:
-    """log(exp(x) - 1) for x >= 0: finite at 0 (a number of about -708), and where exp(x) is not."""
+    """log(exp(x) - 1) for x >= 0; finite at 0 (about -708) and where exp(x) overflows."""
     return torch.where(x > 40.0, x, torch.log(torch.expm1(x.clamp_max(40.0)).clamp_min(TINY)))
 
 
@@ -48,15 +48,17 @@ def _log_redrawn(beta: Tensor) -> Tensor:
 
 
 def can_jump(x_t: Tensor, noise: Kernel) -> Tensor:
-    """Where the reverse process can leave x_t: at masks, and at tokens that may have been shuffled. [*S] bool."""
+    """Positions at which the reverse process can leave x_t: masks, and tokens that may have been shuffled. [*S]
+    bool."""
     return noise.is_mask(x_t) | (noise.beta > 0).to(x_t.device)
 
 
 def step_law(stay: Tensor, remask: Tensor, jumps: Tensor, x_t: Tensor, noise: Kernel) -> Tensor:
-    """The law of one step over the n states, [*S, n]: stay, be masked again, or jump.
+    """The distribution of one step over the n states, [*S, n]: stay, be masked again, or jump.
 
-    Where an imperfect score gives negative jumps [*S, V] they are cut off, and the rest is scaled to what is left by
-    staying and remasking; where nothing can be jumped to, a position stays. The only place that clamps.
+    An imperfect score can give negative jump probabilities [*S, V]. They are set to zero, and the others are scaled to
+    the probability that is not taken by staying and remasking; a position without a possible jump stays. No other
+    function clamps.
     """
     masked = noise.is_mask(x_t)
     jumps = put_at_token(jumps.clamp_min(0.0), x_t, 0.0, masked)
@@ -69,7 +71,7 @@ def step_law(stay: Tensor, remask: Tensor, jumps: Tensor, x_t: Tensor, noise: Ke
 
 
 PARAMETERIZATIONS: dict[str, type[Parameterization]] = {}
-"""The parameterizations by name; those of your own can be added."""
+"""The parameterizations by name; add your own here."""
 
 
 class Parameterization(Part, ABC):
@@ -77,32 +79,32 @@ class Parameterization(Part, ABC):
 
     table: ClassVar[Table] = Table("parameterization", "cedd.parameterization.PARAMETERIZATIONS", PARAMETERIZATIONS)
 
-    meaning: ClassVar[str] = "of a kind of their own"
-    """What the outputs are, in words: networks of the same can be trained on as one another's."""
+    meaning: ClassVar[str] = "of another kind"
+    """The meaning of the outputs, in words. A network can be trained further with a method of the same meaning."""
     vanishes_in_noise: ClassVar[bool] = False
-    """Whether the ratios at a mask fall like keep/a, as the true ones do, whatever the network says."""
+    """Whether the ratios at a mask decrease like keep/a for every network, as the true ones do."""
 
     @abstractmethod
     def log_ratios(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """log s_y for y != x_t, finite everywhere; the entry at x_t itself has no meaning."""
+        """log s_y for y != x_t, finite everywhere; the entry at x_t itself is not defined."""
 
     @abstractmethod
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
         """log p(x_0 | x_t), normalised over the V tokens."""
 
     def log_reconstruction(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """The log of the law by which a path that stops short of t = 0 draws x_0 from x_t, normalised over the V
-        tokens: the posterior, in a form that gives every possible token a chance."""
+        """The log of the distribution of x_0 given x_t at the end of a path that stops before t = 0, normalized over
+        the V tokens: the posterior, in a form that gives every possible token a positive probability."""
         return self.log_posterior(outputs, x_t, noise)
 
     def stops_short(self, process: TokenProcess) -> bool:
-        """Whether the ratios at clean tokens grow like 1/t whatever the network says, so that the path has to stop
-        short of t = 0: down to it, tokens would jump infinitely often."""
+        """Whether the ratios at clean tokens grow like 1/t for every network. The path then has to stop before t = 0,
+        because the expected number of jumps down to it is infinite."""
         del process
         return False
 
     def kinks(self, process: TokenProcess) -> tuple[float, ...]:
-        """The sigmas at which the ratios are not smooth in time, which integrals want to know."""
+        """The sigmas at which the ratios are not smooth in time, for the nodes of integrals."""
         del process
         return ()
 
@@ -126,14 +128,14 @@ class Parameterization(Part, ABC):
 
             (e^{-dQ} s)(z) = exp(dalpha + dbeta) [s_z - (1 - exp(-dbeta)) S/V],    S the sum of s over all tokens
 
-        For a perfect network this is Bayes' rule; for an imperfect one the staying probability is taken first
-        and the jumps share the rest (see `step_law`). A step over a large dbeta asks for differences between
-        ratios that are all close to one: their rounding is blown up by exp(dbeta), so take more steps there.
+        For a perfect network this is Bayes' rule. For an imperfect one the probability of staying is kept, and the
+        jumps share the rest (see `step_law`). A step with a large dbeta takes differences of ratios that are all close
+        to one, and multiplies their rounding errors by exp(dbeta); use more steps there.
         """
         step = noise.since(earlier)
         masked = noise.is_mask(x_t)
         log_scores = self.log_scores(outputs, x_t, noise)
-        # Scores in units of the largest, so that no exponential overflows: the jumps are scaled at the end anyway.
+        # Scores relative to the largest, so that no exponential overflows; the jumps are scaled at the end.
         unit = log_scores.amax(-1).clamp_min(0.0)
         scores = torch.exp(log_scores - unit[..., None])
         total = double(scores.sum(-1)) * torch.exp(double(unit))
@@ -157,25 +159,25 @@ def reverse_stay(others: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> T
 
 
 def _resolvable(beta: Tensor, dtype: torch.dtype) -> Tensor:
-    """dbeta, kept so small that ratios which differ by the dtype's rounding only come out alike, not as noise."""
+    """dbeta, limited so that ratios that differ only by rounding give equal results instead of noise."""
     return beta.clamp_max(-math.log(64 * torch.finfo(dtype).eps))
 
 
 def _beyond_common(scores: Tensor, beta: Tensor) -> Tensor:
-    """s_z - (1 - exp(-dbeta)) S/V: what a ratio has beyond what a redraw explains. [*S, V]."""
+    """s_z - (1 - exp(-dbeta)) S/V: the part of each ratio that a redraw does not explain. [*S, V]."""
     share = -torch.expm1(-beta) / scores.shape[-1]
     return scores - share.to(scores)[..., None] * scores.sum(-1, keepdim=True)
 
 
 def certain_where_fixed(log_posterior: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-    """At a token that cannot have been shuffled, x_0 = x_t with probability one. [*S, V]."""
+    """The log posterior with x_0 = x_t at tokens that cannot have been shuffled. [*S, V]."""
     fixed = ~can_jump(x_t, noise)
     certain = torch.where(fixed[..., None], -math.inf, log_posterior)
     return put_at_token(certain, x_t, 0.0, ~fixed)
 
 
 def _evidence(noise: Noise) -> Tensor:
-    """log(c/b) = log(1 + V/E): how much more likely a token is to be seen if it is the clean one."""
+    """log(c/b) = log(1 + V/E): the log-likelihood ratio of seeing a token if it is the clean one."""
     excess = math.log(noise.vocab_size) - _log_expm1(noise.beta)
     return torch.logaddexp(torch.zeros_like(excess), excess)
 
@@ -186,7 +188,7 @@ def _evidence(noise: Noise) -> Tensor:
 
 @dataclass(frozen=True)
 class Score(Parameterization):
-    """log s_y = o_y: the network gives the ratios themselves (SEDD)."""
+    """log s_y = o_y: the network outputs the log-ratios (SEDD)."""
 
     meaning: ClassVar[str] = "ratios"
 
@@ -202,9 +204,9 @@ class Score(Parameterization):
         return torch.exp(log_sum_exp(outputs, x_t) + self.shift(x_t, noise))
 
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """The reverse step all the way to clean data, where no mask is left: P(x_t | z) (K^-1 s)(z), normalised.
+        """The reverse step to clean data, without the mask: P(x_t | z) (K^-1 s)(z), normalized.
 
-        Up to a factor that is s_z - (1 - exp(-beta)) S/V, cut off at 0, and c/b times that at the token itself.
+        Up to a factor this is max(s_z - (1 - exp(-beta)) S/V, 0), multiplied by c/b at the token itself.
         """
         masked = noise.is_mask(x_t)
         log_scores = self.log_scores(outputs, x_t, noise)
@@ -215,10 +217,10 @@ class Score(Parameterization):
         return certain_where_fixed(log_weights - log_weights.logsumexp(-1, keepdim=True), x_t, noise)
 
     def log_reconstruction(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """Bayes' rule with the ratios at a small t in the place of those of the data: p(x_t | z) s_z, normalised.
+        """Bayes' rule with the ratios at a small t in place of those of the data: p(x_t | z) s_z, normalized.
 
-        It differs from the posterior by what a redraw explains, (1 - exp(-beta)) S/V, which for a network that is off
-        may be more than there is.
+        The posterior subtracts (1 - exp(-beta)) S/V, the part that a redraw explains, which can exceed the ratio for an
+        inexact network.
         """
         log_weights = self.log_scores(outputs, x_t, noise)
         log_weights = put_at_token(log_weights, x_t, _evidence(noise).to(log_weights), noise.is_mask(x_t))
@@ -227,7 +229,7 @@ class Score(Parameterization):
 
 @dataclass(frozen=True)
 class ScaledScore(Score):
-    """log s_y = o_y + log mean_h p(y|h)/p(x|h): the network only corrects the ratio of ignorance (SEDDs)."""
+    """log s_y = o_y + log mean_h p(y|h)/p(x|h): the network corrects the ratios of a uniform p(x_0) (SEDDs)."""
 
     meaning: ClassVar[str] = "scaled ratios"
     vanishes_in_noise: ClassVar[bool] = True
@@ -250,8 +252,8 @@ class ScaledScore(Score):
 
 
 def shifted_outputs(parameterization: Parameterization) -> Score | None:
-    """The parameterization, if its log-ratios are the outputs plus a number of the position; else None. One that is
-    made of these may be any."""
+    """The parameterization, if its log-ratios are the outputs plus one number per position; otherwise None. Subclasses
+    do not count, because they may change anything."""
     return parameterization if type(parameterization) in (Score, ScaledScore) else None  # type: ignore[return-value]
 
 
@@ -261,13 +263,14 @@ def shifted_outputs(parameterization: Parameterization) -> Score | None:
 
 @dataclass(frozen=True)
 class Leap:
-    """One step back of positions [*S], float64. Whether a token jumps needs one number of the network, f at the token
-    that is there; where to needs its row.
+    """One reverse step at positions [*S], float64. Whether a token jumps depends on one output, f at the current token;
+    the new token depends on the whole row.
 
     Args:
-        stay: the probability that a position stays as it is.
-        remask: that a token is masked again; 0 at a mask.
-        floor: p(becomes y) is proportional to max(floor + slope f_y, 0), for every token y that is not there.
+        stay: the probability that a position does not change.
+        remask: the probability that a token is masked again; 0 at a mask.
+        floor: the probability of becoming y is proportional to max(floor + slope f_y, 0), for tokens y other than the
+            current one.
         slope: see `floor`.
     """
 
@@ -277,22 +280,23 @@ class Leap:
     slope: Tensor
 
     def at(self, index: Tensor) -> Leap:
-        """That of some of positions [R]."""
+        """The step at some of the positions [R]."""
         return Leap(self.stay[index], self.remask[index], self.floor[index], self.slope[index])
 
     def law(self, probs: Tensor, x_t: Tensor, noise: Kernel) -> Tensor:
-        """The law over the n states, [*S, n], for probabilities f [*S, V]."""
+        """The distribution over the n states, [*S, n], for probabilities f [*S, V]."""
         floor, slope = self.floor.to(probs)[..., None], self.slope.to(probs)[..., None]
         return step_law(self.stay, self.remask, slope * probs + floor, x_t, noise)
 
 
 @dataclass(frozen=True)
 class AffineScore:
-    """s_y = base + gain f_y for y != x_t, with `log_prob_x` = log f at x_t (no meaning at a mask); all [*S].
+    """s_y = base + gain f_y for y != x_t, with `log_prob_x` = log f at x_t (not defined at a mask); all [*S].
 
-    In terms of a belief w about x_0, s_y = b W + keep w_y with W the sum of w: base is b W, gain f_y is keep w_y, and
-    own = keep w_x = 1 - base. `exact` says where that holds with the kernel's own b and keep: everywhere but where the
-    paper rescales sigma. None says everywhere, too, and spares the other way of `reverse`.
+    In terms of unnormalized weights w of x_0, s_y = b W + keep w_y with W the sum of w: base is b W, gain f_y is
+    keep w_y, and own = keep w_x = 1 - base. `exact` marks positions where this holds with the kernel's own b and keep,
+    which is everywhere except where the paper rescales sigma. None means everywhere, and saves the other computation in
+    `reverse`.
     """
 
     noise: Noise
@@ -312,9 +316,9 @@ class AffineScore:
     def reverse(self, earlier: Kernel) -> Leap:
         """The step from t back to an earlier noise level (see Parameterization.reverse_step).
 
-        By the belief, P(x_t | z) (b_s W + keep_s w_z), which has no differences: base and gain change by b_s/b_t and
-        keep_s/keep_t. Where sigma is rescaled there is no such belief, and the ratios are used as they are; sigma is
-        small there, and so is the step.
+        With the weights w this is P(x_t | z) (b_s W + keep_s w_z), without differences: base and gain are multiplied by
+        b_s/b_t and keep_s/keep_t. Where sigma is rescaled there are no such weights, and the ratios are used directly;
+        sigma and the step are small there.
         """
         step = self.noise.since(earlier)
         possible = self.masked | (self.noise.beta > 0)
@@ -357,9 +361,9 @@ class Affine(Parameterization):
     vanishes_in_noise: ClassVar[bool] = True
 
     def coefficients(self, log_prob_x: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
-        """base and gain, from the network's log-probability of the token that is there. All [*S].
+        """base and gain, from the network's log-probability of the current token. All [*S].
 
-        At a mask they are b/a and keep/a, whatever the probabilities mean.
+        At a mask they are b/a and keep/a for all subclasses.
         """
         masked, log_expm1_alpha = noise.is_mask(x_t), _log_expm1(noise.alpha)
         masked_base = _log_redrawn(noise.beta) - math.log(noise.vocab_size) - log_expm1_alpha
@@ -380,22 +384,22 @@ class Affine(Parameterization):
 
     @abstractmethod
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
-        """What has to be added to the current token's logit to make softmax(o) the posterior; 0 at a mask. [*S]."""
+        """The number to add to the current token's logit so that softmax gives the posterior; 0 at a mask. [*S]."""
 
     def posterior_logits(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """Logits of p(x_0 | x_t): the outputs with the current token's raised by its own evidence."""
+        """Logits of p(x_0 | x_t): the outputs, with the likelihood ratio added to the current token's logit."""
         outputs = full_precision(outputs)
         raised = at_token(outputs, x_t) + self.evidence(x_t, noise).to(outputs)
         return put_at_token(outputs, x_t, raised, noise.is_mask(x_t))
 
     def log_posterior(self, outputs: Tensor, x_t: Tensor, noise: Noise) -> Tensor:
-        """The softmax of the posterior's logits; at a token that cannot have been shuffled x_0 = x_t is certain."""
+        """The log-softmax of the posterior's logits; at a token that cannot have been shuffled, x_0 = x_t."""
         return certain_where_fixed(torch.log_softmax(self.posterior_logits(outputs, x_t, noise), -1), x_t, noise)
 
     def score(self, log_probs: Tensor, x_t: Tensor, noise: Noise) -> AffineScore:
         """base and gain, from log-probabilities [*S, V].
 
-        log f_x = -log(1 + sum_{y != x} f_y / f_x): where f_x is near 1, a 1 - f_x in float32 has no digits left.
+        log f_x = -log(1 + sum_{y != x} f_y / f_x), because 1 - f_x in float32 has no digits left where f_x is near 1.
         """
         log_prob_x = -softplus(log_sum_exp(log_probs, x_t) - double(at_token(log_probs, x_t)))
         return self.coefficients(log_prob_x.to(noise.alpha.device), x_t, noise)
@@ -408,7 +412,7 @@ class Affine(Parameterization):
         )
 
     def reverse_step(self, outputs: Tensor, x_t: Tensor, noise: Noise, earlier: Noise) -> Tensor:
-        """The same law as the ratios give, but with its coefficients formed in float64."""
+        """The same distribution as from the ratios, with coefficients computed in float64."""
         log_probs = log_probabilities(outputs)
         return self.score(log_probs, x_t, noise).reverse(earlier).law(torch.exp(log_probs), x_t, noise)
 
@@ -421,9 +425,9 @@ class Denoiser(Affine):
         unmasked:  s_y = 1 + f_y V/E - f_x V/(E+V),    E = expm1(beta)
 
     Args:
-        rescale: the paper's taming of t -> 0. The sigma inside the *unmasked* ratios (and nowhere else) is replaced
-            by a larger one: without a mask max(sigma, sigma_floor), with one log(1.1 sigma + 1.1) below 0.5, which
-            jumps by 0.0008 there. On for the paper's methods.
+        rescale: the paper's rescaling for t -> 0. The sigma in the *unmasked* ratios (and nowhere else) is replaced by
+            a larger one: max(sigma, sigma_floor) for processes without a mask, log(1.1 sigma + 1.1) below 0.5 for
+            others, which jumps by 0.0008 at 0.5. On for the paper's methods.
         sigma_floor: see `rescale` (0.003 in the paper's spelling experiments).
     """
 
@@ -435,7 +439,7 @@ class Denoiser(Affine):
             raise ValueError(f"sigma_floor must be a number from 0 up (got {self.sigma_floor!r})")
 
     def rescaled_sigma(self, sigma: Tensor, has_mask: bool) -> Tensor:
-        """sigma as the unmasked ratios see it."""
+        """The sigma in the unmasked ratios."""
         if not self.rescale:
             return sigma
         if not has_mask:
@@ -443,7 +447,7 @@ class Denoiser(Affine):
         return torch.where(sigma < _LIFTED_BELOW, torch.log(_LIFT * sigma + _LIFT), sigma)
 
     def stops_short(self, process: TokenProcess) -> bool:
-        """Where E in V/E is not kept away from 0."""
+        """Positions where E in V/E is not rescaled."""
         tamed = self.rescale and (process.has_mask or self.sigma_floor > 0)
         return process.can_shuffle and not process.jumps_at_zero and not tamed
 
@@ -475,12 +479,12 @@ class Denoiser(Affine):
 
 @dataclass(frozen=True)
 class Bayes(Affine):
-    """g = softmax(o) is the belief before position i's own token is seen; its known likelihood is applied exactly.
+    """g = softmax(o) is p(x_0 at i | x_t at all other positions); the known likelihood of x_t at i is applied exactly.
 
         m(y) = b + keep g_y,   m(mask) = a,   s_y = m(y) / m(x)
         p(x_0 = h | x_t) is proportional to p(x|h) g_h: log(c/b) = log(1 + V/E) is added to the current token's logit.
 
-    Confidence as t -> 0 comes from the likelihood, so nothing needs rescaling.
+    As t -> 0 the likelihood determines the token, so sigma needs no rescaling.
     """
 
     def unmasked(self, log_prob_x: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -489,7 +493,7 @@ class Bayes(Affine):
         return log_e - log_m, log_v - log_m, log_v + log_prob_x - log_m, None
 
     def evidence(self, x_t: Tensor, noise: Noise) -> Tensor:
-        """log(c/b) = log(1 + V/E): how much the token that is there speaks for itself."""
+        """log(c/b) = log(1 + V/E), the likelihood ratio in favour of the current token."""
         return torch.where(noise.is_mask(x_t), 0.0, _evidence(noise))
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
 _LONGEST = 200
-"""Bytes of a name that is part of a temporary folder's."""
+"""Largest number of bytes of a name in the name of a temporary folder."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -59,7 +59,7 @@ def file_sha256(path: Path) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ~ as the user's folder; of a link to what is not there, what is to be made there."""
+    """The path with ~ replaced by the home folder. For a dangling link, the path that it points to."""
     try:
         whole = Path(path).expanduser()
     except RuntimeError:
@@ -68,7 +68,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def _followed(path: Path) -> Path:
-    """What a link leads to, whether it is there or not; any other path as it is."""
+    """The target of a link, whether it exists or not; other paths are returned unchanged."""
     if not os.path.islink(path):  # noqa: PTH114 - as above
         return path
     target = Path(os.path.realpath(path))
@@ -78,8 +78,8 @@ def _followed(path: Path) -> Path:
 
 
 def check_writable(path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Refuse a file that could not be written, or whose name says another kind, before an hour is spent on it: a file
-    is written beside it, as it will be then, and removed."""
+    """Raise an error early if a file cannot be written later, or has another suffix. To find out, a temporary file is
+    written in the same folder and removed."""
     if path is None:
         return
     path = _followed(path)
@@ -132,7 +132,7 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """A sealed record from a JSON file; a ValueError says what is wrong with the file."""
+    """A sealed record from a JSON file; raises a ValueError if the file is invalid."""
     if path.exists() and not path.is_file():  # reading a named pipe would wait for a writer
         raise ValueError(f"{path.name} is not a regular file")
     try:
@@ -152,10 +152,10 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
-    """Hold the lock of a folder or file: inside, True. False: another process holds it, and we do not wait. None: this
-    system, or this file system, has no locks.
+    """Hold the lock of a folder or file; yields True. Yields False, without waiting, if another process holds it, and
+    None if the file system has no locks.
 
-    The system releases it with the process, however that ends; there is no lock file.
+    The system releases the lock when the process ends; there is no lock file.
     """
     if sys.platform == "win32":  # which opens no folders
         yield None
@@ -181,16 +181,16 @@ def _temporary_name(path: Path) -> Path:
 
 
 def _named(name: str) -> str:
-    """What stands for a name in that of its temporary folder, which may have 255 bytes as any other."""
+    """The name in the name of its temporary folder, shortened by a hash if it is too long for 255 bytes."""
     content = os.fsencode(name)
     return name if len(content) <= _LONGEST else hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
 def _temporary(path: Path, becomes: Path) -> Iterator[Path]:
-    """A locked temporary folder beside `path`, removed at the end; and so are those that killed processes left.
+    """A locked temporary folder next to `path`, removed at the end together with those of killed processes.
 
-    An error of the system names a file by what it was to become: in the folder `becomes`.
+    Operating-system errors name the final file in the folder `becomes` instead of the temporary one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
@@ -199,7 +199,7 @@ def _temporary(path: Path, becomes: Path) -> Iterator[Path]:
         try:
             yield folder
         except OSError as error:
-            if error.filename is None and error.errno is not None:  # a write says only what went wrong
+            if error.filename is None and error.errno is not None:  # errors of write() do not name a file
                 error.filename = str(path)
             elif isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder):
                 error.filename = str(becomes / Path(error.filename).relative_to(folder))
@@ -209,7 +209,7 @@ def _temporary(path: Path, becomes: Path) -> Iterator[Path]:
 
 
 def _claimed(path: Path, lock: ExitStack) -> Path:
-    """A new temporary folder, locked; made again if another process took it for a leftover before it was locked."""
+    """A new locked temporary folder; created again if another process removes it before it is locked."""
     while True:
         folder = _temporary_name(path)
         try:
@@ -224,12 +224,12 @@ def _claimed(path: Path, lock: ExitStack) -> Path:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether this is something that we are writing, or that a killed process left, by its name."""
+    """Whether the name is that of a temporary file or folder."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove from the folder what killed processes left of `name` (by default, of everything)."""
+    """Remove temporary files of killed processes for `name` (by default for all names) from the folder."""
     for entry in list(folder.iterdir()):
         match = _TEMPORARY.fullmatch(entry.name)
         if match is None or (name is not None and match["name"] != _named(name)):
@@ -240,7 +240,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder under a temporary name, so that a half-deleted one is never taken for a complete one."""
+    """Rename a folder to a temporary name and delete it, so that a partly deleted folder never looks complete."""
     doomed = _temporary_name(path)
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
@@ -252,11 +252,10 @@ def remove_folder(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path, like: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` when the block ends well, and vanishes when it does not.
+    """Yield a temporary file that replaces `path` if the block succeeds, and is removed otherwise.
 
-    A reader, or a crash, sees the old file or the new one. The mode is that of any new file, even where a library
-    writes private ones, or that of the file `like`: nobody else can read what is written, at any time. A link stays
-    one: the file that it leads to is replaced.
+    Readers see the old file or the new one, also after a crash. The mode is that of any new file or that of the file
+    `like`, and is never more permissive in between. If `path` is a link, its target is replaced.
     """
     path = _followed(expanded(path))
     with _temporary(path, path.parent) as folder:
@@ -274,9 +273,9 @@ def atomic_file(path: Path, like: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` when the block ends well, and vanishes when it does not.
+    """Yield a temporary folder that becomes `path` if the block succeeds, and is removed otherwise.
 
-    FileExistsError: another process has made `path` meanwhile; its folder stays.
+    Raises a FileExistsError if another process has created `path` meanwhile; that folder stays.
     """
     path = expanded(path)
     with _temporary(path, path) as temporary:
@@ -293,10 +292,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(folder: Path, last: str) -> Iterator[Path]:
-    """Yield a temporary folder whose files replace those of the same names in `folder` when the block ends well.
+    """Yield a temporary folder whose files replace those of the same names in `folder` if the block succeeds.
 
-    A new folder appears with all its files at once. In one that is there, nothing is touched before all new files are
-    complete; then each is replaced by a rename, the one called `last` at the end. What else lies there stays.
+    A new folder appears with all its files at once. In an existing folder, nothing changes until all new files are
+    complete; then each is replaced by a rename, the file `last` at the end. Other files stay.
     """
     folder = expanded(folder)
     if not folder.is_dir():
@@ -322,12 +321,12 @@ def write_json(path: Path, value: Any, indent: int = 1) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What is read may be damaged, or of another version
+# Reading files that may be damaged, or of another version
 
 
 @contextmanager
 def reading(source: Path | str) -> Iterator[None]:
-    """Around code that reads what a file says: where that is not what it should say, one line names the file."""
+    """Context for code that interprets a file: errors become a ValueError of one line that names the file."""
     try:
         yield
     except KeyError as error:
@@ -354,9 +353,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def from_json(kind: Any, values: Any, name: str = "") -> Any:
-    """The dataclass `kind` whose fields, as JSON, were `values`; unknown keys and values of another type are refused.
+    """The dataclass `kind` from the JSON object `values`; unknown keys and values of a wrong type are errors.
 
-    name: what the values are called in messages.
+    name: the name of the values in messages.
     """
     where = name or kind.__name__
     if not isinstance(values, Mapping):
@@ -373,7 +372,7 @@ def from_json(kind: Any, values: Any, name: str = "") -> Any:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields, which it takes longer to find than to make one."""
+    """The types of a dataclass's fields, cached because finding them is slow."""
     return typing.get_type_hints(kind)
 
 
@@ -387,7 +386,7 @@ def _restored(hint: Any, value: Any, name: str) -> Any:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a JSON value is one of a type that a configuration has."""
+    """Whether a JSON value has the type of a configuration field."""
     if typing.get_origin(kind) is typing.Literal:
         return value in typing.get_args(kind)
     if isinstance(value, bool) or kind is bool:

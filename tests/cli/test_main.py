@@ -61,9 +61,12 @@ def test_a_newer_network_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
             "evaluate english-char --data ~nosuchuser/x",
             "~nosuchuser/x names the home folder of an unknown user",
         ),
-        ("evaluate english-char --plot ~nosuchuser/x.png", "~nosuchuser/x.png is in the folder of a user"),
-        ("import ~nosuchuser/x --out model", "~nosuchuser/x is in the folder of a user"),
-        ("serve --port 0 ~nosuchuser/x", "~nosuchuser/x is in the folder of a user"),
+        (
+            "evaluate english-char --plot ~nosuchuser/x.png",
+            "~nosuchuser/x.png names the home folder of an unknown user",
+        ),
+        ("import ~nosuchuser/x --out model", "~nosuchuser/x names the home folder of an unknown user"),
+        ("serve --port 0 ~nosuchuser/x", "~nosuchuser/x names the home folder of an unknown user"),
         ("sample [/red]", "no run or model at [/red]"),
         (
             "evaluate english-char --data /dev/stdin",

@@ -176,7 +176,7 @@ def test_a_missing_path_suggests_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="file not found"):
         open_corpus(tmp_path / "nowhere" / "a.txt")
     (tmp_path / "hollow").mkdir()
-    with pytest.raises(ValueError, match="no text in it"):
+    with pytest.raises(ValueError, match="contains no text"):
         open_corpus(tmp_path / "hollow")
     for nothing in ("", "  "):
         with pytest.raises(ValueError, match="no data given"):

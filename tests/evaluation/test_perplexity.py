@@ -372,7 +372,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "EMPTY"], "empty"),
         (["ABSORB", "--data", "SHORT"], "fewer than one block of 32"),
         (["ABSORB", "--data", "FOREIGN"], "character '☃'"),
-        (["ABSORB", "--data", "/no/such/file"], "no folder /no/such"),
+        (["ABSORB", "--data", "/no/such/file"], "file not found: /no/such/file"),
         (["ABSORB", "--data", "wikitxt2"], "did you mean 'wikitext2'?"),
         (["/no/such/run", "--data", "TEXT"], "no run or model at"),
         (["WEIGHTLESS", "--data", "TEXT"], "no weights"),
@@ -394,7 +394,7 @@ def test_asked_bounds(runs: dict[str, Path]) -> None:
         (["ABSORB", "--data", "TEXT", "--max-sequences", "0"], "--max-sequences must be at least 1"),
         (["ABSORB", "--data", "TEXT", "--corrector", "1"], "belongs to flow matching"),
         (["ABSORB", "--data", "TEXT", "--plot", "OUT/x.txt"], "must end in .png"),
-        (["ABSORB", "--data", "TEXT", "--plot", "/nowhere/x.png"], "no folder"),
+        (["ABSORB", "--data", "TEXT", "--plot", "/nowhere/x.png"], "folder not found: /nowhere"),
         (["ABSORB", "--data", "TEXT", "--per-sequence", "OUT/x.csv"], "must end in .npy"),
     ],
 )

@@ -188,7 +188,7 @@ def test_what_alone_may_be_drawn_leaves_something_to_draw(where):
 def test_steps_without_end_are_refused_before_they_are_made(grid):
     process = cedd.absorb(4)
     assert len(time_grid(process, 1_000_000, "uniform")) == 1_000_002
-    with pytest.raises(ValueError, match=r"steps must be at most 1,000,000, .* got 10,000,000,000,000"):
+    with pytest.raises(ValueError, match=r"steps must be at most 1,000,000 \(got 10,000,000,000,000"):
         sample(Table(process, 2), process, (1, 2), method="cedd", steps=10**13, grid=grid)
 
 

@@ -92,7 +92,7 @@ def test_batches_are_split(runs):
         ({"length": 0}, r"at least 1 \(got 0\)"),
         ({"length": 16.0}, r"a number of tokens, at least 1 \(got 16.0\)"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"n": 0}, "at least one sample"),
+        ({"n": 0}, "n must be at least 1"),
         ({"n": 1.5}, "n must be at least 1 \\(got 1.5"),
         ({"sampler": "first-hitting"}, "use sampler='analytic'"),
     ],

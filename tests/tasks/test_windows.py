@@ -296,5 +296,5 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(runs):
     for options, message in refused:
         with pytest.raises(ValueError, match=message):
             infill(runs["cedd"], LONG, options=SamplingOptions(**options))
-    with pytest.raises(ValueError, match="at least one sample"):
+    with pytest.raises(ValueError, match="n must be at least 1"):
         infill(runs["cedd"], LONG, 0)

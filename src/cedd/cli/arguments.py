@@ -630,7 +630,7 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     called = f"cedd train {name}" if prog is None else prog
     start = " --from smollm2" if name == "adapt" and prog is None else ""
     example = f"{called.replace('MODEL', 'smollm2')}{start} --data {config.data} --out runs/first"
-    description = f"example: {example}\n\n{summary}"
+    description = f"example: {example}\n\nTrain {summary}."
     parsed = parser.parse(Train, rest, prog=called, description=description, default=Train(config))
     if name == "adapt" and parsed.config.start is None:
         raise ValueError("cedd train adapt needs an autoregressive model: --from MODEL")

@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from cedd.tasks import LanguageModel
 
 A_FEW_LINES = 1000
-"""Characters."""
+"""Largest number of characters."""
 FIRST_PIECE, PIECE = 1 << 11, 1 << 14
-"""Characters that are corrected at once; a longer text comes out piece by piece, each up to twice as long as the one
-before, so that the first is soon there."""
+"""Characters of the first and of the largest piece; each piece is up to twice as long as the one before, so that the
+first result appears soon."""
 BACKUP = ".bak"
 LONGEST_LIST = 1 << 24
 """Characters of a file of words to ignore."""
 
 
 def run(arguments: Correct) -> int:
-    """Correct one text or several files, and show the result in the way that is asked for."""
+    """Correct one text or several files, and print the result in the requested form."""
     if sum((arguments.diff, arguments.in_place, arguments.check, arguments.suggest is not None)) > 1:
         raise UserError("--diff, --in-place, --check and --suggest are different results; give one of them")
     if arguments.in_place and arguments.json:
@@ -84,11 +84,11 @@ def run(arguments: Correct) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# What is corrected, and by what
+# Texts and models
 
 
 def model_and_sources(arguments: Correct) -> tuple[str | Path, list[TextSource]]:
-    """The model and the texts of a command line that says [RUN] TEXT or [RUN] FILE..."""
+    """The model and the texts of a command line [MODEL] TEXT or [MODEL] FILE..."""
     words = list(arguments.words)
     if words and all(word != "-" for word in words):
         model = words[0] if words[0] and (words[0] in pretrained_names() or is_model(words[0])) else None
@@ -147,7 +147,7 @@ def loaded(folder: Path, arguments: Correct, few: bool) -> LanguageModel:
 
 
 def ignored_words(arguments: Correct) -> frozenset[str]:
-    """What is right whatever the lexicon says."""
+    """The words of a list, which are correct even if the lexicon does not have them."""
     if arguments.ignore_words is None:
         return frozenset()
     path = arguments.ignore_words.expanduser()
@@ -166,11 +166,11 @@ def ignored_words(arguments: Correct) -> frozenset[str]:
 
 
 def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
-    """The text of a stream in pieces of up to twice `PIECE` characters, cut after a line if one ends there, else
-    after a space, and not within a block of code, unless it is longer than that. Bytes that are no UTF-8 come through
-    as lone surrogates, which correction leaves alone.
+    """The text of a stream in pieces of up to twice `PIECE` characters, cut after a line if possible, otherwise after a
+    space, and not within a code block unless it is longer than that. Bytes that are not UTF-8 become lone surrogates,
+    which are never corrected.
 
-    Before each piece comes the line that it begins after, the fence of a block that was cut; else nothing.
+    With each piece comes the opening fence of the code block that it continues, or an empty string.
     """
     decoder, kept, size, fence = codecs.getincrementaldecoder("utf-8")("surrogateescape"), "", FIRST_PIECE, ""
     while True:
@@ -205,7 +205,7 @@ def corrected_pieces(
 
 
 def after(fence: str, corrected: Corrected) -> Corrected:
-    """A piece without the fence that was read before it, which no correction changes."""
+    """A corrected piece without the fence that was put before it."""
     if not fence:
         return corrected
     changes, suspicious = (
@@ -215,7 +215,7 @@ def after(fence: str, corrected: Corrected) -> Corrected:
 
 
 def joined(parts: Iterable[Corrected]) -> Corrected:
-    """Pieces of a text, one after another, as one, with places in the whole."""
+    """Consecutive corrected pieces joined into one, with positions in the whole text."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
@@ -228,7 +228,7 @@ def joined(parts: Iterable[Corrected]) -> Corrected:
 
 
 def stream(source: TextSource, parts: Iterable[Corrected]) -> None:
-    """Print the corrected text, each piece as soon as it is there; on a terminal with what is new in colour."""
+    """Print the corrected text piece by piece; on a terminal, changes are coloured."""
     style = terminal_style()
     for corrected in parts:
         write_output(for_terminal(corrected.text) if style is None else coloured(corrected, style))
@@ -241,13 +241,13 @@ def stream(source: TextSource, parts: Iterable[Corrected]) -> None:
 
 
 def record(source: TextSource, corrected: Corrected, suggest: int | None) -> dict[str, object]:
-    """As JSON."""
+    """Print the result as JSON."""
     result = correction_record(corrected, suggest)
     return {**result, "file": source.name} if source.path is not None else result
 
 
 def show_diff(source: TextSource, corrected: Corrected) -> bool:
-    """Print a unified diff, as patch takes it."""
+    """Print a unified diff that `patch` accepts."""
     before, after = (io.StringIO(text, newline="\n").readlines() for text in (corrected.original, corrected.text))
     for line in difflib.unified_diff(before, after, source.name, source.name):
         write_output(for_terminal(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"))
@@ -272,10 +272,10 @@ def show_lines(source: TextSource, corrected: Corrected, suggest: int | None) ->
 
 
 def rewrite_file(source: TextSource, parts: Iterable[Corrected]) -> bool:
-    """Write the corrected text to the file, if anything changed, and what was there beside it.
+    """Write the corrected text to the file and the original to FILE.bak, if anything changed.
 
-    Nothing is touched if the file changes while it is read, or if either cannot be written: both are on the disk before
-    the first takes its place.
+    Both are complete on disk before either replaces a file. Nothing changes if one cannot be written, or if the file
+    changes while it is read.
     """
     assert source.path is not None
     path = source.path.resolve()
@@ -302,13 +302,13 @@ def rewrite_file(source: TextSource, parts: Iterable[Corrected]) -> bool:
 
 
 def state(path: Path) -> tuple[int, int, int]:
-    """What differs when a file was changed."""
+    """Properties of a file that differ after a change."""
     about = path.stat()
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
 def write_output(text: str) -> None:
-    """Bytes as they were read, on standard output, or on what stands in for it and takes only text."""
+    """Write bytes unchanged to standard output, or as text if it has been replaced by a text stream."""
     sys.stdout.flush()
     if hasattr(sys.stdout, "buffer"):
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
@@ -318,12 +318,12 @@ def write_output(text: str) -> None:
 
 
 def for_terminal(text: str) -> str:
-    """The text, with what a terminal would obey written out where standard output is one."""
+    """The text; with control characters escaped if standard output is a terminal."""
     return printable(text) if sys.stdout.isatty() else text
 
 
 def terminal_style() -> Style | None:
-    """How new letters are shown; None where standard output is no terminal, or one that shows no styles."""
+    """The style of changes; None if standard output is not a terminal with styles."""
     console = PlainConsole()
     if not sys.stdout.isatty() or console.color_system is None or console.legacy_windows:
         return None
@@ -331,7 +331,7 @@ def terminal_style() -> Style | None:
 
 
 def coloured(corrected: Corrected, style: Style) -> str:
-    """The corrected text as a terminal shows it, with what was put in in this style."""
+    """The corrected text for a terminal, with changes in this style."""
     shown: list[str] = []
     end = 0
     for change in corrected.changes:

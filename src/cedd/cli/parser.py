@@ -280,6 +280,8 @@ def _settings(one: Option) -> dict[str, Any]:
 def _shown_default(value: Any) -> str:
     if value is dataclasses.MISSING or value is None or value is False or value in ("", (), {}):
         return ""
+    if str(value).startswith("(give "):
+        return " (required)"
     shown = " ".join(map(str, value)) if isinstance(value, tuple) else "on" if value is True else value
     return f" (default: {shown})"
 

@@ -28,6 +28,6 @@ class DataConfig:
     """bos-eos puts each sequence between the tokens that begin and end a document, like MDLM and DUO. A run that starts
     --from such a network keeps it."""
     workers: int = 1
-    """Processes for tokenization; the tokens do not depend on it."""
+    """Processes for tokenization."""
     cache: Path | None = None
-    """Folder for tokenized data. None: CEDD_CACHE, or ~/.cache/cedd."""
+    """Folder for tokenized data (default: CEDD_CACHE, or ~/.cache/cedd)."""

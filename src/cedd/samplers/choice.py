@@ -1,10 +1,10 @@
 """Drawing a token: inverse CDF in float64, temperature and top-p.
 
-Shapes: R rows, V vocabulary. Everything here works on the few rows where something happens.
+Shapes: R rows, V vocabulary. Functions take only the rows of positions that may change.
 
-Why not argmax of log-probabilities plus Gumbel noise: in float32 the noise is cut off at about 16.6, so that tokens
-less likely than about 6e-8 of the likeliest are drawn too rarely or never; 50,257 of them are a lot. One uniform
-float64 number and a sum have no such tail.
+The argmax of log-probabilities plus Gumbel noise is not used: float32 noise is at most about 16.6, so tokens with less
+than about 6e-8 of the largest probability are drawn too rarely or never, and a vocabulary can have 50,000 of them. The
+inverse CDF with one uniform float64 number has no such truncation.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cedd.samplers.options import check_sharpening
 def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     """Index drawn from weights [R, V] >= 0 (of any sum > 0) with uniform numbers u [R] in [0, 1): [R] int64.
 
-    In two levels of about sqrt(V): sums of blocks, then one block. An entry of weight 0 is never drawn.
-    log: the weights are given as logarithms, of any type, and raised right into their blocks.
+    It works on two levels of about sqrt(V): sums of blocks, then one block. An entry of weight 0 is never drawn.
+    log: whether the weights are logarithms, of any dtype.
     """
     rows, size = weights.shape
     width = math.isqrt(size - 1) + 1
@@ -35,7 +35,7 @@ def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     padded = weights.new_empty(rows, count * width, dtype=torch.float64)
     padded[:, size:].zero_()
     if log:
-        # Relative to the largest, so that none overflows: a row's sum is of no consequence.
+        # Relative to the largest, so that none overflows; the sum of a row does not matter.
         torch.sub(weights, weights.amax(-1, keepdim=True).double(), out=padded[:, :size]).exp_()
     else:
         padded[:, :size] = weights
@@ -43,27 +43,28 @@ def inverse_cdf(weights: Tensor, u: Tensor, *, log: bool = False) -> Tensor:
     block, rest = _first_beyond(blocks.sum(-1), u.to(weights.device, torch.float64), relative=True)
     inside = blocks.gather(1, block[:, None, None].expand(rows, 1, width)).squeeze(1)
     place, _ = _first_beyond(inside, rest, relative=False)
-    return (block * width + place).clamp_max(size - 1)  # beyond for a row of nan only, which is refused elsewhere
+    return (block * width + place).clamp_max(size - 1)  # out of range only for a row of nan, which is refused elsewhere
 
 
 _ROUNDED_BY = 1e-9
-"""More than the sum of a law is rounded by."""
+"""Upper bound on the rounding error of the sum of a distribution."""
 
 
 def is_surely_mask(v: Tensor, chance: Tensor) -> Tensor:
-    """Where `inverse_cdf` of a law over the n states gives the mask by numbers v, whatever the tokens have.
+    """Positions where `inverse_cdf` of a distribution over the n states gives the mask for numbers v, for any
+    probabilities of the tokens.
 
-    The mask is the last of the states, and has this chance. So nothing is computed for most masks that stay, and all
-    that is drawn is the same.
+    The mask is the last state, with this probability. Most masks that stay are found without further computation, and
+    the result is the same.
     """
     return v >= 1 - chance + _ROUNDED_BY
 
 
 def may_move(v: Tensor, stay: Tensor, is_mask: Tensor) -> Tensor:
-    """Where `inverse_cdf` of a law over the n states may give another state than the one that is there.
+    """Positions where `inverse_cdf` of a distribution over the n states may give a state other than the current one.
 
-    The state that is there has the chance `stay` or more, and those before it have at most the rest: it is drawn by all
-    numbers v between the rest and `stay`, wherever it stands among the others; a mask, the last, by all beyond it.
+    The current state has at least the probability `stay`, and the states before it have at most the rest. It is
+    therefore drawn for all v between the rest and `stay`, and a mask, the last state, for all v above the rest.
     """
     rest = 1 - stay + _ROUNDED_BY
     return ~((v > rest) & (is_mask | (v < 1 - rest)))
@@ -75,7 +76,7 @@ def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tens
     edges = weights.cumsum(-1)
     total = edges[:, -1]
     goal = target * total if relative else target
-    # Rounding may put the goal on the total itself: the last entry with any weight is then meant.
+    # By rounding the target can equal the total: then it is the last entry with a positive weight.
     goal = torch.minimum(goal, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(edges, goal[:, None], right=True).clamp_max(weights.shape[1] - 1)
     before = (edges.gather(1, index) - weights.gather(1, index)).squeeze(1)
@@ -83,7 +84,7 @@ def _first_beyond(weights: Tensor, target: Tensor, relative: bool) -> tuple[Tens
 
 
 def check_excluded(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Tokens that are never drawn, in order; refused if they are not tokens, or leave none to draw."""
+    """Excluded tokens in order; raises a ValueError if they are not tokens, or if none is left."""
     excluded = tuple(sorted(set(tokens)))
     if excluded and not (excluded[0] >= 0 and excluded[-1] < vocab_size and len(excluded) < vocab_size):
         raise ValueError(
@@ -93,7 +94,7 @@ def check_excluded(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
 
 
 FEW = 8
-"""Tokens that are faster excluded one by one."""
+"""Largest number of tokens that are excluded one by one."""
 
 
 @lru_cache(maxsize=16)
@@ -103,8 +104,12 @@ def _tokens(tokens: tuple[int, ...], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Sharpening:
-    """temperature: logits are divided by it (0 takes the likeliest). top_p: only the likeliest tokens that together
-    have this probability remain. excluded: tokens that are never drawn; the others share their probability."""
+    """Changes to the distribution of a token.
+
+    temperature: divisor of the logits; 0 takes the most probable token.
+    top_p: only the most probable tokens that together have this probability remain.
+    excluded: tokens that are never drawn; the others are renormalized.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -115,26 +120,26 @@ class Sharpening:
 
     @property
     def active(self) -> bool:
-        """Whether it does more than to exclude."""
+        """Whether it changes the distribution beyond excluding tokens."""
         return self.temperature != 1.0 or self.top_p != 1.0
 
     @property
     def plain(self) -> Sharpening:
-        """Without temperature and top-p: sharpened to the end, all beliefs are equally confident."""
+        """The same without temperature and top-p, because at temperature 0 all distributions are equally confident."""
         return Sharpening(excluded=self.excluded)
 
     def without(self, values: Tensor, nothing: float) -> Tensor:
-        """The values [R, V] or [R, n] with `nothing` at the excluded tokens."""
+        """The values [R, V] or [R, n], with `nothing` at excluded tokens."""
         if self.excluded:
             values = values.clone()
             if len(self.excluded) > FEW:
                 return values.index_fill_(1, _tokens(self.excluded, values.device), nothing)
-            for token in self.excluded:  # a slice each: no index has to go to the device
+            for token in self.excluded:  # one slice each, so that no index is copied to the device
                 values[:, token].fill_(nothing)
         return values
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """log softmax of logits [R, V] after sharpening; -inf for what is cut off."""
+        """log softmax of logits [R, V] after sharpening; -inf at removed tokens."""
         logits = self.without(logits, -math.inf)
         if self.temperature == 0:
             best = logits.argmax(-1, keepdim=True)
@@ -154,10 +159,10 @@ class Sharpening:
         return torch.log_softmax(torch.empty_like(log_probs).scatter(-1, places, kept), -1)
 
     def ratios(self, outputs: Tensor, masked: Tensor) -> Tensor:
-        """Outputs [R, V] of a network that gives ratios, without those of the excluded tokens.
+        """Outputs [R, V] of a network that outputs ratios, without the excluded tokens.
 
-        Knowing that x_0 is none of them, p(y)/p(x) of two tokens is as it was, and a mask's p(y)/p(mask) is larger:
-        there the others share the sum.
+        Given that x_0 is not excluded, the ratio of two tokens is unchanged, and the ratios at a mask are larger: the
+        other tokens share the sum.
         """
         if not self.excluded:
             return outputs
@@ -166,9 +171,9 @@ class Sharpening:
         return rest + torch.where(masked, shared, 0.0)[:, None]
 
     def jumps(self, law: Tensor, x_t: Tensor) -> Tensor:
-        """A law [R, n] whose probability of staying at x_t is kept and whose other entries are sharpened.
+        """A distribution [R, n] with the same probability of staying at x_t and sharpened probabilities of jumps.
 
-        For networks that give ratios: there is no belief to sharpen, only where a jump goes to.
+        This is for networks that output ratios, which have no distribution of x_0 to sharpen.
         """
         law = self.without(law, 0.0)
         if not self.active:
@@ -195,10 +200,10 @@ class Reveal:
 
 
 def beliefs(parameterization: Affine, sharpening: Sharpening, outputs: Tensor, x: Tensor, noise: Noise) -> Tensor:
-    """log of the network's probabilities [R, V], sharpened as p(x_0 | x_t) is.
+    """log of the network's probabilities [R, V], sharpened like p(x_0 | x_t).
 
-    Where they do not include the evidence of x itself (bayes), it is added first and removed afterwards: the
-    distribution without it is broad, and sharpening that one would change tokens of which the model is certain.
+    If they do not include the likelihood of x itself (bayes), it is added before and removed afterwards. Without it the
+    distribution is broad, and sharpening it would change tokens about which the model is certain.
     """
     if not sharpening.active:
         return torch.log_softmax(sharpening.without(outputs, -math.inf), -1)
@@ -216,16 +221,16 @@ def leap_of(
     now: Noise,
     next_: Noise,
 ) -> tuple[Leap, Tensor]:
-    """A rule's step of positions x [R] with outputs [R, V] (float64), and the probabilities [R, V] it is made of."""
+    """A rule's step at positions x [R] with outputs [R, V] (float64), and the probabilities [R, V] that it uses."""
     if sharpening.active:
         probs = beliefs(parameterization, sharpening, outputs, x, now).exp_()
-    else:  # one sweep over [R, V] less
+    else:  # saves a sweep over [R, V]
         probs = torch.softmax(sharpening.without(outputs, -math.inf), -1)
     return rule.leap(parameterization.coefficients(at_token(probs, x).log(), x, now), next_), probs
 
 
 def jump_weights(leap: Leap, probs: Tensor, x: Tensor, now: Noise, sharpening: Sharpening) -> Tensor:
-    """Where positions x [R] that jump go, [R, V]: floor + slope p of each token but the one that is there."""
+    """Weights of the new tokens at positions x [R] that jump, [R, V]: floor + slope p, and 0 at the current token."""
     weights = torch.addcmul(leap.floor[:, None], leap.slope[:, None], probs).clamp_min_(0.0)
     here = x.clamp_max(weights.shape[-1] - 1)[:, None]
     weights.scatter_(-1, here, weights.gather(-1, here) * now.is_mask(x)[:, None])

@@ -1,15 +1,15 @@
-"""Which positions may jump, decided before the network is called: on the host, in float64, without waiting for the
+"""Decides which positions may jump before the network is called: on the host, in float64, without waiting for the
 device.
 
 Shapes: B batch, L positions, N = B*L; R candidates of a step, in S sequences.
 
-For a parameterization by probabilities, when a mask is revealed does not depend on the network, and a token becomes
-another one with at most a known probability (see `Chances`). So the host draws one uniform number u for every
-position and step, knows which positions are masked at every step, and sends the device only the candidates:
+For networks that output probabilities, the time at which a mask is revealed does not depend on the network, and the
+probability that a token changes has a known upper bound (see `Chances`). The host therefore draws one uniform number u
+for every position and step, keeps track of the masks, and sends only the candidates to the device:
 
-    a mask with u < reveal     is revealed; the network decides as which token
+    a mask with u < reveal     is revealed; the network determines the token
     a token with u < remask    is masked again
-    a token with u < change    may jump; the network's f_x decides whether (thinning), and its row where to
+    a token with u < change    may jump; f_x determines whether it does (thinning), and the row of f the new token
 
 A step without candidates costs nothing, and a network with a head runs only on sequences that have some.
 
@@ -43,7 +43,7 @@ from cedd.samplers.random_numbers import FlatRows, RandomNumbers, UniformNumbers
 
 ROUNDING = 1e-12
 LEEWAY = 1e-9
-"""How far rounding may put a probability beyond 0 or 1."""
+"""Tolerance for probabilities outside [0, 1] by rounding."""
 _PROBABILITIES = (0.0, 1e-3, 0.1, 0.5, 0.9, 1.0)
 _NEVER = np.iinfo(np.int64).max
 
@@ -51,8 +51,8 @@ _NEVER = np.iinfo(np.int64).max
 class Chances(NamedTuple):
     """Probabilities of each of K steps that need no network, float64 [K].
 
-    reveal: that a mask becomes a token.    remask: that a token is masked again.
-    change: an upper bound on the probability that a token becomes anything else, whatever the network's outputs.
+    reveal: of a mask to become a token.    remask: of a token to be masked again.
+    change: an upper bound, over all network outputs, on the probability that a token changes.
     floor: the `floor` of a mask's `Leap`.
     """
 
@@ -63,38 +63,38 @@ class Chances(NamedTuple):
 
     @property
     def only_reveals(self) -> bool:
-        """Whether tokens stay until they are masked again, and masks become tokens with probabilities f."""
+        """Whether tokens change only by being masked again, and masks become tokens with probabilities f."""
         return bool((self.change <= self.remask).all() and (self.floor == 0).all())
 
     def where(self, condition: Tensor, other: Chances) -> Chances:
-        """These chances in the steps where `condition` [K] holds, the others' elsewhere."""
+        """These probabilities in the steps where `condition` [K] holds, and those of the others elsewhere."""
         return Chances(*(torch.where(condition, mine, its) for mine, its in zip(self, other, strict=True)))
 
 
 def chances(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> Chances:
-    """The chances of the steps from noise [K] to earlier [K], of a rule that declares `jump_first`: `stay` of a token
-    is then monotone in f_x, and its least value is at f_x = 0 or 1."""
+    """The probabilities in the steps from noise [K] to earlier [K] for a rule that declares `jump_first`. `stay` of a
+    token is then monotone in f_x, so its minimum is at f_x = 0 or 1."""
     token = torch.zeros_like(noise.t, dtype=torch.int64)
 
     def leap(x: Tensor, log_prob: float) -> Leap:
         log_prob_x = torch.full_like(noise.t, log_prob)
         return rule.leap(parameterization.coefficients(log_prob_x, x, noise), earlier)
 
-    doubtful, certain = leap(token, -torch.inf), leap(token, 0.0)
-    change, remask = 1 - torch.minimum(doubtful.stay, certain.stay), doubtful.remask
+    improbable, certain = leap(token, -torch.inf), leap(token, 0.0)
+    change, remask = 1 - torch.minimum(improbable.stay, certain.stay), improbable.remask
     change = torch.where(change - remask > ROUNDING, change, remask)
     if not noise.has_mask:
         return Chances(torch.zeros_like(change), torch.zeros_like(change), change, torch.zeros_like(change))
     at_mask = leap(torch.full_like(token, noise.vocab_size), 0.0)
     reveal = 1 - at_mask.stay
-    # Clean data have no masks: a step to t = 0 reveals all of them, not all but one in 10^16.
+    # A step to t = 0 reveals all masks, without the rounding error of 1e-16.
     reveal = torch.where(earlier.t == 0, 1.0, reveal)
     return Chances(reveal, remask, change, at_mask.floor)
 
 
 def check_leaps(rule: StepRule, parameterization: Affine, noise: Noise, earlier: Noise) -> None:
-    """Refuse a rule that has a probability outside [0, 1] in one of the steps from noise [K] to earlier [K]: at a mask,
-    or at a token to which the network gives a probability from 0 to 1. At t = 0 the last rule takes its place."""
+    """Raise a ValueError if a rule gives a probability outside [0, 1] in one of the steps from noise [K] to earlier
+    [K], at a mask or at a token of any f_x. At t = 0 the last rule is used instead."""
     before_last = (earlier.t > 0).nonzero().squeeze(1)
     noise, earlier = noise.rows(before_last), earlier.rows(before_last)
     cases = [("token", 0, prob) for prob in _PROBABILITIES] + [("mask", noise.vocab_size, 1.0)] * noise.has_mask
@@ -102,7 +102,7 @@ def check_leaps(rule: StepRule, parameterization: Affine, noise: Noise, earlier:
         log_prob, x = (torch.full_like(noise.t, value) for value in (prob, state))
         leap = rule.leap(parameterization.coefficients(log_prob.log(), x.long(), noise), earlier)
         for name, value in {"stay": leap.stay, "remask": leap.remask, "stay + remask": leap.stay + leap.remask}.items():
-            wrong = ~((value >= -LEEWAY) & (value <= 1 + LEEWAY))  # nan is wrong, too
+            wrong = ~((value >= -LEEWAY) & (value <= 1 + LEEWAY))  # also refuses nan
             if bool(wrong.any()):
                 k = int(wrong.int().argmax())
                 raise ValueError(
@@ -117,11 +117,11 @@ def _flat(flags: Tensor) -> NDArray[np.bool_]:
 
 
 BLOCK_STEPS = 32
-"""The largest number of steps that are planned and sent to the device together."""
+"""Largest number of steps that are planned and sent to the device together."""
 
 
 def blocks(steps: int, largest: int) -> Iterator[tuple[int, int]]:
-    """From 0 to `steps` in blocks of 1, 2, 4, ... up to the largest: the device does not wait for a long first one."""
+    """Blocks of 1, 2, 4, ... steps from 0 to `steps`, so that the device does not wait for a long first block."""
     start, size = 0, 1
     while start < steps:
         stop = min(start + size, steps)
@@ -131,8 +131,8 @@ def blocks(steps: int, largest: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The positions of one call of the network: those that may jump with their uniform numbers (u: whether, v: where
-    to), and those that are masked again.
+    """The positions of one network call: those that may jump, with uniform numbers u (for whether) and v (for the new
+    token), and those that are masked again.
 
     steps: the step that each sequence of the batch is at, [B]; of_rows: the same for each of `places`, [R].
     only_reveals: those that may jump are masks, which become tokens with probabilities f.
@@ -148,8 +148,7 @@ class Candidates:
 
 
 class Moves(NamedTuple):
-    """What may happen to positions [R], on the host: in which step, by which numbers, and whether they are masked again
-    (`back`) or may jump."""
+    """Candidates [R] on the host: step, uniform numbers, and whether they are masked again (`back`) or may jump."""
 
     rows: FlatRows
     steps: FlatRows
@@ -158,12 +157,12 @@ class Moves(NamedTuple):
     back: NDArray[np.bool_]
 
     def of(self, index: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Moves:
-        """Those of an index."""
+        """The candidates at an index."""
         return Moves(self.rows[index], self.steps[index], self.u[index], self.v[index], self.back[index])
 
     @staticmethod
     def together(moves: Sequence[Moves]) -> Moves:
-        """One after the other."""
+        """The concatenation."""
         return Moves(*map(np.concatenate, zip(*moves, strict=True)))
 
 
@@ -182,15 +181,15 @@ class Events:
         self._called = 0
 
     def add(self, moves: Moves) -> None:
-        """The step after those that were added before."""
+        """Add the candidates of the next step."""
         sequences = moves.rows // self._length
         numbers = self._counts[sequences]
         self._waiting.append(moves)
         self._numbers.append(numbers)
-        self._counts[sequences] = numbers + 1  # once per sequence: its rows all have the same number
+        self._counts[sequences] = numbers + 1  # one entry per sequence; all rows of a sequence have the same number
 
     def calls(self, last: bool) -> list[Moves]:
-        """The calls for which each sequence has its event by now; all, if no more steps are added (`last`)."""
+        """The calls for which the event of every sequence is known; all remaining calls if `last`."""
         stop = int(self._counts.max() if last else self._counts[self._busy].min(initial=_NEVER))
         if not self._called < stop < _NEVER:
             return []
@@ -205,7 +204,7 @@ class Events:
 class Plan:
     """Follows which positions are masked, step by step.
 
-    It runs in NumPy, whose calls on a few entries cost a fraction of torch's: the host has to be ahead of the device.
+    It uses NumPy, which is faster than torch on a few entries, because the host has to stay ahead of the device.
     """
 
     def __init__(
@@ -221,11 +220,11 @@ class Plan:
         self._random, self._by_sequence = random, by_sequence
 
     def observe(self, masked: Tensor) -> None:
-        """Take the masks as they are: a constraint of which nothing is known may have changed them."""
+        """Set the masks, which an arbitrary constraint may have changed."""
         self._masked = _flat(masked).copy()
 
     def step(self, k: int) -> Moves:
-        """Draw the candidates of step k and move the masks."""
+        """Draw the candidates of step k and update the masks."""
         reveal, remask, change, _ = self._chances[k]
         rows, u = self._random.below(max(reveal, change), Use.JUMP, k)
         was_masked = self._masked[rows]
@@ -259,11 +258,11 @@ class Plan:
         return Places(*map(torch.as_tensor, (rows, sequences, local)))
 
     def block(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
-        """The candidates of steps start..stop-1, on the device: a call per step, for all sequences together."""
+        """The candidates of steps start..stop-1 on the device, with one call per step for all sequences."""
         return self._sent([self.step(k) for k in range(start, stop)], device)
 
     def calls(self, start: int, stop: int, device: torch.device) -> Iterator[Candidates]:
-        """The same for sequences that advance at their own pace: a call for the next event of each."""
+        """The same for sequences that advance at their own pace, with one call for the next event of each."""
         events = Events(self._busy, self._shape[1])
         for first, end in blocks(stop - start, BLOCK_STEPS):
             for k in range(start + first, start + end):

@@ -222,7 +222,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Evaluation during training; 0 turns a measurement off."""
+    """Evaluation during training (0 turns a measurement off)."""
 
     every: int = 1000
     """Steps between estimates of the bound on the validation blocks, with the averaged weights."""
@@ -240,7 +240,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class AdaptConfig:
-    """From an autoregressive network to a diffusion model (a run --from the former by a diffusion method).
+    """Adaptation of an autoregressive network (a run --from it with a diffusion method).
 
     The first four say what becomes of a Llama-type network; the others how any network is trained.
     """
@@ -253,7 +253,7 @@ class AdaptConfig:
     causal_past: bool = True
     """In blocks: clean tokens attend to those up to their own position only, as they did, not to all of their block."""
     mask_id: int | None = None
-    """The token whose embedding is the mask's; by default the mask has a vector of its own."""
+    """The token whose embedding is the mask's; by default the mask gets a new vector."""
     anneal: float = 0.0
     """Without blocks: the share of the steps in which attention goes from causal to full. Each pair of positions that
     is not causal is attended to with a probability that rises to 1, one draw per step for the whole batch."""
@@ -280,7 +280,8 @@ class TrainConfig:
     """The noise process."""
     block: int | None = None
     """Block diffusion: tokens per block, a divisor of the length. Each block is a diffusion of its own, given the
-    blocks before it. A run may start --from one with other blocks, or none. None: the whole sequence is one block."""
+    blocks before it. A run may start --from one with other blocks, or none. By default the whole sequence is one
+    block."""
     sigma_floor: float = 0.0015
     """cedd, cedd-star and ceddt on a process without a mask: smallest sigma in the ratios (0.003 in the paper's
     spelling experiments)."""
