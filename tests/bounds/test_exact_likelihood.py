@@ -10,7 +10,7 @@ from torch import Tensor
 
 import cedd
 from cedd.network import Capabilities
-from tests.bounds.test_importance import Conditioned, JumpsAtZero, TimeFree, everything, laws, logits
+from tests.bounds.test_importance import JUMPS_AT_ZERO, Conditioned, TimeFree, everything, laws, logits
 from tests.networks import random_network
 from tests.reference.reveals import softmax, time_conditioned_law, time_free_law
 from tests.samplers.chains import HalvedTable
@@ -70,7 +70,7 @@ def test_reveal_times_of_time_conditioned_networks_are_integrated():
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_what_is_masked_at_zero_is_revealed_together(timed: bool):
-    case = JumpsAtZero()
+    case = JUMPS_AT_ZERO
     model, data = case.model if timed else free(case.process, case.L), everything(case.V, case.L)
     most, least = float(case.process.noise(1.0).a), -math.expm1(-0.7)
     law = case.law if timed else laws(time_conditioned_law, model, data, case.V, most, least)

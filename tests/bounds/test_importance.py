@@ -144,8 +144,11 @@ class JumpsAtZero(Conditioned):
         return laws(time_conditioned_law, self.model, everything(self.V, self.L), self.V, most, least)
 
 
+JUMPS_AT_ZERO = JumpsAtZero()  # one for all tests, since its law takes a second
+
+
 def test_what_is_masked_at_zero_is_revealed_together():
-    case = JumpsAtZero()
+    case = JUMPS_AT_ZERO
     assert case.law.sum() == pytest.approx(1.0)
     data = everything(case.V, case.L)
     found = estimate(case.model, case.process, data, orders=2000)

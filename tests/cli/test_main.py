@@ -242,8 +242,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(command: str, tmp_path: Pat
     ("closed", "words", "said"),
     [
         ("2>&-", ["--version"], f"cedd {cedd.__version__}\n"),
-        ("<&-", ["correct", "Teh cat"], "The cat\n"),  # which opens a lexicon
-        ("2>&-", ["correct", "Teh cat"], "The cat\n"),
+        ("<&- 2>&-", ["correct", "Teh cat"], "The cat\n"),  # which opens a lexicon
     ],
 )
 def test_a_closed_standard_stream_is_no_failure(closed: str, words: list[str], said: str, tmp_path: Path):

@@ -91,9 +91,8 @@ def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch, before: 
     assert 390 <= clock.now - 30.0 < 404  # but for the first steps, which were slow
 
 
-@pytest.mark.parametrize("factor", [0.3, 0.8, 1.3, 2.0, 4.0])
-@pytest.mark.parametrize("when", [40, 80, 160, 240, 320])
-@pytest.mark.parametrize("pause", [0, 30])
+@pytest.mark.parametrize("factor", [0.3, 0.8, 1.3, 4.0])
+@pytest.mark.parametrize(("when", "pause"), [(40, 0), (80, 30), (160, 0), (240, 30), (320, 0), (320, 30)])
 def test_a_machine_may_change_its_speed_while_the_rate_falls(
     monkeypatch: pytest.MonkeyPatch, factor: float, when: int, pause: int
 ):
