@@ -80,6 +80,13 @@ def test_texts_of_a_batch_end_by_themselves(model: cedd.LanguageModel) -> None:
     assert [text.strip() for text in together] == ends
 
 
+def test_words_after_a_prompt_have_their_space(model: cedd.LanguageModel) -> None:
+    """Tokenizers of words write none before the first."""
+    text = model.generate(1, length=5, prompt="w7 w8", seed=5)[0]
+    assert text.startswith("w7 w8 ")
+    assert len(text.split()) == 5
+
+
 def test_an_answer_in_a_language(model: cedd.LanguageModel) -> None:
     found = model.chat("w7", 3, length=6, constraint=cedd.constraints.choice(["w10 w11", "w12"]), seed=1)
     assert set(found) <= {"w10 w11", "w12"}

@@ -133,6 +133,10 @@ class Tokenizer(ABC):
         runs = np.split(array, masked)
         return mask.join([self.decode_run(runs[0]), *(self.decode_run(run[1:]) for run in runs[1:])])
 
+    def decode_after(self, ids: Ids) -> str:
+        """What tokens add to a text that has begun, which some tokenizers write with a space before a word."""
+        return self.decode(ids)
+
     @abstractmethod
     def decode_run(self, ids: NDArray[np.int64]) -> str:
         """Text of ids that are all in 0..V-1."""
@@ -876,14 +880,19 @@ class JSONTokenizer(Tokenizer):
             return (None if one is None else one.encode() if one in added else _byte_level_bytes(one) for one in tokens)
         return map(self._after_another, tokens, range(self.vocab_size))
 
+    def decode_after(self, ids: Ids) -> str:
+        if "ByteLevel" in json.dumps(self.content.get("decoder")):
+            return self.decode(ids)
+        before = [self._plain_token]
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
+
     def _after_another(self, name: str | None, token: int) -> bytes | None:
         """The bytes that a token adds to a text. Byte tokens are recognized by their names."""
         if name is None or token in self.silent:
             return None
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", name):
             return bytes.fromhex(byte[1])
-        before = self._plain_token
-        return _known_bytes(self.decode_run(np.array([before, token]))[len(self.decode_run(np.array([before]))) :])
+        return _known_bytes(self.decode_after([token]))
 
     @cached_property
     def _plain_token(self) -> int:

@@ -199,17 +199,24 @@ class Template:
         """
         given = "_".join(part.text for part in self.parts if isinstance(part, Given))
         ends = "\r\n" if 0 < given.count("\n") == given.count("\r\n") else "\n"
-        return "".join(
-            part.text if isinstance(part, Given) else self._written(part, _before(ids[place], stop), ends)
-            for part, place in self.placed
-        )
+        text = ""
+        for part, place in self.placed:
+            own = isinstance(part, Blank)
+            text += self._written(part, _before(ids[place], stop), ends, bool(text)) if own else part.text
+        return text
 
-    def _written(self, blank: Blank, ids: Ids, ends: str) -> str:
-        """The text of a blank's tokens."""
+    def written(self, ids: Ids, stop: Sequence[int]) -> tuple[int, bool]:
+        """How many of the tokens [L] were written in the blanks, up to those of `stop`, and whether there was one."""
+        parts = [ids[place] for part, place in self.placed if isinstance(part, Blank)]
+        ended = [len(_before(part, stop)) < len(part) for part in parts]
+        return sum(len(_before(part, stop)) for part in parts) + sum(ended), any(ended)
+
+    def _written(self, blank: Blank, ids: Ids, ends: str, follows: bool) -> str:
+        """The text of a blank's tokens, which follows another or begins the whole."""
         if blank.may_end:
             last = np.flatnonzero(np.isin(ids, self.tokenizer.ends))
             ids = ids[: last[0]] if len(last) else ids
-        text = blank.write(self.tokenizer.decode(ids))
+        text = blank.write(self.tokenizer.decode_after(ids) if follows else self.tokenizer.decode(ids))
         return text if blank.language is not None else _LINE_END.sub(ends, text)
 
     def draw(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
@@ -13,15 +13,18 @@ from typing import Any, Literal
 from cedd.apps.serve.correction import CorrectionTask
 from cedd.apps.serve.generation import GenerationTask, Record
 from cedd.apps.serve.limits import Limits, RequestError
+from cedd.apps.serve.pieces import whole_characters
 from cedd.apps.serve.registry import TASKS, ModelRegistry
 from cedd.apps.serve.request_fields import RequestFields, reject
 from cedd.apps.serve.scheduler import Task
 from cedd.apps.serve.text_stream import TextStream
 from cedd.data.text import before_first
+from cedd.data.tokenizers import JSONTokenizer
 from cedd.names import suggestion
 from cedd.samplers import GRIDS, SamplingOptions, get_sampler, text_seeds
 from cedd.spelling.engines import ENGINE_NAMES
 from cedd.tasks import LanguageModel
+from cedd.tasks.generate import chat_template
 from cedd.tasks.infill import parse_template
 from cedd.tasks.template import Template
 
@@ -29,6 +32,7 @@ MAX_SEED = 2**53 - 1
 """The largest seed, since integers in browsers are exact up to here."""
 MAX_ALTERNATIVES = 20
 MAX_STOPS = 4
+MAX_MESSAGES = 256
 MAX_NAME_CHARACTERS = 200
 """Characters of a model's name."""
 UNSUPPORTED = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "presence_penalty": 0}
@@ -118,6 +122,7 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     echo, streams = fields.boolean("echo"), fields.boolean("stream")
     certainty = fields.boolean("certainty") and model.method.dynamics.noisy
     options, seed = requested_sampling(fields, registry, name, limits)
+    options = replace(options, stop=end_tokens(model))
     fields.refuse_unsupported(**UNSUPPORTED)
     fields.ignore("user", "stream_options")
     fields.end()
@@ -125,17 +130,18 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     head |= {"model": name, "seed": seed}
     widths = [width or model.length - tokens for tokens in given]
     monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
-    sent = [TextStream(prompt, echo, stops, monotone) for prompt in prompts for _ in range(n)]
+    shown_ends = [*stops, *texts_of(options.stop, model)]
+    sent = [TextStream(prompt, echo, shown_ends, monotone) for prompt in prompts for _ in range(n)]
 
     def result(number: int, texts: list[str], tokens: list[Record]) -> Record:
-        del tokens
         prompt = prompts[number]
-        written = [cut(text[len(prompt) : len(text) - len(suffix)], stops) for text in texts]
+        parts = [text[len(prompt) : len(text) - len(suffix)] for text in texts]
+        written = [cut(text, stops, one.get("written")) for text, one in zip(parts, tokens, strict=True)]
         choices = [
             {"index": number * n + i, "text": prompt * echo + text, "logprobs": None, "finish_reason": reason}
             for i, (text, reason) in enumerate(written)
         ]
-        return {**head, "choices": choices, "usage": usage(given[number], n * widths[number])}
+        return {**head, "choices": choices, "usage": usage(given[number], token_count(tokens, widths[number]))}
 
     def chunk(number: int, record: Record) -> Record:
         if "step" not in record:
@@ -156,7 +162,8 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
 
     def joined(records: Sequence[Record]) -> Record:
         choices = [choice for record in records for choice in record["choices"]]
-        return {**head, "choices": choices, "usage": usage(sum(given), n * sum(widths))}
+        counts = [record["usage"]["completion_tokens"] for record in records]
+        return {**head, "choices": choices, "usage": usage(sum(given), sum(counts))}
 
     seeds = text_seeds(seed, n * len(prompts))
     tasks = [
@@ -179,10 +186,93 @@ def usage(prompt: int, completion: int) -> Record:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def cut(text: str, stops: list[str]) -> tuple[str, Literal["stop", "length"]]:
-    """A text up to the first stop in it, and OpenAI's name of the reason why it ends."""
+def end_tokens(model: LanguageModel) -> tuple[int, ...]:
+    """The tokens at which the model's texts end: those of a tokenizer.json, whose models were trained to end texts."""
+    return model.tokenizer.stops if isinstance(model.tokenizer, JSONTokenizer) else ()
+
+
+def texts_of(tokens: Sequence[int], model: LanguageModel) -> list[str]:
+    """What each token looks like in a stream, at the beginning and later."""
+    tokenizer = model.tokenizer
+    forms = [form([token]) for token in tokens for form in (tokenizer.decode_after, tokenizer.decode)]
+    return [text for text in forms if text]
+
+
+def token_count(tokens: Sequence[Record], width: int) -> int:
+    """The number of tokens that were written, of texts of at most `width`."""
+    return sum(one["written"][0] if "written" in one else width for one in tokens)
+
+
+def cut(text: str, stops: list[str], written: tuple[int, bool] | None = None) -> tuple[str, Literal["stop", "length"]]:
+    """A text up to the first stop in it, and OpenAI's name of the reason why it ends.
+
+    written: the number of its tokens, and whether the last one ends a text.
+    """
     kept = before_first(text, stops)
-    return kept, "length" if kept == text else "stop"
+    ended = kept != text or (written is not None and written[1])
+    return kept, "stop" if ended else "length"
+
+
+def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -> ParsedRequest:
+    """`POST /v1/chat/completions`: answers to messages, in OpenAI's form. Answer i depends on the seed and on i
+    alone."""
+    name, model = requested_model(fields, registry, "chat")
+    messages = fields.messages("messages", MAX_MESSAGES, limits.max_characters)
+    most = fields.integer("max_tokens", 1, model.length, None)
+    most = fields.integer("max_completion_tokens", 1, model.length, most)
+    n = fields.integer("n", 1, limits.max_texts, 1)
+    stops = fields.texts("stop", MAX_STOPS, limits.max_characters, [])
+    streams = fields.boolean("stream")
+    options, seed = requested_sampling(fields, registry, name, limits)
+    fields.refuse_unsupported(**UNSUPPORTED, top_logprobs=0)
+    fields.ignore("user", "stream_options")
+    fields.end()
+    template = chat_template(model, messages, most)
+    width, given = len(template.blanks[0]), template.blanks[0].start
+    if template.width > model.length:
+        reject(f"the messages have {given} tokens and the model's context is {model.length}: too few for {width} more")
+    options = replace(options, stop=end_tokens(model))
+    head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name, "seed": seed}
+    monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
+    before = "".join(whole_characters(model.tokenizer, template.ids[:given].tolist()))
+    sent = [TextStream(before, False, [*stops, *texts_of(options.stop, model)], monotone) for _ in range(n)]
+
+    def result(texts: list[str], tokens: list[Record]) -> Record:
+        choices = list[Record]()
+        for index, (text, one) in enumerate(zip(texts, tokens, strict=True)):
+            content, reason = cut(text, stops, one.get("written"))
+            message = {"role": "assistant", "content": content}
+            choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": reason})
+        count = usage(given, token_count(tokens, width))
+        return {**head, "object": "chat.completion", "choices": choices, "usage": count}
+
+    def chunk(number: int, record: Record) -> Record:
+        del number
+        own = {**head, "object": "chat.completion.chunk"}
+        if "step" not in record:
+            ends = [
+                {
+                    "index": one["index"],
+                    "delta": {"content": sent[one["index"]].rest(one["message"]["content"])},
+                    "finish_reason": one["finish_reason"],
+                }
+                for one in record["choices"]
+            ]
+            return {**own, "choices": ends, "usage": record["usage"]}
+        step = record["step"]
+        for stream, pieces in zip(sent, step.get("texts", ()), strict=False):
+            stream.start(pieces)
+        for i, place, piece, *_ in step["edits"]:
+            sent[i].edit(place, piece)
+        role = {"role": "assistant"} if "texts" in step else {}
+        choices = [
+            {"index": i, "delta": {**role, "content": stream.advance()}, "finish_reason": None}
+            for i, stream in enumerate(sent)
+        ]
+        return {**own, "choices": choices}
+
+    task = GenerationTask(name, model, template, text_seeds(seed, n), options, result)
+    return ParsedRequest([task], streams, chunk, itemgetter(0))
 
 
 def infilling(fields: RequestFields, registry: ModelRegistry, limits: Limits) -> ParsedRequest:
@@ -225,6 +315,7 @@ def correction(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
 
 ENDPOINTS: Mapping[str, Callable[[RequestFields, ModelRegistry, Limits], ParsedRequest]] = {
     "/v1/completions": completion,
+    "/v1/chat/completions": chat_completion,
     "/infill": infilling,
     "/correct": correction,
 }

@@ -94,8 +94,10 @@ class GenerationTask:
         texts, tokens, shown = list[str](), list[Record](), TemplatePieces(self.template)
         for row in ids:
             fiber.yield_turn()
-            texts.append(self.template.write(row.numpy()))
+            texts.append(self.template.write(row.numpy(), self.options.stop))
             tokens.append({"pieces": shown.pieces(row.tolist())})
+            if self.options.stop:
+                tokens[-1]["written"] = self.template.written(row.numpy(), self.options.stop)
         if self.alternatives:
             blanks, only = (~self.template.given).nonzero().squeeze(1), self.template.only
             cuts = windows_of_filled_text(self.template.blanks, self.template.width, loaded.length)

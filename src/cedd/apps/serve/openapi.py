@@ -18,6 +18,7 @@ Default = TypeVar("Default")
 
 SUMMARIES: Mapping[str, tuple[str, str]] = {
     "/v1/completions": ("write", "Continue prompts, in the form of OpenAI's completions."),
+    "/v1/chat/completions": ("chat", "Answer messages, in the form of OpenAI's chat completions."),
     "/infill": ("fill", "Fill the blanks of a text."),
     "/correct": ("correct", "Correct the spelling of a text."),
 }
@@ -30,7 +31,9 @@ MEANINGS: Mapping[str, str] = {
     "engine": "words corrects English words; letters corrects letter by letter.",
     "grid": "Where the steps lie in time. Default: the model's own.",
     "ignored_words": "Words that are correct.",
-    "max_tokens": "Tokens to write. Default: as many as the model reads.",
+    "max_completion_tokens": "The same as max_tokens.",
+    "max_tokens": "Tokens to write. Default: as many as the model reads; of an answer, 256 or as many as fit.",
+    "messages": "The conversation, up to the message to answer.",
     "model": "Name of the model. Default: the first that can do the task.",
     "n": "Number of texts per prompt.",
     "passes": "Passes over the text (engine letters).",
@@ -83,6 +86,12 @@ class DescribedFields(RequestFields):
         one = {"type": "string", "maxLength": longest}
         several = {"type": "array", "items": one, "maxItems": most}
         return self._describe(name, default, [], **(several if listed else {"anyOf": [one, several]}))
+
+    def messages(self, name: str, most: int, longest: int) -> list[dict[str, str]]:
+        part = {"type": "string", "maxLength": longest}
+        one = {"type": "object", "properties": {"role": part, "content": part}, "required": ["role", "content"]}
+        self._describe(name, REQUIRED, [], type="array", items=one, minItems=1, maxItems=most)
+        return []
 
     def integer(self, name: str, low: int, high: int, default: Default = REQUIRED, why: str = "") -> int | Default:
         return self._describe(name, default, low, type="integer", minimum=low, maximum=high)

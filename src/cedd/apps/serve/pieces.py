@@ -19,7 +19,7 @@ from cedd.tasks.template import Blank, Template
 @lru_cache(maxsize=1 << 16)
 def piece(tokenizer: Tokenizer, token: int) -> str | None:
     """The text of a token; None for the mask."""
-    return None if token >= tokenizer.vocab_size else tokenizer.decode([token])
+    return None if token >= tokenizer.vocab_size else tokenizer.decode_after([token])
 
 
 def whole_characters(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -27,7 +27,7 @@ def whole_characters(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     bytes, is at the last of them and the others are empty."""
     shown, begun = list[str](), 0
     for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[begun:end])
+        text = tokenizer.decode_after(ids[begun:end]) if begun else tokenizer.decode(ids[:end])
         whole = end == len(ids) or not text.endswith(REPLACEMENT)
         shown.append(text if whole else "")
         begun = end if whole else begun
@@ -46,18 +46,27 @@ class TemplatePieces:
         self.tokenizer, self._given = template.tokenizer, template.characters
         self._blanks: list[range] = []
         self._begins = False
+        self._first: int | None = None
+        """Where the text begins, if in a blank."""
         self._after_space: set[int] = set()
         """Beginnings of blanks whose space is not among the tokens (`Blank.after_space`)."""
+        written = False
         for part, place in template.placed:
             if isinstance(part, Blank):
+                self._first = self._first if written else place.start
+                written = True
                 self._blanks.append(range(place.start, place.stop))
                 self._after_space |= {place.start} if part.after_space else set()
                 self._begins = part.begins_text or self._begins
-            elif self.tokenizer.characters is None:
+                continue
+            written = written or bool(part.text)
+            if self.tokenizer.characters is None:
                 self._given |= enumerate(whole_characters(self.tokenizer, part.ids.tolist()), place.start)
 
     def piece(self, place: int, token: int) -> str | None:
         """The piece of a token; None for the mask."""
+        if place == self._first and token < self.tokenizer.vocab_size:
+            return self.spaced(place, self.tokenizer.decode([token]))
         text = self._given.get(place, piece(self.tokenizer, token))
         return None if text is None else self.spaced(place, text)
 

@@ -19,6 +19,7 @@ from cedd.tasks import LanguageModel, load
 
 TASKS = {
     "write": "any model",
+    "chat": "a model whose tokenizer has a chat template",
     "fill": "a diffusion model",
     "correct": "a model on a process that shuffles, such as roulette, or one with a lexicon",
 }
@@ -113,6 +114,8 @@ def _model_info(model: LanguageModel) -> dict[str, Any]:
 
 def _tasks(model: LanguageModel) -> Iterator[str]:
     yield "write"
+    if getattr(model.tokenizer, "chat_template", None) is not None:
+        yield "chat"
     if model.method.dynamics.noisy:
         yield "fill"
         if model.process.can_shuffle or lexicon_file(model) is not None:

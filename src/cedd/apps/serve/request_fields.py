@@ -24,6 +24,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def _is_message(value: Any) -> bool:
+    """Whether a JSON value is an object whose role and content are text."""
+    return isinstance(value, dict) and all(isinstance(value.get(part), str) for part in ("role", "content"))
+
+
 class RequestFields:
     """The fields of a JSON object.
 
@@ -74,6 +79,17 @@ class RequestFields:
         if longest < (length := max(map(len, found), default=0)):
             raise RequestError(413, f"{name} has {length:,} characters; the maximum is {longest:,}")
         return found
+
+    def messages(self, name: str, most: int, longest: int) -> list[dict[str, str]]:
+        """A list of at most `most` messages, {"role": ..., "content": ...} each, of at most `longest` characters."""
+        value = self._take(name, REQUIRED)
+        if not isinstance(value, list) or not value or not all(map(_is_message, value)):
+            reject(f'{name} must be a list of messages, {{"role": "user", "content": "Hello"}} each')
+        if len(value) > most:
+            reject(f"{name} has {len(value)} messages; the maximum is {most}")
+        if longest < (length := sum(len(one["content"]) for one in value)):
+            raise RequestError(413, f"{name} has {length:,} characters; the maximum is {longest:,}")
+        return value
 
     def integer(self, name: str, low: int, high: int, default: Default = REQUIRED, why: str = "") -> int | Default:
         """An integer in a range. `why` ends the error message."""
