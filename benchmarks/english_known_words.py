@@ -30,7 +30,7 @@ from helps import parser_of
 from cedd.apps.correct.candidates import CONFUSED
 from cedd.apps.correct.known_words import DICTIONARY, KNOWN_WORDS_FILE, LARGE, TECHNICAL, save_known_words
 from cedd.apps.correct.lexicon import LEXICON_FILE, Lexicon, load_lexicon
-from cedd.apps.correct.rewrite import RARE
+from cedd.apps.correct.reader import RARE
 from cedd.apps.correct.words import LONGEST
 
 DIALECTS = ("english", "american", "british", "british_z", "canadian", "australian")

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from cedd import load
 from cedd.apps.correct.channel import Channel, learn_edits
+from cedd.apps.correct.decisions import network_options, with_network_scores
 from cedd.apps.correct.lexicon import (
     DISCOUNT,
     LEXICON_FILE,
@@ -44,7 +45,8 @@ from cedd.apps.correct.lexicon import (
     save_weights,
 )
 from cedd.apps.correct.likelihood import likelihoods
-from cedd.apps.correct.rewrite import FEATURES, Doubt, Reader, asked_options, share_of_own, weight_vector, with_network
+from cedd.apps.correct.reader import Reader
+from cedd.apps.correct.suspects import FEATURES, Suspect, keep_ratio, weight_vector
 from cedd.apps.correct.word_protocol import (
     LISTS,
     Misspelt,
@@ -199,7 +201,7 @@ class Example(NamedTuple):
 
     sentence: Misspelt
     tokens: list[Token]
-    doubt: Doubt
+    suspect: Suspect
     right: int
 
 
@@ -216,27 +218,27 @@ def examples(reader: Reader, given: Sequence[Misspelt]) -> list[Example]:
     made: list[Example] = []
     for sentence in given:
         tokens, meant, text = tokens_of(sentence.written), bare_words(sentence.meant), sentence.written
-        for doubt in reader.doubts(text, tokens):
+        for suspect in reader.suspects(text, tokens):
             rights = [
                 place
-                for place, o in enumerate(doubt.options)
+                for place, o in enumerate(suspect.options)
                 if place
                 and bare_words(text[: tokens[o.first].start] + o.text + text[tokens[o.last - 1].stop :]) == meant
             ]
             wrong = sentence.pair is not None and bool(rights)
-            made.append(Example(sentence, tokens, doubt, rights[0] if wrong else 0))
+            made.append(Example(sentence, tokens, suspect, rights[0] if wrong else 0))
     return made
 
 
 def fit(given: Sequence[Example], without: Sequence[str] = (), penalty: float = 2e-5) -> dict[str, float]:
     """The weights that make the right options most probable, beside those that are `GIVEN` and 0 for features that are
     left out: softmax regression with a quadratic penalty."""
-    most = max(len(example.doubt.options) for example in given)
+    most = max(len(example.suspect.options) for example in given)
     features = torch.zeros(len(given), most, len(FEATURES))
     absent = torch.full((len(given), most), -1e9)
     for row, example in enumerate(given):
-        size = len(example.doubt.options)
-        features[row, :size], absent[row, :size] = torch.from_numpy(example.doubt.features).float(), 0.0
+        size = len(example.suspect.options)
+        features[row, :size], absent[row, :size] = torch.from_numpy(example.suspect.features).float(), 0.0
     right = torch.tensor([example.right for example in given])
     used = torch.tensor([float(name not in (*without, *GIVEN)) for name in FEATURES])
     fixed = torch.from_numpy(weight_vector(GIVEN)).float()
@@ -261,14 +263,14 @@ def open_examples(given: Sequence[Example], weights: Mapping[str, float], model:
     """Words that the weights leave undecided, with the network's scores of their most probable options."""
     loaded, alone, made = load(model, "cpu"), weight_vector(weights), list[Example]()
     scores = likelihoods(loaded, correction_options(loaded, {}).t if loaded.process.can_shuffle else None)
-    for example in sorted(given, key=lambda e: number("open", e.sentence.written, e.doubt.place)):
-        p = example.doubt.probabilities(alone)
-        if not OPEN_TO_FIT[0] < share_of_own(p) < OPEN_TO_FIT[1]:
+    for example in sorted(given, key=lambda e: number("open", e.sentence.written, e.suspect.place)):
+        p = example.suspect.probabilities(alone)
+        if not OPEN_TO_FIT[0] < keep_ratio(p) < OPEN_TO_FIT[1]:
             continue
-        kept = asked_options(p)
-        asked = example.doubt.only(kept)
-        (doubt,) = with_network(example.sentence.written, example.tokens, [asked], scores)
-        made.append(example._replace(doubt=doubt, right=kept.index(example.right) if example.right in kept else 0))
+        kept = network_options(p)
+        asked = example.suspect.only(kept)
+        (suspect,) = with_network_scores(example.sentence.written, example.tokens, [asked], scores)
+        made.append(example._replace(suspect=suspect, right=kept.index(example.right) if example.right in kept else 0))
         if len(made) == count:
             break
     return made

@@ -603,7 +603,7 @@ def test_a_folder_names_who_corrects_its_words(shelf, tmp_path, capsys):
     )
     capsys.readouterr()
     assert main(["correct", str(tmp_path / "mine"), text, "--engine", "words", "--device", "cpu"]) == 2
-    assert "words are corrected with a lexicon, and" in capsys.readouterr().err  # this english has none
+    assert "the engine 'words' needs a lexicon" in capsys.readouterr().err
     assert main(["correct", str(tmp_path / "mine"), text, "--engine", "letters", "--device", "cpu"]) == 0
     assert capsys.readouterr().out != f"{text}\n"
     save_random(tmp_path / "other", extra={"words": "../run"})

@@ -9,7 +9,7 @@ import pytest
 import cedd
 from cedd.apps.correct.engine import corrector_folder
 from cedd.apps.correct.lexicon import LEXICON_FILE, load_lexicon
-from cedd.apps.correct.rewrite import FEATURES
+from cedd.apps.correct.suspects import FEATURES
 from cedd.models.locate import pretrained_root
 from tests.readings import reading_once
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rich.style import Style
 
-from cedd.apps.correct.filling import filler_in, reads_without_torch
-from cedd.apps.correct.word_by_word import AskedLater, lexicon_in, reader_in, word_by_word, words_folder
+from cedd.apps.correct.left_to_right import load_left_to_right, reads_without_torch
+from cedd.apps.correct.word_by_word import LazyScores, lexicon_in, reader_in, word_by_word, words_folder
 from cedd.cli import UserError
 from cedd.cli.arguments import Correct
 from cedd.cli.console import PlainConsole
@@ -121,7 +121,7 @@ def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Co
     if engine == "words" and folder in map(packaged, pretrained_names()) and arguments.device in ("auto", "cpu"):
         beside = words_folder(folder, read_json(folder / CONFIG_FILE))
         if lexicon_in(beside) is not None and reads_without_torch(read_json(beside / CONFIG_FILE)):
-            scores = AskedLater(partial(filler_in, beside))
+            scores = LazyScores(partial(load_left_to_right, beside))
             return partial(
                 word_by_word,
                 reader_in(beside),

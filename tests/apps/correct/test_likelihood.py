@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from cedd.apps.correct import filling
-from cedd.apps.correct.filling import LeftToRight, filler_in, reads_without_torch
+from cedd.apps.correct import left_to_right
+from cedd.apps.correct.left_to_right import LeftToRight, load_left_to_right, reads_without_torch
 from cedd.apps.correct.likelihood import LeaveOneOut, likelihoods
 from cedd.models.locate import packaged
 from cedd.models.transformer import Transformer
@@ -45,7 +45,7 @@ def test_the_way_is_that_of_the_process(filler, tmp_path):
 @torch.no_grad()
 def by_the_chain_rule(model, judge, version) -> float:
     """log p of a version's tokens, one reading of the whole window after another, in torch."""
-    ((blank, middle),) = judge.placed(TEXT, [version])
+    ((blank, middle),) = judge.located(TEXT, [version])
     read = model.tokenizer.decode(np.array(blank.before + middle + blank.after))
     assert read in TEXT[: version[0]] + version[2] + TEXT[version[1] :]
     total = 0.0
@@ -59,11 +59,11 @@ def by_the_chain_rule(model, judge, version) -> float:
 def test_masks_are_filled_from_left_to_right(filler, monkeypatch):
     """As the chain rule says, where all around is read again with what stands in the place; a version's score does not
     depend on the others."""
-    monkeypatch.setattr(filling, "NEAR", 100)
+    monkeypatch.setattr(left_to_right, "NEAR", 100)
     judge = judge_of(filler)
     found = judge(TEXT, VERSIONS)
     for version, (score, tokens) in zip(VERSIONS, found, strict=True):
-        ((_, middle),) = judge.placed(TEXT, [version])
+        ((_, middle),) = judge.located(TEXT, [version])
         assert tokens == len(middle)
         assert score == pytest.approx(by_the_chain_rule(filler, judge, version), abs=1e-4)
         assert judge(TEXT, [version])[0, 0] == pytest.approx(score, abs=1e-4)
@@ -73,15 +73,15 @@ def test_no_more_questions_are_read_at_once_than_there_is_memory_for(filler, mon
     """Unless they are of one place; and what is said is the same."""
     judge, read = judge_of(filler), list[tuple[int, int]]()
 
-    def answers(blanks, questions, true=judge.answers):
+    def log_probs(blanks, questions, true=judge.log_probs):
         read.append((len(blanks), len(questions)))
         return true(blanks, questions)
 
-    monkeypatch.setattr(judge, "answers", answers)
+    monkeypatch.setattr(judge, "log_probs", log_probs)
     whole = judge(TEXT, VERSIONS)
     ((places, questions),) = read
     assert places == 3
-    monkeypatch.setattr(filling, "QUESTIONS", 7)
+    monkeypatch.setattr(left_to_right, "QUERIES", 7)
     np.testing.assert_allclose(judge(TEXT, VERSIONS), whole, atol=1e-4)
     assert read[1:] == [(1, questions - 7), (2, 7)]
 
@@ -92,7 +92,7 @@ def test_one_token_is_read_exactly_and_several_nearer_the_more_is_read_again(fil
     np.testing.assert_allclose(judge(TEXT, single), [[score, 1] for score in exact], atol=1e-4)
     exact, off = [by_the_chain_rule(filler, judge, version) for version in VERSIONS], list[float]()
     for near in (0, 2, 8, 100):
-        monkeypatch.setattr(filling, "NEAR", near)
+        monkeypatch.setattr(left_to_right, "NEAR", near)
         off.append(np.abs(judge(TEXT, VERSIONS)[:, 0] - exact).mean())
     assert off[0] > off[1] > off[2] > off[3]
     assert off[3] < 1e-4
@@ -100,11 +100,11 @@ def test_one_token_is_read_exactly_and_several_nearer_the_more_is_read_again(fil
 
 def test_the_shipped_model_is_about_as_sure_as_by_the_chain_rule(monkeypatch):
     """What the network says weighs a third: a few tenths are nothing beside what versions differ by."""
-    judge = filler_in(packaged("english"))
+    judge = load_left_to_right(packaged("english"))
     text = "He was quite certain that the goverment would not agree to such an extrordinary plan."
     versions = [(30, 39, word) for word in ("goverment", "government", "governments", "governess", "covenant")]
     about = judge(text, versions)
-    monkeypatch.setattr(filling, "NEAR", 100)
+    monkeypatch.setattr(left_to_right, "NEAR", 100)
     exact = judge(text, versions)
     assert exact[:, 1].tolist() == about[:, 1].tolist()
     assert exact[:, 1].max() > 1
@@ -118,7 +118,7 @@ def test_versions_that_begin_alike_share_readings(filler, monkeypatch):
     network = judge.network.read
     monkeypatch.setattr(judge.network, "read", lambda given: read.extend(len(p.ids) for p in given) or network(given))
     judge(TEXT, [(4, 7, "cat"), (4, 7, "car")])  # " ca_" is read once, and so is all before it
-    ((_, middle),) = judge.placed(TEXT, [(4, 7, "cat")])
+    ((_, middle),) = judge.located(TEXT, [(4, 7, "cat")])
     assert sum(read) == 1 + len(middle)  # the text around, with one mask, is one more
 
 
@@ -137,6 +137,6 @@ def test_the_shipped_model_is_read_without_torch_and_says_the_same():
     assert reads_without_torch(read_json(folder / "config.json"))
     assert not reads_without_torch(read_json(packaged("english-char") / "config.json"))
     versions = [(10, 14, "form"), (10, 14, "from"), (19, 24, "table"), (19, 24, "tabel")]
-    text, judges = "He walked form the tabel", (filler_in(folder), judge_of(load(folder, "cpu")))
+    text, judges = "He walked form the tabel", (load_left_to_right(folder), judge_of(load(folder, "cpu")))
     alone, loaded = (judge(text, versions) for judge in judges)
     np.testing.assert_allclose(alone, loaded, atol=1e-4)

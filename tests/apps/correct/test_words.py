@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cedd.apps.correct import candidates, channel, rewrite
+from cedd.apps.correct import candidates, channel, decisions
+from cedd.apps.correct import reader as reader_module
 from cedd.apps.correct.candidates import (
     INFLECTED,
     Neighbours,
@@ -25,10 +26,12 @@ from cedd.apps.correct.candidates import (
     same_without_a_letter,
 )
 from cedd.apps.correct.channel import Channel, alignment, learn_edits
+from cedd.apps.correct.decisions import decide
 from cedd.apps.correct.forms import FORMS, FORMS_KEPT, is_derived, same_word, sound, sounds, variant
 from cedd.apps.correct.known_words import DICTIONARY, LARGE, TECHNICAL, load_known_words, save_known_words
 from cedd.apps.correct.lexicon import Lexicon, gram_table, hashes, load_lexicon, save_lexicon
-from cedd.apps.correct.rewrite import FEATURES, Reader, is_due, rewritings
+from cedd.apps.correct.reader import Reader, TokenizedText
+from cedd.apps.correct.suspects import FEATURES, Option, Suspect, is_accepted
 from cedd.apps.correct.word_by_word import word_by_word
 from cedd.apps.correct.word_protocol import Misspelt, Pair, kind_of, outcome, part_of, placed
 from cedd.apps.correct.words import acronyms, like, tokens_of
@@ -97,8 +100,8 @@ def lexicon():
 
 def corrected(lexicon, text, **options):
     made = text
-    for one in reversed(rewritings(Reader(lexicon), text, 0.5, **options)):
-        made = made[: one.start] + one.text + made[one.stop :] if one.made else made
+    for one in reversed(decide(Reader(lexicon), text, 0.5, **options)):
+        made = made[: one.start] + one.text + made[one.stop :] if one.accepted else made
     return made
 
 
@@ -189,7 +192,7 @@ def test_another_language_stays(lexicon):
 
 def test_a_text_with_many_mistakes_is_not_another_language(lexicon, monkeypatch):
     """Nor if some of them are in the lexicon, as names are, and stand where the corpus never had them."""
-    monkeypatch.setattr(rewrite, "CONFUSED", len(WORDS))
+    monkeypatch.setattr("cedd.apps.correct.reader.CONFUSED", len(WORDS))
     rare = ["hoem", "catt", "leter"]
     weights = lexicon.weights["alone"] | {"kept unknown": 0.0, "kept rare": -9.0}
     more = replace(
@@ -210,27 +213,27 @@ def test_a_text_with_many_mistakes_is_not_another_language(lexicon, monkeypatch)
 @given(st.lists(st.sampled_from([*WORDS, "leter", "zqxjkv", "und", "naïvement"]), min_size=1, max_size=40))
 def test_evidence_for_english_is_the_mean_around_every_token(lexicon, words):
     tokens = tokens_of(" ".join(words).replace("#", "9"))
-    reach, (low, high) = rewrite.LANGUAGE_REACH, rewrite.EVIDENCE
+    reach, (low, high) = reader_module.LANGUAGE_REACH, reader_module.EVIDENCE
     found = Reader(lexicon).english(tokens, lexicon.numbers([token.key for token in tokens]))
-    known = math.log(60_000 / lexicon.total) + rewrite.END
+    known = math.log(60_000 / lexicon.total) + reader_module.END
     for place, value in enumerate(found):
         near = [t.key for t in tokens[max(0, place - reach) : place + reach + 1] if t.key.isalpha() and t.key != "a"]
         if "leter" not in near:
             of = [
-                low if key not in lexicon.index else high if len(key) > 2 else known + rewrite.LETTER * len(key)
+                low if key not in lexicon.index else high if len(key) > 2 else known + reader_module.LETTER * len(key)
                 for key in near
             ]
-            assert value == pytest.approx((rewrite.PRIOR_EVIDENCE + sum(of)) / max(1, len(near)))
+            assert value == pytest.approx((reader_module.PRIOR_EVIDENCE + sum(of)) / max(1, len(near)))
 
 
 def test_a_misspelling_is_evidence_for_english_and_a_foreign_word_against_it(lexicon):
     reader = Reader(lexicon)
 
-    def evidence(word, number=rewrite.UNKNOWN):
+    def evidence(word, number=reader_module.UNKNOWN):
         return reader.word_evidence(tokens_of(word)[0], number)
 
-    assert evidence("leter") > rewrite.ENGLISH["rare"] > 0 > evidence("nicht") == evidence("zqxjkvw")
-    assert evidence("the", WORDS.index("the")) > rewrite.ENGLISH["rare"]
+    assert evidence("leter") > reader_module.ENGLISH["rare"] > 0 > evidence("nicht") == evidence("zqxjkvw")
+    assert evidence("the", WORDS.index("the")) > reader_module.ENGLISH["rare"]
     assert Reader(replace(lexicon, known={"zqxjkvw": TECHNICAL})).word_evidence(tokens_of("zqxjkvw")[0], -1) > 0
 
 
@@ -266,7 +269,7 @@ def test_a_network_decides_what_is_open(lexicon):
 @given(st.lists(st.sampled_from([*WORDS[3:], "leter", "hoem", "Teh", "to gether", "9", "\r\n", ". "]), max_size=12))
 def test_rewritings_do_not_overlap_and_a_second_correction_changes_nothing_back(lexicon, words):
     text = " ".join(words)
-    made = [one for one in rewritings(Reader(lexicon), text, 0.5) if one.made]
+    made = [one for one in decide(Reader(lexicon), text, 0.5) if one.accepted]
     assert all(first.stop <= second.start for first, second in itertools.pairwise(made))
     assert all(text[one.start : one.stop] != one.text for one in made)
     assert all(0 <= p <= 1 for one in made for _, p in one.candidates)
@@ -316,7 +319,7 @@ def test_words_are_easily_confused_if_they_are_the_same_without_a_letter(words):
 def test_a_network_is_asked_where_a_decision_is_open():
     """Neither where the word is nearly surely right, nor where one option is nearly surely meant; of two it is."""
     right, almost, meant, unclear = [0.98, 0.02], [0.96, 0.04], [0.04, 0.96], [0.04, 0.48, 0.48]
-    assert [rewrite.is_open(np.array(p)) for p in (right, almost, meant, unclear)] == [False, True, False, True]
+    assert [decisions.is_undecided(np.array(p)) for p in (right, almost, meant, unclear)] == [False, True, False, True]
 
 
 SPELT = ["might", "mite", "meet", "met", "walk", "walked", "live", "lived", "living", "occasional", "occasionally"]
@@ -354,14 +357,14 @@ def test_words_that_sound_the_same_are_confused_both_ways(lexicon):
 
 def test_a_compound_is_split_less_readily_than_words_one_of_which_is_small(lexicon, monkeypatch):
     """A short one not at all, unless its words are often seen in a row."""
-    monkeypatch.setattr(rewrite, "SMALL_WORDS", 8)
+    monkeypatch.setattr("cedd.apps.correct.reader.SMALL_WORDS", 8)
     reader, column = Reader(lexicon), FEATURES.index("split derived")
     for written, compound in (("wentgovernment", [1.0]), ("thecat", [0.0]), ("catmat", []), ("catsat", [1.0])):
-        found = (d for d in reader.doubts("", tokens_of(f"he was {written}.")) if d.place == 2)
+        found = (d for d in reader.suspects("", tokens_of(f"he was {written}.")) if d.place == 2)
         split = [
-            (row[column], doubt.features[0, column])
-            for doubt in found
-            for option, row in zip(doubt.options, doubt.features, strict=True)
+            (row[column], suspect.features[0, column])
+            for suspect in found
+            for option, row in zip(suspect.options, suspect.features, strict=True)
             if len(option.words) == 2
         ]
         assert split == [(value, 0.0) for value in compound]
@@ -371,10 +374,10 @@ def test_a_technical_word_is_not_suspicious_and_one_of_a_dictionary_less(lexicon
     for kind, suspicious in ((TECHNICAL, False), (DICTIONARY, True), (LARGE, True)):
         listed = replace(lexicon, known={"leter": kind})
         for written in ("leter", "leter's"):
-            doubts = Reader(listed).doubts(text := f"he received the {written}.", tokens_of(text))
-            assert bool(doubts) == suspicious
-            for doubt in doubts:
-                features = [doubt.features[0, FEATURES.index(f"kept {one}")] for one in (DICTIONARY, LARGE)]
+            suspects = Reader(listed).suspects(text := f"he received the {written}.", tokens_of(text))
+            assert bool(suspects) == suspicious
+            for suspect in suspects:
+                features = [suspect.features[0, FEATURES.index(f"kept {one}")] for one in (DICTIONARY, LARGE)]
                 assert features == [kind == DICTIONARY, kind == LARGE]
 
 
@@ -385,12 +388,12 @@ def test_a_technical_word_is_not_suspicious_and_one_of_a_dictionary_less(lexicon
 def test_parts_of_a_word_with_a_hyphen_are_not_joined(lexicon, text, joined):
     tokens = tokens_of(text)
     place = next(at for at, token in enumerate(tokens) if token.key == "to")
-    assert (Reader(lexicon).joined(text, tokens[place], tokens[place + 1]) == "together") == joined
+    assert (Reader(lexicon).joined_word(text, tokens[place], tokens[place + 1]) == "together") == joined
 
 
 def test_can_not_is_right(lexicon):
     reader = Reader(replace(lexicon, words=[*WORDS[:-2], "cannot", "can"]))
-    assert reader.joined("can not", *tokens_of("can not")) is None
+    assert reader.joined_word("can not", *tokens_of("can not")) is None
 
 
 @settings(max_examples=50, deadline=None)
@@ -440,12 +443,12 @@ def nothing_said(words):
 
 
 def test_of_many_near_words_those_that_fit_are_judged(lexicon, monkeypatch):
-    """The cat sat on the m?t: of mat, cat and sat one is judged, and the context says which."""
+    """The cat sat on the m?t: of mat, cat and sat one is scored, and the context says which."""
     monkeypatch.setattr(candidates, "JUDGED", 1)
     tokens = tokens_of("the cat sat on the aat. the aat sat on the mat.")
-    page, reader = rewrite.Page("", tokens), Reader(lexicon)
+    page, reader = TokenizedText("", tokens), Reader(lexicon)
     places = [place for place, token in enumerate(tokens) if token.text == "aat"]
-    assert [reader.meant(page, place)[0].words for place in places] == [("mat",), ("cat",)]
+    assert [reader.near_words(page, place)[0].words for place in places] == [("mat",), ("cat",)]
 
 
 @pytest.mark.parametrize("text", ["he was in the ho me.", "he went h ome."])
@@ -459,8 +462,8 @@ def test_words_beside_a_mistake_are_judged_as_if_it_were_mended(lexicon):
     reader, last = Reader(lexicon), {}
     for text in ("he recieved teh leter.", "he received the leter."):
         tokens = tokens_of(text)
-        judged = [(doubt, doubt.probabilities(reader.alone)) for doubt in reader.doubts(text, tokens)]
-        last[text] = [one[-1][0].features for one in (judged, reader.again(text, tokens, judged, 0.5))]
+        scored = [(suspect, suspect.probabilities(reader.alone)) for suspect in reader.suspects(text, tokens)]
+        last[text] = [one[-1][0].features for one in (scored, reader.rescored(text, tokens, scored, 0.5))]
     (before, after), (alone, same) = last.values()
     assert not np.array_equal(before, alone)
     assert np.array_equal(after, alone)
@@ -482,7 +485,7 @@ def test_misspellings_that_were_seen_are_remembered(lexicon, tmp_path):
 
 def test_a_misspelling_that_was_seen_is_no_word_for_being_repeated(lexicon, monkeypatch):
     """What else a long text has several times is meant."""
-    monkeypatch.setattr(rewrite, "AGREED", math.inf)
+    monkeypatch.setattr("cedd.apps.correct.reader.REPEAT_LOG_ODDS", math.inf)
     weights = {"alone": lexicon.weights["alone"] | {"kept repeated": 9.0}}
     knowing = replace(lexicon, weights=weights, memory={"leter": ("letter",)})
     text = "he received the leter. he went home. " * 20
@@ -504,34 +507,34 @@ def test_a_repeated_word_is_a_misspelling_if_one_other_is_meant_wherever_it_stan
 
 def test_a_common_word_is_doubted_where_another_fits_far_better(lexicon, monkeypatch):
     """In a language of so few words little is far better."""
-    monkeypatch.setattr(rewrite, "SURPRISE", {"rare": 2.0, "common": 2.0})
-    monkeypatch.setattr(rewrite, "GAIN", 2.0)
+    monkeypatch.setattr("cedd.apps.correct.reader.MAX_SURPRISE", {"rare": 2.0, "common": 2.0})
+    monkeypatch.setattr("cedd.apps.correct.reader.MIN_GAIN", 2.0)
     reader, tokens = Reader(lexicon), tokens_of("the sat sat on the mat. the cat sat on the mat.")
-    (doubt,) = reader.doubts("", tokens)
-    assert doubt.place == 1
-    assert [option.text for option in doubt.options] == ["sat", "cat", "mat"]
+    (suspect,) = reader.suspects("", tokens)
+    assert suspect.place == 1
+    assert [option.text for option in suspect.options] == ["sat", "cat", "mat"]
 
 
-def doubt_of(rare):
+def suspect_of(rare):
     """One about a word that is rare or not, as far as decisions go."""
     features = np.zeros((2, len(FEATURES)))
     features[0, FEATURES.index("kept rare")] = rare
-    return rewrite.Doubt(0, tuple(rewrite.Option(0, 1, (word,), word) for word in ("this", "that")), features)
+    return Suspect(0, tuple(Option(0, 1, (word,), word) for word in ("this", "that")), features)
 
 
 def test_a_change_needs_an_option_that_stands_out():
-    doubt = doubt_of(rare=True)
-    assert is_due(doubt, np.array([0.1, 0.8, 0.1]), 0.5)
-    assert not is_due(doubt, np.array([0.1, 0.3, 0.3, 0.3]), 0.5)
-    assert not is_due(doubt, np.array([0.9, 0.1]), 0.5)
+    suspect = suspect_of(rare=True)
+    assert is_accepted(suspect, np.array([0.1, 0.8, 0.1]), 0.5)
+    assert not is_accepted(suspect, np.array([0.1, 0.3, 0.3, 0.3]), 0.5)
+    assert not is_accepted(suspect, np.array([0.9, 0.1]), 0.5)
 
 
 def test_a_common_word_is_trusted_more():
     """Own / (own + best) = 0.45 is below a threshold of 0.5; with own counted twice it is 0.62."""
     p = np.array([0.45, 0.55])
-    assert is_due(doubt_of(rare=True), p, 0.5)
-    assert not is_due(doubt_of(rare=False), p, 0.5)
-    assert is_due(doubt_of(rare=False), np.array([0.3, 0.7]), 0.5)
+    assert is_accepted(suspect_of(rare=True), p, 0.5)
+    assert not is_accepted(suspect_of(rare=False), p, 0.5)
+    assert is_accepted(suspect_of(rare=False), np.array([0.3, 0.7]), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -545,19 +548,19 @@ def test_a_common_word_is_trusted_more():
 def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, read):
     tokens, seen = tokens_of(written), []
 
-    def doubt(place, *options):
-        made = (rewrite.Option(place, place + 1, (word,), like(tokens[place].text, word)) for word in options)
+    def suspect(place, *options):
+        made = (Option(place, place + 1, (word,), like(tokens[place].text, word)) for word in options)
         features = np.zeros((len(options), len(FEATURES)))
         features[0, FEATURES.index("kept rare")] = 1
-        return rewrite.Doubt(place, tuple(made), features)
+        return Suspect(place, tuple(made), features)
 
     def scores(text, spans):
         seen.extend((text[:start] + "{}" + text[stop:], text[start:stop], word) for start, stop, word in spans)
         return np.zeros((len(spans), 2))
 
     even, due = np.array([0.5, 0.5]), np.array([0.01, 0.99])
-    judged = [(doubt(1, "recieved", "received"), due if sure else even), (doubt(4, "leter", "letter"), even)]
-    rewrite.ask(written, tokens, judged, np.zeros(len(FEATURES)), scores, 0.9)
+    scored = [(suspect(1, "recieved", "received"), due if sure else even), (suspect(4, "leter", "letter"), even)]
+    decisions.rescore_undecided(written, tokens, scored, np.zeros(len(FEATURES)), scores, 0.9)
     assert seen[-2:] == [(read, "leter", "leter"), (read, "leter", "letter")]
     assert len(seen) == (2 if sure else 4)
 
@@ -572,13 +575,13 @@ def test_the_number_of_words_that_a_network_judges_is_limited(words, asked):
         seen.extend(start for start, _, _ in spans)
         return np.zeros((len(spans), 2))
 
-    def doubt(place):
-        options = tuple(rewrite.Option(place, place + 1, (word,), word) for word in ("leter", "letter"))
-        return rewrite.Doubt(place, options, np.zeros((2, len(FEATURES))))
+    def suspect(place):
+        options = tuple(Option(place, place + 1, (word,), word) for word in ("leter", "letter"))
+        return Suspect(place, options, np.zeros((2, len(FEATURES))))
 
     own = np.linspace(0.5, 0.6, words)
-    judged = [(doubt(2 * i + 1), np.array([p, 1 - p])) for i, p in enumerate(own)]
-    rewrite.ask(text[: 9 * words], tokens, judged, np.zeros(len(FEATURES)), scores, 0.0)
+    scored = [(suspect(2 * i + 1), np.array([p, 1 - p])) for i, p in enumerate(own)]
+    decisions.rescore_undecided(text[: 9 * words], tokens, scored, np.zeros(len(FEATURES)), scores, 0.0)
     assert seen[::2] == [tokens[2 * i + 1].start for i in range(asked)]
 
 
@@ -599,14 +602,14 @@ def test_a_network_does_not_read_the_mistake_that_it_is_asked_about_elsewhere(wr
         seen.extend((text[:start] + "{}" + text[stop:], word) for start, stop, word in spans)
         return np.zeros((len(spans), 2))
 
-    def doubt(place):
+    def suspect(place):
         options = (tokens[place].text, "the", "tea")
         features = np.zeros((len(options), len(FEATURES)))
         features[0, FEATURES.index("kept rare")] = 1
-        return rewrite.Doubt(place, tuple(rewrite.Option(place, place + 1, (o,), o) for o in options), features)
+        return Suspect(place, tuple(Option(place, place + 1, (o,), o) for o in options), features)
 
-    judged = [(doubt(0), np.array(p)), (doubt(3), np.array(p))]
-    rewrite.ask(written, tokens, judged, np.zeros(len(FEATURES)), scores, 0.9)
+    scored = [(suspect(0), np.array(p)), (suspect(3), np.array(p))]
+    decisions.rescore_undecided(written, tokens, scored, np.zeros(len(FEATURES)), scores, 0.9)
     assert [text for text, word in seen if word == "the"] == read
 
 
@@ -615,8 +618,8 @@ def test_a_known_word_stays_as_another_country_spells_it(lexicon):
     words = [*WORDS[:-3], "theatre", "theater", "home"]
     reader = Reader(replace(lexicon, words=words))
     for spelt, free in (("theatre", False), ("theather", True)):
-        page = rewrite.Page("", tokens_of(f"he went to the {spelt}"))
-        options = {option.text for option in reader.doubt(page, 4, None).options}
+        page = TokenizedText("", tokens_of(f"he went to the {spelt}"))
+        options = {option.text for option in reader.suspect(page, 4, None).options}
         assert ("theater" in options) == free
 
 
@@ -638,7 +641,7 @@ def test_a_common_word_with_s_is_right(lexicon):
     for of, doubted in ((lexicon, ["leter's"]), (rare, ["mat's", "leter's"])):
         text = "the cat's house and the mat's house and the leter's house"
         tokens = tokens_of(text)
-        found = Reader(of).doubtful(tokens, of.numbers(rewrite.Page(text, tokens).keys))
+        found = Reader(of).suspicious(tokens, of.numbers(TokenizedText(text, tokens).keys))
         assert [tokens[place].key for place, near in found.items() if near is None] == doubted
 
 
@@ -646,9 +649,9 @@ def test_a_word_with_a_capital_is_not_joined_to_the_one_before(lexicon):
     for second, free in (("gether", True), ("Gether", False), ("GETHER", False)):
         text = f"he went to {second}"
         first, last = tokens_of(text)[2:]
-        assert (Reader(lexicon).joined(text, first, last) is not None) == free
+        assert (Reader(lexicon).joined_word(text, first, last) is not None) == free
     text = "HE WENT TO GETHER"
-    assert Reader(lexicon).joined(text, *tokens_of(text)[2:]) == "together"
+    assert Reader(lexicon).joined_word(text, *tokens_of(text)[2:]) == "together"
 
 
 def test_words_made_of_known_words(lexicon):
@@ -711,7 +714,7 @@ def test_what_is_kept_of_words_has_an_end(lexicon, monkeypatch):
     finally:
         tracemalloc.stop()
     assert used[1] < used[0] + 50_000, used  # of 90,000 if all near words were kept, of 800,000 if all strings were
-    for kept in (reader.neighbours.near, reader.neighbours.judged, fresh.channel.written):
+    for kept in (reader.neighbours.near, reader.neighbours.scored, fresh.channel.written):
         assert kept.cache_info().currsize == kept.cache_info().maxsize
 
 

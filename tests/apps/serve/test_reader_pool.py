@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from cedd.apps.correct.lexicon import LEXICON_FILE
-from cedd.apps.correct.rewrite import WORD_THRESHOLD, Doubt, reader_of
+from cedd.apps.correct.reader import reader_of
+from cedd.apps.correct.suspects import WORD_THRESHOLD, Suspect
 from cedd.apps.correct.words import tokens_of
-from cedd.apps.serve.reader_pool import ReaderPool, ReaderProcess, encode_doubts, exchange
+from cedd.apps.serve.reader_pool import ReaderPool, ReaderProcess, encode_suspects, exchange
 from cedd.apps.serve.registry import ModelRegistry
 from cedd.models.locate import packaged
 from cedd.spelling.corruption import swap_letters
@@ -42,21 +43,21 @@ def process(lexicon: Path) -> Iterator[ReaderProcess]:
     made.end()
 
 
-def found_here(file: Path, text: str, ignored: Any = ()) -> list[Doubt]:
+def found_here(file: Path, text: str, ignored: Any = ()) -> list[Suspect]:
     reader, tokens = reader_of(file, file.stat().st_mtime_ns), tokens_of(text)
-    return [doubt for doubt, _ in reader.judged(text, tokens, WORD_THRESHOLD, ignored)]
+    return [suspect for suspect, _ in reader.scored(text, tokens, WORD_THRESHOLD, ignored)]
 
 
-def assert_same(found: list[Doubt], wanted: list[Doubt]) -> None:
-    assert [(doubt.place, doubt.options) for doubt in found] == [(doubt.place, doubt.options) for doubt in wanted]
+def assert_same(found: list[Suspect], wanted: list[Suspect]) -> None:
+    assert [(one.place, one.options) for one in found] == [(one.place, one.options) for one in wanted]
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one.features, other.features)
 
 
 def test_a_process_finds_what_is_found_here(process: ReaderProcess, lexicon: Path):
     for text in TEXTS:
-        assert_same(process.doubts(lexicon, text, WORD_THRESHOLD, ()), found_here(lexicon, text))
-    first = process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, {"teh", "alot"})
+        assert_same(process.suspects(lexicon, text, WORD_THRESHOLD, ()), found_here(lexicon, text))
+    first = process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, {"teh", "alot"})
     assert_same(first, found_here(lexicon, TEXTS[0], {"teh", "alot"}))
     assert 0 < len(first) < len(found_here(lexicon, TEXTS[0]))
 
@@ -66,8 +67,8 @@ def test_a_process_that_ends_says_so_and_is_begun_anew(process: ReaderProcess, l
     before.kill()
     before.wait()
     with pytest.raises((OSError, EOFError)):
-        process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ())
-    assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
+        process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ())
+    assert_same(process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
     assert process.start().pid != before.pid
 
 
@@ -83,10 +84,10 @@ def test_a_process_that_works_for_nobody_is_ended(
         return len(asked) < 2
 
     with pytest.raises(TimeoutError):
-        process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, (), wanted)
+        process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, (), wanted)
     assert len(asked) == 2
     assert stuck.poll() is not None
-    assert_same(process.doubts(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
+    assert_same(process.suspects(lexicon, TEXTS[0], WORD_THRESHOLD, ()), found_here(lexicon, TEXTS[0]))
 
 
 def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
@@ -99,7 +100,7 @@ def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
     os.kill(stuck.pid, signal.SIGSTOP)
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
-        process.doubts(lexicon, long, WORD_THRESHOLD, (), lambda: False)
+        process.suspects(lexicon, long, WORD_THRESHOLD, (), lambda: False)
     (asked, sink), (source, answer) = pipes = os.pipe(), os.pipe()
     os.write(answer, (1000).to_bytes(8) + b"[")  # and no more
     with pytest.raises(TimeoutError):
@@ -113,8 +114,8 @@ def test_one_that_stops_while_it_is_asked_or_answers_blocks_nobody(
 
 def test_texts_and_doubts_longer_than_a_pipe_arrive_whole(process: ReaderProcess, lexicon: Path):
     long = " ".join([TEXTS[0]] * 6) + " " * 70_000
-    found = process.doubts(lexicon, long, WORD_THRESHOLD, ())
-    assert len(encode_doubts(found)) > 65536 < len(long)
+    found = process.suspects(lexicon, long, WORD_THRESHOLD, ())
+    assert len(encode_suspects(found)) > 65536 < len(long)
     assert_same(found, found_here(lexicon, long))
 
 

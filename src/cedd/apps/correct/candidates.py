@@ -1,10 +1,10 @@
-"""What may have been meant by a word: words of the lexicon near it, two words, or one with its neighbour.
+"""Candidates for a word: similar words of the lexicon, or two words.
 
-Shapes: V words, N words that are near, P pairs of words that are easily confused.
+Shapes: V words, N similar words, P pairs of words that are easily confused.
 
-For a string that is no word, a sweep over the lexicon leaves the words that can be a few edits away: each letter is
+For a string that is not a word, a sweep over the lexicon finds the words that can be a few edits away: each letter is
 counted up to 2, in two bits, and an edit changes at most two bits, a swap none. A rough log p(written | word), letter
-by letter, ranks these; the noise model itself (`channel`) judges the best. For a known word all words are found
+by letter, ranks these; the noise model itself (`channel`) scores the best. For a known word all words are found
 beforehand that differ from it in one letter, in order, or in the place of one letter (both become the same string when
 a letter is left out), in an ending, or that sound the same.
 """
@@ -27,23 +27,23 @@ from cedd.apps.correct.lexicon import Floats, Integers, Lexicon
 from cedd.apps.correct.words import LONGEST
 
 FAR = ((1, None, 0), (2, 60_000, 0), (3, 6_000, 4), (3, 20_000, 5), (4, 6_000, 6), (4, 12_000, 8), (5, 6_000, 9))
-"""(edits, among how many of the most frequent words, from which length on)."""
+"""(maximum edits, number of most frequent words searched, minimum length)."""
 NEAR, JUDGED, LIKELY = 48, 16, 8.0
-"""Near words that are found; those of them that fit best, whose probability as what was meant is computed; and by how
-much less than the best they may fit."""
+"""Number of similar words that are found; number of these that the noise model scores; by how much their rank may be
+below the best, in nats."""
 A_COUNT, IN_CONTEXT = 0.6, {"count": 0.4, "context": 0.5}
-"""What the logarithm of a word's count weighs beside the rough log p(written | word), to choose those: without its
-context, and beside log p of the words in a row."""
+"""Weights of the logarithm of a word's count relative to the rough log p(written | word) in the rank: without context,
+and together with log p of the word sequence."""
 CONFUSED = 30_000
-"""The most frequent words, each of which may have been written for another of them."""
+"""Real-word errors are searched among this many most frequent words."""
 HEARD, INFLECTED = 12_000, ("ed", "d", "ing", "ly", "es", "'s")
-"""Of these, those that are easily confused with all that sound the same; endings that are easily left out or added."""
+"""Homophones are searched among this many; endings that are easily dropped or added."""
 SLACK = 1.0
-"""By how much the noise model may find a word less probable than the rough log p."""
+"""By how much log p of the noise model may be below the rough log p."""
 NEAR_KEPT = 512
-"""Strings whose near words are kept for the next time: a text has a strange word again soon, or hardly ever."""
+"""Number of strings whose similar words are cached."""
 REMEMBERED = -6.0
-"""log p(written | meant) of a misspelling that was seen, at least."""
+"""Minimum of log p(written | meant) for a misspelling of the training lists."""
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz'"
 _CODES = np.zeros(256, np.uint8)
 _CODES[[ord(c) for c in _ALPHABET]] = np.arange(1, 28)
@@ -53,19 +53,19 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Candidate:
-    """What may have been meant, and log p(written | meant)."""
+    """Words that may have been meant, and log p(written | words)."""
 
     words: tuple[str, ...]
     log_channel: float
 
 
 class Neighbours:
-    """The words of a lexicon near a written one."""
+    """Finds words of a lexicon that are similar to a written one."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         self.lexicon = lexicon
         self.near = lru_cache(maxsize=NEAR_KEPT)(self._near)
-        self.judged = lru_cache(maxsize=JUDGED * NEAR_KEPT)(self.log_channel)
+        self.scored = lru_cache(maxsize=JUDGED * NEAR_KEPT)(self.log_channel)
 
     @cached_property
     def letters(self) -> NDArray[np.uint8]:
@@ -95,12 +95,13 @@ class Neighbours:
         return RoughCosts.of(self.lexicon.channel)
 
     def log_channel(self, written: str, meant: str, least: float = -math.inf) -> float:
-        """log p(written | meant), also from pairs that were seen; about `least` where it is less."""
+        """log p(written | meant), or about `least` where it is less; pairs of the training lists have at least
+        REMEMBERED."""
         value = self.lexicon.channel.log_probability(written, meant, least)
         return max(value, REMEMBERED) if meant in self.lexicon.memory.get(written, ()) else value
 
     def _near(self, written: str) -> tuple[Integers, Floats]:
-        """The words that are most probably meant by a string, by their numbers, and a rough log p(written | word)."""
+        """The numbers of the words that were most probably meant, and a rough log p(written | word)."""
         code = _CODES[np.frombuffer(written.encode(), np.uint8)]
         once = twice = 0
         for letter in code.tolist():
@@ -119,18 +120,17 @@ class Neighbours:
         return places[best], rough[best].astype(np.float64)
 
     def meant(self, written: str, context: Callable[[Integers], Floats]) -> list[Candidate]:
-        """The words that are most probably meant by a string, where `context` says how well words fit: log p of the
-        text with each."""
+        """The words that were most probably meant; `context` returns log p of the text with each word."""
         numbers, rough = self.near(written)
         rank = rough + IN_CONTEXT["count"] * self.lexicon.log_counts[numbers] + IN_CONTEXT["context"] * context(numbers)
         best = np.sort(np.argsort(-rank, kind="stable")[:JUDGED])
         best = best[rank[best] >= rank.max(initial=-math.inf) - LIKELY]
         least = dict.fromkeys(self.lexicon.memory.get(written, ()), REMEMBERED)
         least |= {self.lexicon.words[numbers[i]]: float(rough[i]) - SLACK for i in best}
-        return [Candidate((w,), self.judged(written, w, low)) for w, low in least.items() if w != written]
+        return [Candidate((w,), self.scored(written, w, low)) for w, low in least.items() if w != written]
 
     def these(self, written: str, numbers: Iterable[int]) -> list[Candidate]:
-        """Words by their numbers, as what may have been meant."""
+        """Words by their numbers, as candidates."""
         words = (self.lexicon.words[number] for number in numbers)
         return [Candidate((word,), self.log_channel(written, word)) for word in words]
 
@@ -186,14 +186,14 @@ class Neighbours:
 
 
 def ones(numbers: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """How many bits are set."""
+    """The number of bits that are set."""
     if hasattr(np, "bitwise_count"):  # numpy 2
         return np.bitwise_count(numbers)
     return np.unpackbits(numbers.view(np.uint8).reshape(-1, 8), axis=1).sum(1, dtype=np.uint8)
 
 
 def ended_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """The numbers of two words that are the same but for an ending."""
+    """Pairs of words, by number, that differ by an ending."""
     index = {word: number for number, word in enumerate(words)}
     for word, number in index.items():
         if word.endswith(INFLECTED):
@@ -203,7 +203,7 @@ def ended_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def heard_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """The numbers of two words that sound the same."""
+    """Pairs of words, by number, that sound the same."""
     groups: dict[str, list[int]] = defaultdict(list)
     for number, heard in enumerate(sounds(words)):
         groups[heard].append(number)
@@ -211,7 +211,7 @@ def heard_alike(words: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def same_without_a_letter(letters: NDArray[np.uint8], lengths: NDArray[np.int8]) -> Integers:
-    """All i V + j, i != j, of V words that are the same string once at most one letter of each is left out."""
+    """All i V + j, i != j, where words i and j become equal when at most one letter is removed from each."""
     size, width = letters.shape
     before, after = np.zeros((size, width + 1), np.uint64), np.zeros((size, width + 1), np.uint64)
     power = np.cumprod(np.append(np.uint64(1), np.full(width, _BASE)))
@@ -242,7 +242,7 @@ def same_without_a_letter(letters: NDArray[np.uint8], lengths: NDArray[np.int8])
 
 @dataclass(frozen=True)
 class RoughCosts:
-    """-log p of edits of single letters, by the letter that was meant; index 0 is none."""
+    """-log p of edits of single letters, by the intended letter; index 0 means none."""
 
     replaced: NDArray[np.float32]
     """[28, 28], 0 on the diagonal; row 0: a letter was added; column 0: it was dropped."""
@@ -252,7 +252,7 @@ class RoughCosts:
 
     @staticmethod
     def of(channel: Channel) -> RoughCosts:
-        """The costs under a noise model: those of edits that were seen, and of classes of edits for the others."""
+        """The costs under a noise model: those of known edits, otherwise those of their classes."""
         replaced = np.zeros((28, 28), np.float32)
         for i, meant in enumerate(" " + _ALPHABET):
             for j, written in enumerate(" " + _ALPHABET):

@@ -1,4 +1,4 @@
-"""The noise of people: how probable it is that a word was written as another string.
+"""The noise model of human misspellings: the probability that a word is written as another string.
 
 After Brill and Moore (2000): a meant word is cut into parts, and each part is written as a string of its own,
 
@@ -18,17 +18,17 @@ from functools import cache, cached_property, lru_cache
 
 LONGEST_PART = 3
 RARE = -10.0
-"""log p of an edit of one letter that was never seen."""
+"""log p of an unseen edit of one letter."""
 KEPT = -0.02
 """log p that a letter is written as it is."""
 BAND = 4
-"""How far the two words may be shifted against each other."""
+"""Maximum offset between the two strings in an alignment."""
 WRITTEN_KEPT = 256
-"""So many strings are kept with what was found in them."""
+"""Number of strings that are cached with their matches."""
 SWAPPED, DROPPED, DOUBLED, ADDED, REPLACED, VOWEL, KEY_BESIDE = "~s", "~d", "~2", "~a", "~r", "~v", "~k"
 ALTERNATIVES = {SWAPPED: 1, DROPPED: 1, DOUBLED: 1, ADDED: 26, REPLACED: 25, VOWEL: 5, KEY_BESIDE: 4, KEY_BESIDE * 2: 4}
-"""Classes of edits, and about how many edits of one letter each has: a key beside the one before was added, or one
-beside the right one was hit (twice its sign)."""
+"""Classes of edits, and about how many one-letter edits each has. KEY_BESIDE: a key adjacent to the previous one was
+added; doubled, a key adjacent to the right one was hit."""
 VOWELS = "aeiouy"
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _BESIDE = {
@@ -48,7 +48,7 @@ Match = tuple[int, int, float]
 
 
 class Written:
-    """A string, where its parts stand, and the matches of parts that were meant (`Channel.matches`)."""
+    """A string with the positions of its parts, and the matches of intended parts (`Channel.matches`)."""
 
     def __init__(self, text: str) -> None:
         self.text, self.matches, self.places = text, dict[str, list[Match]](), defaultdict[str, list[int]](list)
@@ -90,8 +90,8 @@ def swapped(meant: str, written: str, i: int, j: int) -> bool:
 
 
 def class_of(part: str, string: str, before: str, after: str) -> str:
-    """The class of an edit of the alignment, by which those that were never seen are judged; before it a letter was
-    written, and after it one is meant."""
+    """The class of an edit, which gives unseen edits their probability; `before` is the written letter before it and
+    `after` the intended letter after it."""
     if len(part) == 2:
         return SWAPPED
     if not string:
@@ -109,18 +109,18 @@ def beside(a: str, b: str) -> bool:
 
 
 def learn_edits(pairs: Iterable[tuple[str, str, float]], least: float = 2.0) -> dict[tuple[str, str], float]:
-    """log p(part -> string) from pairs (written, meant, weight): of single edits with their neighbours as context, if
-    they weigh `least` together; and of the classes of edits, as (class, "")."""
+    """log p(part -> string) from pairs (written, meant, weight): for single edits in their context, if their total
+    weight is at least `least`, and for the classes of edits, as (class, "")."""
     edits, parts = defaultdict[tuple[str, str], float](float), defaultdict[str, float](float)
     for written, meant, weight in pairs:
         steps = [("^", "^"), *alignment(written, meant), ("$", "$")]
         if sum(a != b for a, b in steps) > 1 + len(meant) / 3:
-            continue  # another word, rather than a misspelling
+            continue  # a different word rather than a misspelling
         marked = f"^{meant}$"
         for size in range(1, LONGEST_PART + 1):
             for i in range(len(marked) - size + 1):
                 parts[marked[i : i + size]] += weight
-        seen = dict[tuple[str, str], None]()  # in the order of the word, the same whenever it is made
+        seen = dict[tuple[str, str], None]()  # ordered, so that the result is reproducible
         for first, (one, other) in enumerate(steps):
             if one != other:
                 kind = class_of(one, other, steps[first - 1][1][-1:], steps[first + 1][0][:1])
@@ -153,7 +153,7 @@ class Channel:
 
     @cached_property
     def single(self) -> Callable[..., float]:
-        """log p of an edit of the alignment by its class alone."""
+        """log p of an edit by its class alone."""
 
         @cache
         def value(part: str, string: str, before: str = "", after: str = "") -> float:
@@ -161,17 +161,17 @@ class Channel:
                 return -math.inf
             return (
                 self.edits.get((class_of(part, string, before, after), ""), RARE) - 0.7
-            )  # those that were seen are more likely
+            )  # seen edits are more probable
 
         return value
 
     @cached_property
     def written(self) -> Callable[[str], Written]:
-        """A string with its edges, kept for the next word that it is compared with."""
+        """A string with its edges, from a cache."""
         return lru_cache(maxsize=WRITTEN_KEPT)(lambda string: Written(f"^{string}$"))
 
     def matches(self, part: str, written: Written) -> list[Match]:
-        """Where in a string this part may stand, edited."""
+        """Where a string contains an edit of this part."""
         if part not in written.matches:
             table = self.by_part.get(part, {})
             written.matches[part] = [
@@ -182,7 +182,7 @@ class Channel:
         return written.matches[part]
 
     def log_probability(self, written: str, meant: str, least: float = -math.inf) -> float:
-        """log p(written | meant); about `least` where it is less, which is found sooner."""
+        """log p(written | meant), or about `least` where it is less, which is faster."""
         whole = self.written(written)
         a, b = f"^{meant}$", whole.text
         shorter = min(len(a), len(b))
@@ -209,7 +209,7 @@ class Channel:
             row, band = best[i], range(max(skip, i + back), min(m, i + ahead) + 1)
             self._add_letters(row, b, a[i] if i < n else "", skip, band, least)
             places = [j for j in band if row[j] > least] if i < n else []
-            if not places:  # no edit makes it more probable
+            if not places:  # no path can exceed `least`
                 continue
             self._write_letter(best, a[:n], b[:m], i, places)
             for size in range(1, min(LONGEST_PART, n - i) + 1):
@@ -221,7 +221,7 @@ class Channel:
         return best[n][m]
 
     def _add_letters(self, row: list[float], b: str, after: str, skip: int, band: range, least: float) -> None:
-        """Letters that were written and not meant, before the letter `after`."""
+        """Added letters before the letter `after`."""
         for j in band:
             if row[j] > least and j + 1 < len(row):
                 step = row[j] + self.single("", b[j], b[j - 1] if j > skip else "", after)
@@ -229,7 +229,7 @@ class Channel:
                     row[j + 1] = step
 
     def _write_letter(self, best: list[list[float]], a: str, b: str, i: int, places: Iterable[int]) -> None:
-        """The letter a[i] left out, written as it is or as another, or swapped with the next."""
+        """The letter a[i] dropped, kept, replaced, or swapped with the next."""
         single, row, below = self.single, best[i], best[i + 1]
         dropped, turned = single(a[i], ""), a[i + 1] + a[i] if i + 1 < len(a) else None
         for j in places:

@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from cedd.apps.correct.decisions import Scores
 from cedd.apps.correct.likelihood import likelihoods
-from cedd.apps.correct.rewrite import Reader, Scores
+from cedd.apps.correct.reader import Reader
 from cedd.apps.correct.word_by_word import lexicon_in, reader_in, word_by_word, words_folder
 from cedd.models.folder import load_folder, read_description
 from cedd.models.loaded_model import LoadedModel

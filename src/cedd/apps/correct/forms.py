@@ -1,4 +1,4 @@
-"""What the form of a word says of it: an unknown word that is made of known ones is probably no mistake."""
+"""Forms of words: derived words, which are probably correct, words that sound the same, and spelling variants."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import lru_cache
 from cedd.apps.correct.lexicon import Lexicon
 
 BOUND = frozenset(("un", "re", "non", "anti", "mis", "dis", "pre", "sub", "inter", "semi", "multi", "co"))
-"""Prefixes that are no words, though a lexicon may have them."""
+"""Prefixes that are not words, even if the lexicon has them."""
 PREFIXES = (*sorted(BOUND), "over", "under", "out", "super", "counter", "self", "in", "fore", "up", "down")
 ENDINGS = ("s", "'s", "ness", "less", "like", "er", "ers", "ism", "ist", "ists", "able", "ish", "wise", "ward")
-"""Not -ed, -ing and -ly, before which people forget to double a letter, or to drop one."""
+"""Without -ed, -ing and -ly, before which letters are often doubled or dropped by mistake."""
 SHORTEST = 4
-"""Letters of a word that others are made of."""
+"""Minimum number of letters of a word from which others are derived."""
 FORMS_KEPT = 8_192
-"""Whose sound and variant are kept for the next time."""
+"""Number of words whose sound and variant are cached."""
 LEAST, LEAST_OF_TWO, LEAST_WITH_S = 3.5, 6.0, 6.0
-"""Logarithms of the count of such a word, of each of two that are joined, and of one with 's: mistakes are rarer."""
+"""Minimum log count of such a word, of each part of a compound, and of a word with 's; misspellings are rarer."""
 
 
 def is_derived(lexicon: Lexicon, word: str) -> bool:
-    """Whether a word is another with a prefix or an ending, one whose plural is known, or two words in one."""
+    """Whether a word is a known one with a prefix or an ending, one whose plural is known, or a compound."""
 
     def known(part: str, least: float) -> bool:
         if len(part) < SHORTEST:
@@ -41,7 +41,7 @@ def is_derived(lexicon: Lexicon, word: str) -> bool:
 
 
 def is_possessive(lexicon: Lexicon, word: str) -> bool:
-    """Whether a word is a common one with 's: no corpus has all of these."""
+    """Whether a word is a common one with 's."""
     number = lexicon.index.get(word.removesuffix("'s")) if word.endswith("'s") else None
     return number is not None and bool(lexicon.log_counts[number] >= LEAST_WITH_S)
 
@@ -86,7 +86,7 @@ _VARIANTS = tuple(
     )
 )
 _ISE = re.compile("(?<=[a-z]{3}[iy])z(?=e[drs]?$|ers$|ing|ation|able)")
-"""The z of -ize and what is made of it: the first of the variants, but for words that only look so."""
+"""The z of -ize and its derivatives."""
 
 
 def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str:
@@ -97,24 +97,24 @@ def _rewritten(word: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str
 
 @lru_cache(maxsize=FORMS_KEPT)
 def sound(word: str) -> str:
-    """About how a word sounds, without its vowels: the same for what is easily heard as the same."""
+    """A phonetic key without vowels, equal for words that sound alike."""
     return _rewritten(word, _SOUNDS)
 
 
 def sounds(words: Sequence[str]) -> list[str]:
-    """The same of many words at once, as lines of one text: three times as fast."""
+    """The phonetic keys of many words, processed as lines of one text, which is three times as fast."""
     return _rewritten("\n".join(words), _SOUNDS).split("\n") if words else []
 
 
 @lru_cache(maxsize=FORMS_KEPT)
 def variant(word: str) -> str:
-    """The same for the spellings of a word in several countries: colour, color; organise, organize."""
+    """A key that is equal for British and American spellings: colour, color; organise, organize."""
     return _rewritten(word, _VARIANTS)
 
 
 def same_word(written: str, meant: str, known: bool) -> bool:
-    """Whether what was written is the other word as another country spells it; if it is not known, only with s for the
-    z of -ize, which people do not write by mistake (amortise; but speling, spelling)."""
+    """Whether the written word is a regional spelling of the other. For an unknown word only -ise for -ize counts,
+    since other variants may be errors (amortise; but speling, spelling)."""
     return variant(written) == variant(meant) if known else _ISE.sub("s", meant) == written
 
 
@@ -126,4 +126,4 @@ FORMS: Mapping[str, Callable[[str, str], bool]] = {
     "same sound": lambda one, other: sound(one) == sound(other),
     "variant": lambda one, other: variant(one) == variant(other),
 }
-"""How the word that was meant may be like the one that was written."""
+"""Relations between the written and the intended word."""

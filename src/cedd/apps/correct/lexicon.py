@@ -33,22 +33,22 @@ from cedd.splitmix import GAMMA, mix
 from cedd.storage import atomic_write, read_json, write_json
 
 CHECKSUM = "crc32"
-"""What the checksum of a lexicon's file is called in the file of its weights."""
+"""The key of the lexicon file's checksum in the file of weights."""
 SLOTS, FINGERPRINT, VALUE = 8, 11, 5
 STEPS_A_DOUBLING = 1.5
-"""Of the stored logarithms of counts of n-grams."""
+"""Resolution of the stored logarithms of n-gram counts."""
 ROUNDED = 1.4
-"""By how much a stored count may exceed another that is not less: both are rounded."""
+"""Ratio by which a stored count may exceed an upper bound, since both are rounded."""
 DISCOUNT = 0.5
 UNKNOWN = -1
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _COUNTS = np.append(0.0, np.exp2(np.arange(1, 1 << VALUE) / STEPS_A_DOUBLING))
-"""By the value of a slot; 0: there is none."""
+"""Counts by the value of a slot; 0 means none."""
 
 
 def hashes(words: Integers) -> NDArray[np.uint64]:
-    """Of sequences of two or three words, [N, L]: a good hash of 64 bits (splitmix)."""
+    """64-bit hashes (splitmix) of sequences of two or three words [N, L]."""
     h = np.full(len(words), words.shape[1], np.uint64)
     for column in words.T.astype(np.uint64):
         h = mix((h ^ column) * np.uint64(GAMMA))
@@ -75,22 +75,22 @@ def gram_table(h: NDArray[np.uint64], counts: Integers, buckets: int) -> NDArray
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The words and what is known of them; [V] each."""
+    """The words and their statistics, [V] each."""
 
     words: list[str]
     log_counts: Floats
     named: NDArray[np.bool_]
-    """Those that are mostly written with a capital."""
+    """Whether a word is mostly capitalized."""
     left: Floats
-    """The share of what follows a word that is left to other words than those of the table."""
+    """The probability that a word is followed by one that is not in the table with it."""
     table: NDArray[np.uint16]
     channel: Channel
     weights: Mapping[str, Mapping[str, float]]
-    """Of the features by which it is decided (`rewrite.FEATURES`): "alone", and with what the "network" says."""
+    """Weights of the features (`suspects.FEATURES`): "alone", and with those of the "network"."""
     memory: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Misspellings that were seen, and what was meant."""
+    """Misspellings of the training lists, and the intended words."""
     known: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Words that are right although they are rare or missing here, and their kind (`known_words`)."""
+    """Correct words that are rare or missing in the lexicon, and their kind (`known_words`)."""
 
     def kind(self, word: str) -> str | None:
         """The kind of a known word, also with 's."""
@@ -102,7 +102,7 @@ class Lexicon:
 
     @cached_property
     def counts(self) -> Floats:
-        return np.append(np.exp(self.log_counts), 0.5)  # UNKNOWN is the last
+        return np.append(np.exp(self.log_counts), 0.5)  # UNKNOWN is the last index
 
     @cached_property
     def total(self) -> float:
@@ -113,8 +113,8 @@ class Lexicon:
         return np.array([get(word, UNKNOWN) for word in words], np.int64)
 
     def gram_counts(self, words: Integers) -> Floats:
-        """The counts of sequences of two or three words, [N, 2 or 3]; 0 where one is not known, or rare, and where the
-        count exceeds one of its words': it is another sequence's."""
+        """The counts of sequences of two or three words, [N, 2 or 3]; 0 for rare sequences and unknown words, and where
+        the count exceeds that of one of its words, which means a hash collision."""
         bucket, fingerprint = _address(hashes(words), len(self.table))
         rows = self.table[bucket] ^ fingerprint[:, None]  # a slot with this fingerprint leaves its value
         rows[rows >= 1 << VALUE] = 0
@@ -122,7 +122,7 @@ class Lexicon:
         return np.where((words >= 0).all(-1) & (found <= ROUNDED * self.counts[words].min(-1)), found, 0.0)
 
     def log_probabilities(self, words: Integers) -> Floats:
-        """log p of each word but the first two of sequences [N, L], given the two before it, [N, L - 2]."""
+        """log p of each word except the first two of sequences [N, L], given the two before it, [N, L - 2]."""
         N, L = words.shape
         pairs = np.stack([words[:, :-1], words[:, 1:]], -1).reshape(-1, 2)
         triples = np.stack([words[:, :-2], words[:, 1:-1], words[:, 2:]], -1).reshape(-1, 3)
@@ -150,7 +150,7 @@ def _unpacked(packed: NDArray[np.uint8]) -> list[str]:
 
 
 def save_lexicon(path: Path, lexicon: Lexicon) -> None:
-    """Write the file, and the weights beside it."""
+    """Write the file, and its weights next to it."""
     tensors: dict[str, NDArray[Any]] = {
         "words": _packed(lexicon.words),
         "counts": np.clip(np.round(10 * lexicon.log_counts), 0, 255).astype(np.uint8),
@@ -167,7 +167,7 @@ def save_lexicon(path: Path, lexicon: Lexicon) -> None:
 
 
 def save_weights(path: Path, weights: Mapping[str, Mapping[str, float]]) -> None:
-    """Write the weights beside the file of a lexicon, with the CRC-32 of that."""
+    """Write the weights next to a lexicon's file, with its CRC-32."""
     write_json(path.with_name(LEXICON_WEIGHTS_FILE), {**weights, CHECKSUM: _checksum(path.read_bytes())})
 
 
@@ -176,7 +176,7 @@ def _checksum(content: bytes) -> str:
 
 
 def load_lexicon(path: Path) -> Lexicon:
-    """Read the file; one that is damaged is refused in a line."""
+    """Read the file. A damaged file raises a ValueError."""
     try:
         content, weights = path.read_bytes(), read_json(path.with_name(LEXICON_WEIGHTS_FILE))
         if weights.pop(CHECKSUM, found := _checksum(content)) != found:

@@ -1,11 +1,11 @@
-"""How likely a model finds texts that differ in one place, also if they differ in length.
+"""Log-likelihoods of alternatives in one place of a text, also of different lengths.
 
 Shapes: W windows, L positions, R rows.
 
-Only tokens near the place have another score in another version, so only a window is read. A model of a process that
-shuffles gives the sum of log g over its tokens, g being the probability of a token given all others (leave-one-out;
-Besag's pseudo-likelihood), in one reading: the text is read as noisy data at a small t, and the weight of the token
-itself is taken out by Bayes' rule (`scores.leave_one_out`). One that only masks fills the place (`filling`).
+Only tokens near the place change their score, so only a window is read. For a process that shuffles, one reading gives
+the sum of log g over its tokens, g being the probability of a token given all others (leave-one-out; Besag's
+pseudo-likelihood): the text is read as noisy data at a small t, and the weight of the token itself is removed by Bayes'
+rule (`scores.leave_one_out`). A masked model fills the place (`left_to_right`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from cedd.apps.correct.filling import LeftToRight, Replacement
+from cedd.apps.correct.left_to_right import LeftToRight, Replacement
 from cedd.apps.correct.numpy_network import NumpyNetwork, PassageReader
 from cedd.data.text import Ids, encode_text
 from cedd.models.loaded_model import LoadedModel
@@ -26,19 +26,19 @@ from cedd.network import Network
 from cedd.spelling.scores import BATCH, Floats, Watch, leave_one_out, log_posteriors, rate_of_time
 
 SIZE, BEFORE, NEAR = 48, 24, 8
-"""Characters that are read, so that windows have one length and are read together; of these before a place; tokens on
-each side of it whose score counts."""
+"""Characters of a window, so that windows of equal length are read together; characters of it before the place; tokens
+on each side of the place whose scores are summed."""
 MASKED_TIME = 0.1
-"""That a network is told which fills masks."""
+"""The time input of a masked model."""
 
 
 class LeaveOneOut:
-    """Scores versions of a text by a model of a process that shuffles.
+    """Scores alternatives by a model on a process that shuffles.
 
     Args:
         loaded: the model.
-        t: the time that the network is told.
-        watch: called with how much of what was asked has been read.
+        t: the time at which the network reads the text.
+        watch: called with the share of the alternatives that has been read since the last call.
     """
 
     def __init__(self, loaded: LoadedModel, t: float, watch: Watch | None = None) -> None:
@@ -47,8 +47,8 @@ class LeaveOneOut:
 
     @torch.no_grad()
     def __call__(self, text: str, replacements: Sequence[Replacement]) -> Floats:
-        """Of the text with text[start:stop] replaced, for each (start, stop, replacement) the score, and of how many
-        tokens it is the sum, [N, 2]."""
+        """For each (start, stop, replacement): the score of the text with text[start:stop] replaced, and the number of
+        tokens over which it is summed, [N, 2]."""
         windows = [self.window(text, *replacement) for replacement in replacements]
         result = np.zeros((len(windows), 2))
         for group in self.read([ids for ids, _ in windows]):
@@ -71,7 +71,7 @@ class LeaveOneOut:
                     self.watch(len(group) / len(windows))
 
     def window(self, text: str, start: int, stop: int, replacement: str) -> tuple[Ids, slice]:
-        """The tokens to be read, and those of them whose scores count."""
+        """The tokens of a window, and the slice whose scores are summed."""
         room = self.loaded.length - len(replacement)
         before = text[max(0, start - min(BEFORE, room // 2)) : start]
         wanted = max(SIZE - len(before) - len(replacement), NEAR)
@@ -123,7 +123,7 @@ _NETWORKS: WeakKeyDictionary[LoadedModel, dict[float, NumpyNetwork]] = WeakKeyDi
 
 
 def numpy_network(loaded: LoadedModel, t: float) -> NumpyNetwork:
-    """The network of a model in NumPy at one time t; it is kept as long as the model."""
+    """The network of a model in NumPy at one time t; it is cached as long as the model exists."""
     kept = _NETWORKS.setdefault(loaded, {})
     if t not in kept:
         model = loaded.model

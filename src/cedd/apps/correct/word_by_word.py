@@ -1,7 +1,4 @@
-"""Correction word by word: by the lexicon beside a model, and by the model where that leaves a doubt open.
-
-No torch. Where no doubt is open, or none yet, no network is needed (`AskedLater`).
-"""
+"""Correction of a text with a lexicon and, where that is undecided, a network. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -9,8 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cedd.apps.correct.decisions import Scores, decide
 from cedd.apps.correct.lexicon import LEXICON_FILE, Floats
-from cedd.apps.correct.rewrite import WORD_THRESHOLD, Reader, Scores, reader_of, rewritings
+from cedd.apps.correct.reader import Reader, reader_of
+from cedd.apps.correct.suspects import WORD_THRESHOLD
 from cedd.apps.correct.words import tokens_of
 from cedd.data.text import check_text
 from cedd.models.locate import packaged, pretrained_names
@@ -18,11 +17,12 @@ from cedd.spelling.changes import Change, Corrected
 
 
 def words_folder(folder: Path, config: Mapping[str, Any]) -> Path:
-    """The folder of the model that corrects words for this one: itself, or the package's that its config.json names."""
+    """The folder of the model that corrects words for this one: itself, or the packaged model that its config.json
+    names."""
     if (name := config.get("words")) is None:
         return folder
     if name not in pretrained_names():
-        raise ValueError(f"{folder} has its words corrected by {name!r}, which does not come with this package")
+        raise ValueError(f"{folder} names {name!r} as its corrector of words, which is not a packaged model")
     return packaged(name)
 
 
@@ -36,26 +36,25 @@ def reader_in(folder: Path) -> Reader:
     """The reader with that lexicon."""
     file = lexicon_in(folder)
     if file is None:
-        raise ValueError(f"words are corrected with a lexicon, and {folder} has no {LEXICON_FILE}")
+        raise ValueError(f"the engine 'words' needs a lexicon: there is no {LEXICON_FILE} in {folder}")
     return reader_of(file, file.stat().st_mtime_ns)
 
 
-class AskedLater:
-    """What a network says, which is made when it is first asked: a few lines may have no doubt that is open.
+class LazyScores:
+    """Scores by a network that is loaded at the first call: a short text may not need it.
 
     Args:
-        make: makes it.
+        make: loads it.
     """
 
     def __init__(self, make: Callable[[], Scores]) -> None:
         self.make = make
-        self.made: Scores | None = None
+        self._scores: Scores | None = None
 
     def __call__(self, text: str, replacements: Sequence[tuple[int, int, str]]) -> Floats:
-        """As what is made."""
-        if self.made is None:
-            self.made = self.make()
-        return self.made(text, replacements)
+        if self._scores is None:
+            self._scores = self.make()
+        return self._scores(text, replacements)
 
 
 def word_by_word(
@@ -66,19 +65,26 @@ def word_by_word(
     threshold: float | None = None,
     ignored: Collection[str] = (),
 ) -> Corrected:
-    """The text corrected (`rewrite`); who scores is asked about open doubts. `ignored` words are right, and so
-    are the parts of one with a hyphen."""
-    check_text(text, "what is corrected")
+    """Correct a text.
+
+    Args:
+        reader: finds suspicious words.
+        text: the text.
+        scores: the network's log-likelihoods for undecided words; None decides without a network.
+        threshold: a change is made if p_keep / (p_keep + p_best) is below this.
+        ignored: words that are correct; so are the parts of those with a hyphen.
+    """
+    check_text(text, "the text to correct")
     if isinstance(ignored, str):
-        raise TypeError("words to be ignored are a list of texts: a single text would be taken for its letters")
+        raise TypeError("ignored words must be a list of texts, not a single text")
     threshold = WORD_THRESHOLD if threshold is None else threshold
     keys = frozenset(token.key for word in ignored for token in tokens_of(word) if token.key[0].isalpha())
-    parts, end, changes, doubts = list[str](), 0, list[Change](), list[Change]()
-    for one in rewritings(reader, text, threshold, scores, keys):
+    parts, end, changes, suspicious = list[str](), 0, list[Change](), list[Change]()
+    for one in decide(reader, text, threshold, scores, keys):
         before, after = text[one.start : one.stop], one.text
-        change = Change(one.start, before, after, one.confidence, 1 - one.own, candidates=one.candidates)
-        (changes if one.made else doubts).append(change)
-        if one.made:
+        change = Change(one.start, before, after, one.confidence, 1 - one.p_keep, candidates=one.candidates)
+        (changes if one.accepted else suspicious).append(change)
+        if one.accepted:
             parts += [text[end : one.start], after]
             end = one.stop
-    return Corrected("".join([*parts, text[end:]]), text, changes, doubts)
+    return Corrected("".join([*parts, text[end:]]), text, changes, suspicious)

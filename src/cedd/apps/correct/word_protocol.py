@@ -1,4 +1,4 @@
-"""The protocol of real misspellings: what people wrote, put into sentences of another text, compared word by word.
+"""The evaluation protocol on human misspellings, which are inserted into sentences and compared word by word.
 
 A list has lines "written TAB meant". By a fixed hash of what was meant each pair belongs to one part: train (the noise
 model and the weights of decisions come from it), dev (choices are made on it) or test. Words joined and words split in
@@ -23,7 +23,7 @@ from cedd.spelling.shares import Share
 
 LISTS = ("birkbeck", "holbrook", "norvig", "wikipedia")
 PARTS = {"train": 60, "dev": 20, "test": 20}
-"""Of a hundred words that were meant."""
+"""Percentages of the intended words."""
 KINDS = ("replaced", "swapped", "extra", "missing", "several", "real word", "joined", "split")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*\Z")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
@@ -31,19 +31,19 @@ _SPACES = re.compile(r"\s+")
 
 
 class Pair(NamedTuple):
-    """A misspelling: what was written, and what was meant; of one word there may be two, with a space between."""
+    """A misspelling and the intended word; either may be two words separated by a space."""
 
     written: str
     meant: str
 
 
 def number(*words: object) -> int:
-    """A fixed pseudo-random number of some words."""
+    """A pseudo-random number that depends on these values only."""
     return int.from_bytes(hashlib.blake2b("\t".join(map(str, words)).encode(), digest_size=8).digest(), "little")
 
 
 def part_of(meant: str) -> str:
-    """The part that pairs of this meant word belong to."""
+    """The part to which all pairs with this intended word belong."""
     draw = number("part", meant.lower()) % 100
     for part, share in PARTS.items():
         draw -= share
@@ -95,7 +95,7 @@ def kind_of(pair: Pair, known: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class Misspelt:
-    """A sentence as it was meant, and as it was written, with at most one mistake."""
+    """A sentence as intended and as written, with at most one error."""
 
     meant: str
     written: str
@@ -110,7 +110,7 @@ def sentences(text: str, shortest: int = 40, longest: int = 250) -> list[str]:
 
 
 def placed(pairs: Mapping[str, Sequence[Pair]], texts: Sequence[str], count: int, seed: int = 0) -> Iterator[Misspelt]:
-    """Up to `count` pairs of each list, each in a sentence of its own that has what was meant."""
+    """Up to `count` pairs of each list, each in a sentence of its own that contains the intended word."""
     where: dict[str, list[int]] = defaultdict(list)
     for place, text in enumerate(texts):
         for word in set(re.findall(r"[a-z]+(?:'[a-z]+)*", text.lower())):
@@ -134,7 +134,7 @@ def placed(pairs: Mapping[str, Sequence[Pair]], texts: Sequence[str], count: int
 
 
 def joined_and_split(texts: Iterable[str], count: int, seed: int = 0) -> Iterator[Misspelt]:
-    """`count` sentences with a space left out between two words, and as many with one put into a word."""
+    """`count` sentences with two words joined, and `count` with one word split."""
     made = {"joined": 0, "split": 0}
     for text in sorted(texts, key=lambda text: number("spaces", seed, text)):
         kind = "joined" if made["joined"] <= made["split"] else "split"
@@ -164,7 +164,7 @@ def bare_words(text: str) -> list[str]:
 
 
 def unmatched(wanted: Sequence[str], found: Sequence[str]) -> list[int]:
-    """The places of the words that have no counterpart in the other text."""
+    """The indices of the words that have no counterpart in the other text."""
     left = set(range(len(wanted)))
     for a, _, size in SequenceMatcher(None, wanted, found, autojunk=False).get_matching_blocks():
         left -= set(range(a, a + size))
@@ -172,7 +172,7 @@ def unmatched(wanted: Sequence[str], found: Sequence[str]) -> list[int]:
 
 
 class Outcome(NamedTuple):
-    """Of one sentence, counted in words and mistakes."""
+    """The outcome for one sentence, in numbers of words and errors."""
 
     mistakes: int
     fixed: int
@@ -182,8 +182,8 @@ class Outcome(NamedTuple):
 
 
 def outcome(sentence: Misspelt, corrected: str) -> Outcome:
-    """The mistake is fixed if all words meant stand there; altered if not, and the words written stand there no more.
-    Broken are the words that were right and have no counterpart in the corrected sentence."""
+    """The error is fixed if the corrected sentence has all intended words, and altered if it has neither these nor the
+    written ones. Words that were correct and have no counterpart in the corrected sentence are broken."""
     meant, written, now = map(bare_words, (sentence.meant, sentence.written, corrected))
     mistaken, lost = set(unmatched(meant, written)), set(unmatched(meant, now))
     wrong = bool(mistaken)
@@ -194,7 +194,7 @@ def outcome(sentence: Misspelt, corrected: str) -> Outcome:
 
 @dataclass(frozen=True)
 class WordOutcomes:
-    """Shares with sentences as their units."""
+    """Shares, with intervals by sentence."""
 
     fixed: Share
     altered: Share
@@ -213,7 +213,7 @@ class WordOutcomes:
 def measure(
     correct: Callable[[str], str], sentences: Sequence[Misspelt], known: Collection[str]
 ) -> dict[str, WordOutcomes]:
-    """What a corrector makes of the sentences: real mistakes together, and by list and by kind; clean ones too."""
+    """A corrector's outcomes: for all real errors, by list, by kind of error, and for error-free sentences."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for sentence in sentences:
         result = outcome(sentence, correct(sentence.written))

@@ -1,4 +1,4 @@
-"""Words of a text: where they stand, which of them may be corrected, and how their case is kept."""
+"""The tokens of a text, which of them may be corrected, and the case of replacements."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from cedd.spelling.letters import non_words
 
 APOSTROPHES = ("'", "’", "‘")
 LONGEST = 24
-"""Letters of a word that may be corrected; longer strings are hardly words."""
+"""Maximum number of letters of a word that may be corrected."""
 _TOKEN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+|[.!?;:,]|\n\s*\n")
 _PLAIN = re.compile(r"[a-zA-Z]+(?:['’][a-zA-Z]+)*\Z")
 _CASES = (str.islower, str.isupper, lambda word: word[:1].isupper() and word[1:].islower())
 _BEFORE, _AFTER = set("`$#<&@{=~^|\\"), set("`([={}>@~^|\\")
-"""Signs of code right before or right after a word."""
+"""Characters before or after a word that indicate code."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word, a number, a stop or a comma of a text."""
+    """A word, a number, a stop or a comma."""
 
     start: int
     stop: int
     text: str
     key: str
-    """As the lexicon has it: lower case, straight apostrophes; # is any number, a point any stop."""
+    """Its form in the lexicon: lower case, straight apostrophes; # for any number, a full stop for any stop."""
     free: bool
     """Whether it is a word that may be corrected."""
     opens: bool
-    """Whether a sentence or a quotation begins with it: then a capital says nothing."""
+    """Whether it begins a sentence or a quotation, so that a capital carries no information."""
     elided: bool = False
-    """Whether an apostrophe stands right before or after it, for letters that are not spoken: 'umble, risin'."""
+    """Whether an apostrophe before or after it replaces letters that are not spoken: 'umble, risin'."""
     code: bool = False
-    """Whether it is part of code, an address or the like."""
+    """Whether it is part of code or an address."""
 
     @property
     def plain(self) -> bool:
-        """Whether it consists of plain letters and apostrophes, as few as English words have."""
+        """Whether it consists of at most LONGEST plain letters and apostrophes."""
         return self.stop - self.start <= LONGEST and _PLAIN.match(self.text) is not None
 
     @property
     def capitals(self) -> bool:
-        """Whether it is written in capitals throughout."""
+        """Whether it is all capitals."""
         return self.text.isupper() and len(self.text) > 1
 
 
 def key_of(token: str) -> str:
-    """A token as the lexicon has it."""
+    """A token's form in the lexicon."""
     if token[0].isalpha():
         return token.replace("’", "'").lower()
     return "#" if token[0].isdigit() else "," if token == "," else "."
@@ -82,7 +82,7 @@ def tokens_of(text: str) -> list[Token]:
 
 
 def acronyms(tokens: Sequence[Token], reach: int = 3) -> list[bool]:
-    """Whether each token is in capitals while most words around it are not."""
+    """Whether each token is all capitals and most words around it are not."""
     capitals = [0, *accumulate(token.capitals for token in tokens)]
     words = [0, *accumulate(token.key[0].isalpha() for token in tokens)]
     found: list[bool] = []
@@ -94,7 +94,7 @@ def acronyms(tokens: Sequence[Token], reach: int = 3) -> list[bool]:
 
 
 def without_capitals(text: str, tokens: Iterable[Token]) -> str:
-    """The text with words in capitals in lower case, letter for letter: a network may have seen few of them."""
+    """The text with all-capitals words in lower case, of the same length; the network has seen few capitals."""
     parts, end = list[str](), 0
     for token in tokens:
         if token.free and token.capitals:
@@ -104,7 +104,7 @@ def without_capitals(text: str, tokens: Iterable[Token]) -> str:
 
 
 def like(model: str, word: str) -> str:
-    """The word in the case of another: all capitals, a capital first, or as it is."""
+    """The word in the case of `model`: all capitals, capitalized, or unchanged."""
     if "’" in model:
         word = word.replace("'", "’")
     if model.isupper() and sum(map(str.isalpha, model)) > 1:

@@ -7,9 +7,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cedd.apps.correct.decisions import Scores
 from cedd.apps.correct.engine import lexicon_file, reader_beside, word_scores
 from cedd.apps.correct.likelihood import MASKED_TIME, numpy_network
-from cedd.apps.correct.rewrite import Doubt, Reader, Scores
+from cedd.apps.correct.reader import Reader
+from cedd.apps.correct.suspects import Suspect
 from cedd.apps.serve.batcher import Cancelled, ConcurrentPassageReader, Fiber
 from cedd.apps.serve.reader_pool import ReaderPool, RemoteReader, found_by
 from cedd.apps.serve.scheduler import Job
@@ -81,12 +83,12 @@ class CorrectionTask:
             return None
         own, pool = reader_beside(self.model), self.reader_pool
 
-        def find(text: str, threshold: float, ignored: Collection[str]) -> list[Doubt]:
-            def wait() -> list[Doubt]:
+        def find(text: str, threshold: float, ignored: Collection[str]) -> list[Suspect]:
+            def wait() -> list[Suspect]:
                 with pool.free() as process:
                     if job.abandoned:
                         raise Cancelled
-                    return process.doubts(file, text, threshold, ignored, lambda: not job.abandoned)
+                    return process.suspects(file, text, threshold, ignored, lambda: not job.abandoned)
 
             try:
                 return fiber.blocking(wait)

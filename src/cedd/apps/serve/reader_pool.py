@@ -2,7 +2,7 @@
 
 Shapes: O options of a suspicious word, F features.
 
-A correction first finds suspicious words and candidates for them (`cedd.apps.correct.rewrite.Reader`), in pure Python,
+A correction first finds suspicious words and candidates for them (`cedd.apps.correct.reader.Reader`), in pure Python,
 which runs on one core per process. A process of this pool has a lexicon but no network and starts in a second. It gets
 one line of JSON per text and replies with a byte count and that many bytes: a line of JSON, then the features. A
 process that has ended is restarted at the next request. A process that has stopped cannot block its caller.
@@ -24,7 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cedd.apps.correct.rewrite import FEATURES, WORD_THRESHOLD, Doubt, Judged, Option, Reader, reader_of
+from cedd.apps.correct.reader import Reader, reader_of
+from cedd.apps.correct.suspects import FEATURES, WORD_THRESHOLD, Option, ScoredSuspect, Suspect
 from cedd.apps.correct.words import Token, tokens_of
 
 MAX_DEFAULT_PROCESSES = 4
@@ -33,7 +34,7 @@ ABANDONED_SECONDS, POLL_SECONDS = 2.0, 0.25
 between checks."""
 WARM_UP = "It was teh first wrod of them."
 """A text that makes a reader compute its tables."""
-Find = Callable[[str, float, Collection[str]], list[Doubt]]
+Find = Callable[[str, float, Collection[str]], list[Suspect]]
 """Finds the suspicious words of a text at a threshold, except for ignored words."""
 
 
@@ -56,16 +57,16 @@ class RemoteReader(Reader):
         self.alone, self.informed = own.alone, own.informed
         self._find = find
 
-    def judged(
+    def scored(
         self, text: str, tokens: Sequence[Token], threshold: float, ignored: Collection[str] = ()
-    ) -> list[Judged]:
+    ) -> list[ScoredSuspect]:
         del tokens
-        return [(doubt, doubt.probabilities(self.alone)) for doubt in self._find(text, threshold, ignored)]
+        return [(suspect, suspect.probabilities(self.alone)) for suspect in self._find(text, threshold, ignored)]
 
 
-def found_by(reader: Reader, text: str, threshold: float, ignored: Collection[str]) -> list[Doubt]:
+def found_by(reader: Reader, text: str, threshold: float, ignored: Collection[str]) -> list[Suspect]:
     """The suspicious words that a reader finds in this process."""
-    return [doubt for doubt, _ in reader.judged(text, tokens_of(text), threshold, ignored)]
+    return [suspect for suspect, _ in reader.scored(text, tokens_of(text), threshold, ignored)]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -76,24 +77,24 @@ HEAD = 8
 """Bytes of the byte count at the beginning of a reply."""
 
 
-def encode_doubts(doubts: Sequence[Doubt]) -> bytes:
+def encode_suspects(suspects: Sequence[Suspect]) -> bytes:
     """A reply: its byte count, a line with the options of each word, and the features [O, F] of all."""
     line = [
-        (doubt.place, [(option.first, option.last, option.words, option.text) for option in doubt.options])
-        for doubt in doubts
+        (suspect.place, [(option.first, option.last, option.words, option.text) for option in suspect.options])
+        for suspect in suspects
     ]
-    features = (np.ascontiguousarray(doubt.features, np.float64).tobytes() for doubt in doubts)
+    features = (np.ascontiguousarray(suspect.features, np.float64).tobytes() for suspect in suspects)
     body = b"".join([json.dumps(line).encode(), b"\n", *features])
     return len(body).to_bytes(HEAD) + body
 
 
-def decode_doubts(body: bytes) -> list[Doubt]:
-    """The inverse of `encode_doubts`, for a reply without its byte count."""
-    source, found = io.BytesIO(body), list[Doubt]()
+def decode_suspects(body: bytes) -> list[Suspect]:
+    """The inverse of `encode_suspects`, for a reply without its byte count."""
+    source, found = io.BytesIO(body), list[Suspect]()
     for place, rows in json.loads(source.readline()):
         options = tuple(Option(first, last, tuple(words), text) for first, last, words, text in rows)
         features = np.frombuffer(source.read(8 * len(options) * len(FEATURES)), np.float64)
-        found.append(Doubt(place, options, features.reshape(len(options), len(FEATURES))))
+        found.append(Suspect(place, options, features.reshape(len(options), len(FEATURES))))
     return found
 
 
@@ -148,14 +149,14 @@ class ReaderProcess:
             )
         return self.process
 
-    def doubts(
+    def suspects(
         self,
         file: Path,
         text: str,
         threshold: float,
         ignored: Collection[str],
         wanted: Callable[[], bool] = lambda: True,
-    ) -> list[Doubt]:
+    ) -> list[Suspect]:
         """The suspicious words of a text by the lexicon in a file.
 
         An OSError, EOFError or ValueError if the process ends instead. It is ended if it takes long and its reply is no
@@ -167,7 +168,7 @@ class ReaderProcess:
         try:
             request = (str(file), file.stat().st_mtime_ns, text, threshold, sorted(ignored))
             message, pipes = json.dumps(request).encode() + b"\n", (process.stdin.fileno(), process.stdout.fileno())
-            return decode_doubts(exchange(*pipes, message, wanted))
+            return decode_suspects(exchange(*pipes, message, wanted))
         except BaseException:
             self.end()
             raise
@@ -226,7 +227,7 @@ def main(files: Sequence[str]) -> None:
         found_by(reader_of(Path(file), Path(file).stat().st_mtime_ns), WARM_UP, WORD_THRESHOLD, ())
     for line in sys.stdin.buffer:
         file, changed, text, threshold, ignored = json.loads(line)
-        sys.stdout.buffer.write(encode_doubts(found_by(reader_of(Path(file), changed), text, threshold, ignored)))
+        sys.stdout.buffer.write(encode_suspects(found_by(reader_of(Path(file), changed), text, threshold, ignored)))
         sys.stdout.buffer.flush()
 
 

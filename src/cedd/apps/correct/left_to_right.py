@@ -1,15 +1,15 @@
-"""How likely a model that fills masks finds texts that differ in one place, also if they differ in length.
+"""Log-likelihoods of alternatives in one place of a text, also of different lengths, under a masked model.
 
-To a model that only masks, a token that it sees is certainly right, but it fills blanks: what stands in the place is
-masked, and its tokens a b c, given the text on both sides, have
+A masked model takes every visible token as correct, so the place is masked and filled: the tokens a b c of an
+alternative, given the text on both sides, have
 
     log p(a | _ _ _) + log p(b | a _ _) + log p(c | a b _).
 
-The text around the place is read once, with one mask there. Where several tokens stand there, these and one neighbour
-on each side are then read amid the rest, which has not seen them: sums move by 0.3 on average, where versions differ by
-several, and all takes less than half as long. Versions that begin alike and have as many tokens share readings.
+The text around the place is read once, with one mask. Several tokens, and one neighbour on each side, are then read
+inside the cached text, which does not attend to them. This takes less than half the time and changes the sums by 0.3
+nats on average, where alternatives differ by several. Alternatives of equal length share a common beginning.
 
-No torch: a few lines are judged sooner than that is imported.
+This module does not import torch: scoring a few lines takes less time than that import.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from cedd.spelling.changes import Watch
 from cedd.storage import from_json
 
 AROUND, BEFORE = 31, 19
-"""Tokens around a place that are read; of these before it, at most."""
+"""Tokens around a place that are read; at most this many of them before it."""
 NEAR = 1
-"""Tokens on each side of the place that are read again with what stands there."""
+"""Tokens on each side of the place that are read again with its tokens."""
 MOST_TOKENS, LONGEST_TOKEN = 16, 8
-"""Tokens of what stands in a place that are read; characters that a token has at most, as a rule."""
-BATCH, QUESTIONS = 16, 48
-"""Places that are read at once, and questions about them: each takes a megabyte, for its view of the text around."""
+"""Tokens of an alternative that are read; the usual maximum of characters per token."""
+BATCH, QUERIES = 16, 48
+"""Places that are read at once, and queries about them, each of which takes a megabyte for its cached text."""
 _LINE_END = re.compile(r"(?<!\n)\r?\n(?!\r?\n)")
 Tokens = tuple[int, ...]
 Replacement = tuple[int, int, str]
@@ -59,8 +59,8 @@ class Blank(NamedTuple):
         return len(self.before), len(self.after)
 
 
-class Question(NamedTuple):
-    """What comes next in a place of so many tokens, the first of which are there."""
+class Query(NamedTuple):
+    """Which token is next in a place of `size` tokens, the first of which are filled."""
 
     blank: Blank
     filled: Tokens
@@ -68,15 +68,15 @@ class Question(NamedTuple):
 
 
 class LeftToRight:
-    """Scores versions of a text by filling the tokens of a replacement one after another, amid the text on both sides.
+    """Scores alternatives by filling their tokens one after another, given the text on both sides.
 
     Args:
-        network: reads.
-        tokenizer: of the text.
-        length: how many tokens the network reads at once.
-        mask: what is not there yet.
-        watch: called with how much of what was asked has been read.
-        known: scores that were found before.
+        network: the network that reads passages.
+        tokenizer: the tokenizer of the text.
+        length: the context length of the network.
+        mask: the id of the mask.
+        watch: called with the share of the alternatives that has been read since the last call.
+        known: cached scores; new ones are added.
     """
 
     def __init__(
@@ -93,31 +93,31 @@ class LeftToRight:
         self.around = min(AROUND, length - self.most)
 
     def __call__(self, text: str, replacements: Sequence[Replacement]) -> Floats:
-        """Of the text with text[start:stop] replaced, for each (start, stop, replacement) the score, and of how many
-        tokens it is the sum, [N, 2]."""
-        versions = list(self.placed(text, replacements))
+        """For each (start, stop, replacement): the log-likelihood of the replacement for text[start:stop], and the
+        number of tokens over which it is summed, [N, 2]."""
+        alternatives = list(self.located(text, replacements))
         known = {} if self.known is None else self.known
-        found = {version: known[version] for version in versions if version in known}
-        asked = defaultdict[Blank, dict[Tokens, None]](dict)
-        for blank, middle in versions:
+        found = {alternative: known[alternative] for alternative in alternatives if alternative in known}
+        wanted = defaultdict[Blank, dict[Tokens, None]](dict)
+        for blank, middle in alternatives:
             if (blank, middle) not in found:
-                asked[blank][middle] = None
-        questions = {
+                wanted[blank][middle] = None
+        queries = {
             blank: dict.fromkeys(q for middle in middles for q, _ in steps(blank, middle))
-            for blank, middles in asked.items()
+            for blank, middles in wanted.items()
         }
-        for blanks in batches(questions):
-            said = self.answers(blanks, [q for blank in blanks for q in questions[blank]])
+        for blanks in batches(queries):
+            log_probs = self.log_probs(blanks, [q for blank in blanks for q in queries[blank]])
             for blank in blanks:
-                for middle in asked[blank]:
-                    score = float(sum(said[q][token] for q, token in steps(blank, middle)))
+                for middle in wanted[blank]:
+                    score = float(sum(log_probs[q][token] for q, token in steps(blank, middle)))
                     found[blank, middle] = known[blank, middle] = score
             if self.watch is not None:
-                self.watch(len(blanks) / len(asked))
-        return np.array([(found[version], len(version[1])) for version in versions])
+                self.watch(len(blanks) / len(wanted))
+        return np.array([(found[alternative], len(alternative[1])) for alternative in alternatives])
 
-    def placed(self, text: str, replacements: Sequence[Replacement]) -> Iterator[tuple[Blank, Tokens]]:
-        """The place and the tokens of each replacement."""
+    def located(self, text: str, replacements: Sequence[Replacement]) -> Iterator[tuple[Blank, Tokens]]:
+        """The blank and the tokens of each replacement."""
         blanks: dict[tuple[int, int], tuple[Blank, str]] = {}
         for start, stop, replacement in replacements:
             if (start, stop) not in blanks:
@@ -126,7 +126,8 @@ class LeftToRight:
             yield blank, self.tokens(space + replacement)[: self.most]
 
     def blank(self, text: str, start: int, stop: int) -> tuple[Blank, str]:
-        """The tokens around a place, and the space that belongs to the token in it. A line ends as any word does."""
+        """The tokens around a place, and the space that belongs to its first token. A single line break counts as a
+        space."""
         reach = LONGEST_TOKEN * (self.around + 1)
         before, after = (
             _LINE_END.sub(" ", part) for part in (text[max(0, start - reach) : start], text[stop : stop + reach])
@@ -138,59 +139,59 @@ class LeftToRight:
     def tokens(self, text: str) -> Tokens:
         return tuple(encode_verbatim(self.tokenizer, text).tolist())
 
-    def answers(self, blanks: Sequence[Blank], questions: Iterable[Question]) -> dict[Question, NDArray[np.float32]]:
-        """log p of all tokens, [V] each."""
+    def log_probs(self, blanks: Sequence[Blank], queries: Iterable[Query]) -> dict[Query, NDArray[np.float32]]:
+        """log p of all tokens for each query, [V]."""
         alike = defaultdict[tuple[int, int], list[Blank]](list)
         for blank in blanks:
             alike[blank.shape].append(blank)
-        read = self.network.read([self.whole(group) for group in alike.values()])
-        said = {
-            Question(blank, (), 1): row
+        read = self.network.read([self.outer_passage(group) for group in alike.values()])
+        log_probs = {
+            Query(blank, (), 1): row
             for group, (rows, _) in zip(alike.values(), read, strict=True)
             for blank, row in zip(group, rows, strict=True)
         }
         states = dict(zip(alike, (states for _, states in read), strict=True))
-        later = defaultdict[tuple[tuple[int, int], int], list[Question]](list)
-        for question in questions:
-            if question not in said:
-                later[question.blank.shape, question.size].append(question)
-        passages = [self.amid(group, states[shape], alike[shape]) for (shape, _), group in later.items()]
+        later = defaultdict[tuple[tuple[int, int], int], list[Query]](list)
+        for query in queries:
+            if query not in log_probs:
+                later[query.blank.shape, query.size].append(query)
+        passages = [self.inner_passage(group, states[shape], alike[shape]) for (shape, _), group in later.items()]
         for group, (rows, _) in zip(later.values(), self.network.read(passages) if passages else (), strict=True):
-            said |= zip(group, rows, strict=True)
-        return said
+            log_probs |= zip(group, rows, strict=True)
+        return log_probs
 
-    def whole(self, blanks: Sequence[Blank]) -> Passage:
-        """The text around places, with a mask in each."""
+    def outer_passage(self, blanks: Sequence[Blank]) -> Passage:
+        """The text around places, with one mask in each."""
         ids = np.array([(*blank.before, self.mask, *blank.after) for blank in blanks])
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         return Passage(ids, places, np.full(len(ids), len(blanks[0].before)))
 
-    def amid(self, questions: Sequence[Question], states: States, blanks: Sequence[Blank]) -> Passage:
-        """What stands in places of one size, and the tokens near it, amid the text around, which was read."""
-        size, (before, after) = questions[0].size, blanks[0].shape
+    def inner_passage(self, queries: Sequence[Query], states: States, blanks: Sequence[Blank]) -> Passage:
+        """The tokens of places of one size and their neighbours, inside the cached text around them."""
+        size, (before, after) = queries[0].size, blanks[0].shape
         left, right = min(NEAR, before), min(NEAR, after)
         ids = [
             (*q.blank.before[before - left :], *q.filled, *[self.mask] * (size - len(q.filled)), *q.blank.after[:right])
-            for q in questions
+            for q in queries
         ]
         places = np.tile(np.arange(before + size + after), (len(ids), 1))
         inside = np.s_[before - left : before + size + right]
         kept = [*range(before - left), *range(before + 1 + right, before + 1 + after)]
-        around = states.of([blanks.index(q.blank) for q in questions], kept, np.delete(places, inside, 1))
-        return Passage(np.array(ids), places[:, inside], np.array([left + len(q.filled) for q in questions]), around)
+        around = states.of([blanks.index(q.blank) for q in queries], kept, np.delete(places, inside, 1))
+        return Passage(np.array(ids), places[:, inside], np.array([left + len(q.filled) for q in queries]), around)
 
 
-def steps(blank: Blank, middle: Tokens) -> Iterator[tuple[Question, int]]:
-    """The questions to which the tokens of a replacement are the answers, and these."""
+def steps(blank: Blank, middle: Tokens) -> Iterator[tuple[Query, int]]:
+    """The query for each token of a replacement, and the token."""
     for done, token in enumerate(middle):
-        yield Question(blank, middle[:done], len(middle)), token
+        yield Query(blank, middle[:done], len(middle)), token
 
 
-def batches(questions: Mapping[Blank, Collection[Question]]) -> Iterator[list[Blank]]:
-    """Places that are read at once; one with many questions by itself."""
+def batches(queries: Mapping[Blank, Collection[Query]]) -> Iterator[list[Blank]]:
+    """Places that are read at once; one with many queries is read alone."""
     group, size = list[Blank](), 0
-    for blank, about in questions.items():
-        if group and (len(group) == BATCH or size + len(about) > QUESTIONS):
+    for blank, about in queries.items():
+        if group and (len(group) == BATCH or size + len(about) > QUERIES):
             yield group
             group, size = [], 0
         group.append(blank)
@@ -200,7 +201,7 @@ def batches(questions: Mapping[Blank, Collection[Question]]) -> Iterator[list[Bl
 
 
 def reads_without_torch(config: Mapping[str, Any]) -> bool:
-    """Whether `filler_in` can read the model that a config.json describes: a transformer on a process that only masks,
+    """Whether `load_left_to_right` supports the model that a config.json describes: a transformer on a masking process,
     not conditioned on time."""
     network, process = config["network"], config["process"]
     if (config["architecture"], process["name"]) != ("transformer", "absorb") or config.get("weights") not in FORMS:
@@ -209,8 +210,8 @@ def reads_without_torch(config: Mapping[str, Any]) -> bool:
     return not (conditioned or network["causal"])
 
 
-def filler_in(folder: Path, watch: Watch | None = None) -> LeftToRight:
-    """What fills masks by the model of a folder that `reads_without_torch`."""
+def load_left_to_right(folder: Path, watch: Watch | None = None) -> LeftToRight:
+    """The scorer for the model in a folder for which `reads_without_torch` is true."""
     config = read_description(folder)
     tokenizer, network = own_tokenizer(folder, config), from_json(TransformerConfig, config["network"], "network")
     form, checksum = stored_form(folder, config), config.get(CHECKSUM)
