@@ -287,7 +287,7 @@ def test_a_long_text_moves_a_bar(length, more, seen, shelf, capsys, tmp_path, mo
 
     monkeypatch.setattr("cedd.cli.correct.progress_bar", bar)
     (tmp_path / "letter.txt").write_text("teh cat sat " * (length // 12))
-    assert main(["correct", "--file", str(tmp_path / "letter.txt"), "--device", "cpu", *more]) == 0
+    assert main(["correct", "--file", str(tmp_path / "letter.txt"), "--device", "cpu", *more]) == ("--diff" in more)
     assert bool(told) == seen
     assert told == sorted(told)
     assert all(0 < done <= planned for done, planned in told)
@@ -440,7 +440,7 @@ def test_a_backup_is_not_written_through_a_link(letter, capsys):
 def test_lines_of_a_diff_end_at_newlines_only(letter, capfdbinary):
     """As those of patch do."""
     letter.write_bytes("the mat\r\x0cteh cat\u2028sat\non teh mat\n".encode())
-    assert main(["correct", str(letter), "--diff", "--device", "cpu"]) == 0
+    assert main(["correct", str(letter), "--diff", "--device", "cpu"]) == 1
     lines = capfdbinary.readouterr().out.split(b"\n")[2:]
     assert lines[0] == b"@@ -1,2 +1,2 @@"
     assert sum(line.startswith(b"-") for line in lines) == sum(line.startswith(b"+") for line in lines) == 2
@@ -470,8 +470,9 @@ def test_a_check_fails_where_something_would_change(letter, capfdbinary):
     assert capfdbinary.readouterr().out == b""
 
 
-def test_a_diff_is_one_that_patch_takes(letter, capfdbinary):
-    assert main(["correct", str(letter), "--diff", "--device", "cpu"]) == 0
+@pytest.mark.parametrize("check", [[], ["--check"]])
+def test_a_diff_is_one_that_patch_takes(check, letter, capfdbinary):
+    assert main(["correct", str(letter), "--diff", *check, "--device", "cpu"]) == 1
     lines = capfdbinary.readouterr().out.split(b"\n")
     assert lines[0] == f"--- {letter}".encode()
     assert b"-teh cat sat on teh mat\r" in lines
@@ -533,7 +534,7 @@ def test_a_block_of_code_is_not_cut_if_it_is_short():
 def test_a_long_block_of_code_is_code_to_its_end_and_no_further(fence, tmp_path):
     """Though it is read in pieces, of which only the first has its beginning."""
 
-    def every_teh(text):
+    def every_teh(text, names=()):
         code = list(code_spans(text))
         found = [word for word in re.finditer("teh", text) if not any(a <= word.start() < b for a, b in code)]
         changes = [Change(word.start(), "teh", "the", 1.0, 1.0) for word in found]
@@ -572,7 +573,11 @@ def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--diff", "--check", "LETTER"], "different results"),
+        (["--diff", "--in-place", "LETTER"], "--diff and --in-place are different results"),
+        (["--check", "--suggest", "2", "LETTER"], "--suggest and --check are different results"),
+        (["--format", "sarif", "--diff", "LETTER"], "--format is the format of --check"),
+        (["--lsp", "LETTER"], "--lsp takes texts from its client"),
+        (["FOLDER"], "is a folder; add --check"),
         (["--in-place", "-"], "--in-place corrects files"),
         (["--in-place", "--json", "LETTER"], "prints nothing"),
         (["--suggest", "0", "LETTER"], "1 or more"),
@@ -589,7 +594,8 @@ def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
 )
 def test_files_that_cannot_be_corrected_are_one_line(words, message, letter, capsys):
     letter.write_text("teh")
-    assert main(["correct", *(str(letter) if word == "LETTER" else word for word in words), "--device", "cpu"]) == 2
+    places = {"LETTER": str(letter), "FOLDER": str(letter.parent)}
+    assert main(["correct", *(places.get(word, word) for word in words), "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
@@ -608,4 +614,68 @@ def test_a_folder_names_who_corrects_its_words(shelf, tmp_path, capsys):
     assert capsys.readouterr().out != f"{text}\n"
     save_random(tmp_path / "other", extra={"words": "../run"})
     assert main(["correct", str(tmp_path / "other"), text, "--device", "cpu"]) == 2
-    assert "corrected by '../run', which does not come with this package" in capsys.readouterr().err
+    assert "'../run' as its corrector of words, which is not a packaged model" in capsys.readouterr().err
+
+
+# ---- projects ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with text, source code, ignored files and settings, in which the packaged model corrects."""
+    (tmp_path / "docs" / "built").mkdir(parents=True)
+    (tmp_path / "docs" / "a.md").write_text("We recieve `definately` letters.\n\n    recieved\n")
+    (tmp_path / "docs" / "b.py").write_text('recieve = "recieve"  # definately a name, not to recieve\n')
+    (tmp_path / "docs" / "built" / "c.md").write_text("We recieve letters.\n")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("built\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.cedd.correct]\nignore-words = ["teh"]\nengine = "words"\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+CHECKED = "docs/a.md:1:4: recieve -> receive\ndocs/b.py:1:24: definately -> definitely\n"
+
+
+def test_a_folder_is_checked(project, capfd):
+    assert main(["correct", "docs", "--check"]) == 1
+    assert capfd.readouterr().out == CHECKED
+    (project / "docs" / "built" / "c.md").write_text("We recieve teh letters. <!-- cedd: ignore -->\nTeh end.\n")
+    assert main(["correct", "docs/built", "--check"]) == 0
+    assert main(["correct", "docs/built/c.md", "--check"]) == 0
+
+
+def test_a_folder_is_corrected_in_place(project):
+    before = {path: path.read_text() for path in project.rglob("*.*") if path.is_file()}
+    assert main(["correct", "docs", "--in-place"]) == 0
+    now = {path.relative_to(project).as_posix(): path.read_text() for path in before}
+    assert now["docs/a.md"] == "We receive `definately` letters.\n\n    recieved\n"
+    assert now["docs/b.py"] == 'recieve = "recieve"  # definitely a name, not to recieve\n'
+    assert now["docs/built/c.md"] == "We recieve letters.\n"
+
+
+def test_annotations_of_github(project, capfd):
+    (project / "docs" / "b.py").unlink()
+    assert main(["correct", "docs", "--format", "github"]) == 1
+    out = capfd.readouterr().out
+    assert out == "::warning file=docs/a.md,line=1,col=4,endColumn=11,title=spelling::'recieve' should be 'receive'\n"
+
+
+def test_a_sarif_log_has_places_and_fixes(project, capfd):
+    assert main(["correct", "docs", "--format", "sarif"]) == 1
+    log = json.loads(capfd.readouterr().out)
+    assert log["version"] == "2.1.0"
+    results = log["runs"][0]["results"]
+    places = [one["locations"][0]["physicalLocation"] for one in results]
+    assert [one["artifactLocation"]["uri"] for one in places] == ["docs/a.md", "docs/b.py"]
+    assert places[0]["region"] == {"startLine": 1, "startColumn": 4, "endLine": 1, "endColumn": 11}
+    (replacement,) = results[0]["fixes"][0]["artifactChanges"][0]["replacements"]
+    assert replacement["insertedContent"]["text"] == "receive"
+
+
+def test_invalid_settings_are_one_line(project, capsys):
+    (project / "pyproject.toml").write_text("[tool.cedd.correct]\nignored = []\n")
+    assert main(["correct", "docs", "--check"]) == 2
+    said = capsys.readouterr().err
+    assert "unexpected key 'ignored'" in said
+    assert said.count("\n") == 1

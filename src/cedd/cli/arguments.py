@@ -209,26 +209,32 @@ class Infill(SamplingArguments):
 class Correct(ModelArguments):
     """example: cedd correct "I hav a speling mistke"
 
-    Correct the spelling of a text or of files. The packaged model english corrects words (letters replaced, swapped,
-    missing or extra; words joined or split). Your own model, on a process that shuffles (uniform, roulette), corrects
-    letters that are replaced or swapped. Everything else is preserved byte for byte. Options that are not given have
-    the model's defaults.
+    Correct the spelling of a text, of files, or of the text and source files in folders. The packaged model english
+    corrects words (letters replaced, swapped, missing or extra; words joined or split). Your own model, on a process
+    that shuffles (uniform, roulette), corrects letters that are replaced or swapped. In source code only comments and
+    strings are corrected, and a line with "cedd: ignore" is left alone. Everything else is preserved byte for byte.
+    [tool.cedd.correct] in pyproject.toml sets defaults; otherwise they are the model's.
 
       cedd correct letter.txt --diff                                        what would change
+      cedd correct docs src --check                                         the changes in two folders
       cedd correct runs/first "teh cat sat on teh mat"                      with your own model
     """
 
     words: tuple[str, ...] = field(default=(), metadata=argument("[MODEL] TEXT..."))
-    """TEXT is the text to correct, one or more files, or - for standard input (default: -). MODEL is a run folder or
-    the name of a model (default: english)."""
+    """TEXT is the text to correct, one or more files or folders, or - for standard input (default: -). MODEL is a run
+    folder or the name of a model (default: english)."""
     file: Path | None = None
     """Read TEXT from this file."""
     diff: bool = False
-    """Print the changes as a unified diff."""
+    """Print the changes as a unified diff, and exit with code 1 if there is one."""
     in_place: bool = False
     """Write the corrected text back to the files; FILE.bak keeps the original."""
     check: bool = False
-    """Print each change as FILE:LINE:COLUMN, and exit with code 1 if there is one."""
+    """Print each change as FILE:LINE:COLUMN (with --diff, the diff), and exit with code 1 if there is one."""
+    format: Literal["text", "github", "sarif"] | None = None
+    """Format of --check: lines, annotations of GitHub Actions, or SARIF 2.1.0."""
+    lsp: bool = False
+    """Run a language server on standard input and output."""
     ignore_words: Path | None = None
     """File of correct words, one per line."""
     suggest: int | None = None

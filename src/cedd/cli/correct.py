@@ -1,4 +1,4 @@
-"""`cedd correct`: correct the spelling of a text."""
+"""`cedd correct`: correct the spelling of texts, files and folders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from rich.style import Style
 
+from cedd.apps.correct.annotations import Located, github_annotation, located, sarif
 from cedd.apps.correct.left_to_right import load_left_to_right, reads_without_torch
+from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored, syntax_of
+from cedd.apps.correct.text_files import CorrectSettings, read_settings, text_files
 from cedd.apps.correct.word_by_word import LazyScores, lexicon_in, reader_in, word_by_word, words_folder
 from cedd.cli import UserError
 from cedd.cli.arguments import Correct
@@ -37,78 +41,140 @@ if TYPE_CHECKING:
 
 A_FEW_LINES = 1000
 """Largest number of characters."""
+LONGEST_MARKUP = 1 << 24
+"""Bytes of a file whose markup is recognized; longer files are corrected as plain text."""
 FIRST_PIECE, PIECE = 1 << 11, 1 << 14
 """Characters of the first and of the largest piece; each piece is up to twice as long as the one before, so that the
 first result appears soon."""
 BACKUP = ".bak"
+CorrectText = Callable[..., Corrected]
+"""(text, names) -> the corrected text; names are words that are correct because the code of the text has them."""
 LONGEST_LIST = 1 << 24
 """Characters of a file of words to ignore."""
 
 
 def run(arguments: Correct) -> int:
-    """Correct one text or several files, and print the result in the requested form."""
-    if sum((arguments.diff, arguments.in_place, arguments.check, arguments.suggest is not None)) > 1:
-        raise UserError("--diff, --in-place, --check and --suggest are different results; give one of them")
-    if arguments.in_place and arguments.json:
-        raise UserError("--in-place writes the files and prints nothing; give --json without it to see the changes")
+    """Correct one text or several files, and show the results."""
+    settings = read_settings(Path())
+    check_options(arguments)
+    arguments = with_settings(arguments, settings)
+    if arguments.lsp:
+        from cedd.apps.correct.language_server import serve
+
+        if arguments.words:
+            raise UserError(f"unexpected argument {arguments.words[0]!r}; --lsp takes texts from its client")
+        correct = corrector(packaged(DEFAULT_CORRECTOR), arguments, True, settings.ignore_words)
+        return serve(correct, sys.stdin.buffer, sys.stdout.buffer)
+    name, sources = model_and_sources(arguments, settings)
+    if arguments.in_place and any(source.path is None for source in sources):
+        raise UserError("--in-place corrects files; give their names")
+    few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
+    correct = corrector(locate(name), arguments, few, settings.ignore_words)
+    found, records, annotated = False, list[dict[str, object]](), list[tuple[str, list[Located]]]()
+    with progress_bar("correcting", not (few or arguments.json)) as progress:
+        for source in sources:
+            parts = corrected_pieces(source, correct, progress)
+            if arguments.json:
+                records.append(record(source, joined(parts), arguments.suggest))
+            elif arguments.format in ("github", "sarif"):
+                whole = joined(parts)
+                annotated.append((source.name, list(located(whole, whole.changes))))
+                found = found or bool(whole.changes)
+            else:
+                found = show(arguments, source, parts) or found
+    if arguments.json:
+        print(json.dumps(records[0] if len(records) == 1 else records))
+        found = any(record["changes"] for record in records)
+    elif arguments.format == "sarif":
+        print(sarif(annotated))
+    for file, changes in annotated if arguments.format == "github" else ():
+        for one in changes:
+            write_output(for_terminal(github_annotation(file, one) + "\n"))
+    return int(found and (arguments.check or arguments.diff))
+
+
+def show(arguments: Correct, source: TextSource, parts: Iterable[Corrected]) -> bool:
+    """Print or write the result for one text, and return whether it was changed."""
+    if arguments.in_place:
+        return rewrite_file(source, parts)
+    if arguments.diff:
+        return show_diff(source, joined(parts))
+    if arguments.check or arguments.suggest is not None:
+        return show_lines(source, joined(parts), arguments.suggest)
+    stream(source, parts)
+    return False
+
+
+def check_options(arguments: Correct) -> None:
+    """Refuse options that contradict each other."""
     if arguments.suggest is not None and arguments.suggest < 1:
         raise UserError(f"--suggest needs a number of candidates, 1 or more (got {arguments.suggest})")
     if (arguments.steps or 1) == 1:
         refuse_unused(arguments, ("temperature", "seed"), "without --steps 2 or more")
     else:
         refuse_unused(arguments, ("swaps",), f"with --steps {arguments.steps}")
-    name, sources = model_and_sources(arguments)
-    if arguments.in_place and any(source.path is None for source in sources):
-        raise UserError("--in-place corrects files; give their names")
-    few = all(source.size is not None and source.size <= A_FEW_LINES for source in sources)
-    correct = corrector(locate(name), arguments, few)
-    found, records = False, list[dict[str, object]]()
-    with progress_bar("correcting", not (few or arguments.json)) as progress:
-        for source in sources:
-            changed, parts = False, corrected_pieces(source, correct, progress)
-            if arguments.in_place:
-                changed = rewrite_file(source, parts)
-            elif arguments.json:
-                records.append(record(source, joined(parts), arguments.suggest))
-                changed = bool(records[-1]["changes"])
-            elif arguments.diff:
-                changed = show_diff(source, joined(parts))
-            elif arguments.check or arguments.suggest is not None:
-                changed = show_lines(source, joined(parts), arguments.suggest)
-            else:
-                stream(source, parts)
-            found = found or changed
-    if arguments.json:
-        print(json.dumps(records[0] if len(records) == 1 else records))
-    return int(found and arguments.check)
+    given = [name for name in ("diff", "in_place", "suggest") if getattr(arguments, name)]
+    if arguments.check and given != ["diff"]:
+        given.append("check")
+    if len(given) > 1:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given[:2])
+        raise UserError(f"{options} are different results; give one of them")
+    if arguments.in_place and arguments.json:
+        raise UserError("--in-place writes the files and prints nothing; give --json without it to see the changes")
+    if arguments.format is not None and (given not in ([], ["check"]) or arguments.json):
+        raise UserError("--format is the format of --check; give no other result with it")
+
+
+def with_settings(arguments: Correct, settings: CorrectSettings) -> Correct:
+    """The arguments, with the settings of pyproject.toml where the command line has none."""
+    engine = arguments.engine or settings.engine
+    threshold = settings.threshold if arguments.threshold is None else arguments.threshold
+    return replace(arguments, engine=engine, threshold=threshold, check=arguments.check or arguments.format is not None)
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # Texts and models
 
 
-def model_and_sources(arguments: Correct) -> tuple[str | Path, list[TextSource]]:
-    """The model and the texts of a command line [MODEL] TEXT or [MODEL] FILE..."""
+def model_and_sources(arguments: Correct, settings: CorrectSettings) -> tuple[str | Path, list[TextSource]]:
+    """The model and the texts of a command line [MODEL] TEXT or [MODEL] FILE|FOLDER..."""
     words = list(arguments.words)
     if words and all(word != "-" for word in words):
         model = words[0] if words[0] and (words[0] in pretrained_names() or is_model(words[0])) else None
         files = words[model is not None :]
         on_files = arguments.diff or arguments.in_place or arguments.check
-        named = [is_file(word) for word in files]
+        named = [is_file(word) or is_folder(word) for word in files]
         if files and (on_files or all(named) or (len(files) > 1 and any(named))):
             if arguments.file is not None:
                 raise UserError("give files by their names or by --file, not both")
-            return packaged(DEFAULT_CORRECTOR) if model is None else locate(model), [
-                file_source(Path(f)) for f in files
-            ]
+            if not (on_files or arguments.json) and (folder := next(filter(is_folder, files), None)) is not None:
+                raise UserError(f"{folder} is a folder; add --check, --diff, --in-place or --json")
+            sources = [source for file in files for source in sources_of(Path(file), settings)]
+            return packaged(DEFAULT_CORRECTOR) if model is None else locate(model), sources
     name, source = model_and_source(words, arguments.file, DEFAULT_CORRECTOR, 'cedd correct "I hav a speling mistke"')
     return name, [source]
 
 
-def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Corrected]:
-    """The function that corrects a text with the model of a folder.
+def is_folder(word: str) -> bool:
+    """Whether a word names a folder that is not a model."""
+    try:
+        return bool(word) and Path(word).expanduser().is_dir() and not is_model(word)
+    except (OSError, ValueError, RuntimeError):
+        return False
 
-    A packaged model that corrects words loads its network when it is first needed, and does not import torch.
+
+def sources_of(path: Path, settings: CorrectSettings) -> Iterator[TextSource]:
+    """A file, or the text files of a folder."""
+    if is_folder(str(path)):
+        yield from (file_source(file) for file in text_files(path.expanduser(), settings))
+    else:
+        yield file_source(path)
+
+
+def corrector(folder: Path, arguments: Correct, few: bool, right: Collection[str] = ()) -> CorrectText:
+    """The corrector that belongs to the model in a folder; words that are `right` are not changed.
+
+    A packaged model that corrects words loads its network at the first undecided word, and needs no torch.
     """
     engine = arguments.engine or default_engine(folder, read_json(folder / CONFIG_FILE))
     options = {name: value for name in sorted(LETTER_OPTIONS) if (value := getattr(arguments, name)) is not None}
@@ -117,22 +183,22 @@ def corrector(folder: Path, arguments: Correct, few: bool) -> Callable[[str], Co
         raise UserError(f"--{min(others).replace('_', '-')} is an option of --engine letters; this is --engine words")
     if engine == "letters" and arguments.ignore_words is not None:
         raise UserError("--ignore-words is an option of --engine words; this is --engine letters")
-    words = {} if engine == "letters" else {"ignored_words": ignored_words(arguments)}
+    ignored = ignored_words(arguments) | frozenset(right)
     if engine == "words" and folder in map(packaged, pretrained_names()) and arguments.device in ("auto", "cpu"):
         beside = words_folder(folder, read_json(folder / CONFIG_FILE))
         if lexicon_in(beside) is not None and reads_without_torch(read_json(beside / CONFIG_FILE)):
             scores = LazyScores(partial(load_left_to_right, beside))
-            return partial(
-                word_by_word,
-                reader_in(beside),
-                scores=scores,
-                threshold=arguments.threshold,
-                ignored=words["ignored_words"],
+            reader, threshold = reader_in(beside), arguments.threshold
+            return lambda text, names=(): word_by_word(
+                reader, text, scores, threshold=threshold, ignored=ignored.union(names)
             )
     from cedd.apps.correct.engine import corrector_folder
 
     model = loaded(corrector_folder(folder, engine), arguments, few)
-    return partial(model.correct, engine=engine, **options, **words, seed=arguments.seed)
+    correct = partial(model.correct, engine=engine, **options, seed=arguments.seed)
+    if engine == "letters":
+        return lambda text, names=(): correct(text)
+    return lambda text, names=(): correct(text, ignored_words=ignored.union(names))
 
 
 def loaded(folder: Path, arguments: Correct, few: bool) -> LanguageModel:
@@ -191,16 +257,31 @@ def pieces(stream: BinaryIO) -> Iterator[tuple[str, str]]:
 
 
 def corrected_pieces(
-    source: TextSource, correct: Callable[[str], Corrected], progress: Callable[[float, float], None]
+    source: TextSource, correct: CorrectText, progress: Callable[[float, float], None]
 ) -> Iterator[Corrected]:
-    """The corrected pieces of a text; `progress` is called with (done, planned) bytes after each. A source with a zero
-    byte is not text, and stays unchanged from that piece on."""
-    with source.opened() as stream:
-        text, done, size = True, 0, source.size
+    """The pieces of a text, corrected; `progress` is called with (done, planned) bytes after each.
+
+    Markup and code are masked by the syntax of the file. A piece with a zero byte is not text: it is left as it is, and
+    so is what follows.
+    """
+    size, syntax = source.size, syntax_of(source.name) if source.path else None
+    names, whole, masked = frozenset[str](), None, ""
+    if syntax is not None and size is not None and size <= LONGEST_MARKUP:
+        whole = source.read()
+        masked = mask(whole, syntax)
+        names = identifiers(whole, masked)
+    with source.opened() if whole is None else io.BytesIO(masked.encode("utf-8", "surrogateescape")) as stream:
+        text, done, at = True, 0, 0
         for fence, piece in pieces(stream):
             text = text and "\0" not in piece
-            yield after(fence, correct(fence + piece)) if text else Corrected(piece, piece, ())
-            done += len(piece.encode("utf-8", "surrogateescape"))
+            original = piece if whole is None else whole[at : at + len(piece)]
+            at += len(piece)
+            if text:
+                piece = mask_ignored(piece, original)
+                yield restored(original, after(fence, correct(fence + piece, names)))
+            else:
+                yield Corrected(original, original, ())
+            done += len(original.encode("utf-8", "surrogateescape"))
             progress(done, done if size is None else size)
 
 
@@ -241,7 +322,7 @@ def stream(source: TextSource, parts: Iterable[Corrected]) -> None:
 
 
 def record(source: TextSource, corrected: Corrected, suggest: int | None) -> dict[str, object]:
-    """Print the result as JSON."""
+    """The result as JSON."""
     result = correction_record(corrected, suggest)
     return {**result, "file": source.name} if source.path is not None else result
 
@@ -255,19 +336,13 @@ def show_diff(source: TextSource, corrected: Corrected) -> bool:
 
 
 def show_lines(source: TextSource, corrected: Corrected, suggest: int | None) -> bool:
-    """Print a line for each change, and with suggestions also for each suspicious word."""
-    listed = sorted(
-        [*corrected.changes, *(corrected.suspicious if suggest else ())], key=lambda change: change.position
-    )
-    line, start, at = 1, 0, 0
-    for change in listed:
-        line += corrected.original.count("\n", at, change.position)
-        start, at = corrected.original.rfind("\n", 0, change.position) + 1, change.position
-        said = change.after
+    """Print a line for each change; with suggestions, also for each suspicious word."""
+    for one in located(corrected, [*corrected.changes, *(corrected.suspicious if suggest else ())]):
+        change = one.change
+        new = change.after
         if suggest:
-            said = ", ".join(f"{text} {probability:.2f}" for text, probability in change.candidates[:suggest])
-        place = f"{source.name}:{line}:{change.position - start + 1}"
-        write_output(for_terminal(f"{place}: {change.before} -> {said}\n"))
+            new = ", ".join(f"{text} {probability:.2f}" for text, probability in change.candidates[:suggest])
+        write_output(for_terminal(f"{source.name}:{one.line}:{one.column}: {change.before} -> {new}\n"))
     return bool(corrected.changes)
 
 

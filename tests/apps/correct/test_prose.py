@@ -1,0 +1,72 @@
+"""What of a file is prose, by its syntax."""
+
+import pytest
+
+from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored, syntax_of
+from cedd.spelling.changes import Change, Corrected
+
+
+def left(text, syntax):
+    """The words that are not masked."""
+    masked = mask(text, syntax)
+    assert len(masked) == len(text)
+    assert [i for i, c in enumerate(masked) if c == "\n"] == [i for i, c in enumerate(text) if c == "\n"]
+    assert all(a in (b, " ", ".") for a, b in zip(masked, text, strict=True))
+    return [word.strip("\"'`.:;") for word in masked.split() if word.strip("#-.\"'`:;,()[]!|=*/")]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "prose"),
+    [
+        ("markdown", "a [label](http://x/code) b", "a [label b"),
+        ("markdown", "a [label][code] b\n\n[code]: http://code\n", "a [label b"),
+        ("markdown", "---\ncode: code\n---\na\n", "a"),
+        ("markdown", "a\n\n    code\n\nb\n", "a b"),
+        ("markdown", "- a\n\n    b\n", "a b"),
+        ("markdown", "| a | b |\n|---|---|\n| c | d |\n", "a b c d"),
+        ("markdown", 'a <p class="code">b</p> <!-- c -->', "a b <!-- c -->"),
+        ("markdown", "a `code` and ``code `` code`` b\n```\ncode\n```\nc", "a and b c"),
+        ("rst", "a ``code`` :func:`code` `code <code>`_ b\n", "a b"),
+        ("rst", ".. _code:\n\na\n=\n\n.. code-block:: code\n   :code: code\n\n   code\n\nb\n", "a b"),
+        ("rst", ".. note:: a\n\n   b\n", "a b"),
+        ("rst", ".. image:: code\n   :alt: code\n\na ::\n\n  code\n\nb\n", "a b"),
+        ("rst", ">>> code\ncode\n\na\n", "a"),
+        ("rst", ":param code: a\n", "a"),
+        ("html", '<a href="code">a</a><script>code</script><pre>code</pre> b &amp; c', "a b c"),
+        ("tex", "a \\cite{code} $code$ \\begin{equation}code\\end{equation} \\emph{b}", "a {b}"),
+        ("python", 'code = 1  # a b\ndef code(code: str = "code"): """cc dd"""\n', "a b cc dd"),
+        ("python", "# code = code(1)\n# a b  # noqa: code\n", ""),
+        ("python", "x = f'aa bb {code} c'\ny = r'code'\n", "aa bb c"),
+        ("python", '"""A b.\n\nArgs\n    code (code): c d.\n\n    >>> code\n"""\n', "A b Args c d"),
+        ("javascript", "code(code) // a b\n/** @param {code} code c d */ const code = 'ee ff';", "a b c d ee ff"),
+        ("c", "let code = \"a bb cc\"; // it's b\nlet code = 'c'; /* d */", "a bb cc it's b d"),
+        ("shell", "code: code # a b\nurl: http://code#code\n", "a b"),
+        ("css", ".code { code: code; } /* a b */", "a b"),
+        ("dashes", "select code -- a b\n", "a b"),
+    ],
+)
+def test_everything_except_prose_is_masked(syntax, text, prose):
+    assert " ".join(left(text, syntax)) == prose
+
+
+def test_the_suffix_decides_about_the_syntax():
+    names = {"a.py": "python", "b.RS": "c", "c.md": "markdown", "Makefile": "shell", "d.txt": None, "e.unknown": None}
+    assert {name: syntax_of(name) for name in names} == names
+
+
+def test_a_marked_line_is_ignored_and_a_marked_comment_ignores_the_next_line():
+    text = "a b # cedd: ignore\nc\n<!-- cedd: ignore -->\nd\ne\n"
+    assert mask_ignored(text, text).split() == ["c", "e"]
+
+
+def test_words_of_the_code_are_names():
+    text = "The usefull function `fnction` is x.\n\n    recieve(buf_size)\n"
+    assert identifiers(text, mask(text, "markdown")) == {"fnction", "recieve"}
+
+
+def test_a_correction_of_the_mask_is_one_of_the_text():
+    text, change = "`x` teh", Change(4, "teh", "the", 1.0, 1.0)
+    corrected = restored(text, Corrected("    the", "    teh", [change]))
+    assert corrected == "`x` the"
+    assert corrected.original == text
+    assert corrected.changes[0].span == (4, 7)
