@@ -594,8 +594,8 @@ def test_the_peak_of_memory_does_not_grow_with_the_text(tmp_path):
 )
 def test_files_that_cannot_be_corrected_are_one_line(words, message, letter, capsys):
     letter.write_text("teh")
-    places = {"LETTER": str(letter), "FOLDER": str(letter.parent)}
-    assert main(["correct", *(places[word] if word in places else word for word in words), "--device", "cpu"]) == 2
+    places: dict[str, str] = {"LETTER": str(letter), "FOLDER": str(letter.parent)}
+    assert main(["correct", *(places.get(str(word), str(word)) for word in words), "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
