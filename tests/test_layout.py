@@ -52,7 +52,7 @@ EVALUATORS = {"eval", "exec"}
 
 # What a machine may do without: a test file that needs one of these asks for it by pytest.importorskip.
 OPTIONAL = {"mkdocs", "playwright", "tensorboard", "starlette", "uvicorn", "httpx", "hatchling"}
-OPTIONAL |= {"transformers", "triton", "datasets", "gguf", "lm_eval", "openai"}
+OPTIONAL |= {"transformers", "triton", "datasets", "gguf", "lm_eval", "openai", "pygls", "lsprotocol"}
 
 
 def source_files() -> list[Path]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rich.style import Style
 
+from cedd import __version__
 from cedd.apps.correct.annotations import Located, github_annotation, located, sarif
 from cedd.apps.correct.left_to_right import load_left_to_right, reads_without_torch
 from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored, syntax_of
@@ -64,7 +65,7 @@ def run(arguments: Correct) -> int:
         if arguments.words:
             raise UserError(f"unexpected argument {arguments.words[0]!r}; --lsp takes texts from its client")
         correct = corrector(packaged(DEFAULT_CORRECTOR), arguments, True, settings.ignore_words)
-        return serve(correct, sys.stdin.buffer, sys.stdout.buffer)
+        return serve(correct, sys.stdin.buffer, sys.stdout.buffer, __version__)
     name, sources = model_and_sources(arguments, settings)
     if arguments.in_place and any(source.path is None for source in sources):
         raise UserError("--in-place corrects files; give their names")
@@ -86,7 +87,7 @@ def run(arguments: Correct) -> int:
         print(json.dumps(records[0] if len(records) == 1 else records))
         found = any(record["changes"] for record in records)
     elif arguments.format == "sarif":
-        print(sarif(annotated))
+        print(sarif(annotated, __version__))
     for file, changes in annotated if arguments.format == "github" else ():
         for one in changes:
             write_output(for_terminal(github_annotation(file, one) + "\n"))

@@ -30,7 +30,7 @@ def framed(*messages):
 def answers(*messages):
     """The exit code of a server, and what it sent."""
     sink = io.BytesIO()
-    code = serve(correct, io.BytesIO(framed(*messages)), sink)
+    code = serve(correct, io.BytesIO(framed(*messages)), sink, "1")
     sink.seek(0)
     found = []
     while head := sink.readline():
@@ -82,7 +82,7 @@ def published(found):
 def run(*messages):
     """What a server sends that publishes after each message."""
     found = []
-    server = LanguageServer(correct, found.append)
+    server = LanguageServer(correct, found.append, "1")
     for message in messages:
         server.handle(message)
         server.publish_pending()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cedd import __version__
 from cedd.spelling.changes import Change, Corrected
 
 RULE = "spelling"
@@ -52,11 +51,11 @@ def github_annotation(file: str, one: Located) -> str:
     return f"::warning {properties},title=spelling::{escaped(message(one.change), {})}"
 
 
-def sarif(files: Sequence[tuple[str, Sequence[Located]]]) -> str:
-    """A SARIF 2.1.0 log with the changes of several files."""
+def sarif(files: Sequence[tuple[str, Sequence[Located]]], version: str) -> str:
+    """A SARIF 2.1.0 log, by this version of the program, with the changes of several files."""
     driver = {
         "name": "cedd correct",
-        "version": __version__,
+        "version": version,
         "rules": [{"id": RULE, "shortDescription": {"text": "A word is misspelled."}}],
     }
     results = [_result(file, one) for file, found in files for one in found]

@@ -15,7 +15,6 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from cedd import __version__
 from cedd.apps.correct.annotations import message
 from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored, syntax_of
 from cedd.spelling.changes import Change, Corrected
@@ -101,10 +100,11 @@ class LanguageServer:
     Args:
         correct: (text, names) -> the corrected text.
         send: sends a message to the client.
+        version: the version of the server.
     """
 
-    def __init__(self, correct: Callable[..., Corrected], send: Callable[[dict[str, Any]], None]) -> None:
-        self.correct, self._send = correct, send
+    def __init__(self, correct: Callable[..., Corrected], send: Callable[[dict[str, Any]], None], version: str) -> None:
+        self.correct, self._send, self.version = correct, send, version
         self.documents: dict[str, Document] = {}
         self.pending: dict[str, None] = {}
         self.initialized = self.shut_down = False
@@ -149,7 +149,7 @@ class LanguageServer:
             "textDocumentSync": {"openClose": True, "change": INCREMENTAL},
             "codeActionProvider": {"codeActionKinds": [QUICK_FIX]},
         }
-        return {"capabilities": capabilities, "serverInfo": {"name": "cedd", "version": __version__}}
+        return {"capabilities": capabilities, "serverInfo": {"name": "cedd", "version": self.version}}
 
     def shutdown(self, params: dict[str, Any]) -> None:
         """Refuse all further requests."""
@@ -266,7 +266,7 @@ def read_message(stream: BinaryIO) -> dict[str, Any] | None:
     return json.loads(content) if len(content) == size else None
 
 
-def serve(correct: Callable[..., Corrected], source: BinaryIO, sink: BinaryIO) -> int:
+def serve(correct: Callable[..., Corrected], source: BinaryIO, sink: BinaryIO, version: str) -> int:
     """Serve one client until it exits; 0 if it asked for the shutdown before, otherwise 1."""
 
     def send(message: dict[str, Any]) -> None:
@@ -285,7 +285,7 @@ def serve(correct: Callable[..., Corrected], source: BinaryIO, sink: BinaryIO) -
 
     received: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
     threading.Thread(target=receive, daemon=True).start()
-    server = LanguageServer(correct, send)
+    server = LanguageServer(correct, send, version)
     while (message := received.get()) is not None:
         if isinstance(message, Exception):
             raise message
