@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,9 +40,26 @@ from cedd.device import has_float64
 from cedd.names import suggestion
 from cedd.quadrature import integrate
 from cedd.schedules import LogLinear, Schedule, Time, check_time, check_times, double, schedule_from_config
+from cedd.splitmix import mix
 
 # ----------------------------------------------------------------------------------------------------------------
 # Randomness
+
+
+def check_seed(seed: int) -> int:
+    """A seed as an int in 0..2^64 - 1. Beyond, two seeds would give the same numbers."""
+    number = operator.index(seed)
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"a seed must lie in 0..2^64 - 1 (got {number})")
+    return number
+
+
+def seeded_generator(seed: int) -> torch.Generator:
+    """A generator on the CPU. All 64 bits of the seed count, although torch's generator reads only the last 32."""
+    number = check_seed(seed)
+    if number >> 32:
+        number = int(mix(np.array([number], dtype=np.uint64))[0]) & 0xFFFFFFFF
+    return torch.Generator().manual_seed(number)
 
 
 def uniform_noise(

@@ -12,7 +12,7 @@ from scipy import stats
 import cedd
 from cedd.bounds.control import HalfDraws, coefficients, expectations, legendre, often_seen, variates
 from cedd.bounds.drawing import Evaluation, parts_of
-from cedd.bounds.estimate import _untransformed, mean_interval, running_mean, student_quantile
+from cedd.bounds.estimate import BoundEstimate, _untransformed, mean_interval, running_mean, student_quantile
 from cedd.bounds.proposal import directed_draw, number_of_uniforms, plain_draw
 from cedd.bounds.times import CLEAN_COSTS, CLEAN_IS_FREE, JUMPS_COST, NOISE_COSTS, PathTimes, Shares, stratified_levels
 from cedd.dynamics import Reversal
@@ -339,6 +339,15 @@ def test_halls_transformation_is_inverted(skewness: float) -> None:
     for value in (-3.0, -1.0, 0.0, 2.0):
         t = _untransformed(value, skewness)
         assert t + skewness / 3 * t**2 + skewness**2 / 27 * t**3 + skewness / 6 == pytest.approx(value, abs=1e-9)
+
+
+def test_no_interval_of_a_code_length_reaches_below_zero() -> None:
+    values = torch.tensor([0.1, 30.0, 0.2, 50.0], dtype=torch.float64)
+    for bound in ("tight", "j1"):
+        found = BoundEstimate(bound, float(values.mean()), values, 25.0, 25.0, 3, False, 0.0, 8, 2, 2)
+        for low, high in (found.sequence_ci95, found.monte_carlo_ci95):
+            assert (low == 0.0) if bound == "tight" else (low < 0.0)
+            assert high > 50
 
 
 def test_the_interval_of_skewed_values_covers() -> None:

@@ -235,6 +235,8 @@ def test_infill_reads_files_and_standard_input_byte_by_byte(way, shelf, run, cap
         ),
         (["correct", "--file", "FOLDER/lettre.txt"], "FOLDER/lettre.txt; did you mean FOLDER/letter.txt?"),
         (["correct", "--file", "FOLDER"], "FOLDER is a folder; name a file in it, such as FOLDER/letter.txt"),
+        (["correct", "nosuch.docx"], "file not found: nosuch.docx; if it is text, give it on standard input (-)"),
+        (["infill", "--file", "/dev/zero"], "/dev/zero is longer than 16,777,216 bytes"),
         (["correct", "nosuch.txt"], "file not found: nosuch.txt; if it is text, give it on standard input (-)"),
         (["correct", "RUN", "notes.md"], "file not found: notes.md"),
         (["infill", "my page.HTML"], "file not found: my page.HTML"),

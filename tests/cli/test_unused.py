@@ -70,6 +70,10 @@ CASES = [
         "infill RUN/absorb a____ --sampler margin --grid jumps",
         "--grid has no effect with the sampler margin (method cedd)",
     ),
+    *(
+        (f"evaluate RUN/causal --data RUN/text.txt {option}", "has no effect on an autoregressive model")
+        for option in ("--sampling independent", "--time-floor 0.1")
+    ),
     ("evaluate RUN/absorb --data RUN/text.txt --split validation", "--split has no effect on a --data that is not"),
     ("evaluate RUN/absorb --data RUN/text.txt --data-root RUN", "--data-root has no effect on a --data that is not"),
     ("spelling RUN/roulette --data RUN/text.txt --protocol user --t 0.1", "--t has no effect with --protocol user"),

@@ -12,6 +12,7 @@ import cedd
 from cedd.cli import main
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import Network, Places
+from cedd.process import seeded_generator
 from cedd.samplers import Fixed, sample, text_seeds
 from cedd.samplers.random_numbers import RandomNumbers, Use
 from tests.samplers.chains import ERROR_RATE, Table
@@ -43,6 +44,17 @@ def test_seeds_are_integers_of_any_kind():
             text_seeds(seed, 2)
     with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
         text_seeds(1.0, 2)  # pyright: ignore[reportArgumentType]
+
+
+def test_all_bits_of_a_seed_count_and_no_more_are_taken():
+    """torch's own generator reads the last 32."""
+    first = {float(torch.rand((), generator=seeded_generator(seed))) for seed in (1, 1 + 2**32, 1 + 2**33, 2**64 - 1)}
+    assert len(first) == 4
+    assert torch.equal(seeded_generator(7).get_state(), torch.Generator().manual_seed(7).get_state())
+    model = cedd.load("english-char", "cpu")
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match=rf"a seed must lie in 0..2\^64 - 1 \(got {seed}"):
+            model.perplexity("The cat sat on the mat.", bound="tight", seed=seed)
 
 
 def test_numbers_are_uniform_and_independent():

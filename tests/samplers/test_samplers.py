@@ -559,6 +559,7 @@ def test_the_steps_end_where_there_is_little_noise(process, time, noise):
         ({"top_p": 0.0}, "top_p"),
         ({"grid": "cosine"}, "unknown time grid"),
         ({"sampler": 5}, "sampler must be a name, a Sampler or a StepRule \\(got 5"),
+        ({"sampler": None}, "sampler must be a name, a Sampler or a StepRule \\(got None"),
         ({"shape": (2**25, 3)}, "at most 16,777,216 texts are drawn in one call \\(got 33,554,432"),
         ({"shape": (2**20, 2**12)}, "at most 1,073,741,824 tokens are drawn in one call \\(got 1,048,576 x 4,096"),
         ({"grid": torch.tensor([0.1, 0.5])}, "from noise down to data"),

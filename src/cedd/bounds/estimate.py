@@ -96,15 +96,17 @@ class BoundEstimate:
     @property
     def sequence_ci95(self) -> Interval:
         """For the population of sequences, by Hall's transformation."""
-        freedom = 0 if self.heavy_tailed else len(self.per_sequence) - 1
-        return _interval(self.nats_per_token, self.sequence_stderr, freedom, skewness_of_mean(self.per_sequence))
+        return self._interval(self.sequence_stderr, len(self.per_sequence) - 1, skewness_of_mean(self.per_sequence))
 
     @property
     def monte_carlo_ci95(self) -> Interval:
         """For these sequences, by Student's t."""
-        return _interval(
-            self.nats_per_token, self.monte_carlo_stderr, 0 if self.heavy_tailed else self.monte_carlo_freedom
-        )
+        return self._interval(self.monte_carlo_stderr, self.monte_carlo_freedom)
+
+    def _interval(self, error: float, freedom: int, skewness: float = 0.0) -> Interval:
+        """Without values below 0, unless the bound itself may be negative."""
+        low, high = _interval(self.nats_per_token, error, 0 if self.heavy_tailed else freedom, skewness)
+        return (low, high) if self.bound in _NO_CODE_LENGTHS else (max(low, 0.0), high)
 
     @property
     def perplexity(self) -> float:

@@ -19,7 +19,10 @@ DEFAULT_MODEL, DEFAULT_CORRECTOR = "english", "english-char"
 """The pretrained models that generate and correct when a command names none, wherever it is run."""
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex", ".html", ".htm", ".xml", ".csv")
-TEXT_SUFFIXES += (".tsv", ".json", ".jsonl", ".log", ".srt", ".vtt", ".po", ".py")
+TEXT_SUFFIXES += (".tsv", ".json", ".jsonl", ".log", ".srt", ".vtt", ".po", ".py", ".yaml", ".yml", ".toml")
+TEXT_SUFFIXES += (".rtf", ".odt", ".docx", ".pdf")
+LONGEST_TEXT = 1 << 24
+"""Bytes of a text that is read whole."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,10 @@ class TextSource:
         if self.text is not None:
             return self.text
         with self.opened() as stream:
-            return stream.read().decode("utf-8", "surrogateescape")
+            content = stream.read(LONGEST_TEXT + 1)
+        if len(content) > LONGEST_TEXT:
+            raise UserError(f"{self.name} is longer than {LONGEST_TEXT:,} bytes")
+        return content.decode("utf-8", "surrogateescape")
 
 
 def model_and_text(words: Sequence[str], default: str) -> tuple[str | Path, str | None]:

@@ -284,6 +284,7 @@ def evaluate(
             raise ValueError("--checkpoint keeps the orders of one model; evaluate the models one by one")
     place = pick_device(device)
     folders = [_folder(one, place) for one in given]
+    _refuse_options_of_noise(folders, asked)
     for folder in folders:
         check_bound_of(folder, asked.bound)
         if asked.order is not None:
@@ -317,6 +318,16 @@ def check_options(options: EvaluationOptions, data: str) -> None:
             if getattr(options, name) != usual:
                 shown = name.replace("_", "-")
                 raise ValueError(f"--{shown} has no effect on a --data that is not an evaluation set")
+
+
+def _refuse_options_of_noise(folders: Sequence[ModelFolder], options: EvaluationOptions) -> None:
+    """Refuse options of the noise if every model has an exact likelihood."""
+    if any(folder.method.dynamics.noisy for folder in folders):
+        return
+    for name in ("sampling", "time_floor"):
+        if getattr(options, name) is not None:
+            shown = name.replace("_", "-")
+            raise ValueError(f"--{shown} has no effect on an autoregressive model, whose likelihood is exact")
 
 
 def _folder(model: AnyTrainedModel, device: torch.device) -> ModelFolder:

@@ -39,6 +39,7 @@ from cedd.evaluation.options import BoundName
 from cedd.methods import Method
 from cedd.models.folder import ModelFolder
 from cedd.models.weights import weights_checksum
+from cedd.process import seeded_generator
 from cedd.samplers import SamplingOptions, order_nats
 from cedd.storage import expanded, finite, json_sha256
 
@@ -232,7 +233,7 @@ def measure(
             f"{folder.process.vocab_size}: they do not match"
         )
     model, process, method = folder.model, folder.process, folder.method
-    options |= {"generator": torch.Generator().manual_seed(seed), "sampling": sampling, "tolerance": tolerance}
+    options |= {"generator": seeded_generator(seed), "sampling": sampling, "tolerance": tolerance}
     if bound not in FIRST_HITTING_BOUNDS:
         asked = requested_bounds(folder, bound)
         found = estimate_bounds(model, process, data, asked, method=method, batch=batch or BATCH, **options)

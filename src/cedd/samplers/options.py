@@ -148,6 +148,8 @@ class SamplingOptions:
 
     def changed(self, settings: Mapping[str, Any]) -> SamplingOptions:
         """The options with those of the settings that are not None in their place; unknown names are refused."""
+        if settings.get("sampler", self.sampler) is None:
+            raise ValueError("sampler must be a name, a Sampler or a StepRule (got None)")
         return changed(self, settings, "the options of sampling")
 
     def with_defaults(self, length: int, own: Mapping[str, Any], block: int | None = None) -> SamplingOptions:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
-from operator import index
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cedd.process import check_seed
 from cedd.splitmix import GAMMA, WORD, Words, mix
 
 UniformNumbers = NDArray[np.float64]
@@ -60,14 +60,6 @@ class Use(IntEnum):
 def _keys(seeds: Sequence[int]) -> Words:
     """A key for each seed."""
     return mix(np.array([check_seed(seed) for seed in seeds], dtype=np.uint64))
-
-
-def check_seed(seed: int) -> int:
-    """A seed as an int; refused outside of 0..2^64 - 1, where two seeds would give the same text."""
-    number = index(seed)
-    if not 0 <= number <= WORD:
-        raise ValueError(f"a seed must lie in 0..2^64 - 1 (got {number})")
-    return number
 
 
 MOST_TEXTS = 1 << 24

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def sample(
     shape: tuple[int, int],
     *,
     method: str | Method,
-    sampler: str | NamedSampler | None = None,
+    sampler: str | NamedSampler | EllipsisType = ...,
     steps: int | None = None,
     constraint: Constraint | None = None,
     generator: torch.Generator | None = None,
@@ -68,7 +69,9 @@ def sample(
     chosen.check(process)
     given = {name for name, value in others.items() if not (name == "label" and isinstance(value, Tensor))}
     settings = {one.name: others.pop(one.name) for one in fields(SamplingOptions) if one.name in given}
-    options = (options or SamplingOptions()).changed({"sampler": sampler, "steps": steps, **settings})
+    if sampler is not ...:
+        settings["sampler"] = sampler
+    options = (options or SamplingOptions()).changed({"steps": steps, **settings})
     if options.label is not None:
         raise ValueError("names of labels belong to trained models; pass label=, a tensor with an index per sequence")
     check_shape(shape)

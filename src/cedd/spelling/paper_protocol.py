@@ -18,7 +18,7 @@ from torch import Tensor
 from cedd.methods import Method
 from cedd.models.loaded_model import LoadedModel
 from cedd.network import AnyModel, Network, Places, flat_places
-from cedd.process import Noise, TokenProcess
+from cedd.process import Noise, TokenProcess, seeded_generator
 from cedd.spelling.book import Book, Progress
 from cedd.spelling.protocols import PaperOptions
 from cedd.spelling.shares import Share
@@ -87,7 +87,7 @@ def restore(
     network = Network.of(model, process.vocab_size)
     device = network.device
     noise = process.noise(t)
-    x_t = noise.sample(blocks, torch.Generator().manual_seed(seed))
+    x_t = noise.sample(blocks, seeded_generator(seed))
     noise = noise.to(device)
     right = torch.zeros_like(blocks, dtype=torch.bool)
     for start in range(0, len(blocks), batch):

@@ -37,7 +37,7 @@ from cedd.models.loaded_model import LoadedModel
 from cedd.models.locate import CARD_FILE, CORRECTOR_FILES
 from cedd.models.published import import_folder
 from cedd.network import AnyModel
-from cedd.process import TokenProcess
+from cedd.process import TokenProcess, seeded_generator
 from cedd.samplers import Constraint, SamplingOptions, SamplingSettings
 from cedd.spelling.correct import Corrected
 from cedd.storage import atomic_write, expanded
@@ -390,7 +390,7 @@ class LanguageModel(LoadedModel):
             whole = len(ids) // self.length * self.length
             pieces = (ids[:whole].view(-1, self.length), ids[whole:][None])
             parts = [part for piece in pieces if piece.numel() for part in text_parts(self, piece)]
-        generator = torch.Generator().manual_seed(seed)  # one for all parts, so that their errors are independent
+        generator = seeded_generator(seed)  # one for all parts, so that their errors are independent
         how: dict[str, Any] = {"draws": draws} if bound == "tight" else {"bound": bound, "orders": orders}
         how |= {"generator": generator, "fixed_set": True}
         estimates = [

@@ -17,7 +17,7 @@ from cedd.methods import get_method
 from cedd.models.architectures import build_network
 from cedd.models.backbone import Backbone
 from cedd.models.transformer_config import config_from_preset
-from cedd.process import PROCESSES, TokenProcess
+from cedd.process import PROCESSES, TokenProcess, seeded_generator
 from cedd.samplers import GraphedNetwork, get_sampler, sample, time_grid
 
 Result = TypeVar("Result")
@@ -114,7 +114,7 @@ def _time_ours(
             method=method,
             sampler=sampler,
             steps=steps,
-            generator=torch.Generator().manual_seed(options.seed),
+            generator=seeded_generator(options.seed),
             deterministic=False,
             device=device,
         )

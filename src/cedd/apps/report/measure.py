@@ -32,7 +32,7 @@ from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.evaluation.baselines import Baseline, measure_baselines
 from cedd.evaluation.perplexity import compare, lost_text, measure
 from cedd.names import printable
-from cedd.process import TokenProcess, absorb, roulette, uniform, uniform_tokens
+from cedd.process import TokenProcess, absorb, roulette, seeded_generator, uniform, uniform_tokens
 from cedd.samplers import SamplingOptions
 from cedd.spelling.correct import corrections
 from cedd.spelling.corruption import corrupt_letters
@@ -234,7 +234,7 @@ def draw_noise(
     (`Kernel.move`). The u_i are a random permutation of an even grid on [0, 1], so that the number of changed tokens
     follows t even in a short text. A mask is drawn as wide as the token that it hides.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded_generator(seed)
     clean = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None]
     u = (torch.randperm(clean.shape[1], generator=generator)[None].double() + 0.5) / clean.shape[1]
     others = uniform_tokens(clean.shape, process.vocab_size, clean.device, generator)

@@ -15,7 +15,16 @@ import torch
 from cedd.apps.serve.pieces import whole_characters
 from cedd.data.text import encode_verbatim
 from cedd.data.tokenizers import Tokenizer
-from cedd.process import TokenProcess, absorb, hybrid, roulette, uniform, uniform_noise, uniform_tokens
+from cedd.process import (
+    TokenProcess,
+    absorb,
+    hybrid,
+    roulette,
+    seeded_generator,
+    uniform,
+    uniform_noise,
+    uniform_tokens,
+)
 
 PROCESSES_SHOWN: Mapping[str, Callable[[int], TokenProcess]] = {
     "absorb": absorb,
@@ -30,7 +39,7 @@ TIMES = 101
 def noise_curves(tokenizer: Tokenizer, text: str, seed: int) -> dict[str, Any]:
     """The tokens of a text, a uniform number and a random token for each, and the curves of the processes."""
     ids, size = torch.from_numpy(encode_verbatim(tokenizer, text)), tokenizer.vocab_size
-    generator, host = torch.Generator().manual_seed(seed), torch.device("cpu")
+    generator, host = seeded_generator(seed), torch.device("cpu")
     u = uniform_noise(ids.shape, host, generator)
     others = uniform_tokens(ids.shape, size, host, generator)
     t = torch.linspace(0, 1, TIMES, dtype=torch.float64)
