@@ -172,6 +172,16 @@ def test_there_is_no_utils_module() -> None:
     assert not [path for path in source_files() if "utils" in path.relative_to(SOURCE).with_suffix("").parts]
 
 
+def test_a_class_name_appears_once() -> None:
+    """Private ones included, without their underscore; the corrector, which needs no torch, has networks of its own."""
+    places: dict[str, list[str]] = {}
+    for path in source_files():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and path.parent != SOURCE / "apps" / "correct":
+                places.setdefault(node.name.strip("_"), []).append(str(path.relative_to(SOURCE)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def collected_imports(source: str) -> set[str]:
     """The packages that a file imports as soon as it is read: in lines that are not indented."""
     return set(re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE))

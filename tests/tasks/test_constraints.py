@@ -9,6 +9,7 @@ import torch
 
 import cedd
 from cedd.constraints import choice, json_schema, length, regex
+from cedd.data.token_languages import language_constraint
 from cedd.data.tokenizers import BERTTokenizer, BPETokenizer, CharTokenizer, PaddedTokenizer, Tokenizer
 from cedd.tasks import LanguageModel, load
 from tests.tasks.models import save_random
@@ -281,3 +282,17 @@ def test_compiled_languages_are_kept_on_disk(tmp_path, monkeypatch):
     for pattern in ("a", "b", "c"):
         compiled(pattern)
     assert len(list((tmp_path / "constraints").iterdir())) == 2
+
+
+def test_a_language_as_a_constraint_of_cedd_sample():
+    """`language_constraint` makes one with a tokenizer; a language by itself has no tokens."""
+    tokenizer, language = CharTokenizer("abc"), regex("[ab]{2,3}")
+
+    def network(x_t: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*x_t.shape, tokenizer.vocab_size)
+
+    process, how = cedd.absorb(tokenizer.vocab_size), {"method": "cedd", "steps": 2}
+    drawn = cedd.sample(network, process, (8, 3), constraint=language_constraint(language, tokenizer, 3), **how)
+    assert all(language.matches(tokenizer.decode(one.numpy())) for one in drawn)
+    with pytest.raises(TypeError, match="language_constraint makes one"):
+        cedd.sample(network, process, (8, 3), constraint=language, **how)  # pyright: ignore

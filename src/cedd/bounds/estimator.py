@@ -265,7 +265,9 @@ def estimate_bounds(
                 low=earliest if time_floor is None else time_floor,
             )
         counter = _Counter(progress)
-        job = _Job(network, process, clean, blocks, way, draws, tolerance, max_draws, batch, fixed_set, nested, counter)
+        job = _BoundRun(
+            network, process, clean, blocks, way, draws, tolerance, max_draws, batch, fixed_set, nested, counter
+        )
         source, found = torch.default_generator if generator is None else generator, dict[Bound, BoundEstimate]()
         state = source.get_state()
         for together in _drawn_together(targets, way):
@@ -302,7 +304,7 @@ class _Counter:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _BoundRun:
     """Arguments shared by all bounds of a call; see `estimate_bound`."""
 
     network: Network

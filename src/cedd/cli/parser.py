@@ -181,7 +181,7 @@ def _classes(file: str) -> list[ast.ClassDef]:
 # From words to a dataclass
 
 
-class _Parser(argparse.ArgumentParser):
+class _OptionParser(argparse.ArgumentParser):
     """A parser that raises a ValueError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
@@ -216,10 +216,10 @@ def parse(kind: Any, words: Sequence[str], *, prog: str, description: str = "", 
     return _made(kind, {one.path: one.default for one in options} | given, default)
 
 
-def _parser(prog: str, options: Sequence[Option], description: str = "", *, helping: bool = False) -> _Parser:
+def _parser(prog: str, options: Sequence[Option], description: str = "", *, helping: bool = False) -> _OptionParser:
     """A parser of the options. For the help (`helping`), positional arguments are included."""
     positional = "".join(f"{one.name} " for one in options if one.positional)
-    parser = _Parser(
+    parser = _OptionParser(
         prog=prog,
         usage=f"{prog} {positional}[OPTIONS]",
         description=description,

@@ -106,10 +106,10 @@ def parse_regex(pattern: str) -> Expression:
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"invalid regular expression {_short(pattern)}: {error}") from None
-    return _Parser(pattern).parse()
+    return _RegexParser(pattern).parse()
 
 
-class _Parser:
+class _RegexParser:
     """Reads a pattern that `re` takes; so it need not look for mistakes."""
 
     def __init__(self, pattern: str) -> None:

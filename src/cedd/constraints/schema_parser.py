@@ -90,7 +90,7 @@ def parse_schema(schema: Schema | bool | str, whitespace: str = WHITESPACE, dept
     if not isinstance(schema, Mapping | bool):
         raise ValueError(f"a JSON schema is an object, or true (got {schema!r})")
     space = parse_regex(whitespace)
-    return _Reader(schema, space, depth).value(schema, _Place(depth))
+    return _SchemaReader(schema, space, depth).value(schema, _Place(depth))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Place:
         return ValueError(f"JSON schema at {self.path}: {what}")
 
 
-class _Reader:
+class _SchemaReader:
     def __init__(self, root: Schema | bool, space: Expression, depth: int) -> None:
         if depth < 0:
             raise ValueError(f"the depth of a JSON schema must not be negative (got {depth})")
@@ -313,7 +313,7 @@ class _Reader:
     def _null(self, schema: Schema, place: _Place) -> Expression:
         return literal("null")
 
-    _types: ClassVar[dict[str, tuple[Callable[[_Reader, Schema, _Place], Expression], set[str]]]] = {
+    _types: ClassVar[dict[str, tuple[Callable[[_SchemaReader, Schema, _Place], Expression], set[str]]]] = {
         "object": (_object, {"properties", "required", "additionalProperties", "minProperties", "maxProperties"}),
         "array": (_array, {"items", "prefixItems", "minItems", "maxItems"}),
         "string": (_string, {"pattern", "minLength", "maxLength", "format"}),

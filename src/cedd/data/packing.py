@@ -52,7 +52,7 @@ HEADER_FILE = "header.json"
 _CHUNK_CHARACTERS = 1 << 20  # the unit of work, the same for any number of workers
 _VERIFY_BYTES = 2 << 30  # up to this size the checksum is verified at every opening, beyond it only the size
 
-Part = Literal["all", "train", "validation"]
+CorpusPart = Literal["all", "train", "validation"]
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def _encode_in_order(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def select_documents(corpus: Corpus, part: Part, holdout: float) -> Iterator[Piece]:
+def select_documents(corpus: Corpus, part: CorpusPart, holdout: float) -> Iterator[Piece]:
     """Document i is held out if floor((i+1) h) > floor(i h): evenly spaced, the exact share, not random."""
     if part != "all":
         _check_holdout(holdout)
@@ -474,7 +474,7 @@ def pack(
     length: int,
     *,
     policy: PackingPolicy | None = None,
-    part: Part = "all",
+    part: CorpusPart = "all",
     holdout: float = 0.05,
     cache: str | Path | None = None,
     workers: int = 1,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cedd.data.corpora import Corpus, LabelledCorpus, Piece, open_corpus
 from cedd.data.data_config import DataConfig
-from cedd.data.packing import PackedDataset, PackingPolicy, Part, ends_of_blocks, pack, select_documents
+from cedd.data.packing import CorpusPart, PackedDataset, PackingPolicy, ends_of_blocks, pack, select_documents
 from cedd.data.tokenizers import Tokenizer, make_tokenizer
 
 
@@ -50,14 +50,14 @@ def prepare_training_data(
     if tokenizer is None:
         name = options.tokenizer
         by_documents = options.validation is None and options.holdout_by == "documents"
-        part: Part = "train" if by_documents and name != "char" else "all"
+        part: CorpusPart = "train" if by_documents and name != "char" else "all"
         pieces = select_documents(corpus, part, options.holdout)
         texts = (piece.text for piece in pieces) if name.startswith("bpe:") else _joined(pieces)
         tokenizer = make_tokenizer(name, texts, gpt2_files=options.gpt2_files)
     ends = ends_of_blocks(tokenizer, length) if options.wrap == "bos-eos" else None
     text_length = length if ends is None else length - 2
 
-    def packed(corpus: Corpus, part: Part = "all") -> PackedDataset:
+    def packed(corpus: Corpus, part: CorpusPart = "all") -> PackedDataset:
         cache, workers = options.cache, options.workers
         blocks = pack(corpus, tokenizer, text_length, part=part, holdout=options.holdout, cache=cache, workers=workers)
         return blocks if ends is None else blocks.wrapped(*ends)

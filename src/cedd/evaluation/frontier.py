@@ -334,7 +334,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class FrontierCurve:
     """The points of one model, sampler and number of steps."""
 
     run: str
@@ -374,13 +374,13 @@ class Curve:
         return left_y + share.clip(-1, 2) * (right_y - left_y)
 
 
-def curves_of(points: Sequence[Point]) -> list[Curve]:
+def curves_of(points: Sequence[Point]) -> list[FrontierCurve]:
     """The points as curves, in the order in which they began."""
     found: dict[tuple[str, str, int], list[Point]] = {}
     for point in points:
         if point.setting.run != REAL_TEXT:
             found.setdefault(point.setting.curve, []).append(point)
-    return [Curve(*name, points) for name, points in found.items()]
+    return [FrontierCurve(*name, points) for name, points in found.items()]
 
 
 def real_text(points: Sequence[Point]) -> Point | None:
@@ -403,7 +403,7 @@ def common_entropy(points: Sequence[Point]) -> float | None:
 class CurveComparison:
     """A curve at one entropy; None if it does not reach that."""
 
-    curve: Curve
+    curve: FrontierCurve
     perplexity: IntervalEstimate | None
     over_most_steps: IntervalEstimate | None
     """Ratio to the same model and sampler with the most steps."""
@@ -460,7 +460,7 @@ def save_plot(path: Path, points: Sequence[Point], judge: str) -> None:
     curves, real = curves_of(points), real_text(points)
     steps = sorted({curve.steps for curve in curves})
     colours = dict(zip(steps, colormaps["viridis"](np.linspace(0, 0.9, len(steps))), strict=True))
-    panels: dict[tuple[str, str], list[Curve]] = {}
+    panels: dict[tuple[str, str], list[FrontierCurve]] = {}
     for curve in sorted(curves, key=lambda one: one.steps):
         panels.setdefault((curve.run, curve.sampler), []).append(curve)
     names = list(dict.fromkeys((curve.run, curve.sampler) for curve in curves))

@@ -129,7 +129,7 @@ DIFFUGPT = Names(
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightSlice:
     """A piece of one of our tensors: rows `start` to `stop` are the tensor `name`, transposed for a Conv1D."""
 
     ours: str
@@ -145,27 +145,29 @@ class Part:
         return shape[::-1] if self.transposed else shape
 
 
-def parts_of(names: Names, config: LlamaConfig, has_bias: Callable[[str], bool], gpt2: bool = False) -> Iterator[Part]:
+def parts_of(
+    names: Names, config: LlamaConfig, has_bias: Callable[[str], bool], gpt2: bool = False
+) -> Iterator[WeightSlice]:
     """All pieces of a network's tensors.
 
     has_bias: whether one of our linear maps has a bias, by the end of its name.
     """
     D, V, W = config.width, config.vocab_size, config.head_width
 
-    def whole(ours: str, name: str, *shape: int) -> Part:
-        return Part(ours, name, 0, shape[0], shape[1:])
+    def whole(ours: str, name: str, *shape: int) -> WeightSlice:
+        return WeightSlice(ours, name, 0, shape[0], shape[1:])
 
-    def linear(ours: str, pieces: Sequence[tuple[str, int]], inputs: int) -> Iterator[Part]:
+    def linear(ours: str, pieces: Sequence[tuple[str, int]], inputs: int) -> Iterator[WeightSlice]:
         for leaf, columns in (("weight", (inputs,)), ("bias", ())):
             if leaf == "bias" and not has_bias(ours):
                 continue
             start = 0
             for name, rows in pieces:
                 turned = gpt2 and leaf == "weight"
-                yield Part(f"{ours}.{leaf}", f"{name}.{leaf}", start, start + rows, columns, turned)
+                yield WeightSlice(f"{ours}.{leaf}", f"{name}.{leaf}", start, start + rows, columns, turned)
                 start += rows
 
-    def norm(ours: str, name: str, width: int = D) -> Iterator[Part]:
+    def norm(ours: str, name: str, width: int = D) -> Iterator[WeightSlice]:
         yield whole(f"{ours}.weight", f"{name}.weight", width)
         if gpt2:
             yield whole(f"{ours}.bias", f"{name}.bias", width)
@@ -433,7 +435,7 @@ class LlamaFamily:
 
     def _checked_parts(
         self, files: TensorFiles, names: Names, config: LlamaConfig, description: Description
-    ) -> Iterator[Part]:
+    ) -> Iterator[WeightSlice]:
         """The pieces of the network's tensors, all of which the files must have in their shapes."""
         depth = f"; {self.settings.depth} is {config.depth}"
         layer = names.layer.partition("{}")[0]
@@ -482,7 +484,7 @@ def _is_off(value: Any) -> bool:
 
 
 @torch.no_grad()
-def fill(model: Llama, parts: Sequence[Part], files: TensorFiles) -> None:
+def fill(model: Llama, parts: Sequence[WeightSlice], files: TensorFiles) -> None:
     """Every parameter of the model from the files, one tensor at a time."""
     state: dict[str, Tensor] = dict(model.named_parameters())
     if model.options.tied:

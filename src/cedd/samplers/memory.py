@@ -23,7 +23,7 @@ MOST_BYTES = 64 * 2**20
 MOST_NUMBERS = 2**14
 
 
-class Numbers(OrderedDict[Hashable, float]):
+class NumberCache(OrderedDict[Hashable, float]):
     """The latest numbers by key, up to a count."""
 
     def __setitem__(self, key: Hashable, number: float) -> None:
@@ -42,7 +42,7 @@ class Memory:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.size, self._most = 0, most_bytes
         self._kept: OrderedDict[Hashable, Tensor] = OrderedDict()
-        self.numbers: defaultdict[Hashable, Numbers] = defaultdict(Numbers)
+        self.numbers: defaultdict[Hashable, NumberCache] = defaultdict(NumberCache)
         """By owner."""
 
     def read(self, whose: Hashable, x_t: Tensor, sigma: Tensor, features: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

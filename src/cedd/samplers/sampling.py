@@ -80,6 +80,11 @@ def sample(
     chosen = _with_corrector(chosen, options.corrector, found)
     if isinstance(constraint, Fixed):
         constraint.check(shape, process.vocab_size)
+    elif constraint is not None and not callable(constraint):
+        raise TypeError(
+            f"a constraint is a callable x -> x (got {type(constraint).__name__}); for a language and a tokenizer, "
+            "cedd.data.token_languages.language_constraint makes one"
+        )
     _check_start(options.x_start, process, shape)
     network = Network.of(model, process.vocab_size, options.device, others, shape[0]).reading(options.deterministic)
     if isinstance(constraint, Fixed) and (only := constraint.only) is not None:

@@ -232,7 +232,7 @@ class _Group:
         kernel[(len(self.which),)](*places, *arguments, len(self.sizes), **constants)
 
 
-class _Table:
+class _LaunchTable:
     """The addresses of the parameters, their gradients, two further tensors each, averages and copies.
 
     Lists of tensors of the same shapes, dense and float32; copies, where they are not None, are bfloat16, and so are
@@ -293,7 +293,7 @@ class _Table:
         return self.partial.sum(dtype=torch.float64).sqrt().float()
 
 
-class TensorTable(_Table):
+class TensorTable(_LaunchTable):
     """AdamW's parameters; the two further tensors are their moments."""
 
     def update(
@@ -314,7 +314,7 @@ class TensorTable(_Table):
             group.launch(_update_kernel, count, excess, finite, *settings, AVERAGED=pace > 0)
 
 
-class MatrixTable(_Table):
+class MatrixTable(_LaunchTable):
     """Muon's matrices; the two further tensors are their momenta and, in bfloat16, their directions.
 
     lengths: how far each goes at a rate of 1. A step is `look_ahead`, which leaves N in the directions; then they are

@@ -9,7 +9,7 @@ from cedd.apps.correct.numpy_network import Floats, NumpyNetwork, Passage, State
 from cedd.apps.serve.batcher import Batcher, Fiber
 from cedd.apps.serve.correction import CorrectionTask
 from cedd.apps.serve.registry import ModelRegistry
-from cedd.samplers.memory import MOST_NUMBERS, Memory, Numbers
+from cedd.samplers.memory import MOST_NUMBERS, Memory, NumberCache
 from cedd.tasks import load
 from cedd.tasks.correct import correct
 
@@ -91,7 +91,7 @@ def test_a_doubt_that_is_judged_again_is_not_read_again(monkeypatch: pytest.Monk
 
 
 def test_the_oldest_numbers_are_forgotten():
-    numbers = Numbers(dict.fromkeys(range(MOST_NUMBERS), 0.0))
+    numbers = NumberCache(dict.fromkeys(range(MOST_NUMBERS), 0.0))
     numbers["new"] = 1.0
     assert len(numbers) == MOST_NUMBERS
     assert 0 not in numbers
