@@ -98,13 +98,12 @@ def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str)
 def test_ratios_of_tokens_that_are_shuffled_many_times_are_met(process: TokenProcess, method: str) -> None:
     """Within 4 standard errors, each below 3% of the bound: with rare draws that weigh much they were up to 16%."""
     everything = torch.cartesian_prod(torch.arange(V), torch.arange(V)).repeat(200, 1)
-    for seed in range(2):
-        model = random_network(process, L, seed=seed)
-        exact = cedd.exact_bound(model, process, empirical(everything, V), method=method)
-        how: dict[str, Any] = {"draws": 8, "fixed_set": True, "batch": 8192, "generator": generator(1)}
-        found = estimate_bound(model, process, everything, method=method, **how)
-        assert abs(found.nats_per_token - exact) <= 4 * found.stderr
-        assert found.stderr < 0.03 * exact
+    model = random_network(process, L, seed=0)
+    exact = cedd.exact_bound(model, process, empirical(everything, V), method=method)
+    how: dict[str, Any] = {"draws": 8, "fixed_set": True, "batch": 8192, "generator": generator(1)}
+    found = estimate_bound(model, process, everything, method=method, **how)
+    assert abs(found.nats_per_token - exact) <= 4 * found.stderr
+    assert found.stderr < 0.03 * exact
 
 
 def test_bounds_that_stop_at_other_times_are_drawn_apart() -> None:
@@ -354,7 +353,7 @@ def test_where_nothing_is_kept_long_before_the_end(p_m: float, method: str) -> N
     process = cedd.roulette(V, p_m)
     model, p0 = random_network(process, L, seed=1), random_data(V, L, seed=2)
     exact = cedd.exact_bound(model, process, p0, method=method)
-    for seed in range(4):
+    for seed in range(2):
         data = sequences(p0, 300, generator(seed))
         found = estimate_bound(model, process, data, method=method, draws=8, generator=generator(seed + 10), batch=4096)
         assert abs(found.nats_per_token - exact) < 5 * found.stderr

@@ -130,7 +130,7 @@ def test_a_folder_that_is_none_is_said_so(tmp_path):
 # ---- infill ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     pieces=st.lists(st.text("abc T.", max_size=5), min_size=2, max_size=4),
     widths=st.lists(st.integers(1, 6), min_size=3, max_size=3),
@@ -152,7 +152,7 @@ def test_what_is_given_stays(pieces, widths):
 ANY = st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃{}\n\r\t🙂é—“\ufffd\ud800\udfff"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(parts=st.lists(st.text(ANY, max_size=6), min_size=2, max_size=3), tokens=st.sampled_from(["char", "96", "byte"]))
 @example(["Ünïcödé ", " 😀 ", ""], "96")
 @example(["{a} ", " b"], "char")
@@ -406,7 +406,7 @@ def test_autoregressive_models_do_not_infill(runs):
 # ---- correct --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(st.one_of(st.sampled_from(ALPHABET), st.sampled_from("ü☃\n🙂\ud800\udfff")), max_size=90))
 @example("q" * 100)
 @example("")
