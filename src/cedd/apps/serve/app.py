@@ -29,6 +29,7 @@ from cedd.apps.serve.request_fields import RequestFields
 from cedd.apps.serve.responses import error_response, event_stream, json_response
 from cedd.apps.serve.scheduler import JobGroup, Scheduler, error_for
 from cedd.apps.serve.security import SecurityMiddleware, page_policy
+from cedd.apps.serve.structured_output import asks_for_structure
 from cedd.names import printable
 
 LOG = logging.getLogger("cedd.apps.serve")
@@ -101,7 +102,8 @@ class Handlers:
         async def endpoint(request: Request) -> Response:
             body, limits = await self.body(request), self.scheduler.limits
             parsing = partial(parse, RequestFields(body, {"seed": self.seed}), self.registry, limits)
-            parsed = parsing() if len(body) <= SMALL_BODY else await run_in_threadpool(parsing)
+            at_once = len(body) <= SMALL_BODY and not asks_for_structure(body)
+            parsed = parsing() if at_once else await run_in_threadpool(parsing)
             jobs = JobGroup(parsed.tasks, limits.timeout, parsed.streams)
             self.scheduler.submit(*jobs.jobs)
             return JobStream(jobs, parsed) if parsed.streams else await self.result(jobs, parsed, request)

@@ -17,14 +17,16 @@ from cedd.apps.serve.pieces import whole_characters
 from cedd.apps.serve.registry import TASKS, ModelRegistry
 from cedd.apps.serve.request_fields import RequestFields, reject
 from cedd.apps.serve.scheduler import Task
+from cedd.apps.serve.structured_output import requested_language
 from cedd.apps.serve.text_stream import TextStream
+from cedd.constraints import Language
 from cedd.data.text import before_first
 from cedd.data.tokenizers import JSONTokenizer
 from cedd.names import suggestion
 from cedd.samplers import GRIDS, SamplingOptions, get_sampler, text_seeds
 from cedd.spelling.engines import ENGINE_NAMES
 from cedd.tasks import LanguageModel
-from cedd.tasks.generate import chat_template
+from cedd.tasks.generate import chat_template, constrained_template
 from cedd.tasks.infill import parse_template
 from cedd.tasks.template import Template
 
@@ -109,10 +111,13 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     prompts = fields.texts("prompt", limits.max_texts, limits.max_characters, [""]) or [""]
     suffix = fields.text("suffix", limits.max_characters, "")
 
-    def template(prompt: str, width: int) -> Template:
-        return Template.of([prompt, width, *([suffix] if suffix else [])], model.tokenizer)
+    language = requested_language(fields, limits)
 
-    given = [template(prompt, 0).width for prompt in prompts]
+    def template(prompt: str, width: int) -> Template:
+        made = Template.of([prompt, width, *([suffix] if suffix else [])], model.tokenizer)
+        return made if language is None else made.in_languages([language], may_end=not suffix)
+
+    given = [Template.of([prompt, 0, suffix], model.tokenizer).width for prompt in prompts]
     if (room := model.length - max(given)) < 1:
         reject(f"the prompt has {max(given)} tokens but the model's context is {model.length}; shorten it")
     why = f": the prompt has {max(given)} tokens and the model's context is {model.length}" if max(given) else ""
@@ -129,14 +134,19 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     head |= {"model": name, "seed": seed}
     widths = [width or model.length - tokens for tokens in given]
+    if language is not None and not suffix:
+        widths = [constrained_width(model, *each, language, width) for each in zip(prompts, given, strict=True)]
     monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
     shown_ends = [*stops, *texts_of(options.stop, model)]
+    monotone = monotone and language is None  # tokens after the end of a text are not part of it
     sent = [TextStream(prompt, echo, shown_ends, monotone) for prompt in prompts for _ in range(n)]
 
     def result(number: int, texts: list[str], tokens: list[Record]) -> Record:
         prompt = prompts[number]
         parts = [text[len(prompt) : len(text) - len(suffix)] for text in texts]
-        written = [cut(text, stops, one.get("written")) for text, one in zip(parts, tokens, strict=True)]
+        written = [
+            cut(text, stops, one.get("written"), language is not None) for text, one in zip(parts, tokens, strict=True)
+        ]
         choices = [
             {"index": number * n + i, "text": prompt * echo + text, "logprobs": None, "finish_reason": reason}
             for i, (text, reason) in enumerate(written)
@@ -170,7 +180,7 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
         GenerationTask(
             name,
             model,
-            template(prompt, widths[number]),
+            check_spans(template(prompt, widths[number])),
             seeds[number * n : (number + 1) * n],
             options,
             partial(result, number),
@@ -203,14 +213,41 @@ def token_count(tokens: Sequence[Record], width: int) -> int:
     return sum(one["written"][0] if "written" in one else width for one in tokens)
 
 
-def cut(text: str, stops: list[str], written: tuple[int, bool] | None = None) -> tuple[str, Literal["stop", "length"]]:
+def cut(
+    text: str, stops: list[str], written: tuple[int, bool] | None = None, complete: bool = False
+) -> tuple[str, Literal["stop", "length"]]:
     """A text up to the first stop in it, and OpenAI's name of the reason why it ends.
 
     written: the number of its tokens, and whether the last one ends a text.
+    complete: whether it ended by itself, as a text in a language does.
     """
     kept = before_first(text, stops)
-    ended = kept != text or (written is not None and written[1])
+    ended = complete or kept != text or (written is not None and written[1])
     return kept, "stop" if ended else "length"
+
+
+def constrained_width(model: LanguageModel, prompt: str, given: int, language: Language, most: int | None) -> int:
+    """The tokens of a text in a language after a prompt: at most `most`, or what `generate` chooses. Without a token
+    that ends texts it is the largest number of tokens that the language has a text of."""
+    try:
+        made = constrained_template(model, prompt, most and given + most, language)
+        (span,) = made.spans
+        lengths = span.language.automaton.lengths(len(span))
+        if not lengths:
+            span.check()
+    except ValueError as error:
+        reject(str(error))
+    return lengths[-1]
+
+
+def check_spans(template: Template) -> Template:
+    """The template; refused if a blank has no text that its constraint allows."""
+    try:
+        for span in template.spans:
+            span.check()
+    except ValueError as error:
+        reject(str(error))
+    return template
 
 
 def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -> ParsedRequest:
@@ -224,6 +261,7 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
     stops = fields.texts("stop", MAX_STOPS, limits.max_characters, [])
     streams = fields.boolean("stream")
     options, seed = requested_sampling(fields, registry, name, limits)
+    language = requested_language(fields, limits)
     fields.refuse_unsupported(**UNSUPPORTED, top_logprobs=0)
     fields.ignore("user", "stream_options")
     fields.end()
@@ -231,16 +269,19 @@ def chat_completion(fields: RequestFields, registry: ModelRegistry, limits: Limi
     width, given = len(template.blanks[0]), template.blanks[0].start
     if template.width > model.length:
         reject(f"the messages have {given} tokens and the model's context is {model.length}: too few for {width} more")
+    if language is not None:
+        template = check_spans(template.in_languages([language], may_end=True))
     options = replace(options, stop=end_tokens(model))
     head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name, "seed": seed}
     monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)
+    monotone = monotone and language is None
     before = "".join(whole_characters(model.tokenizer, template.ids[:given].tolist()))
     sent = [TextStream(before, False, [*stops, *texts_of(options.stop, model)], monotone) for _ in range(n)]
 
     def result(texts: list[str], tokens: list[Record]) -> Record:
         choices = list[Record]()
         for index, (text, one) in enumerate(zip(texts, tokens, strict=True)):
-            content, reason = cut(text, stops, one.get("written"))
+            content, reason = cut(text, stops, one.get("written"), language is not None)
             message = {"role": "assistant", "content": content}
             choices.append({"index": index, "message": message, "logprobs": None, "finish_reason": reason})
         count = usage(given, token_count(tokens, width))
@@ -282,8 +323,11 @@ def infilling(fields: RequestFields, registry: ModelRegistry, limits: Limits) ->
     n = fields.integer("n", 1, limits.max_texts, 1)
     alternatives, streams = fields.integer("alternatives", 0, MAX_ALTERNATIVES, 0), fields.boolean("stream")
     options, seed = requested_sampling(fields, registry, name, limits)
+    language = requested_language(fields, limits)
     fields.end()
     template = parse_template(text, model.tokenizer, limits.max_blank_tokens)
+    if language is not None:
+        template = check_spans(template.in_languages([language] * len(template.blanks)))
     given = template.given.tolist()
 
     def result(texts: list[str], tokens: list[Record]) -> Record:

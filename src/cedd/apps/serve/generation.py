@@ -55,9 +55,9 @@ class GenerationTask:
     @property
     def key(self) -> Hashable | None:
         """Texts of the same model, length and options are drawn as one batch. Texts that are filled window by window
-        are not: only their forward passes are batched, since all windows have the same length."""
+        or have a constraint are not: only their forward passes are batched."""
         width = self.template.width
-        return None if width > self.model.length else (self.name, width, self.options)
+        return None if width > self.model.length or self.template.spans else (self.name, width, self.options)
 
     @property
     def texts(self) -> int:

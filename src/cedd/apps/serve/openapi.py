@@ -30,6 +30,9 @@ MEANINGS: Mapping[str, str] = {
     "echo": "Whether the text begins with the prompt.",
     "engine": "words corrects English words; letters corrects letter by letter.",
     "grid": "Where the steps lie in time. Default: the model's own.",
+    "guided_choice": "Write one of these texts.",
+    "guided_json": "Write JSON that is valid under this schema.",
+    "guided_regex": "Write a text that this regular expression matches from beginning to end.",
     "ignored_words": "Words that are correct.",
     "max_completion_tokens": "The same as max_tokens.",
     "max_tokens": "Tokens to write. Default: as many as the model reads; of an answer, 256 or as many as fit.",
@@ -39,11 +42,13 @@ MEANINGS: Mapping[str, str] = {
     "passes": "Passes over the text (engine letters).",
     "prompt": "The beginning of the text, or a list of beginnings.",
     "rate": "Expected share of wrong letters (engine letters).",
+    "response_format": "json_schema with a schema, json_object or text, as in OpenAI's API.",
     "sampler": "Name of the sampler; /v1/models lists those of each model.",
     "seed": "The same seed gives the same texts. Default: random.",
     "steps": "Steps from noise to text. Default: the model's own.",
     "stop": "A text at which the result ends, or a list of them.",
     "stream": "Whether the answer is a stream of server-sent events, one per step.",
+    "structured_outputs": "An object with json, regex or choice, as guided_json, guided_regex and guided_choice.",
     "suffix": "The end of the text.",
     "suggest": "Number of candidates to list for each suspicious word.",
     "temperature": "Below 1, likely tokens become likelier. Default: the model's own.",
@@ -92,6 +97,9 @@ class DescribedFields(RequestFields):
         one = {"type": "object", "properties": {"role": part, "content": part}, "required": ["role", "content"]}
         self._describe(name, REQUIRED, [], type="array", items=one, minItems=1, maxItems=most)
         return []
+
+    def record(self, name: str, *, or_text: bool = False) -> Any:
+        return self._describe(name, None, None, type=["object", "string"] if or_text else "object")
 
     def integer(self, name: str, low: int, high: int, default: Default = REQUIRED, why: str = "") -> int | Default:
         return self._describe(name, default, low, type="integer", minimum=low, maximum=high)

@@ -91,6 +91,13 @@ class RequestFields:
             raise RequestError(413, f"{name} has {length:,} characters; the maximum is {longest:,}")
         return value
 
+    def record(self, name: str, *, or_text: bool = False) -> Any:
+        """A JSON object, or with `or_text` its text; None if it is not given."""
+        value = self._take(name, None)
+        if not (value is None or isinstance(value, dict) or (or_text and isinstance(value, str))):
+            reject(f"{name} must be a JSON object{' or its text' if or_text else ''}")
+        return value
+
     def integer(self, name: str, low: int, high: int, default: Default = REQUIRED, why: str = "") -> int | Default:
         """An integer in a range. `why` ends the error message."""
         value = self._take(name, default)

@@ -1,0 +1,146 @@
+"""Structured output over HTTP, as the clients of vLLM and OpenAI ask for it."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cedd.apps.serve.registry import ModelRegistry
+from cedd.constraints import regex
+from cedd.data.tokenizers import CharTokenizer, PaddedTokenizer
+from cedd.tasks import generate, infill, load
+from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
+from tests.tasks.models import save_random
+
+CHARACTERS = 'abcdefghijklmnopqrstuvwxyz .,0123456789{}":-\n'
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 22]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+JSON = r'\{"a": ?(1|22)\}'
+ASKED = [
+    ({"guided_regex": "[ab]{2,5}c"}, "[ab]{2,5}c"),
+    ({"guided_choice": ["yes", "no", "maybe"]}, "yes|no|maybe"),
+    ({"guided_json": SCHEMA}, JSON),
+    ({"guided_json": json.dumps(SCHEMA)}, JSON),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+    ({"structured_outputs": {"regex": "a+"}}, "a+"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, JSON),
+    ({"response_format": {"type": "text"}, "guided_regex": "[xyz]+"}, "[xyz]+"),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> ModelRegistry:
+    """With a token that ends texts, and without."""
+    folder, how = tmp_path_factory.mktemp("served"), {"length": 24, "time_input": "none"}
+    padded, plain = PaddedTokenizer(CharTokenizer(CHARACTERS)), CharTokenizer(CHARACTERS)
+    made = {
+        "padded": save_random(folder / "padded", "absorb", "cedd", tokenizer=padded, **how),
+        "plain": save_random(folder / "plain", "absorb", "cedd", tokenizer=plain, **how),
+    }
+    return ModelRegistry({name: load(Path(path), "cpu") for name, path in made.items()})
+
+
+@pytest.fixture(scope="module")
+def client(models: ModelRegistry) -> Iterator[Any]:
+    with served(models) as (address, _), httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as made:
+        yield made
+
+
+def texts(reply: Any) -> list[str]:
+    assert reply.status_code == 200, reply.text
+    return [choice["text"] for choice in reply.json()["choices"]]
+
+
+@pytest.mark.parametrize("model", ["padded", "plain"])
+@pytest.mark.parametrize(("asked", "pattern"), ASKED)
+def test_completions_are_in_the_language(client: Any, model: str, asked: dict[str, Any], pattern: str):
+    body = {"model": model, "prompt": "a: ", "n": 3, "max_tokens": 14, "seed": 1, "steps": 8, **asked}
+    reply = client.post("/v1/completions", json=body)
+    for text in texts(reply):
+        assert re.fullmatch(pattern, text), text
+    assert {choice["finish_reason"] for choice in reply.json()["choices"]} == {"stop"}
+
+
+def test_texts_are_those_of_generate(client: Any, models: ModelRegistry):
+    body = {"model": "padded", "prompt": "a: ", "n": 2, "max_tokens": 9, "seed": 4, "guided_regex": "[a-c]{2,6}"}
+    found = texts(client.post("/v1/completions", json=body))
+    expected = generate(models["padded"], 2, length=12, prompt="a: ", constraint=regex("[a-c]{2,6}"), options=_seed(4))
+    assert ["a: " + text for text in found] == expected
+
+
+def _seed(seed: int) -> Any:
+    from cedd.samplers import SamplingOptions
+
+    return SamplingOptions(seed=seed)
+
+
+def test_suffixes_streams_and_blanks(client: Any, models: ModelRegistry):
+    body = {"model": "plain", "prompt": "a", "suffix": "z", "max_tokens": 4, "guided_regex": "[bc]{4}", "seed": 0}
+    (text,) = texts(client.post("/v1/completions", json=body))
+    assert re.fullmatch("[bc]{4}", text)
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+        events = [json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {")]
+    assert "".join(one["choices"][0]["text"] for one in events) == text
+    reply = client.post(
+        "/infill", json={"model": "plain", "text": "a ____ b ____", "guided_regex": "[0-9]+", "seed": 3}
+    )
+    expected = infill(models["plain"], "a ____ b ____", constraint=regex("[0-9]+"), options=_seed(3))
+    assert reply.json()["texts"] == expected
+    assert re.fullmatch("a [0-9]{4} b [0-9]{4}", expected[0])
+
+
+def test_requests_at_the_same_time_have_their_own_constraints(client: Any):
+    patterns = ["[ab]{3,9}", "[0-9]{2,8}", "(xy)+", ""] * 3
+    found: dict[int, list[str]] = {}
+
+    def ask(number: int, pattern: str) -> None:
+        body = {"model": "padded", "n": 2, "max_tokens": 10, "steps": 4, "seed": number}
+        reply = client.post("/v1/completions", json=body | ({"guided_regex": pattern} if pattern else {}))
+        found[number] = texts(reply)
+
+    threads = [threading.Thread(target=ask, args=each) for each in enumerate(patterns)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, pattern in enumerate(patterns):
+        assert all(re.fullmatch(pattern or ".*", text, re.DOTALL) for text in found[number])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"guided_regex": "a("}, "guided_regex: "),
+        ({"guided_regex": r"(?=a)b"}, "guided_regex: "),
+        ({"guided_json": {"type": "objekt"}}, "guided_json: "),
+        ({"guided_json": "{"}, "guided_json: "),
+        ({"guided_json": 3}, "guided_json must be a JSON object or its text"),
+        ({"guided_choice": "yes"}, "guided_choice must be a list of strings"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice exclude each other; give one"),
+        ({"guided_grammar": "root ::= a"}, "unknown field 'guided_grammar'"),
+        ({"structured_outputs": {"grammar": "a"}}, "structured_outputs must have one of the fields json, regex and"),
+        ({"response_format": {"type": "xml"}}, "response_format must be"),
+        ({"guided_regex": "a{9}", "max_tokens": 4}, "no text of"),
+        ({"guided_regex": "é"}, "no text of"),
+        ({"prompt": "a", "suffix": "b", "max_tokens": 4, "guided_choice": ["abc"]}, "no text of 4 tokens satisfies"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(client: Any, body: dict[str, Any], message: str):
+    reply = client.post("/v1/completions", json={"model": "plain", **body})
+    assert reply.status_code == 422, reply.text
+    assert message in reply.json()["error"]["message"]
+    assert "\n" not in reply.json()["error"]["message"]
+
+
+def test_blanks_without_a_text_are_refused(client: Any):
+    reply = client.post("/infill", json={"model": "plain", "text": "a ____", "guided_choice": ["abc"]})
+    assert reply.status_code == 422
+    assert "no text of 4 tokens satisfies" in reply.json()["error"]["message"]
