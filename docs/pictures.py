@@ -262,6 +262,32 @@ def frontier_processes() -> Figure:
     return draw_frontier(points, {(run, "analytic"): run for run in ("roulette", "hybrid", "uniform")}, (2.6, 2.8))
 
 
+def how_tight() -> Figure:
+    """The importance-weighted bound over the number of orders: the packaged model with its interval, and models that
+    were trained alike, without and with blocks, above the exact value of an autoregressive one."""
+    packaged = json.loads((RESULTS / "how-tight.json").read_text("utf-8"))
+    rows = json.loads((RESULTS / "blocks.json").read_text("utf-8"))["rows"]
+    figure, (left, right) = panels(2, 2, (3.6, 2.8))
+    nested = packaged["importance"]["by_orders"]
+    orders = [int(count) for count in nested]
+    left.plot(orders, [one["nats_per_token"] for one in nested.values()], marker=".", color=BLUE, label="importance")
+    lows, highs = zip(*(one["ci95"] for one in nested.values()), strict=True)
+    left.fill_between(orders, lows, highs, alpha=0.15, color=BLUE, linewidth=0, label="95% interval over texts")
+    left.axhline(packaged["tight"]["nats_per_token"], color=GREY, linestyle="--", label="tight (ELBO)")
+    left.set_title("english", fontsize=9)
+    for name, label, colour in (("128", "no blocks", BLUE), ("16", "blocks of 16", ORANGE)):
+        right.plot(orders, [*rows[name]["importance"]["by_orders"].values()], marker=".", color=colour, label=label)
+    right.axhline(rows["ar"]["exact"]["nats_per_token"], color=RED, linestyle=":", label="autoregressive, exact")
+    right.set_title("three models, 1,000 steps each", fontsize=9)
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(orders, [str(count) for count in orders])
+        axis.set_xlabel("orders per text, K")
+        axis.legend(fontsize=8)
+    left.set_ylabel("nats per token, at most")
+    return figure
+
+
 def training_curves(benchmark: str) -> Figure:
     """The learning curves of `benchmarks/BENCHMARK.py`, from its stored results."""
     sys.path.insert(0, str(RESULTS.parent))
@@ -274,6 +300,7 @@ PICTURES: Mapping[str, Callable[[], Figure]] = {
     "bound": bound,
     "trajectory": trajectory,
     "coverage": coverage,
+    "how-tight": how_tight,
     "frontier": frontier,
     "frontier-processes": frontier_processes,
     "language": partial(training_curves, "language"),

@@ -264,7 +264,7 @@ def test_what_is_not_possible_is_refused_in_one_line() -> None:
         cedd.estimate_bound(model, absorb, TEXTS, method=cedd.METHODS["cedd"].in_blocks(2), block=4)
     with pytest.raises(ValueError, match="ar writes one token after another"):
         cedd.estimate_bound(model, absorb, TEXTS, method="ar", block=2)
-    with pytest.raises(ValueError, match="needs a process on which a revealed token never changes"):
+    with pytest.raises(ValueError, match="need a process on which a revealed token never changes"):
         cedd.estimate_bound(model, cedd.uniform(V), TEXTS, method="bayes", block=2, bound="exact")
     with pytest.raises(ValueError, match="takes no orders"):
         cedd.estimate_bound(model, absorb, TEXTS, method="cedd", block=2, bound="exact", orders=4)

@@ -22,7 +22,7 @@ def test_every_image_is_shown_and_every_drawing_has_a_function():
     assert {Path(name).stem for name in files if name.endswith(".svg")} == set(PICTURES)
 
 
-@pytest.mark.parametrize("name", ["clocks", "coverage"])
+@pytest.mark.parametrize("name", ["clocks", "coverage", "how-tight"])
 def test_a_picture_can_be_drawn_and_has_no_background(name: str, tmp_path: Path):
     text = save(name, tmp_path).read_text("utf-8")
     assert "<svg" in text

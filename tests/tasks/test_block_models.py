@@ -215,7 +215,7 @@ def test_a_long_text_is_measured_in_pieces(absorb: cedd.LanguageModel, roulette:
     found = roulette.perplexity(text, draws=8)
     assert found.bound == "tight"
     assert math.isfinite(found)
-    with pytest.raises(ValueError, match="needs a process on which a revealed token never changes"):
+    with pytest.raises(ValueError, match="need a process on which a revealed token never changes"):
         roulette.perplexity(text, bound="exact")
 
 

@@ -259,7 +259,8 @@ def check_reveal_orders(method: Method, process: TokenProcess) -> None:
         raise ValueError(f"the likelihood of {method.name} is exact; use bound='tight'")
     if not process.has_mask or process.can_shuffle:
         raise ValueError(
-            "the bound 'importance' needs a process on which a revealed token never changes (absorb); use bound='tight'"
+            "importance-weighted and exact likelihoods need a process on which a revealed token never changes "
+            "(absorb); use bound='tight'"
         )
 
 
