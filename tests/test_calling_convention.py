@@ -36,3 +36,12 @@ def test_other_orders_show_the_call(function: Callable[..., Any]) -> None:
     for wrong in (*orders, (model, process, *rest), (model, process, *rest, "cedd"), (model, "cedd", process)):
         with pytest.raises(TypeError, match=re.escape(f"call cedd.{function.__name__}(")):
             function(*wrong, *(rest if wrong in orders else ()))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("stepz", "did you mean 'steps'"), ("sentiment", "conditions of the network must be tensors")]
+)
+def test_a_misspelled_option_is_named(name: str, meant: str) -> None:
+    wrong: dict[str, Any] = {name: 3}
+    with pytest.raises(TypeError, match=f"unexpected argument {name!r}; {meant}"):
+        cedd.sample(network, cedd.absorb(V), (2, 3), method="cedd", **wrong)

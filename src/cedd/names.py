@@ -79,5 +79,5 @@ def changed(options: Options, given: Mapping[str, Any], source: str) -> Options:
     asked = {name: value for name, value in given.items() if value is not None}
     known = [field.name for field in fields(options)]
     if unknown := sorted(set(asked) - set(known)):
-        raise ValueError(f"{source} do not include {unknown[0]!r}; they are {', '.join(known)}")
+        raise ValueError(f"unexpected argument {unknown[0]!r} in {source}{suggestion(unknown[0], known)}")
     return replace(options, **asked)

@@ -121,7 +121,7 @@ def test_other_defaults_keep_the_rest_and_drop_their_figures(tmp_path, capsys):
     [
         (["--correction", "threshold"], "takes NAME=NUMBER, such as threshold=0.3 (got 'threshold'"),
         (["--correction", "passes=1.5"], "takes NAME=NUMBER"),
-        (["--correction", "treshold=0.3"], "do not include 'treshold'"),
+        (["--correction", "treshold=0.3"], "unexpected argument 'treshold' in"),
         (["--correction", "threshold=3"], "threshold must lie in"),
         (["--calibrate", "BOOK", "--broken", "-1"], "must lie in [0, 1] (got -1"),
         (["--calibrate", "BOOK", "--broken", "1.5"], "must lie in [0, 1] (got 1.5"),

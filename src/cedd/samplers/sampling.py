@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cedd.dynamics import Corrector
 from cedd.methods import Method, get_method, model_first
+from cedd.names import nearest
 from cedd.network import AllowedTokens, AnyModel, Network, evaluating
 from cedd.process import TokenProcess
 from cedd.samplers.blocks import is_one_block, sample_in_blocks
@@ -69,6 +70,11 @@ def sample(
     chosen.check(process)
     given = {name for name, value in others.items() if not (name == "label" and isinstance(value, Tensor))}
     settings = {one.name: others.pop(one.name) for one in fields(SamplingOptions) if one.name in given}
+    for name, value in others.items():
+        if not isinstance(value, Tensor):
+            near = nearest(name, [one.name for one in fields(SamplingOptions)])
+            meant = "conditions of the network must be tensors" if near is None else f"did you mean {near!r}?"
+            raise TypeError(f"unexpected argument {name!r}; {meant}")
     if sampler is not ...:
         settings["sampler"] = sampler
     options = (options or SamplingOptions()).changed({"steps": steps, **settings})

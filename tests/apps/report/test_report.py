@@ -294,7 +294,7 @@ def test_a_run_whose_data_have_changed_has_no_held_out_text(tmp_path: Path, caps
     capsys.readouterr()
     assert main(["report", str(run), "--device", "cpu"]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith(f"cedd: error: the data ({text}) has changed since {run} was trained on it")
+    assert line.startswith(f"cedd: error: the data ({text}) has changed since {run} was trained")
     assert line.endswith(f"cedd report {run} --data FILE")
     assert not report(capsys, str(run), "--data", str(text))["held_out"]
 
