@@ -58,7 +58,7 @@ def given_names() -> dict[str, Any]:
 
     data = torch.randint(50, (8, 16))
     inputs = {"x_t": data, "x0": data, "ids": data, "sigma": torch.full((8,), 0.5), "L": 16}
-    labels = {"labels": torch.zeros(8, dtype=torch.long)}
+    labels = {"labels": torch.zeros(8, dtype=torch.long), "reward": lambda texts: [float(len(one)) for one in texts]}
     modules = {"torch": torch, "cedd": cedd}
     return {**inputs, **labels, **modules, "network": network, "process": cedd.absorb(50), "data": data}
 
@@ -76,7 +76,18 @@ def programs(page: Path) -> list[str]:
     return ["\n".join(code) for code in found]
 
 
-@pytest.mark.parametrize("page", [page for page in DOCS if programs(page)], ids=lambda page: page.stem)
+QUICK_PROGRAMS = ("evaluate", "extend")
+"""Pages whose programs take less than a second; those of the others are slow tests."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=() if page.stem in QUICK_PROGRAMS else pytest.mark.slow)
+        for page in DOCS
+        if programs(page)
+    ],
+)
 def test_programs_of_a_page_run(page: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
     if "english" not in pretrained_names():
         pytest.skip("no model comes with this copy of the package")
