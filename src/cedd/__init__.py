@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cedd import constraints as constraints
+    from cedd.apps.correct.word_corrector import WordCorrector
     from cedd.bounds.estimate import BoundEstimate
     from cedd.bounds.estimator import estimate_bound
     from cedd.bounds.exact import exact_bound, exact_cross_entropy
@@ -87,6 +88,7 @@ __all__ = [
     "Score",
     "TokenProcess",
     "TrainConfig",
+    "WordCorrector",
     "absorb",
     "eroulette",
     "estimate_bound",
@@ -127,6 +129,7 @@ _HOMES = {
     ),
     "samplers": ("Corrector", "Fixed", "sample"),
     "schedules": ("Cosine", "Geometric", "LogLinear", "Polynomial", "Schedule"),
+    "apps.correct.word_corrector": ("WordCorrector",),
     "tasks": ("LanguageModel", "import_model", "load"),
     "tasks.train": ("train",),
     "training.config": ("TrainConfig",),

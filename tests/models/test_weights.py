@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from cedd.models.numpy_weights import CHECKSUM, read_arrays, read_metadata
+from cedd.models.numpy_weights import CHECKSUM, PackedArrays, read_metadata
 from cedd.models.numpy_weights import FORMS as ARRAY_FORMS
 from cedd.models.transformer import Transformer, config_from_preset
 from cedd.models.weights import FORMS, SkipInitialization, load_weights, read_weights, save_weights
@@ -131,7 +131,7 @@ def test_another_dtype_or_shape_of_the_same_bytes_is_found(tmp_path, form, name,
         read_weights(path, form=form)
     if form in ARRAY_FORMS:
         with pytest.raises(ValueError, match="file is damaged: its tensors do not match their checksum"):
-            read_arrays(path, form=form)
+            PackedArrays(path, form=form)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -141,13 +141,13 @@ def test_a_dtype_that_is_not_supported_is_named(tmp_path, dtype):
         save_weights(tmp_path / "file", tensors)
     save_file(tensors, tmp_path / "file")
     for form in ("float32", "int8"):
-        for read in (read_weights, read_arrays):
+        for read in (read_weights, PackedArrays):
             with pytest.raises(ValueError, match=r"file: w has the unsupported dtype F8_E\d") as error:
                 read(tmp_path / "file", form=form)
             assert "\n" not in str(error.value)
     save_weights(tmp_path / "file", {"w": torch.zeros(2, 2)}, form="bf16")
     with pytest.raises(ValueError, match="unsupported dtype BF16; use BOOL, F64, F32"):
-        read_arrays(tmp_path / "file", form="float32")
+        PackedArrays(tmp_path / "file", form="float32")
 
 
 def test_a_file_without_a_checksum_is_read(tmp_path):
@@ -308,11 +308,11 @@ def test_arrays_are_what_tensors_are(tmp_path, form):
     with torch.no_grad():
         model.head.weight.normal_()
     save_weights(tmp_path / "file", {**model.state_dict(), "step": torch.tensor(3)}, form=form)
-    tensors, arrays = read_weights(tmp_path / "file", form=form), read_arrays(tmp_path / "file", form=form)
+    tensors, arrays = read_weights(tmp_path / "file", form=form), PackedArrays(tmp_path / "file", form=form)
     assert tensors.keys() == arrays.keys()
     assert all(torch.equal(tensors[name], torch.from_numpy(arrays[name])) for name in tensors)
     content = bytearray((tmp_path / "file").read_bytes())
     content[-1] ^= 1
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ValueError, match="is damaged"):
-        read_arrays(tmp_path / "file", form=form)
+        PackedArrays(tmp_path / "file", form=form)

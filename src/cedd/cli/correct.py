@@ -19,10 +19,10 @@ from rich.style import Style
 
 from cedd import __version__
 from cedd.apps.correct.annotations import Located, github_annotation, located, sarif
-from cedd.apps.correct.left_to_right import load_left_to_right, reads_without_torch
 from cedd.apps.correct.prose import identifiers, mask, mask_ignored, restored, syntax_of
 from cedd.apps.correct.text_files import CorrectSettings, read_settings, text_files
-from cedd.apps.correct.word_by_word import LazyScores, lexicon_in, reader_in, word_by_word, words_folder
+from cedd.apps.correct.word_by_word import words_folder
+from cedd.apps.correct.word_corrector import WordCorrector, can_correct
 from cedd.cli import UserError
 from cedd.cli.arguments import Correct
 from cedd.cli.console import PlainConsole
@@ -187,12 +187,9 @@ def corrector(folder: Path, arguments: Correct, few: bool, right: Collection[str
     ignored = ignored_words(arguments) | frozenset(right)
     if engine == "words" and folder in map(packaged, pretrained_names()) and arguments.device in ("auto", "cpu"):
         beside = words_folder(folder, read_json(folder / CONFIG_FILE))
-        if lexicon_in(beside) is not None and reads_without_torch(read_json(beside / CONFIG_FILE)):
-            scores = LazyScores(partial(load_left_to_right, beside))
-            reader, threshold = reader_in(beside), arguments.threshold
-            return lambda text, names=(): word_by_word(
-                reader, text, scores, threshold=threshold, ignored=ignored.union(names)
-            )
+        if can_correct(beside):
+            own, threshold = WordCorrector(beside), arguments.threshold
+            return lambda text, names=(): own.correct(text, threshold=threshold, ignored_words=ignored.union(names))
     from cedd.apps.correct.engine import corrector_folder
 
     model = loaded(corrector_folder(folder, engine), arguments, few)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,15 +37,51 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
 
 
-def read_arrays(path: Path, *, form: str, checksum: str | None = None) -> dict[str, NDArray[Any]]:
-    """The named arrays of a file that was stored in one of the ``FORMS``; see `weights.read_weights`."""
+class PackedArrays(MutableMapping[str, NDArray[Any]]):
+    """The named arrays of a file. Each is unpacked when it is accessed, so that with `pop` only one at a time takes
+    memory in addition to those that the caller keeps.
+
+    Args:
+        path: the file.
+        form: how it was stored, one of ``FORMS``; see `weights.read_weights`.
+        checksum: of the stored tensors; by default the one in the file's metadata.
+    """
+
+    def __init__(self, path: Path, *, form: str, checksum: str | None = None) -> None:
+        self.path, self.form, self.stored = path, form, _stored_arrays(path, checksum)
+        self.steps = {} if form == "float32" else {n: self.stored.pop(n) for n in _step_names(self.stored)}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if self.form == "float32":
+            return self.stored[name]
+        with unpacking(self.path, self.form):
+            return _unpacked(name, self.stored[name], self.steps.get(name + STEP))
+
+    def __setitem__(self, name: str, array: NDArray[Any]) -> None:
+        self.stored[name] = array
+
+    def __delitem__(self, name: str) -> None:
+        del self.stored[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+
+def _step_names(stored: Arrays) -> list[str]:
+    return [name + STEP for name in stored if name + STEP in stored]
+
+
+def _stored_arrays(path: Path, checksum: str | None) -> dict[str, NDArray[Any]]:
+    """The tensors of a file as they are stored, after their checksum was compared."""
     layouts = read_layouts(path, ARRAY_DTYPES)
     with reading_tensors(path):
         stored = load_file(path)
     contents = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in stored.items()}
     check_sum(path, layouts, contents, checksum)
-    with unpacking(path, form):
-        return dict(stored) if form == "float32" else from_integers(stored)
+    return stored
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import cedd
 from cedd.apps.correct.known_words import KNOWN_WORDS_FILE, load_known_words
 from cedd.apps.correct.word_by_word import reader_in, word_by_word
 from cedd.models.locate import packaged
@@ -73,3 +74,21 @@ def test_known_words_have_no_misspellings_of_the_training_lists():
     known = load_known_words(packaged("english") / KNOWN_WORDS_FILE)
     assert len(known) > 90_000
     assert not {"recieve", "seperate", "occured", "untill", "goverment", "teh", "alot"} & known.keys()
+
+
+def test_the_corrector_without_torch_gives_the_results_of_the_model():
+    text = "He walked form the tabel, `teh` first."
+    corrected = cedd.WordCorrector().correct(text)
+    assert corrected == "He walked from the table, `teh` first."
+    model = cedd.load("english", device="cpu").correct(text)
+    assert [(one.span, one.after) for one in model.changes] == [(one.span, one.after) for one in corrected.changes]
+    assert [one.confidence for one in model.changes] == pytest.approx(
+        [o.confidence for o in corrected.changes], abs=1e-3
+    )
+
+
+def test_the_corrector_without_torch_corrects_the_prose_of_a_syntax():
+    corrector = cedd.WordCorrector()
+    assert corrector.correct("recieve()  # not recieved", syntax="python") == "recieve()  # not received"
+    with pytest.raises(ValueError, match="invalid syntax: 'pyton'"):
+        corrector.correct("a", syntax="pyton")

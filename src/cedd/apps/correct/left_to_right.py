@@ -29,7 +29,7 @@ from cedd.data.text import encode_verbatim
 from cedd.data.tokenizers import Tokenizer
 from cedd.models.description import own_tokenizer, read_description, stored_form
 from cedd.models.locate import WEIGHTS_FILE
-from cedd.models.numpy_weights import CHECKSUM, FORMS, read_arrays
+from cedd.models.numpy_weights import CHECKSUM, FORMS, PackedArrays
 from cedd.models.transformer_config import TransformerConfig
 from cedd.spelling.changes import Watch
 from cedd.storage import from_json
@@ -215,5 +215,5 @@ def load_left_to_right(folder: Path, watch: Watch | None = None) -> LeftToRight:
     config = read_description(folder)
     tokenizer, network = own_tokenizer(folder, config), from_json(TransformerConfig, config["network"], "network")
     form, checksum = stored_form(folder, config), config.get(CHECKSUM)
-    arrays = NumpyNetwork(network, read_arrays(folder / WEIGHTS_FILE, form=form, checksum=checksum))
+    arrays = NumpyNetwork(network, PackedArrays(folder / WEIGHTS_FILE, form=form, checksum=checksum))
     return LeftToRight(arrays, tokenizer, config["length"], network.vocab_size, watch)

@@ -54,6 +54,8 @@ def is_prose_file(name: str) -> bool:
 def mask(text: str, syntax: str | None) -> str:
     """The text with everything except prose replaced by spaces, or by full stops where a sentence ends (a cell of a
     table, an underline); line breaks stay."""
+    if syntax is not None and syntax not in _MASKS:
+        raise ValueError(f"invalid syntax: {syntax!r} (choose from {', '.join(_MASKS)})")
     return text if syntax is None else _MASKS[syntax](text)
 
 
