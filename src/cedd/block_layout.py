@@ -1,25 +1,24 @@
-"""Block diffusion: texts as blocks of b tokens, each a diffusion of its own, given the clean blocks before it.
+"""Block diffusion: texts as blocks of b tokens, each a separate diffusion given the clean blocks before it.
 
-Shapes: B texts, L tokens of a text, K = L / b blocks, v noisy views of each text, D width, V vocabulary.
+Shapes: B texts, L tokens per text, K = L / b blocks, v noisy views of each text, D width, V vocabulary.
 
     log p(x) = sum_k log p(x^k | x^<k)                                      (Arriola et al. 2025, arXiv 2503.09573)
 
 One pass over [x_t + x_0], (v + 1) L tokens at positions 0..L-1 each, evaluates all blocks of v noisy views: a noisy
 token attends to its own block of its view and to the clean tokens of earlier blocks, a clean one to the clean tokens of
 its own and of earlier blocks. Two complementary views share the clean half: 3L tokens instead of 4L. Every block has
-its own noise level; that of clean tokens is sigma = 0. For networks that were autoregressive, clean tokens attend to
-those up to their own only (`Capabilities.causal_past`).
+its own noise level; that of clean tokens is sigma = 0. In adapted autoregressive networks, clean tokens attend only to
+tokens up to their own position (`Capabilities.causal_past`).
 
     InBlocks(model, b)             model(x_t [vB, L], sigma [vB, K], clean=x_0 [B, L]) -> [vB, L, V]
     BlockSequences(model, b, K)    model(x_t [B K, b], sigma [B K], clean=x_0 [B K, b]) -> [B K, b, V]
     GivenPast(model, b)            model(x_t [B, b], sigma [B], past=[B, P]) -> [B, b, V]
     FinishedText.of(network, b)    the same for texts that grow, whose keys and values are kept
 
-The first is what losses run; the second presents blocks as sequences of their own, for bounds; the others are one
-block, the next after P tokens, for samplers. Any network that takes an attention pattern (`Capabilities.attention`) can
-be read in blocks. A function, without a head, is called as model(x_t, sigma [B, L], clean=x_0), for texts of any number
-of blocks, and has to keep to the pattern itself. With a single block (b = L) there is nothing before it, and the
-network is called as ever.
+Losses use the first. The second presents blocks as separate sequences, for bounds. The others are one block, the next
+after P tokens, for samplers. Every network that takes an attention pattern (`Capabilities.attention`) works in blocks.
+A plain function is called as model(x_t, sigma [B, L], clean=x_0), for texts of any number of blocks, and must follow
+the pattern itself. With a single block (b = L), the network is called as without blocks.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from cedd.network import (
 
 
 def check_block(block: object) -> int:
-    """A number of tokens."""
+    """Check the number of tokens per block."""
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise ValueError(f"a block has a number of tokens, at least 1 (got {block!r})")
     return block
 
 
 def blocks_of(length: int, block: int | None) -> int:
-    """K, for blocks that divide the length; without blocks the text is one."""
+    """The number of blocks K of a text; 1 without blocks."""
     if block is None:
         return 1
     if length % check_block(block):
@@ -101,24 +100,24 @@ class BlockLayout:
         return self.noisy + self.length
 
     def tokens(self, x_t: Tensor, clean: Tensor) -> Tensor:
-        """[B, (v + 1) L] of x_t [vB, L], the views of a text one after the other, and clean [B, L]."""
+        """The layout [B, (v + 1) L] of x_t [vB, L], where the views of a text are consecutive, and clean [B, L]."""
         return torch.cat([x_t.reshape(len(clean), self.noisy), clean.to(x_t)], 1)
 
     def levels(self, sigma: Tensor) -> Tensor:
-        """[B, (v + 1) K] of sigma [vB, K]: one level per block, 0 for clean ones."""
+        """Noise levels [B, (v + 1) K] from sigma [vB, K]: one per block, 0 for clean blocks."""
         noisy = sigma.reshape(-1, self.views * self.blocks)
         return torch.cat([noisy, noisy.new_zeros(len(noisy), self.blocks)], 1)
 
     def places(self, places: Tensor) -> Tensor:
-        """The places in [B, (v + 1) L] of places in [vB, L], both flattened."""
+        """Positions in [B, (v + 1) L] of positions in [vB, L], both flattened."""
         return places + places // self.noisy * self.length
 
     def noisy_part(self, features: Tensor) -> Tensor:
-        """[vB, L, D] of features [B, (v + 1) L, D]."""
+        """Features [vB, L, D] of the noisy tokens, from features [B, (v + 1) L, D]."""
         return features[:, : self.noisy].reshape(-1, self.length, features.shape[-1])
 
     def pattern(self, device: torch.device | str) -> AttentionPattern:
-        """Which tokens attend to which; made once for each device."""
+        """The attention pattern, cached for each device."""
         return _pattern(self, torch.device(device))
 
 
@@ -137,15 +136,15 @@ def _pattern(layout: BlockLayout, device: torch.device) -> AttentionPattern:
 
 
 def earlier_blocks(length: int, block: int, device: torch.device | str, causal: int = 0) -> AttentionPattern:
-    """A text whose blocks attend to themselves and to those before them; the first `causal` tokens attend to those up
-    to their own position only."""
+    """The pattern of a text whose blocks attend to themselves and to earlier blocks. The first `causal` tokens attend
+    only to tokens up to their own position."""
     places = torch.arange(length, device=device)
     visible = places[:, None] // block >= places // block
     return AttentionPattern(visible & ((places[:, None] >= causal) | (places <= places[:, None])))
 
 
 class InBlocks:
-    """A network that reads noisy blocks after the clean text before them (see the module's head).
+    """A network that reads noisy blocks given the clean text before them (see the top of the module).
 
     Args:
         model: a network that takes an attention pattern, or a function of x_t, sigma and clean.
@@ -164,7 +163,7 @@ class InBlocks:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the network, except for what it does with whole sequences."""
+        """The capabilities of the network, without those for whole sequences."""
         changes = {"token_times": True, "attention": False, "cache": False, "cuda_graphs": False, "recorder": False}
         return replace(capabilities_of(self.model), **changes)
 
@@ -194,8 +193,8 @@ class InBlocks:
             x_t: noisy tokens [vB, L].
             sigma: [vB, K].
             clean: the clean texts [B, L].
-            where: distinct places [N] of the flattened x_t, if only the features there are needed.
-            conditions: one entry for each row of x_t, of which those of a text are equal.
+            where: distinct positions [N] of the flattened x_t, if only their features are needed.
+            conditions: one entry per row of x_t, equal for all views of a text.
         """
         layout = self.layout(x_t, clean)
         places = None if where is None else layout.places(where)
@@ -204,7 +203,7 @@ class InBlocks:
     def halves(
         self, x_t: Tensor, sigma: Tensor, *, clean: Tensor, where: Tensor | None = None, **conditions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As `features`, and those of the clean texts, [B, L, D]."""
+        """The result of `features`, and the features of the clean texts, [B, L, D]."""
         layout, places = self.layout(x_t, clean), None
         if where is not None:
             texts = torch.arange(clean.numel(), device=where.device)
@@ -229,19 +228,19 @@ class InBlocks:
         return cast(HasHead, self.model).features(tokens, levels, attention=layout.pattern(x_t.device), **options)
 
     def layout(self, x_t: Tensor, clean: Tensor) -> BlockLayout:
-        """That of x_t [vB, L] and clean [B, L]."""
+        """The layout of x_t [vB, L] and clean [B, L]."""
         causal = capabilities_of(self.model).causal_past
         return BlockLayout(x_t.shape[1], self.block, len(x_t) // len(clean), causal)
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """As the network's."""
+        """The `rows` of the network."""
         return cast(Any, self.model).rows(features, places)
 
 
 class BlockSequences:
-    """The blocks of texts as sequences of b tokens, whose condition `clean` is the text that they are blocks of.
+    """The blocks of texts as sequences of b tokens; their condition `clean` contains the texts.
 
-    Rows are all blocks of one text after all blocks of another: [B K, b] is [B, L].
+    The blocks of a text are consecutive rows, so [B K, b] is a reshaped [B, L].
 
     Args:
         model: as `InBlocks` takes it.
@@ -272,12 +271,12 @@ class BlockSequences:
     def features(
         self, x_t: Tensor, sigma: Tensor, *, clean: Tensor, where: Tensor | None = None, **conditions: Tensor
     ) -> Tensor:
-        """[B K, b, D], for x_t and clean [B K, b] and sigma [B K]; places are the same as in [B, L]."""
+        """Features [B K, b, D] for x_t and clean [B K, b] and sigma [B K]; flattened positions are those of [B, L]."""
         options = {"clean": self._text(clean), "where": where, **self._each(conditions)}
         return self.model.features(*self._texts(x_t, sigma), **options).reshape(*x_t.shape, -1)
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """As the network's."""
+        """The `rows` of the network."""
         return self.model.rows(features, places)
 
     def _texts(self, x_t: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,7 +293,7 @@ class BlockSequences:
 
 
 def as_block_sequences(network: Network, data: Tensor, blocks: int) -> tuple[Network, Tensor]:
-    """The blocks of texts [N, L] as sequences [N K, b], and the network of these."""
+    """The blocks of texts [N, L] as sequences [N K, b], and the network for them."""
     each = data.reshape(len(data) * blocks, -1)
     own = {name: value.repeat_interleave(blocks, 0) for name, value in (network.conditions or {}).items()}
     model = BlockSequences(network.model, each.shape[1], blocks)
@@ -302,10 +301,10 @@ def as_block_sequences(network: Network, data: Tensor, blocks: int) -> tuple[Net
 
 
 class GivenPast:
-    """A network of one block, the next after P clean tokens, which are the condition `past`.
+    """A network for one block, the next after P clean tokens, which are the condition `past`.
 
-    The last of these may be tokens of the block itself that are given, as by a prompt, and x_t ends with it or before:
-    it is [B, n] with P mod b + n <= b. (For a function, a whole block.)
+    The last tokens of `past` may be given tokens of the block itself, as from a prompt. x_t is then the rest of the
+    block or a part of it: [B, n] with P mod b + n <= b. (For a plain function it is a whole block.)
 
     Args:
         model: as `InBlocks` takes it.
@@ -340,7 +339,8 @@ class GivenPast:
     def features(
         self, x_t: Tensor, sigma: Tensor, *, past: Tensor, where: Tensor | None = None, **conditions: Tensor
     ) -> Tensor:
-        """[B, b, D], in one pass over [past + x_t], where each block attends to itself and to those before it."""
+        """Features [B, b, D], from one pass over [past + x_t] in which each block attends to itself and to earlier
+        blocks."""
         self._check(x_t, past)
         known, new, block = past.shape[1], x_t.shape[1], self.model.block
         text = torch.cat([past.to(x_t), x_t], 1)
@@ -351,7 +351,7 @@ class GivenPast:
             options["where"] = where + (where // new + 1) * known
         before = known // block
         levels = F.pad(sigma[:, None], (before, 0))
-        if (known + new) % block:  # stretches are equal: one for each token
+        if (known + new) % block:  # all parts have equal length, so there is one level per token
             levels = torch.cat([levels[:, :-1].repeat_interleave(block, 1), sigma[:, None].expand(-1, known + new)], 1)
             levels = levels[:, : known + new]
         return cast(HasHead, self.model.model).features(text, levels, **options)[:, known:]
@@ -364,14 +364,14 @@ class GivenPast:
             )
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """As the network's."""
+        """The `rows` of the network."""
         return self.model.rows(features, places)
 
 
 class FinishedText(ABC):
-    """Texts whose finished blocks a network has read, as the network of the block after them.
+    """Texts whose finished blocks a network has read, as a network for the next block.
 
-    Use it with `conditions`, which have an entry for each text.
+    `conditions` have one entry per text.
     """
 
     def __init__(self, block: int) -> None:
@@ -379,8 +379,8 @@ class FinishedText(ABC):
 
     @staticmethod
     def of(network: Network, block: int, batch: int, length: int, kept: bool = True) -> FinishedText:
-        """`batch` texts of at most `length` tokens, with the last block. Keys and values are kept between calls where
-        the network can; without `kept` they are computed again for each, in the same order."""
+        """`batch` texts of at most `length` tokens, including the last block. Keys and values are cached between calls
+        if the network supports it; without `kept` they are recomputed in every call."""
         model, declared = network.model, capabilities_of(network.model)
         if has_cache(model) and declared.attention and not declared.causal:
             return _KeptKeys(network, block, batch, length, kept)
@@ -389,11 +389,11 @@ class FinishedText(ABC):
     @property
     @abstractmethod
     def conditions(self) -> Mapping[str, Tensor]:
-        """What the network needs besides, with one entry per text."""
+        """Other inputs of the network, one entry per text."""
 
     @abstractmethod
     def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:
-        """Outputs [S, b, V] for noisy blocks x_t [S, b] of some of the texts."""
+        """Outputs [S, b, V] for noisy blocks x_t [S, b] of S of the texts."""
 
     @abstractmethod
     def read(self, tokens: Tensor) -> None:
@@ -401,11 +401,11 @@ class FinishedText(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Forget what was read."""
+        """Clear the texts."""
 
 
 class _KeptKeys(FinishedText):
-    """By a network with a cache of keys and values."""
+    """The implementation for networks with a cache of keys and values."""
 
     def __init__(self, network: Network, block: int, batch: int, length: int, kept: bool) -> None:
         super().__init__(block)
@@ -448,7 +448,7 @@ class _KeptKeys(FinishedText):
         self.model.features(tokens, clean, cache=self._cache, attention=pattern, **conditions)
 
     def _pattern(self, tokens: Tensor, causal: int = 0) -> AttentionPattern:
-        """Which tokens the new ones [B, n] attend to."""
+        """The attention pattern of the new tokens [B, n]."""
         past = self._cache.length
         return AttentionPattern(
             earlier_blocks(past + tokens.shape[1], self.block, tokens.device, causal).visible[past:]
@@ -468,7 +468,7 @@ class _KeptKeys(FinishedText):
 
 
 class _WholeText(FinishedText):
-    """By any other network, which reads the text again in every call."""
+    """The implementation for other networks, which read the text again in every call."""
 
     def __init__(self, network: Network, block: int, batch: int) -> None:
         super().__init__(block)
@@ -498,11 +498,11 @@ class _WholeText(FinishedText):
         self._past = self._past[:, :0]
 
     def features(self, x_t: Tensor, sigma: Tensor, **options: Any) -> Tensor:
-        """As `GivenPast`."""
+        """The network of `GivenPast`."""
         return self.model.features(x_t, sigma, **options)
 
     def rows(self, features: Tensor, places: Tensor) -> Tensor:
-        """As the network's."""
+        """The `rows` of the network."""
         return self.model.rows(features, places)
 
     def __call__(self, x_t: Tensor, sigma: Tensor, **conditions: Tensor) -> Tensor:

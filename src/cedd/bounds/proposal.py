@@ -1,21 +1,21 @@
-"""Noisy sequences with one position chosen on purpose: what keeps the variance finite as t -> 0.
+"""The proposal of noisy sequences: the state of one position is forced, which keeps the variance finite as t -> 0.
 
 Shapes: B sequences, L positions, V vocabulary. A position is in one of three cases: `same` (x_t = x0), `moved` (another
 token), `masked`, with probabilities p = (c, (V-1) b, a) at time t.
 
-At a small t almost every noisy sequence is clean and says nothing, and the rare one that is not counts for 1/t: with
-x_t drawn from the process alone, the second moment of the integrand over t diverges (like the integral of 1/t). So a
-position drawn uniformly is given its case by other probabilities q; the rest is drawn from the process. A sequence is
-then more probable than under the process by the factor
+At a small t almost every noisy sequence is clean and costs nothing, and the rare others cost of order 1/t. With x_t
+drawn from the process, the second moment of the integrand therefore diverges like the integral of 1/t. Instead, one
+position, drawn uniformly, gets its case with other probabilities q, and the rest is drawn from the process. A sequence
+is then more probable than under the process by the factor
 
     odds(x_t) = 1/L sum_i q(case_i) / p(case_i),
 
 a function of the numbers of moved and masked positions only, and the integrand divided by it has the same mean. For
 absorb with q all mask, odds = k / (L a) with k masked positions, and the integrand divided by it is the *mean* of
--log f over them: k, not t, sets its scale. q(same) may be 0 only where a sequence without any other case costs nothing.
-It is not where ratios are the network's own (Score): among masks a single token left makes a context that is rare, and
-that alone may cost more than all others. And where shuffled tokens have such ratios, a q that hardly moves one makes
-likely sequences rare draws of great weight: `ScorePath.share` is a mixture of three.
+-log f over them, whose scale depends on k but not on t. q(same) may be 0 only if a sequence with only this case costs
+nothing. For networks that output ratios (Score) it must be positive: a single token left among masks is a rare context
+that may cost more than all others. If shuffled tokens have such ratios, a q that rarely moves one turns likely
+sequences into rare draws of large weight; `ScorePath.share` is therefore a mixture of three.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ EXTRA_UNIFORMS = 3
 
 
 def number_of_uniforms(length: int) -> int:
-    """How many uniform numbers one noisy sequence takes, whatever the process."""
+    """The number of uniform numbers for one noisy sequence, for every process."""
     return 2 * length + EXTRA_UNIFORMS
 
 
 @dataclass(frozen=True)
 class DirectedDraw:
-    """x_t [B, L] and how much likelier than under the process it was drawn, odds [B]."""
+    """x_t [B, L], and odds [B]: its probability under the proposal relative to the process."""
 
     x_t: Tensor
     odds: Tensor
 
 
 def case_codes(x_t: Tensor, x0: Tensor, noise: Noise) -> Tensor:
-    """0 where a position is the same, 1 where it has moved, 2 where it is masked: int8."""
+    """The case of each position, int8: 0 same, 1 moved, 2 masked."""
     return torch.where(noise.is_mask(x_t), 2, torch.where(x_t == x0, 0, 1)).to(torch.int8)
 
 
@@ -61,7 +61,7 @@ def plain_draw(x0: Tensor, noise: Noise, uniforms: Tensor) -> Tensor:
 
 
 def directed_draw(x0: Tensor, noise: Noise, share: Cases, uniforms: Tensor) -> DirectedDraw:
-    """x_t with one position's case drawn from `share` (q, fields [B], summing to one)."""
+    """x_t with the case of one position drawn from `share` (q, fields [B] that sum to one)."""
     length, V = x0.shape[1], noise.vocab_size
     x_t = plain_draw(x0, noise, uniforms)
     token_u, case_u, place_u = uniforms[:, -3], uniforms[:, -2], uniforms[:, -1]

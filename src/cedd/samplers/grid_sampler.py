@@ -1,17 +1,17 @@
-"""Samplers that step through a time grid by the law of a `StepRule`.
+"""Samplers that step through a time grid, each step drawn from the law of a `StepRule`.
 
 Shapes: B batch, L positions, V vocabulary, K steps; R candidate rows.
 
     x ~ prior, constrained
     for each step from t to s:    x <- a draw from the rule's law of x_s given x_t;    x <- constraint(x)
 
-Jump-first: where the network gives probabilities and the rule declares `jump_first`, which positions may jump is
-decided before a row of the vocabulary is computed, so that the head runs on a handful of rows (see `plan`). Networks
-that give ratios need all their rows to decide whether anything jumps, and so do other rules: the dense path, in chunks
-of rows. Both draw from the same law.
+Jump-first path: if the network outputs probabilities and the rule declares `jump_first`, the positions that may jump
+are decided before any row of outputs is computed, so the head runs on a few rows only (see `plan`). Dense path:
+networks that output ratios, and other rules, need all rows to decide whether anything jumps; they are computed in
+chunks. Both paths draw from the same law.
 
-Jump-first, sequences do not wait for each other: one network call serves the next event of each. With a callback or a
-constraint that may change x after every step, all sequences take every step together.
+In the jump-first path, sequences do not wait for each other: one network call processes the next event of each. With a
+callback, or a constraint that may change x after every step, all sequences take every step together.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from cedd.samplers.random_numbers import Use
 from cedd.samplers.sampler import Sampler, SamplingRun
 
 FEW_OUTPUTS = 1 << 16
-"""Entries of [R, V] ratios below which all positions are drawn from their laws."""
+"""Number of ratios [R, V] below which all positions are drawn from their full distributions."""
 _SUMMED_BY = 1e-4
-"""More than the relative error of a sum of ratios in float32."""
+"""Upper bound on the relative error of a sum of ratios in float32."""
 
 States = tuple[int, bool]
-"""V, and whether there is a mask."""
+"""V, and whether the process has a mask."""
 
 PlainStep = Callable[[Tensor, int], Tensor]
 """(x [B, L], number of the step) -> x, a step of the rule."""
@@ -61,18 +61,18 @@ def _ends(states: States, levels: Tensor) -> tuple[Noise, Noise]:
 
 
 class GridSampler(Sampler):
-    """A sampler over a time grid. Each step is drawn from a rule's law, or is one of the sampler's own (`own_step`)."""
+    """A sampler over a time grid. Each step is drawn from a rule's law, or computed by `own_step`."""
 
     unused: ClassVar[tuple[str, ...]] = ("corrector",)
     has_own_step: ClassVar[bool] = False
-    """Whether `own_step` takes the rule's place, except in the step to t = 0."""
+    """Whether `own_step` replaces the rule, except in the step to t = 0."""
 
     @abstractmethod
     def rule(self, method: Method) -> StepRule:
         """The step rule for a method."""
 
     def own_step(self, run: GridRun, x: Tensor, plain: PlainStep) -> GridStep:
-        """A function that steps. What it remembers of the run begins with the start x [B, L]."""
+        """The step function for a run that starts at x [B, L]."""
         raise NotImplementedError
 
     def check(self, method: Method, process: TokenProcess, constraint: Constraint | None = None) -> None:
@@ -87,14 +87,14 @@ class GridSampler(Sampler):
         grid_run = GridRun(**parts, sampler=self, rule=self.rule(run.method), last_rule=last_rule, grid=run.times())
         dense = grid_run.is_dense
         if run.network.conditions is None and (dense or not run.dynamics.only_reveals(run.process)):
-            # The network runs on sequences in which nothing changed, unlike where each call reveals a token of each.
+            # Unlike samplers that reveal a token per call, the network also runs on unchanged sequences.
             grid_run = replace(grid_run, network=replace(run.network, model=remembering(run.network.model)))
         return denoise(grid_run, run.start())
 
 
 @dataclass(frozen=True)
 class RuleSampler(GridSampler):
-    """The sampler of one step rule, which may be the user's own."""
+    """The sampler of one step rule."""
 
     own_rule: StepRule
     draws_jointly: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class RuleSampler(GridSampler):
 
 @dataclass(frozen=True)
 class DynamicsRule(GridSampler):
-    """The rule that a method's dynamics have by this name."""
+    """The rule of this name in the dynamics of a method."""
 
     name: str
     unused: ClassVar[tuple[str, ...]] = ()
@@ -131,7 +131,7 @@ class DynamicsRule(GridSampler):
 
 
 class BackwardSampler(GridSampler):
-    """A sampler with steps of its own that runs a process backwards by probabilities. A base class."""
+    """Base class of samplers that define `own_step` for networks that output probabilities."""
 
     has_own_step: ClassVar[bool] = True
 
@@ -154,7 +154,7 @@ class GridRun(SamplingRun):
     sampler: GridSampler
     rule: StepRule
     last_rule: StepRule
-    """For the step to t = 0, which denoises whatever the rule."""
+    """The rule of the step to t = 0, which draws clean tokens."""
     grid: Tensor
     """The times [K + 1]."""
 
@@ -163,40 +163,40 @@ class GridRun(SamplingRun):
 
     @property
     def affine(self) -> Affine:
-        """The parameterization, if it is one by probabilities; others are refused."""
+        """The parameterization, which must be affine in probabilities."""
         return believing(self.sampler.name, self.parameterization)
 
     @property
     def has_known_chances(self) -> bool:
-        """Whether the rules say which positions may jump without the network."""
+        """Whether the rules determine the positions that may jump without the network."""
         return isinstance(self.parameterization, Affine) and self.rule.jump_first and self.last_rule.jump_first
 
     @property
     def is_dense(self) -> bool:
-        """Whether all positions take their steps together, each drawn from its whole law."""
+        """Whether the dense path is used."""
         return self.sampler.has_own_step or not self.has_known_chances
 
     def chances(self, noise: Noise, earlier: Noise) -> Chances:
-        """Those of the steps from noise [K] to earlier [K]."""
+        """The probabilities in the steps from noise [K] to earlier [K]."""
         steps = chances(self.rule, self.affine, noise, earlier)
         if self.last_rule is self.rule:
             return steps
         return steps.where(earlier.t > 0, chances(self.last_rule, self.affine, noise, earlier))
 
     def stretches(self) -> Iterator[tuple[StepRule, int, int]]:
-        """The steps of one rule after the other: (rule, first step, the step after the last)."""
+        """The consecutive ranges of steps with one rule: (rule, first step, the step after the last)."""
         for rule, steps in groupby(range(len(self.grid) - 1), self.rule_of):
             first, *others = steps
             yield rule, first, first + 1 + len(others)
 
     @property
     def has_opaque_constraint(self) -> bool:
-        """Whether a constraint of which nothing is known may change x after every step."""
+        """Whether an arbitrary constraint may change x after every step."""
         return not (self.constraint is None or isinstance(self.constraint, Fixed))
 
     @property
     def is_watched(self) -> bool:
-        """Whether x is looked at between the steps."""
+        """Whether x is read between the steps."""
         return self.callback is not None or self.has_opaque_constraint
 
     def jump(self, rule: StepRule) -> Jump:
@@ -246,7 +246,7 @@ def denoise(run: GridRun, x: Tensor) -> Tensor:
 
 
 def _in_step(run: GridRun, x: Tensor, plan: Plan | None, levels: Tensor, sigma: Tensor) -> Tensor:
-    """All sequences take a step before any takes the next."""
+    """Run all sequences step by step together."""
     stay = _mask_stays(run, levels)
 
     def plain(x: Tensor, k: int) -> Tensor:
@@ -276,15 +276,15 @@ def _in_step(run: GridRun, x: Tensor, plan: Plan | None, levels: Tensor, sigma: 
 
 
 def _possible(run: GridRun, x: Tensor) -> Tensor:
-    """Data x [B, L] with tokens that are not allowed at their positions drawn again.
+    """Data x [B, L], with tokens that are not allowed at their positions drawn again.
 
-    The network's probabilities exclude them, but ratios that are rescaled near t = 0 may leave some of the noise.
+    The network's probabilities exclude them, but ratios rescaled near t = 0 may leave noise tokens.
     """
     only, parameterization = run.network.only, run.parameterization
     if only is None or not run.process.can_shuffle or float(run.grid[-1]) > 0:
         return x
     rows = flat_places(only.where & ~only.tokens[x])
-    if not len(rows) or not isinstance(parameterization, Affine):  # other networks' noise is never such
+    if not len(rows) or not isinstance(parameterization, Affine):  # for other networks the noise never contains them
         return x
     noise, here = run.process.noise(run.grid[-2]), x.flatten()[rows]
     v = run.uniform(Use.REDRAW, -1).flatten()[rows]
@@ -298,7 +298,7 @@ def _possible(run: GridRun, x: Tensor) -> Tensor:
 
 
 def _mask_stays(run: GridRun, levels: Tensor) -> Tensor:
-    """The probability with which a mask stays in each step, [K]; 0 where it depends on the network."""
+    """The probability that a mask stays in each step, [K]; 0 if it depends on the network."""
     noise, earlier = _ends(run.states, levels)
     return 1 - run.chances(noise, earlier).reveal if run.has_known_chances else torch.zeros_like(noise.t)
 
@@ -352,7 +352,7 @@ class Jump:
         now, next_ = _ends(self.states, levels)
         leap, probs = leap_of(self.rule, self.parameterization, self.sharpening, outputs.double(), x, now, next_)
         weights = jump_weights(leap, probs, x, now, self.sharpening)
-        # A mask that is here has been decided to be revealed; a token jumps if its number is below its own chance.
+        # Masks among the candidates are always revealed; a token jumps if u is below its exact probability.
         moves = now.is_mask(x) | (u < 1 - leap.stay)
         return torch.where(moves & (weights.sum(-1) > 0), inverse_cdf(weights, v), x)
 
@@ -362,9 +362,9 @@ class Jump:
 
 
 def _dense_step(run: GridRun, k: int, x: Tensor, levels: Tensor, sigma: Tensor, stay: Tensor) -> Tensor:
-    """Every position that can move is drawn from its whole law over the n states.
+    """Draw every position that can change from its full distribution over the n states.
 
-    stay: a probability with which masks stay at least; nothing is computed for those that stay by their numbers alone.
+    stay: a lower bound on the probability that a mask stays; masks that stay by this bound are not computed.
     """
     flat, rule = x.flatten(), run.rule_of(k)
     noise, earlier = _ends(run.states, levels)
@@ -394,10 +394,11 @@ def _dense_step(run: GridRun, k: int, x: Tensor, levels: Tensor, sigma: Tensor, 
 def _moving(
     rule: StepRule, run: GridRun, k: int, outputs: Tensor, x: Tensor, noise: Noise, earlier: Noise, v: Tensor
 ) -> Tensor | None:
-    """Which of the positions x [R] with ratios [R, V] may move by their numbers v, without a law; None if unknown.
+    """The positions x [R] with ratios [R, V] that may change for numbers v, found without their distributions; None if
+    unknown.
 
-    An excluded token may be the one that is there, and at t = 0 no mask is left: then all laws are computed. For few
-    outputs that takes no longer than finding out.
+    All distributions are computed if a current token is excluded, at t = 0, where no mask may remain, and for few
+    outputs, where it is as fast.
     """
     meaning = shifted_outputs(run.parameterization)
     if rule.stay is None or meaning is None or run.sharpening.excluded:
@@ -405,7 +406,7 @@ def _moving(
     if float(run.grid[k + 1]) == 0 or outputs.numel() < FEW_OUTPUTS:
         return None
     now, next_ = noise.like(x), earlier.like(x)
-    # The larger the ratios, the less likely a position stays: so no rounding of their sum hides one that moves.
+    # The margin on the sum of ratios ensures that rounding does not hide a position that changes.
     stay = rule.stay(meaning.others(outputs, x, now) * (1 + _SUMMED_BY), x, now, next_)
     return flat_places(may_move(v, stay, now.is_mask(x)))
 
