@@ -1,6 +1,5 @@
 """How often intervals hold the truth, cell by cell, as benchmarks/bound_coverage.py measures it."""
 
-import json
 import math
 
 import pytest
@@ -31,25 +30,6 @@ def test_every_cell_of_the_tables_holds_the_truth_as_often_as_it_says() -> None:
         for share, lowest in ((row["population"], 0.93), (row["these"], 0.90 if hard else 0.93)):
             error = math.sqrt(share * (1 - share) / row["repetitions"])
             assert lowest - 2 * error <= share <= 0.97 + 2 * error, row["name"]
-
-
-def test_cells_are_measured_and_written_and_not_measured_again(tmp_path, capsys) -> None:
-    cells = [
-        coverage.Cell("cedd", "absorb", "j1", sequences=8, networks=2, repetitions=2),
-        coverage.Cell("bayes", "absorb", "tight", sequences=8, networks=1, repetitions=2),
-    ]
-    file = tmp_path / "coverage.json"
-    coverage.run(cells, file, workers=1)
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    found = json.loads(file.read_text())
-    assert set(found) == {cell.name for cell in cells}
-    first = found[cells[0].name]
-    assert all(0 <= first[name] <= 1 for name in ("population", "these", "independent"))
-    assert len(first["exact"]) == len(first["said_over_made"]) == 2
-    widths = zip(first["these_half_widths"], first["population_half_widths"], first["exact"], strict=True)
-    assert all(0 < these < 10 * exact and population > 0 for these, population, exact in widths)
-    coverage.run(cells, file, workers=1)
-    assert not capsys.readouterr().out
 
 
 def test_the_tables_of_the_page_are_those_of_the_results() -> None:

@@ -135,7 +135,7 @@ def test_examples_work_as_they_stand(
     quick = {
         "evaluate": "--draws 1",
         "infill": "--steps 2",
-        "report": "--sequences 16 --draws 1 --samples 1",
+        "report": "--sequences 4 --draws 1 --samples 1",
         "sample": "--length 32 --steps 2",
         "spelling": "--blocks 1 --passes 1 --thresholds 0.5",
     }

@@ -123,7 +123,6 @@ def test_one_by_one_not_a_bit_depends_on_the_others(rescaled: bool):
         (cedd.absorb(V), "cedd", "analytic"),
         (cedd.absorb(V), "cedd", "first-hitting"),
         (cedd.absorb(V), "dfm", "euler"),
-        (cedd.roulette(V, p_m=0.5), "bayes", "analytic"),
         (cedd.uniform(V), "bayes", "tau-leaping"),
         (cedd.roulette(V, p_m=0.5), "sedd", "analytic"),
         (cedd.absorb(V), "ar", "analytic"),

@@ -71,13 +71,13 @@ def test_a_text_of_any_length_begins_like_a_longer_one(absorb: cedd.LanguageMode
 
 @pytest.mark.parametrize("prompt", ["T", "The cat sat", "The cat sat on the mat and the dog sat there too."])
 def test_a_prompt_of_any_length(absorb: cedd.LanguageModel, prompt: str) -> None:
-    texts = absorb.generate(3, prompt=prompt, length=60, seed=2, steps=2)
+    texts = absorb.generate(2, prompt=prompt, length=60, seed=2, steps=2)
     assert all(text.startswith(prompt) and len(text) == 60 for text in texts)
     assert texts == [
         absorb.generate(1, prompt=prompt, length=60, seeds=[seed], steps=2)[0]
-        for seed in cedd.samplers.text_seeds(2, 3)
+        for seed in cedd.samplers.text_seeds(2, 2)
     ]
-    assert len(set(texts)) == 3
+    assert len(set(texts)) == 2
 
 
 def test_every_process_writes(roulette: cedd.LanguageModel) -> None:

@@ -119,7 +119,9 @@ def test_a_crashed_run_goes_on_bit_by_bit(config: Make, changes: dict[str, Any])
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize(("strategy", "complementary"), [("ddp", False), ("fsdp", True)])
+@pytest.mark.parametrize(
+    ("strategy", "complementary"), [pytest.param("ddp", False, marks=pytest.mark.slow), ("fsdp", True)]
+)
 def test_gradients_are_those_of_one_process(config: Make, tmp_path: Path, strategy: str, complementary: bool):
     settings = {"model.dropout": 0.0, "model.width": 20, "model.depth": 2, "block": 4, "process.name": "absorb"}
     settings |= {"batch.complementary": complementary}

@@ -53,10 +53,21 @@ def single(corpus: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder / "held"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    ("method", "process", "accumulate"),
-    [("bayes-star", "roulette", 1), ("sedd", "absorb", 2), pytest.param("ar", "absorb", 2, marks=pytest.mark.slow)],
+    ("strategy", "method", "process", "accumulate"),
+    [
+        ("ddp", "bayes-star", "roulette", 1),
+        ("fsdp", "sedd", "absorb", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("fsdp", "bayes-star", "roulette", 1),
+                ("ddp", "sedd", "absorb", 2),
+                ("ddp", "ar", "absorb", 2),
+                ("fsdp", "ar", "absorb", 2),
+            )
+        ),
+    ],
 )
 def test_gradients_are_those_of_one_process(
     config: Make, tmp_path: Path, strategy: str, method: str, process: str, accumulate: int
@@ -90,7 +101,7 @@ def test_weights_after_several_steps_are_those_of_one_process(
     assert suffixes == {".json", ".jsonl", ".safetensors"}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_muons_steps_are_those_of_one_process(config: Make, tmp_path: Path, strategy: str):
     """With all that the preset small-fast has; a weight decay tells whether each rank moves its own rows."""
     settings = {**SETTINGS, "optimizer.matrices": "muon", "optimizer.weight_decay": 0.1, "model.largest_score": 12.0}
@@ -136,7 +147,7 @@ def loaded_alone(config: TrainConfig) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_what_two_ranks_wrote_one_rank_reads_and_goes_on(config: Make, single: Path, tmp_path: Path, strategy: str):
     settings = {**SETTINGS, "strategy": strategy}
     assert together(train_together, config("run", {**settings, "steps": 3}), tmp_path / "half") == [0, 0]
@@ -157,7 +168,7 @@ def test_what_one_rank_wrote_two_ranks_read_and_go_on(config: Make, single: Path
     assert_near(single, tmp_path / "held")
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 3])
+@pytest.mark.parametrize("checkpoint_every", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(config: Make, tmp_path: Path, checkpoint_every: int):
     settings = config("run", {**SETTINGS, "steps": 12, "checkpoint_every": checkpoint_every})
     assert together(train_until_signal, settings, tmp_path) == [0, 0]
@@ -195,8 +206,8 @@ def test_all_ranks_take_the_steps_that_fit_the_first_ones_time(config: Make, tmp
     [
         "cedd.training.loop.folder_lock",  # while a run begins
         "cedd.training.checkpoints.write_durably",  # in a checkpoint
-        "cedd.training.loop.save_weights",
-        "cedd.training.loop.save_description",
+        pytest.param("cedd.training.loop.save_weights", marks=pytest.mark.slow),
+        pytest.param("cedd.training.loop.save_description", marks=pytest.mark.slow),
     ],
 )
 def test_what_the_first_rank_cannot_do_ends_all(config: Make, tmp_path: Path, place: str):
