@@ -368,7 +368,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         r"mlp.gate_proj.weight is \[20, 24\], but config.json asks for \[21, 24",
     ),
     "a text": ("llama", {"hidden_size": "wide"}, "gives no whole number as hidden_size \\(got 'wide'"),
-    "a head": ("llama", {"tie_word_embeddings": False}, "lacks lm_head.weight"),
+    "a head": ("llama", {"tie_word_embeddings": False}, r"lacks lm_head.weight; tie_word_embeddings is false$"),
+    "not causal": ("qwen2", {"is_causal": False}, "is_causal is False; only True is imported"),
+    "unknown and like none": ("llama", {"zzz": 2.0}, "unknown setting zzz = 2.0, which may .* computes$"),
     "base": ("llama", {"rope_theta": -1}, "rope_theta must be a positive number"),
 }
 

@@ -33,7 +33,7 @@ from cedd.models.llama_config import FloatType, LlamaConfig
 from cedd.models.tensor_files import UNUSED, GGUFFile, SafetensorsFiles, TensorFiles
 from cedd.models.transformer_config import LONGEST
 from cedd.models.weights import SkipInitialization
-from cedd.names import suggestion
+from cedd.names import nearest
 from cedd.process import absorb
 from cedd.storage import expanded, read_json
 
@@ -378,8 +378,12 @@ class LlamaFamily:
             if name == "rope_scaling" or name == "rope_parameters":
                 _check_rope(config, name, value)
             elif name == "layer_types":
-                if others := sorted({str(kind) for kind in value or ()} - {"full_attention"}):
+                kinds = value if isinstance(value, list) else [value]
+                if others := sorted({str(kind) for kind in kinds} - {"full_attention", "None"}):
                     raise ValueError(f"{config.source}: layer_types has {others[0]!r}; only full_attention is imported")
+            elif name == "is_causal":
+                if value is False and self.method == "ar":
+                    raise ValueError(f"{config.source}: is_causal is False; only True is imported")
             elif name == "sliding_window" and config.get("use_sliding_window") is False:
                 continue  # it has no effect
             elif name in self.switches:
@@ -388,10 +392,10 @@ class LlamaFamily:
                     wanted = " or ".join(map(repr, allowed))
                     raise ValueError(f"{config.source}: {name} is {value!r}; only {wanted} is imported")
             elif name not in read | _IGNORED and not _is_off(value):
-                known = {*self.switches, *read}
+                near = nearest(name, {*self.switches, *read})
                 raise ValueError(
                     f"{config.source}: unknown setting {name} = {value!r}, which may change what the network computes"
-                    f"{suggestion(name, known)}"
+                    + ("" if near is None else f"; did you mean {near!r}?")
                 )
 
     def _sizes(self, config: Description) -> dict[str, Any]:
@@ -441,7 +445,8 @@ class LlamaFamily:
         layer = names.layer.partition("{}")[0]
         used: set[str] = set()
         for part in parts_of(names, config, self._has_bias, self.gpt2):
-            files.check(part.name, part.stored_shape, depth if part.name.startswith(layer) else "")
+            untied = f"; {self.settings.tied} is false" if part.ours == "head.weight" else ""
+            files.check(part.name, part.stored_shape, depth if part.name.startswith(layer) else untied)
             used.add(part.name)
             yield part
         tied = {f"{names.head}.weight"} if config.tied else set[str]()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cedd.models.locate import WEIGHTS_FILE
-from cedd.names import suggestion
+from cedd.names import nearest
 from cedd.storage import read_json, reading
 
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
@@ -51,7 +51,8 @@ class TensorFiles(ABC):
     def check(self, name: str, shape: Sequence[int], why: str = "") -> None:
         """Refuse a tensor that is not there, or in another shape."""
         if name not in self.shapes:
-            raise ValueError(f"{self.source} lacks {name}{why}{suggestion(name, self.shapes) if not why else ''}")
+            near = None if why else nearest(name, self.shapes)
+            raise ValueError(f"{self.source} lacks {name}{why}" + ("" if near is None else f"; did you mean {near!r}?"))
         if self.shapes[name] != tuple(shape):
             raise ValueError(
                 f"{self.source}: {name} is {list(self.shapes[name])}, but config.json asks for {list(shape)}"
