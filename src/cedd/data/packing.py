@@ -202,7 +202,7 @@ class PackedDataset:
         if len(self) < 2:
             raise ValueError(
                 f"the data has only {len(self)} block of {self.length} tokens, too few to hold some out: "
-                "give more text, a smaller length, or a validation file of its own"
+                "give more text, a smaller --length, or a validation file of its own"
             )
         middle = self._stop - min(max(1, round(holdout * len(self))), len(self) - 1)
         return (
@@ -527,7 +527,7 @@ def pack(
         blocks, remainder = divmod(tokens := written["tokens"], length)
         if blocks == 0:
             raise ValueError(
-                f"{source} has {tokens} tokens, fewer than one block of {length}: give more text or a smaller length"
+                f"{source} has {tokens} tokens, fewer than one block of {length}: give more text or a smaller --length"
             )
         made = {"format": FORMAT, "blocks": blocks, "remainder_tokens": remainder, "policy_sha256": policy.sha256}
         made |= {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}

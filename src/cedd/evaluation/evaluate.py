@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +283,7 @@ def evaluate(
         if asked.checkpoint is not None:
             raise ValueError("--checkpoint keeps the orders of one model; evaluate the models one by one")
     place = pick_device(device)
-    folders = [_folder(one, place) for one in given]
+    folders = [at_length(_folder(one, place), asked.length) for one in given]
     _refuse_options_of_noise(folders, asked)
     for folder in folders:
         check_bound_of(folder, asked.bound)
@@ -334,6 +334,19 @@ def _folder(model: AnyTrainedModel, device: torch.device) -> ModelFolder:
     if isinstance(model, LoadedModel):
         return model.folder
     return model if isinstance(model, ModelFolder) else load_folder(model, device)
+
+
+def at_length(folder: ModelFolder, length: int | None) -> ModelFolder:
+    """The model for sequences of this length, which it reads as those that it generates."""
+    if length is None or length == folder.length:
+        return folder
+    block = folder.method.block
+    if length > folder.length:
+        raise ValueError(f"--length must be at most {folder.length}, which {folder.name} reads at once (got {length})")
+    if block is not None and length % block:
+        raise ValueError(f"--length must be a multiple of the block, {block} (got {length})")
+    network = folder.model if block is not None else LoadedModel(folder).reader(length)
+    return replace(folder, length=length, model=network)
 
 
 def _evaluation(

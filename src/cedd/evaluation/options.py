@@ -51,6 +51,8 @@ class EvaluationOptions:
     model's own, and 1e-4)."""
     corrector: float | None = None
     """Strength of flow matching's corrector (dfm only; 1 in the paper)."""
+    length: int | None = None
+    """Tokens per sequence (default: as many as the model reads at once)."""
     max_sequences: int | None = None
     """Evaluate at most this many sequences, evenly spaced over the data."""
     wrap: Wrap = "none"
@@ -75,6 +77,8 @@ class EvaluationOptions:
             raise ValueError(f"--batch must be at least 1 (got {self.batch})")
         if not 0 <= self.seed < 2**63:  # every generator of random numbers takes these
             raise ValueError(f"--seed must be between 0 and 2^63 - 1 (got {self.seed})")
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"--length must be at least 1 (got {self.length})")
         if self.max_sequences is not None and self.max_sequences < 1:
             raise ValueError(f"--max-sequences must be at least 1 (got {self.max_sequences})")
         for option in ("orders", "seconds", "checkpoint"):
