@@ -35,6 +35,7 @@ from cedd.data.folders import data_folder
 from cedd.data.packing import PackedDataset, pack, select_documents
 from cedd.data.tokenizers import HEADER_FILE, BPETokenizer, Tokenizer, load_tokenizer
 from cedd.data.training_data import TrainingData
+from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import compare, measure
 from cedd.models.folder import load_folder
 from cedd.storage import json_sha256, write_json
@@ -219,10 +220,8 @@ def bounds(arguments: Arguments) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part, packed in text.held_out().items():
         blocks = torch.from_numpy(packed.evenly_spaced(arguments.blocks))
-        measured = {
-            name: measure(model, blocks, packed.report(), draws=2, fixed_set=True, device=device, batch=256)
-            for name, model in models.items()
-        }
+        options = EvaluationOptions(draws=2, fixed_set=True, batch=256)
+        measured = {name: measure(model, blocks, packed.report(), options) for name, model in models.items()}
         found[part] = {name: record(one) for name, one in measured.items()}
         if "exported" in measured:
             other = compare(measured["trained"].main, measured["exported"].main)

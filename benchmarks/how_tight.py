@@ -26,6 +26,7 @@ from cedd.bounds.estimate import BoundEstimate, mean_and_stderr
 from cedd.bounds.importance import ORDERS, ImportanceEstimate
 from cedd.cli.parser import argument
 from cedd.device import pick_device
+from cedd.evaluation.options import BoundName, EvaluationOptions
 from cedd.evaluation.perplexity import choose_sequences, load_data, measure
 from cedd.models.folder import ModelFolder, load_folder
 from cedd.storage import atomic_file, atomic_write, read_json
@@ -107,13 +108,16 @@ def measured(arguments: Arguments) -> dict[str, Any]:
     return record
 
 
-def bound_of(folder: ModelFolder, blocks: Tensor, bound: str, arguments: Arguments, **options: Any) -> BoundEstimate:
+def bound_of(
+    folder: ModelFolder, blocks: Tensor, bound: BoundName, arguments: Arguments, **options: Any
+) -> BoundEstimate:
     """A bound on the blocks."""
     device = next(folder.model.parameters()).device
     if bound == "importance":
         options = {"orders": arguments.orders, "batch": arguments.batch} | options
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-        return measure(folder, blocks, {}, bound=bound, seed=arguments.seed, **options).main  # pyright: ignore[reportArgumentType]
+        asked = EvaluationOptions(bound=bound, seed=arguments.seed, **options)
+        return measure(folder, blocks, {}, asked).main
 
 
 def timed(work: Any, device: torch.device) -> tuple[BoundEstimate, float]:

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 from cells import CellArguments
 
-from cedd.dynamics import Corrector
 from cedd.evaluation.generative import refuse_missing_judge
 from cedd.methods import get_method
 from cedd.models.transformer import SIZES
@@ -73,7 +72,7 @@ PROCESSES: Mapping[str, ProcessConfig] = {
     "": ProcessConfig("absorb"),
 }
 """Processes by the name in a cell; flow matching's are its kappa, and ar has none."""
-CORRECTORS: Mapping[str, Mapping[str, Corrector | None]] = {"dfm": {"": None, "corrector": Corrector()}}
+CORRECTORS: Mapping[str, Mapping[str, float | None]] = {"dfm": {"": None, "corrector": 1.0}}
 """Methods whose network is measured and sampled in several ways, by the name of each."""
 
 SHORT, LONG = 128, 1024

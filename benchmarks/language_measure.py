@@ -27,6 +27,7 @@ from cedd.data.packing import evenly_spaced
 from cedd.data.tokenizers import Tokenizer
 from cedd.device import pick_device
 from cedd.evaluation.generative import HubJudge, Judge, ModelJudge, Samples, generative_perplexity, token_entropy
+from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import choose_sequences, measure
 from cedd.methods import Method, method_from_config
 from cedd.models.backbone import Backbone
@@ -67,7 +68,7 @@ class LanguageHooks(CellHooks):
         folder = self.folder(trainer, model)
         with torch.no_grad(), trainer.train_step.precision.autocast():
             usual = {"batch": max(1, BATCH // trainer.config.length), "fixed_set": True}
-            return measure(folder, blocks, {}, device=trainer.ranks.device, **(usual | options)).bounds
+            return measure(folder, blocks, {}, EvaluationOptions(**(usual | options))).bounds
 
     def folder(self, trainer: Trainer, model: Backbone) -> ModelFolder:
         return ModelFolder(model, trainer.process, self.method(trainer), trainer.data.tokenizer, trainer.config.length)

@@ -128,7 +128,7 @@ def test_no_chance_is_infinite_and_small_chances_do_not_underflow():
 @pytest.mark.parametrize(
     ("process", "positions", "message"),
     [
-        (cedd.roulette(3), [0], "never change once they are revealed"),
+        (cedd.roulette(3), [0], "a revealed token never changes"),
         (cedd.absorb(3), range(13), "1 to 12"),
         (cedd.absorb(3), [], "1 to 12"),
         (cedd.absorb(3), [0, 20], "must be distinct and lie in 0..19"),

@@ -10,6 +10,7 @@ import torch
 import cedd
 from cedd.bounds.importance import ImportanceEstimate
 from cedd.cli import main
+from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import choose_sequences, load_data, measure
 from cedd.evaluation.tokens import read_tokens
 from cedd.models.folder import load_folder
@@ -113,8 +114,8 @@ def test_the_command_resumes_and_adapts(runs, words, tmp_path: Path, capsys) -> 
 def test_more_orders_give_a_smaller_bound(runs, words) -> None:
     folder = load_folder(runs["first"])
     data, protocol = choose_sequences(load_data(words[1], folder.tokenizer, folder.length), 5, folder.tokenizer)
-    found = measure(folder, data, protocol, bound="importance", orders=8).main
-    tight = measure(folder, data, protocol, bound="tight", draws=64).main
+    found = measure(folder, data, protocol, EvaluationOptions(bound="importance", orders=8)).main
+    tight = measure(folder, data, protocol, EvaluationOptions(draws=64)).main
     assert found.nats_per_token < tight.nats_per_token + 4 * math.hypot(tight.stderr, found.stderr)
 
 
@@ -134,7 +135,7 @@ def test_tokens_are_written_with_what_they_cost(name: str, runs, words, tmp_path
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("roulette", (), "never change once they are revealed"),
+        ("roulette", (), "a revealed token never changes"),
         ("first", ("--orders", "0"), "--orders must be at least 1 (got 0)"),
         ("first", ("--bound", "tight", "--orders", "4"), "--orders has no effect without --bound importance"),
         ("first", ("--draws", "8"), "--draws has no effect with --bound importance"),

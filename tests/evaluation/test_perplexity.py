@@ -16,6 +16,7 @@ from cedd.bounds.estimator import estimate_bounds
 from cedd.cli import main
 from cedd.data.text import never_written
 from cedd.data.tokenizers import CharTokenizer
+from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import choose_sequences, compare, load_data, measure, requested_bounds
 from cedd.models.folder import load_folder
 from cedd.models.locate import pretrained_names
@@ -150,7 +151,7 @@ def test_the_number_is_that_of_estimate_bound(runs: dict[str, Path], text: Path)
     folder = load_folder(runs["absorb"])
     data, protocol = choose_sequences(load_data(str(text), folder.tokenizer, folder.length), 7, folder.tokenizer)
     assert data.shape == (7, folder.length)
-    found = measure(folder, data, protocol, draws=4, seed=3).main
+    found = measure(folder, data, protocol, EvaluationOptions(draws=4, seed=3)).main
     generator = torch.Generator().manual_seed(3)
     direct = cedd.estimate_bound(folder.model, folder.process, data, method="cedd", draws=4, generator=generator)
     assert torch.equal(found.per_sequence, direct.per_sequence)

@@ -18,7 +18,6 @@ from torch import Tensor
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, mean_interval
 from cedd.bounds.estimator import Progress
 from cedd.device import pick_device
-from cedd.dynamics import Corrector
 from cedd.evaluation.comparison import TextUnits, common_units
 from cedd.evaluation.intervals import IntervalEstimate, interval_estimate
 from cedd.evaluation.options import EvaluationOptions
@@ -358,24 +357,7 @@ def _evaluation(
     progress: Progress,
 ) -> ModelEvaluation:
     """Evaluate one model on its blocks [N, L]."""
-    found = measure(
-        folder,
-        blocks,
-        protocol,
-        bound=options.bound,
-        orders=options.orders,
-        seconds=options.seconds,
-        checkpoint=options.checkpoint,
-        draws=options.draws,
-        tolerance=tolerance,
-        sampling=options.sampling,
-        time_floor=options.time_floor,
-        corrector=None if options.corrector is None else Corrector(options.corrector),
-        fixed_set=options.fixed_set,
-        batch=options.batch,
-        seed=options.seed,
-        progress=progress,
-    )
+    found = measure(folder, blocks, protocol, options, tolerance=tolerance, progress=progress)
     if options.order is None:
         return found
     sampler = SamplingOptions(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cedd.bounds.estimate import BoundEstimate, exact_estimate, exp_or_inf, mean_interval
-from cedd.bounds.estimator import Progress, Sampling, estimate_bound, estimate_bounds
+from cedd.bounds.estimator import Progress, estimate_bound, estimate_bounds
 from cedd.bounds.exact_likelihood import MOST_POSITIONS
 from cedd.bounds.importance import ORDERS, ImportanceEstimate, check_reveal_orders, first_hitting_law
 from cedd.bounds.order_weights import WeightFile
@@ -33,9 +33,9 @@ from cedd.data.packing import ends_of_blocks, evenly_spaced, pack
 from cedd.data.text import MAX_UNKNOWN_SHARE, never_written, unknown_share
 from cedd.data.tokenizers import Tokenizer
 from cedd.device import model_device
-from cedd.dynamics import BOUNDS, Bound
+from cedd.dynamics import BOUNDS, Bound, Corrector
 from cedd.evaluation.intervals import IntervalEstimate, interval_estimate
-from cedd.evaluation.options import BoundName
+from cedd.evaluation.options import BoundName, EvaluationOptions
 from cedd.methods import Method
 from cedd.models.folder import ModelFolder
 from cedd.models.weights import weights_checksum
@@ -208,49 +208,51 @@ def measure(
     folder: ModelFolder,
     data: Tensor,
     protocol: Mapping[str, Any],
+    options: EvaluationOptions,
     *,
-    bound: BoundName = "tight",
-    orders: int | None = None,
     tolerance: float | None = None,
-    seconds: float | None = None,
-    checkpoint: Path | None = None,
-    sampling: Sampling | None = None,
-    seed: int = 0,
-    batch: int | None = None,
-    **options: Any,
+    progress: Progress | None = None,
 ) -> ModelEvaluation:
-    """The bounds of a run on data [N, L], with the options of `estimate_bound`.
+    """The bounds of a run on data [N, L].
 
     With the same seed all models get the same times and noise, and the same orders; for `all`, stratified draws measure
     every bound that reaches nearly as far. On a GPU the network computes `importance` and `exact` in bfloat16, as in
     sampling, and its head in float32. A model with an exact likelihood has that instead.
-
-    orders, seconds, checkpoint: those of `importance`, the last as the path of its file.
     """
     if folder.process.vocab_size < folder.tokenizer.vocab_size:
         raise ValueError(
             f"the tokenizer of {folder.path} has {folder.tokenizer.vocab_size} tokens and its model "
             f"{folder.process.vocab_size}: they do not match"
         )
-    model, process, method = folder.model, folder.process, folder.method
-    options |= {"generator": seeded_generator(seed), "sampling": sampling, "tolerance": tolerance}
+    model, process, method, bound = folder.model, folder.process, folder.method, options.bound
+    how: dict[str, Any] = {
+        "method": method,
+        "draws": options.draws,
+        "tolerance": tolerance,
+        "generator": seeded_generator(options.seed),
+        "sampling": options.sampling,
+        "time_floor": options.time_floor,
+        "corrector": None if options.corrector is None else Corrector(options.corrector),
+        "fixed_set": options.fixed_set,
+        "batch": options.batch or BATCH,
+        "progress": progress,
+    }
     if bound not in FIRST_HITTING_BOUNDS:
-        asked = requested_bounds(folder, bound)
-        found = estimate_bounds(model, process, data, asked, method=method, batch=batch or BATCH, **options)
+        found = estimate_bounds(model, process, data, requested_bounds(folder, bound), **how)
         return ModelEvaluation(folder, {**found}, protocol)
     if method.dynamics.noisy:
-        how: dict[str, Any] = {"method": method, "bound": bound, "batch": batch}
+        how |= {"bound": bound, "batch": options.batch}
         if bound == "importance":
-            file = None if checkpoint is None else WeightFile(checkpoint, weights_checksum(model))
-            how |= {"orders": orders, "seconds": seconds, "checkpoint": file}
+            file = None if options.checkpoint is None else WeightFile(options.checkpoint, weights_checksum(model))
+            how |= {"orders": options.orders, "seconds": options.seconds, "checkpoint": file}
         device = model_device(model)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            estimate = estimate_bound(model, process, data, **how, **options)
+            estimate = estimate_bound(model, process, data, **how)
     else:
-        estimate = estimate_bound(model, process, data, method=method, batch=batch or BATCH, **options)
+        estimate = estimate_bound(model, process, data, **how)
     drawn: dict[str, int] = {}
     if bound == "importance":
-        drawn["orders"] = estimate.orders if isinstance(estimate, ImportanceEstimate) else orders or ORDERS
+        drawn["orders"] = estimate.orders if isinstance(estimate, ImportanceEstimate) else options.orders or ORDERS
     covered = {"data": protocol.get("protocol_sha256"), "sequences": len(data), "bound": bound, **drawn}
     return ModelEvaluation(folder, {bound: estimate}, {**protocol, **drawn, "protocol_sha256": json_sha256(covered)})
 

@@ -30,6 +30,7 @@ from cedd.apps.report.runs import Opened, prose_lines
 from cedd.bounds.estimate import BoundEstimate
 from cedd.data.tokenizers import MASK_CHARACTER, Tokenizer
 from cedd.evaluation.baselines import Baseline, measure_baselines
+from cedd.evaluation.options import EvaluationOptions
 from cedd.evaluation.perplexity import compare, lost_text, measure
 from cedd.names import printable
 from cedd.process import TokenProcess, absorb, roulette, seeded_generator, uniform, uniform_tokens
@@ -160,8 +161,8 @@ def measure_bound(
     opened: Opened, blocks: np.ndarray, effort: ReportOptions, seed: int, progress: Progress
 ) -> tuple[BoundEstimate, BoundFigures]:
     """The tight bound (an autoregressive model's likelihood) on blocks [N, L], and the same as the page shows it."""
-    options = {"seed": seed, "draws": effort.draws, "progress": progress.move}
-    estimate = measure(opened.model.folder, torch.from_numpy(blocks), {}, **options).main
+    options = EvaluationOptions(seed=seed, draws=effort.draws)
+    estimate = measure(opened.model.folder, torch.from_numpy(blocks), {}, options, progress=progress.move).main
     characters = opened.characters(blocks)
     scale = bits_per_character(blocks.size, characters)
     low, high = estimate.ci95
