@@ -14,12 +14,12 @@ TEXT, LABEL = "{text}", "{label}"
 
 
 class LogProbability(float):
-    """A log-likelihood in nats with what is known of its error."""
+    """A log-likelihood in nats with its error."""
 
     stderr: float
-    """Monte Carlo standard error; 0 where it is exact."""
+    """Monte Carlo standard error; 0 if the value is exact."""
     exact: bool
-    """Whether it is the likelihood itself; otherwise it is a lower bound."""
+    """Whether the value is exact; otherwise it is a lower bound."""
     tokens: int
 
     def __new__(cls, value: float, stderr: float, exact: bool, tokens: int) -> LogProbability:
@@ -29,7 +29,7 @@ class LogProbability(float):
 
     @classmethod
     def of(cls, found: LogLikelihood) -> LogProbability:
-        """That of an answer."""
+        """The log-likelihood of an answer."""
         return cls(found.value, found.stderr, found.exact, found.tokens)
 
 
@@ -38,11 +38,11 @@ class Classification:
     """The labels of a text."""
 
     label: str
-    """The most probable one."""
+    """The most probable label."""
     probabilities: dict[str, float]
     """The probability of each label given that it is one of them, the most probable first."""
     log_likelihoods: dict[str, LogProbability]
-    """log p(label and what follows it | what comes before), of each."""
+    """log p(label and the text after it | the text before it), for each label."""
 
 
 class RankedText(NamedTuple):
@@ -55,8 +55,8 @@ class RankedText(NamedTuple):
 def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], template: str) -> Classification:
     """The labels of a text, by the likelihood of the template with each of them.
 
-    With the template cut before the label, p(label | rest) is proportional to p(label and what follows | what comes
-    before), if all labels are equally likely beforehand as the model has them.
+    The template is cut before the label. By Bayes' rule, p(label | rest) is proportional to p(label and the text after
+    it | the text before it).
     """
     if isinstance(labels, str) or len(set(labels)) != len(labels) or len(labels) < 2:
         raise ValueError(f"labels must be at least two different texts (got {labels!r})")
@@ -76,7 +76,7 @@ def classify(likelihoods: TextLikelihoods, text: str, labels: Sequence[str], tem
 
 
 def rank(likelihoods: TextLikelihoods, texts: Sequence[str], *, per_token: bool) -> list[RankedText]:
-    """Texts with their log-likelihoods, the likeliest first."""
+    """Texts with their log-likelihoods, the most probable first."""
     if isinstance(texts, str) or not texts:
         raise ValueError("texts must be a list of at least one text")
     for text in texts:

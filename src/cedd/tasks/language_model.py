@@ -1,4 +1,4 @@
-"""`cedd.load(path_or_name)`: a trained model as an object with verbs."""
+"""`LanguageModel`, the object that `cedd.load` returns."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ if TYPE_CHECKING:
     from cedd.training.loop import TrainResult
 
 Figure = Literal["exact", "tight", "importance"]
-"""What a perplexity is: exact, or the estimate of a bound."""
+"""Kinds of perplexity: exact, or the estimate of a bound."""
 
 
 class Perplexity(float):
-    """A perplexity with what is known of its error: exp of nats_per_token, exact or the estimate of an upper bound."""
+    """A perplexity with its error: exp(nats_per_token), exact or the estimate of an upper bound."""
 
     nats_per_token: float
     stderr: float
     ci95: tuple[float, float]
     tokens: int
     unknown_share: float
-    """Of the tokens, those that stand for characters which the tokenizer does not know."""
+    """Share of the tokens that stand for characters unknown to the tokenizer."""
     bound: str
     """exact, tight or importance."""
 
@@ -83,13 +83,13 @@ class Perplexity(float):
 
     @classmethod
     def exactly(cls, nats: float, tokens: int, unknown_share: float) -> Perplexity:
-        """That of a text whose -log p is known."""
+        """The perplexity of a text whose -log p is known."""
         each = nats / tokens
         return cls(each, 0.0, (exp_or_inf(each), exp_or_inf(each)), tokens, unknown_share, "exact")
 
 
 def weighted_mean(estimates: Sequence[BoundEstimate], shares: Sequence[float]) -> tuple[float, float, int]:
-    """The mean of independent estimates, its Monte Carlo error, and that one's degrees of freedom.
+    """The mean of independent estimates, its Monte Carlo error, and the degrees of freedom of this error.
 
     error² = Σ v_i, v_i = (share_i error_i)²; by Welch and Satterthwaite (Σ v_i)² / Σ v_i² / freedom_i degrees.
     """
@@ -106,12 +106,12 @@ class LanguageModel(LoadedModel):
     """A trained network with its process, method and tokenizer; `cedd.load` makes one.
 
     Args:
-        folder: what was read from a run's folder.
-        device: where it computes.
+        folder: the content of a model folder.
+        device: the device to compute on.
     """
 
     training_result: TrainResult | None = None
-    """How its training ended, for a model that `cedd.train` returns."""
+    """The result of training, for a model that `cedd.train` returns."""
 
     def original_logits(self, ids: Tensor, **inputs: Any) -> Tensor:
         """What the original network of an imported model returns for its own ids [B, L]: [B, L, rows], with a column
@@ -136,22 +136,22 @@ class LanguageModel(LoadedModel):
         options: SamplingOptions | None = None,
         **settings: Unpack[SamplingSettings],
     ) -> list[str]:
-        """Texts of the model's own.
+        """Generate texts.
 
         Args:
-            n: how many.
-            length: tokens of each, any number; by default as many as the model reads at once. Beyond that, models that
-                write blocks go on with a window that slides; others write parts of at most half of what they read, each
-                after as many tokens before it.
-            prompt: what each begins with.
+            n: number of texts.
+            length: tokens per text; by default the model's context length. Beyond it, models that write blocks use a
+                sliding window. Others write parts of at most half the context length, each given at least as many
+                tokens before it.
+            prompt: the text with which every sample begins.
             until_end: end each text before its first end-of-text token.
-            constraint: a language of `cedd.constraints`, such as `regex(...)`, for the text after the prompt. Without a
-                length there is then room for twice as many tokens as its shortest text has and 16 more, or for its
-                longest text; as many as the model reads if there is none. Or, on the tokens [n, length], a `Fixed`, or
-                a callable x -> x that is applied after every step.
-            options: how to sample.
-            settings: fields of `SamplingOptions` by name: sampler, steps, temperature, top_p, exclude, batch,
-                seed (text i depends on it and on i alone), seeds (one per text), callback, ...
+            constraint: a language of `cedd.constraints`, such as `regex(...)`, for the text after the prompt. The
+                default length then has room for its longest text, or for twice the tokens of its shortest text plus
+                16, up to the context length. Alternatively a constraint on the tokens [n, length]: a `Fixed`, or a
+                callable x -> x that is applied after every step.
+            options: the sampling options.
+            settings: fields of `SamplingOptions` as keyword arguments: sampler, steps, temperature, top_p, exclude,
+                batch, seed (text i depends only on the seed and i), seeds (one per text), callback, ...
         """
         chosen = (options or SamplingOptions()).changed(settings)
         how = {"until_end": until_end, "constraint": constraint, "options": chosen}
@@ -166,15 +166,15 @@ class LanguageModel(LoadedModel):
         options: SamplingOptions | None = None,
         **settings: Unpack[SamplingSettings],
     ) -> list[str]:
-        """Answers to messages, by the model's chat template. They end at the first token that ends a text.
+        """Answer messages with the model's chat template. An answer ends before the first end-of-text token.
 
         Args:
-            messages: {"role": "user", "content": "..."} each, or the text of one message of the user.
-            n: how many answers.
-            length: tokens of an answer at most, any number; by default 256, or as many as fit.
+            messages: a list of {"role": "user", "content": "..."}, or the text of a single user message.
+            n: number of answers.
+            length: largest number of tokens per answer (default: 256, or as many as fit).
             constraint: a language of `cedd.constraints` for the answer.
-            options: how to sample.
-            settings: fields of `SamplingOptions` by name, as in `generate`.
+            options: the sampling options.
+            settings: fields of `SamplingOptions` as keyword arguments, as in `generate`.
         """
         chosen = (options or SamplingOptions()).changed(settings)
         return chat(self, messages, n, length=length, constraint=constraint, options=chosen)
@@ -189,18 +189,18 @@ class LanguageModel(LoadedModel):
         options: SamplingOptions | None = None,
         **settings: Unpack[SamplingSettings],
     ) -> list[WeightedTexts]:
-        """Weighted texts whose law approaches that of the model's own texts given a constraint, or tilted by a reward,
-        as the number of particles grows. For models that only mask.
+        """Generate weighted texts by sequential Monte Carlo, for models that only mask. As the number of particles
+        grows, their distribution approaches that of the model's texts given a constraint, or tilted by a reward.
 
         Args:
-            n: how many sets.
-            count: weighted texts in each.
+            n: number of sets.
+            count: weighted texts per set.
             length: as in `generate`.
-            prompt: what each text begins with.
+            prompt: the text with which every sample begins.
             constraint: a language of `cedd.constraints` for the text after the prompt.
-            options: how to sample.
-            settings: fields of `SamplingOptions` by name: reward (a function of a list of texts that returns a number
-                for each), strength, seed, temperature, ...
+            options: the sampling options.
+            settings: fields of `SamplingOptions` as keyword arguments: reward (a function from a list of texts to one
+                number per text), strength, seed, temperature, ...
         """
         chosen = (options or SamplingOptions()).changed({**settings, "particles": count})
         template, _ = template_of(self, prompt, length, constraint)
@@ -234,31 +234,30 @@ class LanguageModel(LoadedModel):
         options: SamplingOptions | None = None,
         **settings: Unpack[SamplingSettings],
     ) -> str | list[str]:
-        """The text with its blanks filled; a list of n such texts if n is not 1.
+        """Fill the blanks of a text; a list of n texts if n is not 1.
 
         Args:
-            text: of any length; ____ is a blank of as many tokens as it has underscores (three at least), ____{12} one
-                of 12.
-            n: how many; one is returned as a str, several as a list.
-            constraint: a language of `cedd.constraints` for the text of every blank, or a list with one per blank
-                (None: any text). A blank's tokens write a text of its language exactly. Or, on the tokens, next to what
-                is given, for texts that the model reads at once.
-            options: how to sample.
-            settings: fields of `SamplingOptions` by name, as in `generate`.
+            text: a text of any length. ____ is a blank with one token per underscore (at least three), ____{12} one
+                with 12 tokens.
+            n: number of texts; one is returned as a str, several as a list.
+            constraint: a language of `cedd.constraints` for every blank, or a list with one per blank (None: any
+                text). For texts within the context length, alternatively a constraint on the tokens.
+            options: the sampling options.
+            settings: fields of `SamplingOptions` as keyword arguments, as in `generate`.
         """
         chosen = (options or SamplingOptions()).changed(settings)
         texts = infill(self, text, n, constraint=constraint, options=chosen)
         return texts[0] if n == 1 else texts
 
     def correct(self, text: str, *, engine: Literal["words", "letters"] | None = None, **options: Any) -> Corrected:
-        """The corrected text; `.changes` lists the corrections.
+        """Correct a text; `.changes` of the result lists the corrections.
 
         Args:
-            text: what to correct.
+            text: the text to correct.
             engine: "words" corrects English words with a lexicon, "letters" replaces characters by the model's
                 posterior. The default is "words" if the model has a lexicon.
-            options: of words: threshold, ignored_words. Of letters: the fields of `cedd.tasks.CorrectionOptions` (rate,
-                threshold, change, passes, steps, ...) and seed. Defaults come from the model's folder.
+            options: for words: threshold, ignored_words. For letters: the fields of `cedd.tasks.CorrectionOptions`
+                (rate, threshold, change, passes, steps, ...) and seed. Defaults come from the model's folder.
         """
         return correct(self, text, engine=engine, **options)
 
@@ -296,11 +295,11 @@ class LanguageModel(LoadedModel):
         seed: int = 0,
         max_unknown: float = MAX_UNKNOWN_SHARE,
     ) -> Perplexity | list[Perplexity]:
-        """The perplexity of a text in tokens, or of each text of a list. `Perplexity.bound` says which figure it is:
+        """The perplexity per token of a text, or of each text of a list. `Perplexity.bound` is one of:
 
-        - exact: the likelihood itself. Autoregressive models have it, and models that only mask for short texts: the
-          sum over all orders in which the first-hitting sampler can write the text, in 2^n - 1 network evaluations for
-          n tokens.
+        - exact: the exact likelihood, for autoregressive models and, for short texts, models that only mask: the sum
+          over all orders in which the first-hitting sampler can write the text, in 2^n - 1 network evaluations for n
+          tokens.
         - tight: an estimate of the negative ELBO, which is an upper bound in expectation. Its Monte Carlo error is
           that for exactly this text.
         - importance: the importance-weighted bound of the first-hitting sampler, tighter than `tight` and slower.
@@ -348,13 +347,13 @@ class LanguageModel(LoadedModel):
         return few and dynamics.only_reveals(self.process)
 
     def _at_once(self, tokens: int) -> int:
-        """How many of a text's tokens are written in all orders that a likelihood sums over: those of a block."""
+        """The number of tokens whose orders are summed by the exact likelihood: those of a text, or of a block."""
         if not self.method.dynamics.noisy:
             return 0
         return min(tokens, self.method.block or tokens) if self.writes_blocks else tokens
 
     def _exact_nats(self, texts: Sequence[Tensor]) -> Iterator[float]:
-        """-log p of each text, those of equal length together."""
+        """-log p of each text; texts of equal length are computed together."""
         found: dict[int, float] = {}
         for length in {len(ids) for ids in texts}:
             which = [number for number, ids in enumerate(texts) if len(ids) == length]
@@ -383,7 +382,7 @@ class LanguageModel(LoadedModel):
         seed: int,
         unknown: float,
     ) -> Perplexity:
-        """A bound on the perplexity of one text, with its Monte Carlo error."""
+        """An upper bound on the perplexity of one text, with its Monte Carlo error."""
         if self.writes_blocks:
             parts = list(text_parts(self, ids[None]))
         else:  # whole pieces together
@@ -413,21 +412,22 @@ class LanguageModel(LoadedModel):
         protocol: str | None = None,
         guidance: float = 0.0,
     ) -> list[LogProbability]:
-        """log p(answer | prompt) of each answer in nats, to rank them by.
+        """log p(answer | prompt) of each answer in nats, for ranking.
 
-        Exact for autoregressive models, and for models that only mask if all answers are short: then all orders in
-        which an answer can be written are summed. Otherwise lower bounds with Monte Carlo errors, from the same noise
-        for all answers. On a process that replaces tokens it is a bound on log p(prompt, answer), which ranks them too.
+        The values are exact for autoregressive models, and for models that only mask if all answers are short: all
+        orders in which an answer can be written are summed. Otherwise they are lower bounds with Monte Carlo errors,
+        from the same noise for all answers. On processes that replace tokens they are lower bounds on
+        log p(prompt, answer), which rank the answers too.
 
         Args:
-            prompt: what comes before; may be empty.
-            answers: what may follow.
+            prompt: the text before the answer; may be empty.
+            answers: the answers.
             draws: noisy versions of each answer. Answers are short if the exact value takes at most twice as many
-                evaluations: 4 tokens for the default of 8. A protocol has its own default, 128.
-            seed: of times and noise.
+                evaluations: up to 4 tokens for the default of 8. Protocols have their own default, 128.
+            seed: seed of times and noise.
             protocol: the estimator of another project: llada, dream or dream-ar (`cedd.evaluation.protocols`).
-            guidance: w of classifier-free guidance in a protocol: logits un + (w + 1) (c - un), un with the prompt
-                masked. What it gives is not a bound.
+            guidance: w of classifier-free guidance in a protocol: logits un + (w + 1) (c - un), where un has the prompt
+                masked. The result is not a bound.
         """
         if isinstance(answers, str) or not answers:
             raise ValueError("answers must be a list of at least one text")
@@ -445,30 +445,30 @@ class LanguageModel(LoadedModel):
         draws: int | None = None,
         seed: int = 0,
     ) -> Classification:
-        """The probability of each label of a text, given that it is one of them.
+        """Classify a text: the probability of each label, given that one of them is right.
 
-        p(label | text) is proportional to p(label and what follows it | what comes before it), as `log_likelihood`
-        gives it: exact or an estimate of a bound, for all labels alike.
+        p(label | text) is proportional to p(label and the text after it | the text before it) from `log_likelihood`,
+        which is exact for all labels or a bound for all labels.
 
         Args:
-            text: what is classified.
-            labels: at least two texts.
-            template: how text and label are written together; {text} and {label} may be in any order.
-            draws: noisy versions of what is scored, as in `log_likelihood`.
-            seed: of times and noise.
+            text: the text to classify.
+            labels: at least two labels.
+            template: a template with {text} and {label}, in any order.
+            draws: noisy versions, as in `log_likelihood`.
+            seed: seed of times and noise.
         """
         return classify(TextLikelihoods(self, draws, seed), text, labels, template)
 
     def rank(
         self, texts: Sequence[str], *, per_token: bool = False, draws: int | None = None, seed: int = 0
     ) -> list[RankedText]:
-        """Texts with their log-likelihoods, the likeliest first; see `log_likelihood`.
+        """Rank texts by their log-likelihood, the most probable first; see `log_likelihood`.
 
         Args:
-            texts: what is ranked.
-            per_token: rank by the mean per token, so that long texts are not behind because they are long.
+            texts: the texts to rank.
+            per_token: rank by the mean per token, so that long texts are not at a disadvantage.
             draws: noisy versions of each text.
-            seed: of times and noise.
+            seed: seed of times and noise.
         """
         return rank(TextLikelihoods(self, draws, seed), texts, per_token=per_token)
 
@@ -483,11 +483,11 @@ class LanguageModel(LoadedModel):
         """Write the model as a folder that `load` takes: config.json, model.safetensors, tokenizer, README.md.
 
         Args:
-            folder: where to: a new or an empty folder, or the one that it was loaded from. Old files go when all new
-                ones are complete.
-            weights: float32, bf16, int8 or deflated; by default the form that it was loaded from.
-            extra: what else config.json shall say, beside what it said (see `cedd.tasks.card`).
-            force: write also into a folder that holds something else, over files of the same names.
+            folder: a new or empty folder, or the one that the model was loaded from. Old files are replaced when all
+                new ones are complete.
+            weights: float32, bf16, int8 or deflated; by default as in the folder that it was loaded from.
+            extra: additional entries of config.json (see `cedd.tasks.card`).
+            force: also write into a folder with other contents, over files of the same names.
         """
         kept = {name: value for name, value in self.folder.config.items() if name not in DESCRIPTION_KEYS}
         own = self.folder.path if self.folder.config else None
@@ -511,13 +511,13 @@ class LanguageModel(LoadedModel):
         architecture: Architecture | None = None,
         **download: Any,
     ) -> LanguageModel:
-        """A model from a folder, by its name in the package, or from the hub.
+        """Load a model from a folder, by its name in the package, or from the hub.
 
         Args:
             path_or_name: as `load` takes it.
             device: "auto", "cpu", "cuda" or "mps".
             architecture: as `load` takes it.
-            download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
+            download: arguments of the hub's `snapshot_download`: revision, token, cache_dir, local_files_only, ...
         """
         place = pick_device(device)
         return cls(load_folder(path_or_name, place, architecture, **download), place)
@@ -531,14 +531,14 @@ class LanguageModel(LoadedModel):
         tokenizer: Tokenizer,
         length: int | None = None,
     ) -> LanguageModel:
-        """A model made of a network that you have, where its parameters are.
+        """Wrap a network as a model, on the device of its parameters.
 
         Args:
             network: a `Backbone`, or any module or callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
-            process: the process that it was trained to undo.
-            method: what its outputs mean, a name of `METHODS` or a method of your own.
-            tokenizer: of V tokens.
-            length: tokens that it reads at once; by default what it declares, or 1024.
+            process: the process that it was trained to reverse.
+            method: what its outputs mean: a name in `METHODS`, or a `Method`.
+            tokenizer: a tokenizer with V tokens.
+            length: context length; by default that which the network declares, or 1024.
         """
         return cls(folder_of_network(network, process, method, tokenizer, length), model_device(network))
 
@@ -558,19 +558,19 @@ def import_model(
     mask_id: int | None = None,
     **download: Any,
 ) -> LanguageModel:
-    """A network that others have published: SEDD, MDLM, BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, SDAR, DiffuGPT or
+    """Import a published network: SEDD, MDLM, BD3-LM, DUO, UDLM, GIDD, LLaDA, Dream, SDAR, DiffuGPT or
     DiffuLLaMA, or an autoregressive one (Llama, SmolLM2, Qwen2, Qwen3).
 
     Args:
         path_or_name: a folder with its config.json and safetensors, one file or shards; a GGUF file; or owner/name on
             the hub.
-        tokenizer: "gpt2", "bert", a folder that has one, or "none": texts are then numbers of tokens. By default the
-            one in the folder, or that of the released networks; none where this network has another number of tokens.
+        tokenizer: "gpt2", "bert", a folder with a tokenizer, or "none" (texts are then token ids). By default the
+            tokenizer in the folder, or that of the released networks if its vocabulary size is the network's.
         device: "auto", "cpu", "cuda" or "mps".
-        dtype: of the parameters of Llama-type networks; by default that of the file (float32 for quantized ones). A CPU
-            computes in float32 in any case.
-        mask_id: the id of the mask in the original network, where neither its config.json nor its tokenizer has it.
-        download: how the hub is asked: revision, token, cache_dir, local_files_only, ... of `snapshot_download`.
+        dtype: dtype of the parameters of Llama-type networks; by default that of the file (float32 for quantized
+            files). A CPU always computes in float32.
+        mask_id: the id of the mask in the original network, if neither its config.json nor its tokenizer has it.
+        download: arguments of the hub's `snapshot_download`: revision, token, cache_dir, local_files_only, ...
     """
     place = pick_device(device)
     folder = import_folder(path_or_name, tokenizer, device=place, dtype=dtype, mask_id=mask_id, **download)
@@ -579,12 +579,12 @@ def import_model(
 
 
 def load(path_or_name: str | Path, device: str = "auto", architecture: Architecture | None = None) -> LanguageModel:
-    """A trained model.
+    """Load a trained model.
 
     Args:
-        path_or_name: a run's folder, a name of `cedd.PRETRAINED` (models of the package), or owner/name on the hub.
+        path_or_name: a run folder, a name in `cedd.PRETRAINED` (packaged models), or owner/name on the hub.
         device: "auto", "cpu", "cuda" or "mps".
-        architecture: the class of its network, or "package:Class", if that is your own; without it, no other code is
-            imported.
+        architecture: the class of the network, or "package:Class", if it is your own. Otherwise no code from outside
+            cedd is imported.
     """
     return LanguageModel.from_pretrained(path_or_name, device=device, architecture=architecture)

@@ -1,4 +1,4 @@
-"""Weighted texts: what particles make of a prompt, with weights and an estimate of the normalizer.
+"""Weighted texts from particles, with an estimate of the normalizer.
 
 Shapes: N particles, L positions.
 """
@@ -19,25 +19,25 @@ class WeightedTexts:
     """The particles of one text; see `cedd.samplers.particles`."""
 
     text: str
-    """The one that was drawn by the weights."""
+    """The text drawn by weight."""
     texts: Sequence[str]
-    """All of them."""
+    """All texts."""
     weights: Sequence[float]
-    """Their weights, which sum to 1."""
+    """The weights, which sum to 1."""
     log_normalizer: float
-    """An estimate of the logarithm of E[(satisfies the constraint) exp(strength reward)] over the model's own texts;
-    without a reward that is the probability of the constraint. The estimate of the expectation itself is unbiased."""
+    """The logarithm of an unbiased estimate of E[(satisfies the constraint) exp(strength reward)] over the model's
+    texts; without a reward, this expectation is the probability of the constraint."""
     effective_sizes: Sequence[float]
-    """The effective sample size before each network call and in the end, before resampling."""
+    """The effective sample size before each network call and at the end, before resampling."""
 
     @property
     def effective_sample_size(self) -> float:
-        """How many equally weighted texts these are worth."""
+        """The final effective sample size."""
         return self.effective_sizes[-1]
 
 
 def weighted_texts(template: Template, loaded: LoadedModel, n: int, options: SamplingOptions) -> list[WeightedTexts]:
-    """n times as many weighted ways to fill a template as the options have particles."""
+    """n sets of weighted texts for a template, with as many texts per set as the options have particles."""
     found: list[ParticleSet] = []
     template.draw(loaded, n, replace(options, on_particles=found.append))
     made: list[WeightedTexts] = []

@@ -25,7 +25,7 @@ class ReportOptions:
     """Number of texts to sample."""
 
     def check(self) -> None:
-        """Refuse what cannot be measured."""
+        """Raise a ValueError for invalid numbers."""
         for name, least in {"sequences": 1, "draws": 1, "samples": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least} (got {getattr(self, name)})")
@@ -52,7 +52,7 @@ class BoundFigures:
 
 @dataclass(frozen=True)
 class NoiseDrawing:
-    """A text on its way to noise: for each time its pieces with what has happened to them (kept, shuffled, masked)."""
+    """A text under increasing noise: for each time, its pieces and their state (kept, shuffled, masked)."""
 
     process: str
     rows: Sequence[tuple[float, Sequence[tuple[str, str]]]]
@@ -60,7 +60,7 @@ class NoiseDrawing:
 
 @dataclass(frozen=True)
 class Infilling:
-    """A text with blanks, what stood there, and what the model wrote."""
+    """A text with blanks, the original words, and those that the model wrote."""
 
     template: str
     original: str
@@ -69,7 +69,7 @@ class Infilling:
 
 @dataclass(frozen=True)
 class CorrectedText:
-    """A text, the same with wrong letters, and what the model made of it."""
+    """A text, the text with wrong letters, and its correction."""
 
     original: str
     corrupted: str
@@ -78,15 +78,15 @@ class CorrectedText:
 
 @dataclass(frozen=True)
 class CorrectionFigures:
-    """How many wrong letters were put right, and how many right ones were not left alone."""
+    """Counts of wrong letters that were fixed and correct letters that were broken."""
 
     rate: float
-    """The share of letters that were replaced, which the model was told."""
+    """The share of letters that were replaced, which is also the expected rate of the correction."""
     threshold: float
     wrong: int
     fixed: int
     untouched: int
-    """Wrong letters that were left as they were."""
+    """Number of wrong letters that were not changed."""
     right: int
     broken: int
     examples: Sequence[CorrectedText]
@@ -94,21 +94,21 @@ class CorrectionFigures:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that the page of a run, or of a model, shows."""
+    """The content of the page about a run or a model."""
 
     run: str
     method: str
     process: str
     text: str
-    """What the text is called that it is measured on."""
+    """The name of the text that was measured."""
     held_out: bool
-    """Whether training never saw that text; of one that the user names it is not known."""
+    """Whether the text was held out from training; unknown for a text that the user names."""
     facts: Mapping[str, str]
     losses: Sequence[tuple[int, float]]
     bounds: Sequence[tuple[int, float, float]]
-    """(step, bits per character, half-width) while training."""
+    """(step, bits per character, half-width) during training."""
     bound_sequences: int
-    """How many sequences that was measured on, evenly spaced."""
+    """Number of sequences of these measurements, evenly spaced."""
     bound: BoundFigures
     baselines: Sequence[Baseline]
     noise: Sequence[NoiseDrawing]
@@ -119,9 +119,9 @@ class RunReport:
     correction: CorrectionFigures | None
     commands: Mapping[str, str]
     notes: Mapping[str, str]
-    """Why a part is missing, or what to know of it, by its name."""
+    """Remarks on parts by name, such as why a part is missing."""
     tokens: Sequence[TokenCosts] = ()
-    """Texts whose tokens are coloured by what they cost."""
+    """Texts whose tokens are coloured by cost."""
 
     def record(self) -> dict[str, Any]:
         """The figures and texts as JSON values; numbers that are not finite are null."""
@@ -133,30 +133,30 @@ class RunReport:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run's line in a comparison."""
+    """A run's row in a comparison."""
 
     run: str
     method: str
     process: str
     parameters: int
     step: int | None
-    """None for a model that is no run."""
+    """None for a model that is not a run."""
     bounds: Sequence[tuple[int, float, float]]
     bound: BoundFigures
     difference: tuple[float, float, float] | None
-    """Bits per character more than the first run, with its 95% interval, paired by sequence; None for the first run
-    and where the texts are not the same."""
+    """Difference from the first run in bits per character with its 95% interval, paired by sequence; None for the first
+    run and if the texts differ."""
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All that the page of several runs shows."""
+    """The content of the page that compares several runs."""
 
     runs: Sequence[ComparedRun]
     baselines: Sequence[Baseline]
     text: str = "the held-out text"
     held_out: bool = True
-    """Of the text, as in `RunReport`."""
+    """The name of the text, as in `RunReport`."""
 
     def record(self) -> dict[str, Any]:
         """The figures as JSON values."""

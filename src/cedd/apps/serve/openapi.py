@@ -51,10 +51,10 @@ MEANINGS: Mapping[str, str] = {
     "structured_outputs": "An object with json, regex or choice, as guided_json, guided_regex and guided_choice.",
     "suffix": "The end of the text.",
     "suggest": "Number of candidates to list for each suspicious word.",
-    "temperature": "Below 1, likely tokens become likelier. Default: the model's own.",
+    "temperature": "Temperature of the token distribution; 0 takes the most probable token. Default: the model's own.",
     "text": "The text. Blanks are written ____ or ____{12}.",
     "threshold": "Lower values change less. Default: the model's own.",
-    "top_p": "Draw from the likeliest tokens with this total probability. Default: the model's own.",
+    "top_p": "Draw only from the most probable tokens that together have this probability. Default: the model's own.",
 }
 """What each field means."""
 
