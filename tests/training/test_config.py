@@ -127,6 +127,11 @@ def test_its_command_can_be_typed_again():
     assert parse("train", command[2:]) == asked
 
 
+@pytest.mark.parametrize(("words", "wanted"), [("--tensorboard", True), ("", False)])
+def test_a_flag_needs_no_value(words: str, wanted: bool):
+    assert parse("train", ["tiny", *words.split(), "--out", "x"]).config.tensorboard is wanted
+
+
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
