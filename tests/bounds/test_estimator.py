@@ -60,7 +60,7 @@ def enumerated(name: str, method: str) -> tuple[Model, Tensor, dict[Bound, float
     return model, data, {bound: cedd.exact_bound(model, process, p0, method=method, bound=bound) for bound in BOUNDS}
 
 
-OPTIONS: dict[str, Any] = {"draws": 24, "fixed_set": True, "batch": 4096}
+OPTIONS: dict[str, Any] = {"draws": 12, "fixed_set": True, "batch": 4096}
 
 
 @cache
