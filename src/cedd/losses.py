@@ -293,7 +293,7 @@ def loss(
     generator: torch.Generator | None = None,
     **conditions: Tensor,
 ) -> Tensor:
-    """The training loss, in nats per token, of any callable model(x_t [B, L], sigma [B]) -> [B, L, V].
+    """The training loss in nats per token of any callable model(x_t [B, L], sigma [B]) -> [B, L, V].
 
     On a CPU, outputs that are NaN or infinite raise an error. On a GPU this check would synchronize at every training
     step: the loss is NaN instead.
@@ -310,7 +310,7 @@ def loss(
         where: [B, L] bool, the positions that count; by default all. The loss is the sum over the positions that count,
             divided by their number, so that prompts and padding change neither. They are noised like the others,
             unless t [B, L] is 0 there.
-        block: the number of tokens of a block, for block diffusion; by default that of the method. The network takes
+        block: tokens per block, for block diffusion; by default that of the method. The network takes
             an attention pattern (`Capabilities.attention`), or is a function model(x_t, sigma [B, L], clean=x0) whose
             outputs depend on x_t in their own block and on the clean tokens of earlier blocks.
         generator: the random number generator.

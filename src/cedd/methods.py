@@ -25,15 +25,15 @@ from cedd.schedules import Time, check_times
 
 @dataclass(frozen=True)
 class Method:
-    """A method is a parameterization, an objective and dynamics; parts that make no sense together are refused.
+    """A training method: parameterization, objective and dynamics. Invalid combinations raise a ValueError.
 
     Args:
-        name: what a part is called, in its table and in messages.
+        name: the name in tables and messages.
         parameterization: what the outputs mean.
-        objective: what a row of outputs costs in training.
-        dynamics: what the model has learned to run backwards; time reversal unless given.
-        block: the number of tokens of a block, for block diffusion: each block is a diffusion of its own, given the
-            blocks before it. None: the whole text is one.
+        objective: the training loss of a row of outputs.
+        dynamics: the process that the model runs backwards; time reversal by default.
+        block: tokens per block, for block diffusion: each block is a separate diffusion given the blocks before it. By
+            default the whole text is one block.
     """
 
     name: str
@@ -173,7 +173,8 @@ METHODS: MutableMapping[str, Method] = _ByName(
 
 
 def get_method(method: str | Method) -> Method:
-    """A method by its name in `METHODS` ("cedd*" is "cedd-star", "mdlm" is "ceddt"), or as it is."""
+    """The method with a name in `METHODS` ("cedd*" is "cedd-star", "mdlm" is "ceddt"); a `Method` is returned
+    unchanged."""
     if isinstance(method, Method):
         return method
     if method not in METHODS:
@@ -221,9 +222,9 @@ def model_first(usage: str) -> Callable[[Callable[Arguments, Result]], Callable[
 
 @model_first("cedd.log_scores(outputs, process, x_t, t, method=...)")
 def log_scores(outputs: Tensor, process: TokenProcess, x_t: Tensor, t: Time, *, method: str | Method) -> Tensor:
-    """log p_t(y)/p_t(x_t) as the method's network gives it, for each token y: [B, L, V].
+    """The model's estimate of log p_t(y)/p_t(x_t) for each token y: [B, L, V].
 
-    0 at x_t itself; -inf where the process cannot jump back (absorb, unmasked).
+    It is 0 at x_t itself, and -inf where the process cannot jump back (absorb, unmasked).
     """
     chosen = get_method(method)
     chosen.check(process)

@@ -55,7 +55,7 @@ def entries_at_once(device: torch.device) -> int:
 class Capabilities:
     """What a network offers beyond `model(x_t, sigma) -> outputs`, declared as its attribute `capabilities`.
 
-    A network that declares nothing is any callable: it is called as it is, which is slower but correct.
+    A network without this attribute is treated as a plain callable, which is slower but correct.
     """
 
     features: bool = False

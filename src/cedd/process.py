@@ -89,13 +89,13 @@ _MAX_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class Kernel:
-    """The transition matrix over clock differences (alpha, beta), one for every entry of their shape [*S].
+    """Transition matrices over clock differences (alpha, beta), one for each entry of their shape [*S].
 
     Args:
         vocab_size: V.
         has_mask: whether there is a mask state, V.
-        alpha: how far the mask clock has run, [*S] float64.
-        beta: how far the shuffle clock has run.
+        alpha: the difference of the mask clock, [*S] float64.
+        beta: the difference of the shuffle clock.
     """
 
     vocab_size: int
@@ -244,7 +244,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Noise(Kernel):
-    """All that the mathematics needs to know of time t: the kernel from clean data to t, and the clocks' rates.
+    """The noise at time t: the kernel from clean data to t, and the rates of the clocks.
 
     Args:
         vocab_size: V.
@@ -299,14 +299,14 @@ class Terminal:
 
 @dataclass(frozen=True)
 class TokenProcess:
-    """A process is two clocks over V tokens, with or without a mask state; make one with absorb(), uniform(),
+    """A noise process: two clocks over V tokens, with or without a mask state. Make one with absorb(), uniform(),
     roulette(), eroulette() or hybrid().
 
     Args:
         vocab_size: V.
         has_mask: whether there is a mask state, V.
         clocks: alpha(t) and beta(t).
-        spec: its name in PROCESSES and the arguments there (but V and the schedule), if it can be saved.
+        spec: the name in PROCESSES and the arguments except V and the schedule; needed to save the process.
     """
 
     vocab_size: int
@@ -543,29 +543,29 @@ def _or_log_linear(schedule: Schedule | None) -> Schedule:
 
 
 def absorb(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
-    """Tokens are masked and stay so: alpha = sigma, beta = 0.
+    """Masked diffusion: tokens are masked and stay masked; alpha = sigma, beta = 0.
 
     Args:
         vocab_size: V.
-        schedule: sigma(t), log-linear unless given.
+        schedule: sigma(t); log-linear by default.
     """
     clocks = Proportional(_or_log_linear(schedule), mask_scale=1.0, shuffle_scale=0.0)
     return TokenProcess(vocab_size, True, clocks, {"name": "absorb"})
 
 
 def uniform(vocab_size: int, schedule: Schedule | None = None) -> TokenProcess:
-    """Tokens are redrawn uniformly, there is no mask: alpha = 0, beta = sigma.
+    """Tokens are redrawn uniformly, without a mask: alpha = 0, beta = sigma.
 
     Args:
         vocab_size: V.
-        schedule: sigma(t), log-linear unless given.
+        schedule: sigma(t); log-linear by default.
     """
     clocks = Proportional(_or_log_linear(schedule), mask_scale=0.0, shuffle_scale=1.0)
     return TokenProcess(vocab_size, False, clocks, {"name": "uniform"})
 
 
 def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = None) -> TokenProcess:
-    """Tokens are redrawn until they are masked, each event a mask with probability p_m.
+    """Tokens are redrawn until they are masked; each event is a mask with probability p_m.
 
     It runs at sigma = schedule / p_m, so that the mask clock is the schedule itself: alpha = p_m sigma,
     beta = (1-p_m) sigma.
@@ -573,7 +573,7 @@ def roulette(vocab_size: int, p_m: float = 0.95, schedule: Schedule | None = Non
     Args:
         vocab_size: V.
         p_m: the share of masking among all events, in [1e-20, 1]; without masking the process is `uniform`.
-        schedule: the mask clock, log-linear unless given.
+        schedule: the mask clock; log-linear by default.
     """
     share = _share(p_m)
     if share == 0.0:
@@ -589,17 +589,17 @@ def eroulette(
     *,
     mask_share: TimeFunction | float | None = None,
 ) -> TokenProcess:
-    """Roulette whose share of masking changes with time, on the schedule as given.
+    """Roulette with a share of masking that changes with time, on the schedule as given.
 
     It takes either p_m or mask_share: a function of t written with torch operations, or a number. Only numbers and
     PowerShare can be saved.
 
     Args:
         vocab_size: V.
-        p_m: alpha = p_m(t) sigma(t), beta = (1-p_m(t)) sigma(t), as in the paper. Refused, naming the first bad t,
-            where one of the two would have to decrease.
-        schedule: sigma(t), with sigma(0) = 0; log-linear unless given.
-        mask_share: q in alpha' = q(t) sigma'(t), beta' = (1-q(t)) sigma'(t), valid wherever it lies in [0, 1].
+        p_m: alpha = p_m(t) sigma(t), beta = (1-p_m(t)) sigma(t), as in the paper. An error names the first t at which
+            one of the two would decrease.
+        schedule: sigma(t), with sigma(0) = 0; log-linear by default.
+        mask_share: q in alpha' = q(t) sigma'(t), beta' = (1-q(t)) sigma'(t), with values in [0, 1].
     """
     if (p_m is None) == (mask_share is None):
         raise ValueError("eroulette takes either p_m=... or mask_share=..., a function of t in [0, 1]")
@@ -618,20 +618,20 @@ def eroulette(
 def hybrid(
     vocab_size: int, p_u: float = 0.1, *, rise: float = 0.5, fall: float = 0.5, eps: float = 1e-4
 ) -> TokenProcess:
-    """Masks, and shuffles most in the middle: the share of tokens at t that is kept is (1-t)/(1+c), and t/(1+c) is
-    masked, with c = B t^rise (1-t)^fall and p_u shuffled at t = 1/2.
+    """Masking with shuffling in between: at time t a share (1-t)/(1+c) of the tokens is kept and t/(1+c) is masked,
+    with c = B t^rise (1-t)^fall and a share p_u shuffled at t = 1/2.
 
-    These are the marginals of GIDD (von Rütte et al. 2025, the default powers), by the two commuting clocks of SCDD
-    (2026). GIDD's own chain has the same marginals and other paths (its mask does not absorb), so that a bound here
-    is valid for its networks and is not the number that it prints.
+    With the default powers these are the marginals of GIDD (von Rütte et al. 2025). GIDD's own chain has other paths,
+    because its masks can become tokens again. A bound is therefore valid for GIDD's networks, but differs from the
+    number that GIDD prints.
 
     Args:
         vocab_size: V.
         p_u: the share of shuffled tokens at t = 1/2; with 0 it is `absorb`.
-        rise: how the shuffled share starts, in [0.2, 1].
-        fall: how it ends, in (0, 1].
-        eps: the last part of the time, in [1e-12, 1/2), which runs at half the speed: at t = 1 the clocks would be
-            infinite.
+        rise: the power of the shuffled share at t = 0, in [0.2, 1].
+        fall: its power at t = 1, in (0, 1].
+        eps: length of the last part of the time, in [1e-12, 1/2), which runs at half speed because the clocks would be
+            infinite at t = 1.
     """
     clocks = Hybrid(float(p_u), float(rise), float(fall), float(eps))
     return TokenProcess(vocab_size, True, clocks, {"name": "hybrid", **asdict(clocks)})

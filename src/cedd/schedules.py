@@ -172,7 +172,7 @@ class Cosine(Schedule):
 class Geometric(Schedule):
     """sigma = sigma_min^(1-t) sigma_max^t.
 
-    It starts at sigma_min: data are clean at t = 0 exactly and have seen sigma_min of noise at any t > 0.
+    It starts at sigma_min: data are clean at exactly t = 0, and have at least sigma_min of noise at any t > 0.
     """
 
     sigma_min: float

@@ -58,9 +58,11 @@ class BoundEstimate:
         draws: noisy versions of each sequence.
         length: L.
         reached: whether the requested tolerance was reached.
-        heavy_tailed: drawn so that the variance diverges at t = 0. There is no interval then: it would be too narrow.
-        earliest_time: where the path of `tight` ends and x_0 is drawn (0: nowhere), or where j1 and j2 are cut.
-        why_infinite: what makes the bound infinite, in words; None where it is finite.
+        heavy_tailed: whether the variance of the draws diverges at t = 0. There is then no interval, because it would
+            be too narrow.
+        earliest_time: the time at which the path of `tight` stops and x_0 is drawn (0 if it does not stop), or at
+            which j1 and j2 are cut.
+        why_infinite: the reason why the bound is infinite; None if it is finite.
     """
 
     bound: str

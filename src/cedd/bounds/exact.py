@@ -302,14 +302,14 @@ def exact_bound(
     time_floor: float | None = None,
     sigma_dtype: torch.dtype = torch.float32,
 ) -> float:
-    """A bound of the module's head, in nats per token, by enumeration and quadrature.
+    """A bound in nats per token, computed exactly by enumeration and quadrature.
 
-    It is infinite where the network's ratios grow too fast at t = 0.
+    It is infinite if the network's ratios grow too fast at t = 0.
 
     Args:
         model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
         process: the process, with (V+1)^L small enough to enumerate.
-        p0: the law of the data, [V] * L; it sums to one.
+        p0: the distribution of the data, [V] * L, which sums to one.
         method: what the model's outputs mean.
         bound: "tight", "j1" or "j2".
         block: tokens per block, for block diffusion; by default that of the method. (V+1)^b must be small enough.
@@ -404,14 +404,14 @@ def exact_cross_entropy(
     block: int | None = None,
     sigma_dtype: torch.dtype = torch.float32,
 ) -> float:
-    """H(p_0, p_0^theta) / L, in nats per token, of the law p_0^theta from which the learned reverse process samples.
+    """H(p_0, p_0^theta) / L in nats per token, where p_0^theta is the distribution of the learned reverse process.
 
     It is never above the `tight` of `exact_bound`.
 
     Args:
         model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
         process: the process, with (V+1)^L small enough to enumerate.
-        p0: the law of the data, [V] * L; it sums to one.
+        p0: the distribution of the data, [V] * L, which sums to one.
         method: what the model's outputs mean.
         block: tokens per block, as for `exact_bound`.
         sigma_dtype: dtype of the time input.

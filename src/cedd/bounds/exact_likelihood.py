@@ -75,21 +75,21 @@ def exact_likelihood(
     """-log p(x at the positions | the rest of x) in nats, [B] float64: the likelihood of the first-hitting sampler that
     starts with masks at these positions and reveals one per network call.
 
-    The network sees 2^b - 1 versions of each sequence, and 12 to 96 times as many if it is time-conditioned: its reveal
-    times are integrated out, to 1e-6 nats.
+    It takes 2^b - 1 network evaluations per sequence for b positions. A time-conditioned network takes 12 to 96 times
+    as many, because reveal times are integrated out to 1e-6 nats.
 
     Args:
         model: any callable `(x_t [B, L] int64, sigma [B] float32) -> [B, L, V]`.
-        process: one that only masks (absorb).
+        process: a process that only masks (absorb).
         x: token ids [B, L].
-        positions: at most 12 of 0..L-1, the same for all sequences; in block diffusion at most 12 of each block. There
-            the rest is what comes before, and the other positions of the same block.
+        positions: at most 12 of 0..L-1, the same for all sequences; in block diffusion at most 12 per block. In block
+            diffusion, the rest is the text before a block and the other positions of the block.
         method: what the model's outputs mean.
-        block: the number of tokens of a block, for block diffusion; by default that of the method.
-        batch: versions shown to the network at once; by default as many as suit the device.
-        device: where the network lives, by default where its parameters are.
-        progress: called with the evaluations done and planned, of all that are certain to be needed.
-        conditions: what the network takes besides, with one entry per sequence [B, ...].
+        block: tokens per block, for block diffusion; by default that of the method.
+        batch: evaluations per network call; by default chosen for the device.
+        device: the device of the network; by default that of its parameters.
+        progress: called with the number of evaluations done and the number known to be needed.
+        conditions: other inputs of the network, one entry per sequence [B, ...].
     """
     chosen = get_method(method).in_blocks(block)
     check_reveal_orders(chosen, process)

@@ -260,11 +260,11 @@ def evaluate(
         result.perplexity, result.perplexity_ci95
 
     Args:
-        models: a model returned by `cedd.load`, a run's folder, or a name; or several of them, each of which is
-            compared with the first (tokenizers may differ).
+        models: a model returned by `cedd.load`, a run folder, or a name; or several of these, each compared with the
+            first (tokenizers may differ).
         data: a text file, folder or .jsonl; wikitext2, wikitext103, ptb, lambada, lm1b; hf:NAME; or python-manual.
-        tolerance: add draws (or orders) until the 95% interval of the perplexity is this narrow on either side
-            (0.005).
+        tolerance: add draws (or orders) until the half-width of the 95% interval is at most this share of the
+            perplexity (0.005).
         device: device to load models to: auto, cpu, cuda or cuda:1.
         progress: makes a context manager from the name of a model; it yields a callable that takes the evaluations done
             and planned.

@@ -49,22 +49,23 @@ def sample(
 ) -> Tensor:
     """Draw sequences [B, L] = `shape` from a model(x_t [B, L], sigma [B]) -> [B, L, V].
 
-    Sequence i depends on its own seed alone, not on the others, nor on how many are drawn at once; see
+    Sequence i depends only on its own seed, not on the other sequences or the batch size; see
     `SamplingOptions.deterministic`.
 
     Args:
         model: any callable `(x_t [B, L], sigma [B]) -> [B, L, V]`.
-        process: the process that the network was trained to undo.
-        shape: how many sequences of how many tokens.
-        method: what its outputs mean, a name of `METHODS` or a method of your own.
-        sampler: a name of `SAMPLERS`, or a `Sampler` or `StepRule` of your own; by default that of the options,
-            "analytic". Autoregressive methods are sampled token by token, whatever the sampler.
+        process: the process that the network was trained to reverse.
+        shape: the number of sequences B and of tokens L.
+        method: what the outputs mean: a name in `METHODS`, or a `Method`.
+        sampler: a name in `SAMPLERS`, a `Sampler` or a `StepRule`; by default that of the options, "analytic".
+            Autoregressive methods are always sampled token by token.
         steps: steps from noise to data, 256 by default.
         constraint: applied to the start and after every step. `Fixed` holds positions, `prompt` the first ones.
-        generator: gives the seed of the run, from which `text_seeds` makes one per sequence; torch's own by default.
-        options: how to sample.
-        others: fields of `SamplingOptions` by name, such as temperature=0.8; any others are conditions of the network,
-            tensors with one entry per sequence [B, ...], which are passed to it by name.
+        generator: draws the seed of the run, from which `text_seeds` makes one per sequence; torch's default one unless
+            given.
+        options: the sampling options.
+        others: fields of `SamplingOptions` as keyword arguments, such as temperature=0.8. All others are inputs of the
+            network, tensors with one entry per sequence [B, ...], passed by name.
     """
     chosen = get_method(method)
     chosen.check(process)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def train(config: TrainConfig, *, hooks: Hooks | None = None, console: Console | None = None) -> LanguageModel:
-    """Run, or resume, the training of a configuration. Returns the model with its averaged weights, as `load` does;
-    its `training_result` says how the run ended.
+    """Start or resume a training run. Returns the model with its averaged weights, as `load` does, and with
+    `training_result`.
 
     Args:
         config: the configuration, such as `TrainConfig.preset("tiny", data="book.txt", out="runs/book")`. An
             architecture package:Class is imported, unless the run starts from another model, which may have named it.
-        hooks: called at fixed points.
-        console: where messages are printed, by default standard error.
+        hooks: an object whose methods are called during training.
+        console: where messages are printed; standard error by default.
     """
     if ":" in config.architecture and config.architecture not in ARCHITECTURES and config.start is None:
         import_architecture(config.architecture)
