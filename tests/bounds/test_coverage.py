@@ -7,7 +7,10 @@ import pytest
 from tests.benchmarks.scripts import definitions
 
 coverage = definitions("bound_coverage")
-CELLS = list(coverage.cells(list(coverage.PROCESSES), repetitions=1000))
+CELLS = [
+    *coverage.cells(list(coverage.PROCESSES), repetitions=1000),
+    *coverage.overconfident_cells(coverage.OVERCONFIDENT, list(coverage.WIDE), 64, 1000),
+]
 
 
 @pytest.mark.slow
