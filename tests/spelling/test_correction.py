@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import cedd
 from cedd.data.text import encode_text
 from cedd.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer
 from cedd.spelling.letters import non_words, token_groups
-from cedd.spelling.options import correction_options
+from cedd.spelling.options import LETTER_OPTIONS, WORD_OPTIONS, CorrectionSettings, correction_options
 from cedd.spelling.scores import TokenScores, best_replacement, local_maxima, mean_surprise, windows
 from cedd.tasks import CorrectionOptions, correct, time_of_rate
 from tests.tasks.models import ALPHABET, mending
@@ -390,3 +390,9 @@ def test_a_long_text_is_read_in_one_go_and_comes_back_whole():
     result = correct(mending(length=64), text)
     assert result == text.replace("q", "a").replace("z", "y")
     assert len(result.changes) == 1400
+
+
+def test_the_settings_by_name_are_the_options_of_both_engines() -> None:
+    hints, by_name = get_type_hints(CorrectionOptions), get_type_hints(CorrectionSettings)
+    assert set(by_name) == LETTER_OPTIONS | WORD_OPTIONS
+    assert all(by_name[name] == hints[name] for name in LETTER_OPTIONS)

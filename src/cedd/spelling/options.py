@@ -4,9 +4,9 @@ defaults."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from cedd.names import changed
 
@@ -87,6 +87,22 @@ class CorrectionOptions:
         from cedd.samplers.grids import LAST_TIME
 
         return (("t", LAST_TIME < self.t <= 1, f"must lie in ({LAST_TIME:g}, 1]"),)
+
+
+class CorrectionSettings(TypedDict, total=False):
+    """The fields of `CorrectionOptions` and the options of the engine `words`, as keyword arguments."""
+
+    rate: float
+    t: float | None
+    threshold: float
+    change: Literal["letters", "all"] | None
+    passes: int
+    reach: int
+    max_surprise: float | None
+    swaps: float
+    steps: int
+    temperature: float
+    ignored_words: Collection[str]
 
 
 LETTER_OPTIONS = frozenset(field.name for field in fields(CorrectionOptions))

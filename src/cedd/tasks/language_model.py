@@ -40,6 +40,7 @@ from cedd.network import AnyModel
 from cedd.process import TokenProcess, seeded_generator
 from cedd.samplers import Constraint, SamplingOptions, SamplingSettings
 from cedd.spelling.correct import Corrected
+from cedd.spelling.options import CorrectionSettings
 from cedd.storage import atomic_write, expanded
 from cedd.tasks.card import model_card
 from cedd.tasks.classification import Classification, LogProbability, RankedText, classify, rank
@@ -249,17 +250,25 @@ class LanguageModel(LoadedModel):
         texts = infill(self, text, n, constraint=constraint, options=chosen)
         return texts[0] if n == 1 else texts
 
-    def correct(self, text: str, *, engine: Literal["words", "letters"] | None = None, **options: Any) -> Corrected:
+    def correct(
+        self,
+        text: str,
+        *,
+        engine: Literal["words", "letters"] | None = None,
+        seed: int | None = None,
+        **options: Unpack[CorrectionSettings],
+    ) -> Corrected:
         """Correct a text; `.changes` of the result lists the corrections.
 
         Args:
             text: the text to correct.
             engine: "words" corrects English words with a lexicon, "letters" replaces characters by the model's
                 posterior. The default is "words" if the model has a lexicon.
+            seed: for letters with several steps, which are sampled.
             options: for words: threshold, ignored_words. For letters: the fields of `cedd.tasks.CorrectionOptions`
-                (rate, threshold, change, passes, steps, ...) and seed. Defaults come from the model's folder.
+                (rate, threshold, change, passes, steps, ...). Defaults come from the model's folder.
         """
-        return correct(self, text, engine=engine, **options)
+        return correct(self, text, engine=engine, seed=seed, **options)
 
     @overload
     def perplexity(
