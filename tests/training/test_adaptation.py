@@ -225,7 +225,7 @@ def test_what_makes_no_sense_is_refused(config: Make, parent: cedd.LanguageModel
         adapting(config, parent, {"adapt.first_block": 2}).config.check()
     with pytest.raises(ValueError, match=r"adapt.first_block must be block 6 divided by a power of two \(got 2\)"):
         adapting(config, parent, {"block": 6, "adapt.first_block": 2}).config.check()
-    with pytest.raises(ValueError, match="cedd train adapt needs an autoregressive model: --from FOLDER"):
+    with pytest.raises(ValueError, match="cedd train adapt needs an autoregressive model: --from MODEL"):
         parse("train", ["adapt", "--out", "run"])
     words = ["adapt", "--from", str(parent.folder.path), "--out", "run", "--adapt.growth", "0.2"]
     with pytest.raises(ValueError, match=r"--adapt.growth has no effect without adapt.first_block"):

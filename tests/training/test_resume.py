@@ -440,7 +440,7 @@ def other_values(value: Any) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int | float):
-        return [value * 2, value / 2 if isinstance(value, float) else value + 1, 10**9, 10**30]
+        return [value * 2 or 2, value / 2 if isinstance(value, float) else value + 1, 10**9, 10**30]
     return [8.0] if value is None else ["bayes", "uniform", "linear", value + "2"]
 
 
