@@ -57,7 +57,7 @@ LLADA_CASES: dict[str, dict[str, Any]] = {
     "plain": {"steps": 8, "block_length": 16},
     "no_eos": {"steps": 8, "block_length": 16, "exclude": (96,)},
     "eos_unsure": {"steps": 8, "block_length": 16, "sampler": ConfidenceDecoding("llada", unsure=(96, 121))},
-    "cfg": {"steps": 8, "block_length": 8},
+    "cfg": {"steps": 8, "block_length": 8, "guidance": 2.5},
 }
 
 
@@ -67,14 +67,6 @@ def test_lladas_texts(name: str) -> None:
     io, model = load_file(folder / "io.safetensors"), cedd.import_model(folder, device="cpu")
     prompts, expected = io[f"{name}.prompt"], io[f"{name}.states"]
     options: dict[str, Any] = {"sampler": "llada", **LLADA_CASES[name]}
-    if name == "cfg":  # un + (w + 1)(c - un), un with the prompt masked
-        hidden = torch.arange(expected.shape[2]) < prompts.shape[1]
-
-        def guided(x_t: Tensor, sigma: Tensor) -> Tensor:
-            free = model.model(x_t.masked_fill(hidden, model.process.vocab_size), sigma)
-            return free + 2.5 * (model.model(x_t, sigma) - free)
-
-        options["network"] = guided
     found = states_of(model, prompts, expected.shape[2] - prompts.shape[1], **options)
     assert torch.equal(found.masked_fill(found == 128, 120), expected)
 
@@ -152,6 +144,8 @@ def test_dreams_places_can_be_drawn(dream: cedd.LanguageModel) -> None:
         states_of(dream, prompts, 11, sampler, steps=6)
         for sampler in (rule, replaced(rule, 1e-4), replaced(rule, 100.0))
     )
+    option = states_of(dream, prompts, 11, "dream-entropy", steps=6, place_temperature=100.0)
+    assert torch.equal(option, hot)
     assert torch.equal(plain, cold)
     assert not torch.equal(plain, hot)
     assert torch.equal((plain == V).sum(2), (hot == V).sum(2))  # as many in each step
@@ -264,6 +258,7 @@ def test_options_that_a_sampler_does_not_use_are_refused(llada: cedd.LanguageMod
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"block_length": 0}, "block_length must be at least 1 \\(got 0"),
         ({"threshold": 1.5}, r"threshold must lie in \[0, 1\] \(got 1.5"),
+        ({"place_temperature": -1.0}, r"place_temperature must be at least 0 and finite \(got -1.0\)"),
     ]
     for settings, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -89,19 +89,22 @@ class ConfidenceDecoding(RevealSampler):
     @property
     def own_options(self) -> tuple[str, ...]:  # type: ignore[override]
         stretches = ("block_length",) if self.schedule in ("even", "none") else ()
-        return (*stretches, *(("threshold",) if self.threshold is not None else ()))
+        drawn = ("place_temperature",) if self.schedule == "dream" else ()
+        return (*stretches, *drawn, *(("threshold",) if self.threshold is not None else ()))
 
     def steps_taken(self, steps: int, length: int) -> int:
         return length if self.schedule == "none" else steps
 
     def with_options(self, run: SamplingRun) -> ConfidenceDecoding:
-        """With the threshold and the stretches that the options ask for."""
+        """With the threshold, the stretches and the temperature of places that the options ask for."""
         options = run.options
         threshold = self.threshold if options.threshold is None else options.threshold
+        places = self.place_temperature if options.place_temperature is None else options.place_temperature
         return replace(
             self,
             threshold=None if self.threshold is None else threshold,
             block_length=self.block_length if options.block_length is None else options.block_length,
+            place_temperature=places,
         )
 
     def sample(self, run: SamplingRun) -> Tensor:

@@ -75,6 +75,9 @@ class SamplingOptions:
     threshold: float | None = None
     """sdar-dynamic and threshold samplers: keep every token whose probability exceeds this (default: 0.85 and
     0.9)."""
+    place_temperature: float | None = None
+    """dream samplers, except dream-origin: draw the positions that are kept, with probability proportional to
+    exp(confidence / this), as Dream's alg_temp; 0 keeps the most confident ones (default: 0)."""
     corrector: float | Corrector | None = None
     """Strength of flow matching's corrector (dfm only; the paper's is 1)."""
     label: str | None = None
@@ -137,6 +140,8 @@ class SamplingOptions:
             raise ValueError("a reward steers particles; give their number, for example particles=16")
         if self.block_length is not None and self.block_length < 1:
             raise ValueError(f"block_length must be at least 1 (got {self.block_length})")
+        if self.place_temperature is not None and not 0 <= self.place_temperature < math.inf:
+            raise ValueError(f"place_temperature must be at least 0 and finite (got {self.place_temperature})")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must lie in [0, 1] (got {self.threshold})")
         if self.batch is not None and self.batch < 1:
@@ -188,6 +193,7 @@ class SamplingSettings(TypedDict, total=False):
     top_p: float | None
     block_length: int | None
     threshold: float | None
+    place_temperature: float | None
     corrector: float | Corrector | None
     label: str | None
     guidance: float | None

@@ -41,7 +41,7 @@ from cedd.samplers.grids import last_time, time_grid
 from cedd.samplers.options import Callback, SamplingOptions
 from cedd.samplers.random_numbers import RandomNumbers, Use
 
-OWN_OPTIONS = ("block_length", "threshold")
+OWN_OPTIONS = ("block_length", "threshold", "place_temperature")
 """Fields of `SamplingOptions` that only samplers use which say so (`Sampler.own_options`)."""
 STEPS = 256
 """Steps of `cedd.sample` unless given."""
