@@ -565,7 +565,7 @@ def test_a_network_reads_the_text_with_what_is_due_and_not_open(written, sure, r
     assert len(seen) == (2 if sure else 4)
 
 
-@pytest.mark.parametrize(("words", "asked"), [(60, 60), (200, 64), (4000, 4000 * 9 // 128)])
+@pytest.mark.parametrize(("words", "asked"), [(30, 30), (200, 32), (4000, 4000 * 9 // 128)])
 def test_the_number_of_words_that_a_network_judges_is_limited(words, asked):
     """To the least certain ones. A text in which every second word was misspelt took minutes."""
     text, seen = "his leter " * words, []

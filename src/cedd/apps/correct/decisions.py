@@ -33,8 +33,8 @@ UNDECIDED, CLEAR = (0.1, 0.97), 0.75
 less than the share CLEAR of the probability of all changes."""
 MAX_NETWORK_OPTIONS, UNLIKELY = 8, 0.05
 """The network scores at most this many options of a word, and none whose probability is below UNLIKELY p_best."""
-MIN_NETWORK_WORDS, CHARACTERS_PER_NETWORK_WORD = 64, 128
-"""The network scores at most one word per 128 characters of a text (64 words in a short text), the least certain
+MIN_NETWORK_WORDS, CHARACTERS_PER_NETWORK_WORD = 32, 128
+"""The network scores at most one word per 128 characters of a text (32 words in a short text), the least certain
 ones."""
 Scores = Callable[[str, Sequence[tuple[int, int, str]]], Floats]
 """(text, [(start, stop, replacement)]) -> the log-likelihood of the text with each replacement, and the number of
