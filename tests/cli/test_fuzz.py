@@ -480,9 +480,26 @@ def survey(world: Path, tmp_path: Path, chosen: list[Input], messages: set[str])
 MESSAGES = Path(__file__).with_name("messages.txt")
 
 
+OF_LIBRARIES = (
+    r"it is not JSON \(",
+    "version of cedd: ",
+    "safetensors file: ",
+    "is not JSON: ",
+    "does not fit: ",
+    "invalid record of [^:]*: ",
+    r"cannot be read: ",
+    r"cannot listen on ",
+    "UTF-8 text",
+)
+"""Beginnings of messages that end in the words of a library."""
+OF_THE_MACHINE = re.compile("device|listen|File name too long")
+"""Messages that depend on the machine."""
+
+
 def generic(line: str) -> str:
-    """An error message without names, values and numbers."""
+    """An error message without names, values, numbers, and what Python and its libraries say."""
     line = line.removeprefix("cedd: error: ").replace(str(Path.cwd()), "")
+    line = re.sub(rf"({'|'.join(OF_LIBRARIES)}).*", r"\1…", line)
     line = re.sub(r"(?<=: )(TrainConfig|network)[\w.]* (?=cannot be|must be|is missing|has no)", "ENTRY ", line)
     line = re.sub(r"(cannot be|unknown \w+) [^;]+", r"\1 …", line)
     line = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "'…'", line)
@@ -501,7 +518,8 @@ def test_bad_input_ends_in_one_line_and_costs_no_file(part: int, world: Path, tm
     assert len(every) * DEFAULT >= 500 * PARTS
     messages = set[str]()
     assert survey(world, tmp_path, every[part::PARTS], messages) == {}
-    assert messages - known_messages() == set(), "run python -m tests.cli.test_fuzz, and read the new messages"
+    unknown = {line for line in messages - known_messages() if not OF_THE_MACHINE.search(line)}
+    assert unknown == set(), "run python -m tests.cli.test_fuzz, and read the new messages"
 
 
 @pytest.mark.slow
@@ -511,7 +529,8 @@ def test_all_bad_input_ends_in_one_line_and_costs_no_file(world: Path, tmp_path:
     assert {given.words[0] for given in every} == set(COMMANDS)
     messages = set[str]()
     assert survey(world, tmp_path, every, messages) == {}
-    assert messages == known_messages(), "run python -m tests.cli.test_fuzz, and read the new messages"
+    different = {line for line in messages ^ known_messages() if not OF_THE_MACHINE.search(line)}
+    assert different == set(), "run python -m tests.cli.test_fuzz, and read the new messages"
 
 
 def known_messages() -> set[str]:
