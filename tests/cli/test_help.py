@@ -213,6 +213,7 @@ BAD = [
     ("train tiny --out o --process absorbb", "did you mean 'absorb'?"),
     ("train tiny --out o --optimzer.rate 1", "did you mean --optimizer.rate"),
     ("train tiny --out o --lr 0.1", "unexpected argument '--lr'; did you mean --optimizer.rate?"),
+    ("sample --temp 0.5", "unexpected argument '--temp'; did you mean --temperature?"),
     ("train tiny --out o --warmup 10", "unexpected argument '--warmup'; did you mean --optimizer.warmup?"),
     ("train tiny --out o --process.p-m a", "--process.p-m must be a number (got 'a')"),
     ("train tiny --out o --steps many", "--steps must be an integer (got 'many')"),

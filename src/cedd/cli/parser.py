@@ -33,6 +33,7 @@ SYNONYMS: Mapping[str, str] = {
     "max-steps": "steps",
     "num-steps": "steps",
     "num-samples": "n",
+    "temp": "temperature",
     "block-size": "length",
     "context-length": "length",
     "seq-len": "length",
@@ -55,7 +56,7 @@ def argument(metavar: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Option:
+class CommandOption:
     """An option or a positional argument."""
 
     path: tuple[str, ...]
@@ -129,7 +130,7 @@ class Option:
 # What a dataclass takes
 
 
-def options_of(kind: Any, default: Any = None, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Option]:
+def options_of(kind: Any, default: Any = None, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[CommandOption]:
     """The options of a dataclass, with the defaults of an instance or of the class."""
     hints, helps = get_type_hints(kind), field_docs(kind)
     for one in dataclasses.fields(kind):
@@ -146,7 +147,7 @@ def options_of(kind: Any, default: Any = None, path: tuple[str, ...] = (), prefi
         shown = about["metavar"] if positional else f"--{name}"
         title = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].rstrip(".") if path else "options"
         said = helps.get(one.name, "")
-        yield Option((*path, one.name), shown, hint, value, said, title, about.get("metavar"), positional)
+        yield CommandOption((*path, one.name), shown, hint, value, said, title, about.get("metavar"), positional)
 
 
 def _default(one: dataclasses.Field[Any]) -> Any:
@@ -216,7 +217,9 @@ def parse(kind: Any, words: Sequence[str], *, prog: str, description: str = "", 
     return _made(kind, {one.path: one.default for one in options} | given, default)
 
 
-def _parser(prog: str, options: Sequence[Option], description: str = "", *, helping: bool = False) -> _OptionParser:
+def _parser(
+    prog: str, options: Sequence[CommandOption], description: str = "", *, helping: bool = False
+) -> _OptionParser:
     """A parser of the options. For the help (`helping`), positional arguments are included."""
     positional = "".join(f"{one.name} " for one in options if one.positional)
     parser = _OptionParser(
@@ -246,18 +249,18 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=32)
 
 
-def _key(one: Option) -> str:
+def _key(one: CommandOption) -> str:
     return ".".join(one.path)
 
 
-def _names(one: Option) -> tuple[str, ...]:
+def _names(one: CommandOption) -> tuple[str, ...]:
     """Names on the command line; an option of one letter also has a short form."""
     if one.positional:
         return (_key(one),)
     return (one.name[1:], one.name) if len(one.name) == 3 else (one.name,)
 
 
-def _settings(one: Option) -> dict[str, Any]:
+def _settings(one: CommandOption) -> dict[str, Any]:
     """The arguments of `add_argument`."""
     shown = {int: "INT", float: "FLOAT", Path: "PATH", str: "TEXT"}.get(one.kind, "VALUE")
     shown = f"{{{','.join(map(str, one.choices))}}}" if one.choices else shown
@@ -286,7 +289,7 @@ def _shown_default(value: Any) -> str:
     return f" (default: {shown})"
 
 
-def _refuse_unknown(words: Sequence[str], options: Sequence[Option]) -> None:
+def _refuse_unknown(words: Sequence[str], options: Sequence[CommandOption]) -> None:
     """Refuse unknown options before anything else."""
     names = [one.name for one in options if not one.positional]
     known = {
@@ -316,7 +319,7 @@ def _meant(name: str, names: Sequence[str]) -> str:
     return "" if re.fullmatch(r"--?[a-z][a-z0-9.-]*", name) else "; put text that begins with a dash after --"
 
 
-def _positionals(places: Sequence[Option], words: Sequence[str]) -> dict[tuple[str, ...], Any]:
+def _positionals(places: Sequence[CommandOption], words: Sequence[str]) -> dict[tuple[str, ...], Any]:
     """The values of positional arguments from the words that belong to no option; the last one may take several."""
     found: dict[tuple[str, ...], Any] = {}
     left = list(words)

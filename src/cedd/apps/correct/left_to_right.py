@@ -48,7 +48,7 @@ Replacement = tuple[int, int, str]
 """text[start:stop] becomes another text."""
 
 
-class Blank(NamedTuple):
+class Gap(NamedTuple):
     """A place in a text: the tokens before it and after it."""
 
     before: Tokens
@@ -62,7 +62,7 @@ class Blank(NamedTuple):
 class Query(NamedTuple):
     """Which token is next in a place of `size` tokens, the first of which are filled."""
 
-    blank: Blank
+    blank: Gap
     filled: Tokens
     size: int
 
@@ -98,7 +98,7 @@ class LeftToRight:
         alternatives = list(self.located(text, replacements))
         known = {} if self.known is None else self.known
         found = {alternative: known[alternative] for alternative in alternatives if alternative in known}
-        wanted = defaultdict[Blank, dict[Tokens, None]](dict)
+        wanted = defaultdict[Gap, dict[Tokens, None]](dict)
         for blank, middle in alternatives:
             if (blank, middle) not in found:
                 wanted[blank][middle] = None
@@ -116,16 +116,16 @@ class LeftToRight:
                 self.watch(len(blanks) / len(wanted))
         return np.array([(found[alternative], len(alternative[1])) for alternative in alternatives])
 
-    def located(self, text: str, replacements: Sequence[Replacement]) -> Iterator[tuple[Blank, Tokens]]:
+    def located(self, text: str, replacements: Sequence[Replacement]) -> Iterator[tuple[Gap, Tokens]]:
         """The blank and the tokens of each replacement."""
-        blanks: dict[tuple[int, int], tuple[Blank, str]] = {}
+        blanks: dict[tuple[int, int], tuple[Gap, str]] = {}
         for start, stop, replacement in replacements:
             if (start, stop) not in blanks:
                 blanks[start, stop] = self.blank(text, start, stop)
             blank, space = blanks[start, stop]
             yield blank, self.tokens(space + replacement)[: self.most]
 
-    def blank(self, text: str, start: int, stop: int) -> tuple[Blank, str]:
+    def blank(self, text: str, start: int, stop: int) -> tuple[Gap, str]:
         """The tokens around a place, and the space that belongs to its first token. A single line break counts as a
         space."""
         reach = LONGEST_TOKEN * (self.around + 1)
@@ -134,14 +134,14 @@ class LeftToRight:
         )
         space = " " if before.endswith(" ") else ""
         left = self.tokens(before.removesuffix(space))[-(self.around * BEFORE // AROUND) :]
-        return Blank(left, self.tokens(after)[: self.around - len(left)]), space
+        return Gap(left, self.tokens(after)[: self.around - len(left)]), space
 
     def tokens(self, text: str) -> Tokens:
         return tuple(encode_verbatim(self.tokenizer, text).tolist())
 
-    def log_probs(self, blanks: Sequence[Blank], queries: Iterable[Query]) -> dict[Query, NDArray[np.float32]]:
+    def log_probs(self, blanks: Sequence[Gap], queries: Iterable[Query]) -> dict[Query, NDArray[np.float32]]:
         """log p of all tokens for each query, [V]."""
-        alike = defaultdict[tuple[int, int], list[Blank]](list)
+        alike = defaultdict[tuple[int, int], list[Gap]](list)
         for blank in blanks:
             alike[blank.shape].append(blank)
         read = self.network.read([self.outer_passage(group) for group in alike.values()])
@@ -160,13 +160,13 @@ class LeftToRight:
             log_probs |= zip(group, rows, strict=True)
         return log_probs
 
-    def outer_passage(self, blanks: Sequence[Blank]) -> Passage:
+    def outer_passage(self, blanks: Sequence[Gap]) -> Passage:
         """The text around places, with one mask in each."""
         ids = np.array([(*blank.before, self.mask, *blank.after) for blank in blanks])
         places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         return Passage(ids, places, np.full(len(ids), len(blanks[0].before)))
 
-    def inner_passage(self, queries: Sequence[Query], states: States, blanks: Sequence[Blank]) -> Passage:
+    def inner_passage(self, queries: Sequence[Query], states: States, blanks: Sequence[Gap]) -> Passage:
         """The tokens of places of one size and their neighbours, inside the cached text around them."""
         size, (before, after) = queries[0].size, blanks[0].shape
         left, right = min(NEAR, before), min(NEAR, after)
@@ -181,15 +181,15 @@ class LeftToRight:
         return Passage(np.array(ids), places[:, inside], np.array([left + len(q.filled) for q in queries]), around)
 
 
-def steps(blank: Blank, middle: Tokens) -> Iterator[tuple[Query, int]]:
+def steps(blank: Gap, middle: Tokens) -> Iterator[tuple[Query, int]]:
     """The query for each token of a replacement, and the token."""
     for done, token in enumerate(middle):
         yield Query(blank, middle[:done], len(middle)), token
 
 
-def batches(queries: Mapping[Blank, Collection[Query]]) -> Iterator[list[Blank]]:
+def batches(queries: Mapping[Gap, Collection[Query]]) -> Iterator[list[Gap]]:
     """Places that are read at once; one with many queries is read alone."""
-    group, size = list[Blank](), 0
+    group, size = list[Gap](), 0
     for blank, about in queries.items():
         if group and (len(group) == BATCH or size + len(about) > QUERIES):
             yield group

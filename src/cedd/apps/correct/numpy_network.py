@@ -73,7 +73,7 @@ class PassageReader(Protocol):
         ...
 
 
-class Affine(NamedTuple):
+class Linear(NamedTuple):
     """x -> x matrix + bias."""
 
     matrix: Floats
@@ -85,28 +85,28 @@ class Affine(NamedTuple):
         made += self.bias
         return made
 
-    def after(self, scale: Floats, shift: Floats) -> Affine:
+    def after(self, scale: Floats, shift: Floats) -> Linear:
         """The map x -> self(x scale + shift)."""
-        return Affine(self.matrix * scale[:, None], self.bias + shift @ self.matrix)
+        return Linear(self.matrix * scale[:, None], self.bias + shift @ self.matrix)
 
-    def times(self, gate: Floats) -> Affine:
+    def times(self, gate: Floats) -> Linear:
         """The map multiplied by a gate; its rows are contiguous, which is faster for many inputs."""
-        return Affine(np.multiply(self.matrix, gate, order="C"), self.bias * gate)
+        return Linear(np.multiply(self.matrix, gate, order="C"), self.bias * gate)
 
-    def only(self, outputs: Ids) -> Affine:
+    def only(self, outputs: Ids) -> Linear:
         """The map to some of its outputs."""
-        return Affine(self.matrix.T[outputs].T, self.bias[outputs])
+        return Linear(self.matrix.T[outputs].T, self.bias[outputs])
 
 
 @dataclass(frozen=True)
-class Block:
+class NumpyBlock:
     """The maps of one block."""
 
-    queries: Affine
-    keys_and_values: Affine
-    attended: Affine
-    hidden: Affine
-    output: Affine
+    queries: Linear
+    keys_and_values: Linear
+    attended: Linear
+    hidden: Linear
+    output: Linear
 
 
 class NumpyNetwork:
@@ -151,22 +151,22 @@ class NumpyNetwork:
             vector = vector / (1 + np.exp(-vector))
         return self._affine("backbone.conditioning.modulation")(vector).reshape(-1, self.config.width)
 
-    def _affine(self, name: str) -> Affine:
+    def _affine(self, name: str) -> Linear:
         weight = self._tensors.pop(f"{name}.weight")
         bias = self._tensors.pop(f"{name}.bias", None)
-        return Affine(weight.T, np.zeros(len(weight), np.float32) if bias is None else bias)
+        return Linear(weight.T, np.zeros(len(weight), np.float32) if bias is None else bias)
 
     def _scale(self, norm: str, scale: Floats) -> Floats:
         """What a norm's output is multiplied by: its own weight, where nothing modulates it."""
         return self._tensors.pop(f"{norm}.weight", 1 + scale)
 
-    def _block(self, number: int, modulations: Floats) -> Block:
+    def _block(self, number: int, modulations: Floats) -> NumpyBlock:
         name = f"backbone.blocks.{number}"
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulations
         qkv = self._affine(f"{name}.attention.qkv").after(self._scale(f"{name}.attention_norm", scale), shift)
         of_heads = np.arange(3 * self.config.width).reshape(3, self.config.heads, 2, -1)
         queries, keys = of_heads[:2].swapaxes(-1, -2)  # the two numbers that are rotated together side by side
-        return Block(
+        return NumpyBlock(
             qkv.only(queries.ravel()),
             qkv.only(np.concatenate([keys.ravel(), of_heads[2].ravel()])),
             self._affine(f"{name}.attention.output").times(gate),
