@@ -12,6 +12,8 @@ from torch import Tensor
 
 import cedd
 from cedd.block_layout import FinishedText, GivenPast, InBlocks
+from cedd.constraints import TokenLanguage, compile_tokens, regex
+from cedd.data.tokenizers import CharTokenizer
 from cedd.models.llama import Llama
 from cedd.models.llama_config import LlamaConfig
 from cedd.models.transformer import Transformer, config_from_preset
@@ -19,8 +21,10 @@ from cedd.network import AllowedTokens, Network, evaluating
 from cedd.process import TokenProcess
 from cedd.samplers import SAMPLERS, Fixed, JointConstraint, check_sampler, prompt, sample, text_seeds, time_grid
 from cedd.samplers.blocks import first_of_window
+from cedd.samplers.languages import LanguageConstraint, Span
 from cedd.samplers.options import default_steps
 from tests.networks import BlockNetwork, every_process
+from tests.samplers import languages
 from tests.samplers.chains import ERROR_RATE, all_sequences, p_value, sampler_law
 
 V, L, BLOCK = 3, 4, 2
@@ -353,6 +357,51 @@ def test_steps_are_those_of_a_block() -> None:
     calls.clear()
     sample(model, MASKS, (1, 12), steps=2, **how)
     assert len(calls) == 3 * (2 + 2)
+
+
+def test_languages_across_blocks_have_the_law_of_each_block() -> None:
+    """A block is drawn from its own tilted law, given that the text can be completed."""
+    process, pattern = cedd.absorb(V), "(ab|c)*"
+    model = BlockNetwork(process, L, BLOCK, seed=0, time_free=True)
+    texts = languages.members(pattern, V, L)
+
+    def law(past: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+        after, start = model.after(past), len(past)
+        here = sorted({text[start : start + BLOCK] for text in texts if text[:start] == past})
+
+        def laws(seen: tuple[int, ...]) -> np.ndarray:
+            outputs = after(torch.tensor([seen]), torch.ones(1))
+            return torch.softmax(outputs[0], -1).numpy()
+
+        return languages.tilted_law(laws, BLOCK, here, V)
+
+    expected = np.zeros(V**L)
+    for first, chance in law(()).items():
+        for second, share in law(first).items():
+            expected[TEXTS.index((*first, *second))] = chance * share
+    assert expected.sum() == pytest.approx(1)
+    constraint = languages.constraint(pattern, V, L)
+    how: dict[str, Any] = {
+        "method": cedd.METHODS["cedd"].in_blocks(BLOCK),
+        "sampler": "first-hitting",
+        "constraint": constraint,
+    }
+    drawn = sample(model, process, (20_000, L), seed=1, **how)
+    assert p_value(counts(drawn), expected) > ERROR_RATE
+
+
+@pytest.mark.parametrize("sampler", ["analytic", "entropy", "first-hitting"])
+def test_spans_of_languages_begin_and_end_within_blocks(sampler: str) -> None:
+    model, tokenizer, spans = network(), CharTokenizer("abcdefghijk"), list[Span]()
+    for pattern, start, stop in (("(ab|c)*", 3, 6), ("a*d[ab]+", 6, 11)):
+        compiled = compile_tokens(regex(pattern).automaton, tokenizer.texts, may_end=False)
+        spans.append(Span(start, stop, TokenLanguage(compiled)))
+    constraint = LanguageConstraint(torch.tensor([6] * 12), torch.arange(12) < 2, None, tuple(spans))
+    drawn = sample(model, MASKS, (4, 12), method=IN_BLOCKS, sampler=sampler, constraint=constraint, seed=0)
+    assert bool((drawn[:, :2] == 6).all())
+    for text in drawn.tolist():
+        assert spans[0].language.automaton.matches(text[3:6])
+        assert spans[1].language.automaton.matches(text[6:11])
 
 
 def test_what_is_not_possible_is_refused_in_one_line() -> None:

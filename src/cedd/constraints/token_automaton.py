@@ -14,7 +14,7 @@ have seen just that; padding is a special case of it. Otherwise the tokens must 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import NamedTuple
@@ -132,6 +132,17 @@ class TokenAutomaton:
             following[target[reached[source]]] = True
             reached = following
         return found
+
+
+def before_end(automaton: TokenAutomaton, following: int) -> TokenAutomaton:
+    """The beginnings of the language's texts that some number of tokens follow."""
+    source, _, target = automaton.transitions
+    can_end = automaton.accepting
+    for _ in range(following):
+        before = np.zeros_like(can_end)
+        before[source[can_end[target]]] = True
+        can_end = before
+    return replace(automaton, accepting=can_end)
 
 
 def compile_tokens(automaton: ByteAutomaton, texts: TokenTexts, *, may_end: bool) -> TokenAutomaton:

@@ -26,6 +26,7 @@ from torch import Tensor
 from cedd.block_layout import FinishedText
 from cedd.network import AllowedTokens, Network, capabilities_of
 from cedd.samplers.constraints import Constraint, Fixed, JointConstraint
+from cedd.samplers.languages import BlockLanguages, LanguageConstraint
 from cedd.samplers.options import Callback, default_steps
 from cedd.samplers.random_numbers import text_seeds
 from cedd.samplers.sampler import Sampler, SamplingRun
@@ -67,7 +68,7 @@ class _Writing:
         self.count = -(-length // self.block)
         """Blocks."""
         self.total = self.count * self.block
-        if isinstance(run.constraint, JointConstraint):
+        if isinstance(run.constraint, JointConstraint) and not isinstance(run.constraint, LanguageConstraint):
             raise ValueError(f"{type(run.constraint).__name__} is not available for models that write blocks")
         for name in ("particles", "guidance"):
             if getattr(run.options, name) is not None:
@@ -150,6 +151,9 @@ class _Writing:
         if isinstance(constraint, Fixed):
             where = self.held[:, here][rows]
             tokens = torch.where(where, self.x[:, here].cpu()[rows], 0)
+            if isinstance(constraint, LanguageConstraint):
+                before = self.x[rows.to(self.x.device), : here.start]
+                return BlockLanguages(tokens, where, None, before, constraint.up_to(here.stop))
             return Fixed(tokens, where) if bool(where.any()) else None
         texts = self.x[rows.to(self.x.device)]
 

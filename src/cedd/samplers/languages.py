@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from cedd.constraints.product_law import ProductLaw, TokenLanguage, product_law
+from cedd.constraints.token_automaton import before_end
 from cedd.network import flat_places
 from cedd.samplers.choice import Sharpening, inverse_cdf
 from cedd.samplers.constraints import JointConstraint
@@ -109,6 +110,17 @@ class LanguageConstraint(JointConstraint):
         if not bool(torch.isfinite(law.log_normalizer).all()):
             raise ValueError(f"no text of {_tokens(len(span))} with the tokens that are fixed satisfies {span.name}")
 
+    def up_to(self, stop: int) -> LanguageConstraint:
+        """The constraint of the first `stop` tokens: that the rest can be written after them."""
+        spans = [
+            span
+            if span.stop <= stop
+            else replace(span, stop=stop, language=_beginnings(span.language, span.stop - stop))
+            for span in self.spans
+            if span.start < stop
+        ]
+        return LanguageConstraint.of(stop, spans)
+
     # Drawing
 
     def draw(
@@ -148,6 +160,48 @@ class LanguageConstraint(JointConstraint):
                 laws = SpanLaws(span, x, rows, outputs, sharpening, inside)
                 found.index_add_(0, laws.sequences, laws.log_normalizers().to(found))
         return found
+
+
+@lru_cache(maxsize=64)
+def _beginnings(language: TokenLanguage, following: int) -> TokenLanguage:
+    return TokenLanguage(before_end(language.automaton, following))
+
+
+@dataclass(frozen=True)
+class BlockLanguages(JointConstraint):
+    """The languages of texts of which one block is drawn: the fixed tokens are those of the block.
+
+    The law of a block is the product of the network's laws of its masks, given that the text before it and the block
+    can be continued to a text of the language. What follows has no influence beyond that.
+    """
+
+    before: Tensor | None = None
+    """The text before the block, [B, P]."""
+    languages: LanguageConstraint | None = None
+    """Of the first P + b tokens of a text."""
+
+    def part(self, start: int, stop: int) -> BlockLanguages:
+        """See `Fixed.part`."""
+        assert self.before is not None
+        return replace(super().part(start, stop), before=self.before[start:stop])
+
+    def _whole(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same states and positions in texts."""
+        assert self.before is not None
+        past, block = self.before.shape[1], x.shape[1]
+        return torch.cat([self.before.to(x), x], 1), rows // block * (past + block) + past + rows % block
+
+    def draw(
+        self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening, chosen: Tensor, v: Tensor
+    ) -> Tensor:
+        """See `JointConstraint`."""
+        assert self.languages is not None
+        return self.languages.draw(*self._whole(x, rows), outputs, sharpening, chosen, v)
+
+    def log_marginals(self, x: Tensor, rows: Tensor, outputs: Tensor, sharpening: Sharpening) -> Tensor:
+        """See `JointConstraint`."""
+        assert self.languages is not None
+        return self.languages.log_marginals(*self._whole(x, rows), outputs, sharpening)
 
 
 class SpanLaws:
