@@ -381,12 +381,8 @@ def test_languages_across_blocks_have_the_law_of_each_block() -> None:
             expected[TEXTS.index((*first, *second))] = chance * share
     assert expected.sum() == pytest.approx(1)
     constraint = languages.constraint(pattern, V, L)
-    how: dict[str, Any] = {
-        "method": cedd.METHODS["cedd"].in_blocks(BLOCK),
-        "sampler": "first-hitting",
-        "constraint": constraint,
-    }
-    drawn = sample(model, process, (20_000, L), seed=1, **how)
+    method = cedd.METHODS["cedd"].in_blocks(BLOCK)
+    drawn = sample(model, process, (1500, L), method=method, sampler="first-hitting", constraint=constraint, seed=1)
     assert p_value(counts(drawn), expected) > ERROR_RATE
 
 
