@@ -65,8 +65,8 @@ def reward(x: torch.Tensor) -> torch.Tensor:
     ("count", "steps", "strength", "language", "runs"),
     [
         (1, 3, 0.0, True, 250),
-        (4, 3, 1.3, True, 150),
-        (3, 2, -0.7, True, 150),
+        (4, 3, 1.3, True, 80),
+        (3, 2, -0.7, True, 80),
         (4, 3, 1.0, False, 250),
     ],
 )
