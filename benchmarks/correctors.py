@@ -4,8 +4,9 @@
 
 Misspellings of the test part of the lists in CEDD_DATA/misspellings (--part dev: those for choices) stand one each in
 sentences of the corpus that nothing was counted in, beside clean sentences, and sentences with two words joined or one
-split. Peers that are not installed are skipped, and named: pyspellchecker, symspellpy, autocorrect and codespell are on
-the package index (typos as well), aspell and hunspell in Debian. The interval of a share is by sentences. Speed is in
+split. Peers that are not installed are skipped, and named: pyspellchecker, symspellpy, autocorrect, codespell and typos
+are on the package index, aspell and hunspell in Debian; jamspell needs SWIG to install, and its model in
+CEDD_DATA/jamspell/en.bin. The interval of a share is by sentences. Speed is in
 characters per second of CPU time, on a text of such sentences in which a word in fifty is wrong, --speed of them; the
 time of programs that are started counts.
 
@@ -122,6 +123,17 @@ def autocorrect() -> Correct:
     return lambda texts: [tool(text) for text in texts]
 
 
+def jamspell() -> Correct:
+    """JamSpell with the English model in CEDD_DATA/jamspell/en.bin."""
+    need("jamspell")
+    import jamspell as package  # pyright: ignore[reportMissingImports]
+
+    tool, file = package.TSpellCorrector(), data_folder("jamspell", None) / "en.bin"
+    if not tool.LoadLangModel(str(file)):
+        raise Absent(f"{file} is not a model of JamSpell")
+    return lambda texts: [tool.FixFragment(text) for text in texts]
+
+
 def in_a_file(command: Callable[[Path], Sequence[str]]) -> Correct:
     """A program that corrects a file in place, a text a line."""
 
@@ -184,6 +196,7 @@ CORRECTORS: Mapping[str, Callable[[], Correct]] = {
     "pyspellchecker": pyspellchecker,
     "symspellpy": symspell,
     "autocorrect": autocorrect,
+    "jamspell": jamspell,
     "codespell": codespell,
     "typos": typos,
     "aspell": ispell("aspell", "--lang=en_US"),

@@ -1,5 +1,9 @@
 """The comparison of correctors: a text in which few words are wrong, and suggestions of programs put into it."""
 
+import sys
+import types
+from pathlib import Path
+
 import pytest
 
 from cedd.apps.correct.lexicon import LEXICON_WEIGHTS_FILE
@@ -44,6 +48,27 @@ def test_what_is_not_installed_is_skipped_by_the_name_of_its_package(scripts, mo
         if not name.startswith("cedd"):
             with pytest.raises(scripts.Absent, match=rf"(pip install|there is no program) {name}$"):
                 make()
+
+
+def test_jamspell_corrects_with_the_model_in_the_data_folder(scripts, monkeypatch, tmp_path):
+    class Tool:
+        def LoadLangModel(self, path):
+            return Path(path).read_text() == "model"
+
+        def FixFragment(self, text):
+            return text.replace("teh", "the")
+
+    module = types.ModuleType("jamspell")
+    monkeypatch.setattr(module, "TSpellCorrector", Tool, raising=False)
+    monkeypatch.setitem(sys.modules, "jamspell", module)
+    monkeypatch.setattr(scripts.importlib.util, "find_spec", lambda name: module)
+    monkeypatch.setenv("CEDD_DATA", str(tmp_path))
+    (tmp_path / "jamspell").mkdir()
+    (tmp_path / "jamspell" / "en.bin").write_text("other")
+    with pytest.raises(scripts.Absent, match="is not a model of JamSpell"):
+        scripts.jamspell()
+    (tmp_path / "jamspell" / "en.bin").write_text("model")
+    assert scripts.jamspell()(["teh cat"]) == ["the cat"]
 
 
 def test_data_that_is_not_there_is_one_line(scripts, monkeypatch, capsys, tmp_path):
