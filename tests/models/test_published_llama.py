@@ -108,6 +108,18 @@ def test_tensors_may_have_another_prefix(tmp_path: Path, kind: str, prefix: str)
     assert float((model.original_logits(ids) - expected_of(kind, ids)).abs().max()) < TOLERANCE
 
 
+def test_diffugpt_with_the_names_of_gpt2(tmp_path: Path) -> None:
+    """It is told from GPT-2 by its mask."""
+    weights = {
+        f"transformer.{name.removeprefix('denoise_model.').replace('embed_tokens', 'wte')}": value
+        for name, value in plain_llama.random_weights("diffugpt").items()
+    }
+    model, ids = cedd.import_model(plain_llama.write(tmp_path / "a", "diffugpt", weights), device="cpu"), ids_of()
+    assert float((model.original_logits(ids) - expected_of("diffugpt", ids)).abs().max()) < TOLERANCE
+    with pytest.raises(ValueError, match=r"has 0 tensors embed_tokens.weight; a network of this family has one"):
+        cedd.import_model(plain_llama.write(tmp_path / "b", "diffugpt", weights, mask_token_id="absent"), device="cpu")
+
+
 def test_settings_at_their_defaults_may_be_absent(tmp_path: Path) -> None:
     absent = dict.fromkeys(("rope_theta", "rms_norm_eps", "max_position_embeddings", "hidden_act"), "absent")
     model, ids = cedd.import_model(plain_llama.write(tmp_path / "a", "llama", **absent), device="cpu"), ids_of()

@@ -429,7 +429,14 @@ class LlamaFamily:
 
     def _placed(self, files: TensorFiles, config: Description) -> tuple[Names, int]:
         """The names as the files have them, and the number of rows of the embedding."""
-        names = self.names.in_files(files)
+        names = self.names
+        if (
+            self.gpt2
+            and _is_marked(config)
+            and not any(one.endswith(f"{names.embedding}.weight") for one in files.shapes)
+        ):
+            names = replace(names, embedding="wte")  # saved as GPT-2; without a mark it may be GPT-2 itself
+        names = names.in_files(files)
         name = f"{names.embedding}.weight"
         shape = files.shapes[name]
         stated = config.whole("embedding_size", "vocab_size", default=shape[0]) if not self.gpt2 else shape[0]
@@ -520,6 +527,12 @@ def _is_diffullama(config: Description, name: str) -> bool:
     named = f"{name} {config.get('_name_or_path', default='')} {config.get('architectures', default='')}".lower()
     marked = config.get("mask_token_id") is not None
     return config.kind in ("llama", "diffullama") and (marked or "diffullama" in named or "discretediffusion" in named)
+
+
+def _is_marked(config: Description) -> bool:
+    """Whether a config.json says that its network is a diffusion model."""
+    classes = str(config.get("architectures", default="")).lower()
+    return config.get("mask_token_id") is not None or "discretediffusion" in classes
 
 
 def _is_diffugpt(config: Description, _: str) -> bool:
