@@ -555,6 +555,7 @@ def test_texts_of_a_list_are_measured_as_one_by_one(free, runs):
         free.perplexity(["a", ""])
     with pytest.raises(TypeError, match="is a text"):
         free.perplexity(["a", 3])
+    assert [free.perplexity([], bound=bound) for bound in (None, "exact", "tight", "importance")] == [[]] * 4
 
 
 def test_answers_are_ranked_by_their_likelihood(free, runs):

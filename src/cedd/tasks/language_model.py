@@ -334,7 +334,7 @@ class LanguageModel(LoadedModel):
             raise ValueError("an empty text has no perplexity")
         unknown = [unknown_share(self.tokenizer, ids.numpy(), max_unknown) for ids in encoded]
         exact = [bound == "exact" or (bound is None and self._is_short(len(ids), 2 * draws)) for ids in encoded]
-        if bound == "exact" and (long := max(self._at_once(len(ids)) for ids in encoded)) > MOST_POSITIONS:
+        if bound == "exact" and (long := max((self._at_once(len(ids)) for ids in encoded), default=0)) > MOST_POSITIONS:
             what = "blocks of at most" if self.writes_blocks else "at most"
             raise ValueError(f"exact perplexity needs {what} {MOST_POSITIONS} tokens (got {long}); use importance")
         known = self._exact_nats([ids for ids, one in zip(encoded, exact, strict=True) if one])
