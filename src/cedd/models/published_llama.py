@@ -522,17 +522,16 @@ def _kind(*kinds: str) -> Callable[[Description, str], bool]:
     return lambda config, _: config.kind in kinds
 
 
-def _is_diffullama(config: Description, name: str) -> bool:
-    """LLaMA's config.json with a mask, or by its name: the released one is LLaMA's own."""
-    named = f"{name} {config.get('_name_or_path', default='')} {config.get('architectures', default='')}".lower()
-    marked = config.get("mask_token_id") is not None
-    return config.kind in ("llama", "diffullama") and (marked or "diffullama" in named or "discretediffusion" in named)
-
-
 def _is_marked(config: Description) -> bool:
     """Whether a config.json says that its network is a diffusion model."""
     classes = str(config.get("architectures", default="")).lower()
     return config.get("mask_token_id") is not None or "discretediffusion" in classes
+
+
+def _is_diffullama(config: Description, name: str) -> bool:
+    """LLaMA's config.json with a mask, or by its name: the released one is LLaMA's own."""
+    named = f"{name} {config.get('_name_or_path', default='')}".lower()
+    return config.kind in ("llama", "diffullama") and (_is_marked(config) or "diffullama" in named)
 
 
 def _is_diffugpt(config: Description, _: str) -> bool:
