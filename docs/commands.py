@@ -16,7 +16,7 @@ from typing import Any, get_origin
 
 from cedd.cli import COMMANDS
 from cedd.cli.arguments import ARGUMENTS
-from cedd.cli.parser import NUMBERS, Option, options_of
+from cedd.cli.parser import NUMBERS, CommandOption, options_of
 from cedd.training.config import PRESETS, TrainConfig
 
 PLACE = "<!-- commands -->"
@@ -42,7 +42,7 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|])", r"\\\1", text)
 
 
-def spelled(option: Option) -> str:
+def spelled(option: CommandOption) -> str:
     """The option with its value, as `--help` shows it."""
     if option.positional:
         return option.name
@@ -69,14 +69,14 @@ def default(value: Any) -> str:
     return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
 
 
-def row(option: Option) -> str:
+def row(option: CommandOption) -> str:
     """A line of a table."""
     return f"| `{spelled(option)}` | {default(option.default)} | {escaped(option.help)} |"
 
 
-def tables(options: list[Option]) -> Iterator[str]:
+def tables(options: list[CommandOption]) -> Iterator[str]:
     """A table for each group of options, positional arguments first."""
-    groups: dict[str, list[Option]] = {}
+    groups: dict[str, list[CommandOption]] = {}
     for one in sorted(options, key=lambda one: not one.positional):
         groups.setdefault("arguments" if one.positional else one.title, []).append(one)
     for title, group in groups.items():
