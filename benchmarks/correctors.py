@@ -303,6 +303,9 @@ def main() -> int:
     parser.add_argument("--spaces", type=int, default=100, help="joined words, and as many split ones")
     parser.add_argument("--speed", type=int, default=400, help="sentences of the text that speed is measured on")
     parser.add_argument(
+        "--rate", type=float, default=0.02, help="share of its words that are wrong; 1: one per sentence"
+    )
+    parser.add_argument(
         "--only", nargs="*", choices=list(CORRECTORS), default=list(CORRECTORS), help="these correctors"
     )
     parser.add_argument("--out", type=Path, help="write all figures to this .json")
@@ -317,7 +320,7 @@ def main() -> int:
         parser.error(f"there are no sentences in the texts of {corpus}")
     folder = packaged("english")
     known = set(load_lexicon(folder / LEXICON_FILE).words[:KNOWN])
-    paragraphs = mostly_right(given, arguments.speed)
+    paragraphs = mostly_right(given, arguments.speed, arguments.rate)
     results: dict[str, dict[str, Any]] = {}
     for name in arguments.only:
         try:
