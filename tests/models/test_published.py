@@ -261,8 +261,10 @@ def test_blocks_are_those_of_their_code(bd3lm: tuple[cedd.LanguageModel, dict[st
         parts.append(model.model.head(model.model.features(noisy_block, torch.zeros(4), cache=cache)))
         cache.length = 4 * number
         model.model.features(clean, torch.zeros(4), cache=cache)
-    for name in ("logits_cached", "logits_blocks"):
-        assert float((torch.cat(parts, 1) - io[name][..., :V]).abs().max()) < TOLERANCE
+    # All three are equal in exact arithmetic; the two of their code are up to 2.3e-5 from it.
+    exact = io["logits_64"][..., :V]
+    for found in (torch.cat(parts, 1), io["logits_cached"][..., :V], io["logits_blocks"][..., :V]):
+        assert float((found - exact).abs().max()) < TOLERANCE
 
 
 def test_the_loss_in_blocks_is_that_of_their_code(bd3lm: tuple[cedd.LanguageModel, dict[str, Tensor]]) -> None:
