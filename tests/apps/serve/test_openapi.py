@@ -1,16 +1,20 @@
 """The description of the server is that of what it accepts."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from cedd import import_model
 from cedd.apps.serve.endpoints import ENDPOINTS
 from cedd.apps.serve.limits import Limits
 from cedd.apps.serve.openapi import MEANINGS, openapi_document
 from cedd.apps.serve.registry import ModelRegistry
+from tests.tasks.test_chat import published
 
 LEAST: dict[str, dict[str, Any]] = {
     "/v1/completions": {"max_tokens": 2, "steps": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "w7"}], "max_tokens": 2},
     "/infill": {"text": "a____{2}b", "steps": 1},
     "/correct": {"text": "teh"},
 }
@@ -55,10 +59,13 @@ def described(client: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def client(server: tuple[str, Any]):
-    from tests.apps.serve.servers import IN_THE_CLEAR, httpx
+def client(registry: ModelRegistry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of a server whose models can do everything together."""
+    from tests.apps.serve.servers import IN_THE_CLEAR, httpx, served
 
-    with httpx.Client(base_url=server[0], timeout=30, **IN_THE_CLEAR) as made:
+    chat = import_model(published(tmp_path_factory.mktemp("chat"), "llada"), device="cpu", mask_id=20)
+    models = ModelRegistry({"small": registry["small"], "masks": registry["masks"], "chat": chat})
+    with served(models) as (address, _), httpx.Client(base_url=address, timeout=30, **IN_THE_CLEAR) as made:
         yield made
 
 
@@ -73,6 +80,8 @@ def test_described_fields_are_accepted_and_checked(client: Any, described: dict[
     assert set(fields) <= set(MEANINGS)
     for name, schema in fields.items():
         good = {**LEAST[path], name: LEAST[path].get(name, valid(schema)), **STRUCTURED.get(name, {})}
+        if "chat" in path:
+            good["model"] = "chat"
         reply = client.post(path, json=good)
         understood = "is an option of the engine" in reply.text or "no text of" in reply.text
         assert reply.status_code == 200 or understood, (name, reply.text)
