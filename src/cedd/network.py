@@ -386,7 +386,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True)
 class Network:
-    """A model as losses, bounds and samplers run it; construct it by `Network.of`.
+    """A model as bounds and samplers run it; construct it by `Network.of`.
 
     `home` is the device of the model. `device`, where the computation around it is done, is the same, or the CPU if
     `home` does not support float64 (MPS).

@@ -170,7 +170,7 @@ class SamplingRun:
     # Tokens
 
     def draw_tokens(self, x: Tensor, rows: Tensor, outputs: Tensor, chosen: Tensor | slice, v: Tensor) -> Tensor:
-        """Tokens [C] drawn from softmax(outputs [M, V]) after sharpening: the one place where that is done.
+        """Tokens [C] drawn from softmax(outputs [M, V]) after sharpening, given the joint constraint if there is one.
 
         Args:
             x: the states [B, L].
