@@ -70,6 +70,11 @@ def test_short_notes_with_many_errors_are_english(text, meant, correct):
     assert correct(text) == meant
 
 
+def test_joined_words_are_split_if_one_of_them_is_no_part_of_compounds(correct):
+    text = "He looked at the skyeach morning, facingeach day, by the timesheet of the hostname."
+    assert correct(text) == "He looked at the sky each morning, facing each day, by the timesheet of the hostname."
+
+
 def test_known_words_have_no_misspellings_of_the_training_lists():
     known = load_known_words(packaged("english") / KNOWN_WORDS_FILE)
     assert len(known) > 90_000

@@ -54,6 +54,14 @@ only if a word that is easily confused with it makes the text more probable by M
 MIN_GAIN = 4.0
 SMALL_WORDS = 60
 """The most frequent words, which are not parts of compounds. Words joined by mistake usually contain one of them."""
+FUNCTION_WORDS = frozenset(
+    (
+        *("each", "every", "much", "such", "many", "these", "those", "could", "would", "should", "might", "must"),
+        *("shall", "both", "either", "though", "because", "until", "where", "whose", "whom", "your", "their", "our"),
+        *("its", "them", "also", "only", "even", "than", "very", "about", "between"),
+    )
+)
+"""Less frequent words that are not parts of compounds, either."""
 MAX_COMPOUND_LENGTH, MAX_COMPOUND_PAIR_COUNT = 12, 200
 """Letters of an unknown compound; how often its two words may occur in a row."""
 FAR_CHANNEL = 10.0
@@ -291,7 +299,11 @@ class Reader:
         """Whether two words in one are a compound (stylesheet, hostname) rather than two words without their space:
         neither is among the most frequent words, they are rarely seen in a row, and they are short together."""
         first, second = (self.lexicon.index[word] for word in words)
-        if min(first, second) < SMALL_WORDS or sum(map(len, words)) > MAX_COMPOUND_LENGTH:
+        if (
+            min(first, second) < SMALL_WORDS
+            or not FUNCTION_WORDS.isdisjoint(words)
+            or sum(map(len, words)) > MAX_COMPOUND_LENGTH
+        ):
             return False
         return bool(self.lexicon.gram_counts(np.array([[first, second]]))[0] < MAX_COMPOUND_PAIR_COUNT)
 
