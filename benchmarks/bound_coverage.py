@@ -1,30 +1,31 @@
-"""How often the 95% interval of a bound holds the truth: every method on every process, against enumeration.
+"""Coverage of the 95% intervals of a bound: every method on every process, against enumeration.
 
-    python benchmarks/bound_coverage.py --workers 10           # goes on where it was interrupted
-    python benchmarks/bound_coverage.py --processes uniform    # some of the cells; so do --methods and --bounds
+    python benchmarks/bound_coverage.py --workers 10           # continues where it was interrupted
+    python benchmarks/bound_coverage.py --processes uniform    # some cells; also --methods and --bounds
     python benchmarks/bound_coverage.py --processes "roulette .05" "hybrid .99" --bounds tight    # the hard ones
     python benchmarks/bound_coverage.py --networks sharp near-zero --repetitions 400 --sequences 500    # overconfident
     python benchmarks/bound_coverage.py --table                # writes the tables of docs/results/intervals.md
 
-A cell is a method, a process, a bound and a number of sequences N. Its networks are random: smooth functions of noisy
-sequence and time, so bad that costs are uneven and a few draws can make up much of the estimate: the hard case.
-V = 3 and L = 2, so that the exact bound of each of the 9 sequences is known. Each repetition draws N sequences and
-estimates their bound by 4 draws of each.
+A cell is a method, a process, a bound and a number of sequences N. Its networks are random smooth functions of noisy
+sequence and time. They are bad, so that costs are uneven and a few draws can dominate the estimate, which is the hard
+case. With V = 3 and L = 2 the exact bound of each of the 9 sequences is known. Each repetition draws N sequences and
+estimates their bound from 4 draws per sequence.
 
 Overconfident networks of `bayes` have V = 7 and L = 5 and read the token of each position only, so that the exact bound
-of a sequence is the mean of those of its tokens. `sharp`: random outputs times 6, which makes beliefs of e^-20 common.
-`near-zero`: one token of seven has a belief of about e^-15, whatever the network reads.
+of a sequence is the mean of those of its tokens. `sharp`: random outputs times 6, with many probabilities of e^-20.
+`near-zero`: one token of seven has a probability of about e^-15 for every input.
 
-Counted are
+Each row counts
 
-    population     intervals (ci95) that hold the exact bound of the population the sequences are drawn from
-    these          Monte Carlo intervals (fixed_set) that hold the exact bound of these N sequences
-    independent    Student's intervals of the paper's independent draws that would hold the population's: not given
+    population     intervals (ci95) that contain the exact bound of the population of the sequences
+    these          Monte Carlo intervals (fixed_set) that contain the exact bound of these N sequences
+    independent    Student's intervals from the paper's independent draws that contain the population's (cedd prints
+                   no such interval)
 
-and the mean half-widths of the first two, of each network.
+and the mean half-widths of the first two for each network.
 
 A share of R repetitions has the binomial error sqrt(p (1-p) / R): 0.7% for p = 95% and R = 1000. A repetition takes
-about 0.2 s of a slow core with N = 64.
+about 0.2 s on a slow core with N = 64.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import json
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ PROCESSES: dict[str, cedd.TokenProcess] = {
     "eroulette": cedd.eroulette(V, mask_share=cedd.PowerShare(0.2, 0.9)),
 }
 HARD: dict[str, cedd.TokenProcess] = {"roulette .05": cedd.roulette(V, 0.05), "hybrid .99": cedd.hybrid(V, 0.99)}
-"""Processes that shuffle nearly every token before they mask one: what few draws meet costs ratios most."""
+"""Processes that shuffle nearly every token before they mask one. Rare draws dominate the cost of ratio methods."""
 _SCHEDULES = {"cosine": cedd.Cosine(), "geometric": cedd.Geometric(1e-4, 20.0), "cubic": cedd.Polynomial(3.0)}
 WIDE: dict[str, cedd.TokenProcess] = {
     f"{name}, {kind}": process
@@ -69,18 +70,18 @@ WIDE: dict[str, cedd.TokenProcess] = {
         ("roulette .3", cedd.roulette(WIDE_V, 0.3, schedule)),
     )
 }
-"""The processes on which networks are overconfident."""
+"""The processes of the overconfident networks."""
 ALL = PROCESSES | HARD | WIDE
 OVERCONFIDENT = ("sharp", "near-zero")
 METHODS = ("sedd", "sedds", "cedd", "bayes", "dfm")
-"""One for each parameterization: cedd-star and ceddt have cedd's bound, bayes-star has that of bayes."""
+"""One method per parameterization: cedd-star and ceddt have the bound of cedd, bayes-star that of bayes."""
 RESULTS = Path(__file__).with_name("results") / "bound-coverage.json"
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "intervals.md"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is covered, and by how much it is measured."""
+    """What is measured, and with how many repetitions."""
 
     method: str
     process: str
@@ -89,7 +90,7 @@ class Cell:
     draws: int = 4
     networks: int = 5
     repetitions: int = 1000
-    """Of all networks together."""
+    """The total over all networks."""
     kind: str = "random"
 
     @property
@@ -105,7 +106,7 @@ def cells(
     repetitions: int = 1000,
     methods: Sequence[str] = METHODS,
 ) -> Iterator[Cell]:
-    """Every method on every process that it takes. j2 is j1 and a constant: its intervals are the same."""
+    """Every method on every process that it supports. j2 is j1 plus a constant, so its intervals cover alike."""
     for process in processes:
         for method in methods:
             if method == "dfm" and process != "absorb":
@@ -125,7 +126,7 @@ def overconfident_cells(
 
 
 def overconfident_network(process: cedd.TokenProcess, kind: str, seed: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Outputs [n, V] for the token that is there, the same at every position and time."""
+    """A network with the same outputs [n, V] for the current token at every position and time."""
     generator = torch.Generator().manual_seed(seed)
     outputs = torch.randn(process.num_states, WIDE_V, generator=generator, dtype=torch.float64)
     if kind == "sharp":
@@ -151,7 +152,7 @@ def random_network(process: cedd.TokenProcess, seed: int) -> Callable[[Tensor, T
 
 
 def exact_values(model: Callable[..., Tensor], cell: Cell) -> Tensor:
-    """The exact bound of each sequence, [V] * L: of a population that is that sequence alone."""
+    """The exact bound of each sequence, [V] * L, from populations that contain only that sequence."""
     process = ALL[cell.process]
 
     def of_each(vocab_size: int, length: int) -> Tensor:
@@ -168,7 +169,7 @@ def exact_values(model: Callable[..., Tensor], cell: Cell) -> Tensor:
 
 @dataclass
 class Count:
-    """What the repetitions with one network have shown."""
+    """The counts of the repetitions with one network."""
 
     exact: float
     population: int = 0
@@ -182,7 +183,7 @@ class Count:
 
 
 def count(cell: Cell, network: int, repetitions: int) -> Count:
-    """Repetitions with one network: how many intervals hold the truth, what error was made and what was said."""
+    """Repetitions with one network: intervals that contain the truth, actual errors and reported errors."""
     process = ALL[cell.process]
     if cell.kind == "random":
         model = random_network(process, seed=network)
@@ -216,7 +217,7 @@ def count(cell: Cell, network: int, repetitions: int) -> Count:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Shares of intervals that hold the truth, and the error that was said over that which was made."""
+    """Shares of intervals that contain the truth, and the ratio of reported to actual error."""
     started = time.perf_counter()
     each = -(-cell.repetitions // cell.networks)
     counts = [count(cell, network, each) for network in range(cell.networks)]
@@ -242,41 +243,46 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def results(file: Path) -> dict[str, Any]:
-    """The cells that have been measured, by name."""
+    """The measured cells, by name."""
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
-def table(rows: Iterable[dict[str, Any]]) -> str:
-    """Results as docs/results/intervals.md shows them."""
-    lines = [
-        "| method | process | bound | exact (nats) | population | these sequences | independent draws | repetitions |"
-    ]
-    lines.append("|---|---|---|--:|--:|--:|--:|--:|")
+SHARES = {"population": "population", "these": "these sequences", "independent": "independent draws"}
+"""What was counted, and the heads of the columns."""
+
+
+def table(rows: Sequence[dict[str, Any]], wanted: Sequence[str]) -> str:
+    """The shares wanted, in Markdown: a row per method, process and bound, and columns for each number of sequences."""
+    numbers = sorted({row["sequences"] for row in rows})
+    heads = [f"{SHARES[share]}, N = {number}" for number in numbers for share in wanted]
+    lines = [f"| method | process | bound | {' | '.join(heads)} |", f"|---|---|---|{'--:|' * len(heads)}"]
+    found: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
     for row in rows:
         bound = "`tight`" if row["bound"] == "tight" else "`j1`, `j2`"
-        exact = f"{min(row['exact']):.1f} to {max(row['exact']):.1f}"
-        shown = [row[name] for name in ("population", "these", "independent")]
-        shares = " | ".join("" if share is None else f"{share:.1%}" for share in shown)
         kind = "" if row.get("kind", "random") == "random" else f", {row['kind']}"
-        names = f"| `{row['method']}` | {row['process']}{kind} | {bound}"
-        lines.append(f"{names} | {exact} | {shares} | {row['repetitions']:,} |")
+        found.setdefault((f"`{row['method']}`", f"{row['process']}{kind}", bound), {})[row["sequences"]] = row
+    for names, by_number in found.items():
+        shares = [by_number.get(number, {}).get(share) for number in numbers for share in wanted]
+        lines.append(f"| {' | '.join((*names, *('' if share is None else f'{share:.1%}' for share in shares)))} |")
     return "\n".join(lines)
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """A table for each number of sequences, one of the hard processes and one of overconfident networks for each number
-    of sequences, by the name of its place in the page."""
+    """The tables of docs/results/intervals.md, by the names of their markers."""
     places: dict[str, list[dict[str, Any]]] = {}
     for row in found.values():
-        which = "hard" if row["process"] in HARD else row["sequences"]
-        if row.get("kind", "random") != "random":
-            which = f"overconfident-{row['sequences']}"
-        places.setdefault(f"coverage-{which}", []).append(row)
-    return {place: table(rows) for place, rows in places.items()}
+        overconfident = row.get("kind", "random") != "random"
+        place = "overconfident" if overconfident else "hard" if row["process"] in HARD else "random"
+        places.setdefault(place, []).append(row)
+    intervals = ("population", "these")
+    return {
+        f"coverage-{place}": table(rows, (*SHARES,) if place == "random" else intervals)
+        for place, rows in places.items()
+    }
 
 
 def measured(missing: Sequence[Cell], workers: int) -> Iterator[dict[str, Any]]:
-    """The cells in any order, one after another or in processes of one thread each."""
+    """Results of the cells in any order, from this process or from processes with one thread each."""
     if workers == 1:
         yield from map(measure, missing)
         return
@@ -287,7 +293,7 @@ def measured(missing: Sequence[Cell], workers: int) -> Iterator[dict[str, Any]]:
 
 
 def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
-    """Measure the cells that are missing, or have fewer repetitions; the file is complete after each."""
+    """Measure the cells that are missing or have too few repetitions, and save the file after each."""
     known = results(file)
     missing = [cell for cell in wanted if known.get(cell.name, {}).get("repetitions", 0) < cell.repetitions]
     order = [cell.name for n in (64, 1000) for cell in cells([*PROCESSES, *HARD], sequences=n)]
@@ -302,25 +308,23 @@ def run(wanted: Sequence[Cell], file: Path, workers: int) -> None:
 def main() -> None:
     """Measure the cells that are missing, or write the tables."""
     parser = parser_of(__doc__)
-    parser.add_argument("--processes", nargs="+", choices=ALL, help="of the cells")
+    parser.add_argument("--processes", nargs="+", choices=ALL, help="processes of the cells")
     parser.add_argument(
         "--networks", nargs="+", choices=OVERCONFIDENT, help="overconfident networks of bayes instead of random ones"
     )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="of the cells")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="methods of the cells")
     parser.add_argument(
         "--bounds",
         nargs="+",
         choices=("tight", "j1"),
         default=["tight", "j1"],
-        help="of the cells; j2 has the intervals of j1",
+        help="bounds of the cells; the intervals of j2 cover like those of j1",
     )
-    parser.add_argument("--sequences", type=int, default=64, help="N, of a repetition")
-    parser.add_argument("--repetitions", type=int, default=1000, help="R, of a cell")
-    parser.add_argument("--workers", type=int, default=1, help="processes, a core each")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where they are kept")
-    parser.add_argument(
-        "--table", action="store_true", help="write the tables of docs/results/intervals.md, and do nothing else"
-    )
+    parser.add_argument("--sequences", type=int, default=64, help="sequences per repetition (N)")
+    parser.add_argument("--repetitions", type=int, default=1000, help="repetitions per cell (R)")
+    parser.add_argument("--workers", type=int, default=1, help="worker processes, one core each")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="results file")
+    parser.add_argument("--table", action="store_true", help="only write the tables of docs/results/intervals.md")
     options = parser.parse_args()
     if options.table:
         write_page(PAGE, tables(results(options.results)))
@@ -330,7 +334,7 @@ def main() -> None:
         wanted = overconfident_cells(options.networks, options.processes or list(WIDE), number, repetitions)
     else:
         wanted = cells(options.processes or list(PROCESSES), options.bounds, number, repetitions, options.methods)
-    # Where tokens are shuffled, tails are longest: these first.
+    # Processes that shuffle take longest, so they run first.
     run(sorted(wanted, key=lambda cell: not ALL[cell.process].can_shuffle), options.results, options.workers)
 
 

@@ -1,4 +1,4 @@
-"""The tables and curves of the language benchmark, beside the paper's figures, and the page that holds them."""
+"""The tables and curves of the language benchmark, next to the paper's figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from language_measure import key, stored
 from language_text import SETS
 
 from cedd.bounds.estimate import exp_or_inf, mean_and_stderr, student_quantile
-from cedd.methods import get_method
 from cedd.storage import atomic_write
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ QUOTED: Mapping[str, Figures] = {
     "D3PM@1024": (93.47, 77.28, 200.82, 75.16, 138.92),
     "PLAID@1024": (57.28, 51.80, 142.60, 50.86, 91.12),
 }
-"""Of other models, as the paper quotes them; not trained here, nor by the paper."""
+"""Perplexities of other models that the paper quotes."""
 PAPER_GENERATIVE: Mapping[str, float] = {
     "sedd/absorb": 172.35,
     "sedds/absorb": 166.35,
@@ -90,17 +89,17 @@ PAPER_GENERATIVE: Mapping[str, float] = {
 """The paper's generative perplexities: 1024 steps, GPT-2 large, the mean over samples."""
 PAPER_SHARES = {"cedd-star/roulette": 72.31, "cedd-star/roulette-0.65": 85.72}
 PAPER_SHARES |= {"cedd-star/roulette-0.35": 124.19, "cedd-star/roulette-0.05": 284.55}
-"""The paper's for p_m = .95, .65, .35, .05, which it sampled in float32."""
+"""The paper's generative perplexities for p_m = .95, .65, .35, .05, sampled in float32."""
 ORDER = ("cedd-star", "cedd", "sedds", "sedd")
-"""The paper's, best first."""
+"""The methods in the paper's order, best first."""
 ON = ("absorb", "roulette", "uniform")
 CHANCE = {"": 0.03, "lm1b": 0.05, "ptb": 0.1}
-"""In nats a token, by test set: so much, and less, may lie between two trainings of one method, which intervals over
-blocks leave out. (Of three pairs, the farthest apart were two of ar@1024: 0.041 on 1BW, 0.087 on PTB.)"""
+"""The largest difference between two trainings of one method, in nats per token, by test set. Intervals over blocks do
+not cover it. (The largest of three pairs were those of ar@1024: 0.041 on 1BW, 0.087 on PTB.)"""
 
 
 class Rows:
-    """The rows of a results file: a cell, or one way to use its network."""
+    """The rows of a results file. A row is a cell, or one way to use the network of a cell."""
 
     def __init__(self, content: Mapping[str, Any], arguments: Arguments) -> None:
         self.cells: Mapping[str, Any] = content["cells"]
@@ -113,7 +112,7 @@ class Rows:
         return self.cells.get(cell, {}).get("final")
 
     def of(self, cells: Sequence[str]) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
-        """(title, cell, measurements) of every row of these cells, with the same cells by other recipes after each."""
+        """(title, cell, measurements) of every row of these cells. Each is followed by its rows with other recipes."""
         for cell in cells:
             for name in (cell, *(f"{cell}+{recipe}" for recipe in RECIPES)):
                 final = self.finished(name)
@@ -124,7 +123,7 @@ class Rows:
 
     @property
     def sets(self) -> Mapping[str, str]:
-        """Names and titles of the test sets: those that were measured."""
+        """Names and titles of the test sets that were measured."""
         measured = self.protocol.get("test_sets", SETS)
         return {name: title for name, title in SETS.items() if name in measured}
 
@@ -156,7 +155,6 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
         "long-paper-bounds": _paper_bounds(rows, LONG_CELLS),
         "long-generative": _generative(rows, LONG_CELLS, PAPER_GENERATIVE) + _real(rows, LONG),
         "curves": _curves(rows),
-        "rows": _records(rows),
     }
 
 
@@ -165,7 +163,7 @@ def tables(content: Mapping[str, Any], arguments: Arguments) -> dict[str, str]:
 
 
 def _bounds(rows: Rows, cells: Sequence[str]) -> str:
-    """Perplexities by the true bound with their intervals."""
+    """Perplexities by `tight` with their intervals."""
     texts = [*rows.sets, *rows.held_out]
     heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
     lines = [f"| perplexity, at most | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
@@ -176,7 +174,7 @@ def _bounds(rows: Rows, cells: Sequence[str]) -> str:
 
 
 def _quoted(rows: Rows) -> str:
-    """Rows of other models, in a table of bounds."""
+    """Rows for the models that the paper quotes, in a table of bounds."""
     return "\n".join(
         "| "
         + " | ".join(
@@ -192,7 +190,7 @@ def _quoted(rows: Rows) -> str:
 
 
 def _perplexity(record: Mapping[str, Any]) -> str:
-    """exp of an estimate, ± the half of its interval."""
+    """exp of an estimate ± half of the width of its interval."""
     nats, low, high = (record[name] for name in ("nats_per_token", "low", "high"))
     if nats is None:
         return "∞"
@@ -202,7 +200,7 @@ def _perplexity(record: Mapping[str, Any]) -> str:
 
 
 def _exp(nats: float) -> str:
-    """A perplexity, by its exponent where it is too large for a number."""
+    """exp(nats), or "e^nats" if that overflows."""
     value = exp_or_inf(nats)
     return _plain(value) if math.isfinite(value) else f"e^{nats:,.0f}"
 
@@ -216,30 +214,29 @@ def _plain(value: float | None) -> str:
 
 
 def _paper_bounds(rows: Rows, cells: Sequence[str]) -> str:
-    """j1 and j2 beside the paper's j1."""
-    heads = " | ".join(f"{title}, j1 / j2 | paper" for title in rows.sets.values())
-    lines = [f"| perplexity by the paper's bounds | {heads} |", f"|---|{'--:|--:|' * len(rows.sets)}"]
+    """j1 next to the paper's j1."""
+    heads = " | ".join(f"{title} | paper" for title in rows.sets.values())
+    lines = [f"| perplexity by j1 | {heads} |", f"|---|{'--:|--:|' * len(rows.sets)}"]
     for title, _, row in rows.of(cells):
         found: list[str] = []
         papers = PAPER.get(_without_recipe(title), (None,) * len(SETS))
         for text, paper in zip(SETS, papers, strict=True):
             if text not in rows.sets:
                 continue
-            found += [NOT_YET if row is None else _both(row["texts"][text]), _plain(paper)]
+            found += [NOT_YET if row is None else _j1(row["texts"][text]), _plain(paper)]
         lines.append(f"| {title} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
 def _without_recipe(title: str) -> str:
-    """The title of the same row by the recipe of all: CELL of CELL+RECIPE, and what its network is used for."""
+    """The title without its recipe: "CELL, way" for "CELL+RECIPE, way"."""
     return re.sub(r"\+[^,]*", "", title)
 
 
-def _both(bounds: Mapping[str, Any]) -> str:
-    """j1 / j2, or the one bound that a method has."""
-    nats = [bounds[name]["nats_per_token"] for name in ("j1", "j2") if name in bounds]
-    nats = nats or [bounds["tight"]["nats_per_token"]]
-    return " / ".join("∞" if value is None else _exp(value) for value in nats)
+def _j1(bounds: Mapping[str, Any]) -> str:
+    """The perplexity by j1, or by the only bound that a method has."""
+    nats = bounds.get("j1", bounds["tight"])["nats_per_token"]
+    return "∞" if nats is None else _exp(nats)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -247,23 +244,23 @@ def _both(bounds: Mapping[str, Any]) -> str:
 
 
 def _order(rows: Rows) -> str:
-    """Each of two neighbours in the paper's order, paired by block, and whether it holds."""
+    """Differences of neighbours in the paper's order."""
     return _paired(rows, [(*pair, process) for process in ON for pair in pairwise(ORDER)])
 
 
 def _bayes(rows: Rows) -> str:
-    """What Bayes' rule for the token that is there is worth; on absorb, where it changes nothing, what chance is."""
+    """The effect of Bayes' rule for visible tokens; on absorb, where it changes nothing, the effect of chance."""
     return _paired(rows, [("bayes-star", "cedd-star", process) for process in ON])
 
 
 def _long_order(rows: Rows) -> str:
-    """The same in long sequences, of which the paper has three methods; CEDD* is its best by most sets."""
+    """Differences for long sequences; CEDD* is the paper's best method on most sets."""
     return _paired(rows, [("cedd-star", other, f"absorb@{LONG}") for other in ("sedds", "ceddt")])
 
 
 def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]]) -> str:
-    """(better, worse, process) a line: the difference on every text, paired by block, on how many texts the first one
-    is ahead beyond chance, and on how many sets in the paper."""
+    """A line for each (better, worse, process): the paired difference on every text, the number of texts on which the
+    first one is ahead by more than chance, and the number of sets on which it is ahead in the paper."""
     texts = [*rows.sets, *rows.held_out]
     heads = [*rows.sets.values(), *(f"held-out {name}" for name in rows.held_out)]
     lines = [f"| nats per token, paired by block | {' | '.join(heads)} | ahead | in the paper |"]
@@ -272,18 +269,18 @@ def _paired(rows: Rows, pairs: Sequence[tuple[str, str, str]]) -> str:
         names = [f"{method}/{process}" for method in (better, worse)]
         pair, paper = [_best(rows, name) for name in names], _ahead_in_paper(*names)
         if None in pair:
-            lines.append(f"| {better} less {worse}, {process} |{f' {NOT_YET} |' * len(texts)} | {paper} |")
+            lines.append(f"| {better} − {worse}, {process} |{f' {NOT_YET} |' * len(texts)} | {paper} |")
             continue
         first, second = (str(cell) for cell in pair)
         found = {text: _difference(rows, first, second, text) for text in texts}
         verdict = _verdict({text: interval for text, (_, interval) in found.items()})
         shown = " | ".join(text for text, _ in found.values())
-        lines.append(f"| {first} less {second} | {shown} | {verdict} | {paper} |")
+        lines.append(f"| {first} − {second} | {shown} | {verdict} | {paper} |")
     return "\n".join(lines)
 
 
 def _ahead_in_paper(better: str, worse: str) -> str:
-    """On how many sets it has the first one ahead, by j1."""
+    """The number of sets on which the first one has the lower j1 in the paper."""
     if better not in PAPER or worse not in PAPER:
         return ""
     pairs = [(a, b) for a, b in zip(PAPER[better], PAPER[worse], strict=True) if a is not None and b is not None]
@@ -291,7 +288,7 @@ def _ahead_in_paper(better: str, worse: str) -> str:
 
 
 def _best(rows: Rows, cell: str) -> str | None:
-    """The recipe with which a cell is best on held-out text."""
+    """The recipe with the lowest bound on held-out text."""
     found = {name: row for _, name, row in rows.of([cell]) if row is not None}
 
     def mean(name: str) -> float:
@@ -312,7 +309,7 @@ def _difference(rows: Rows, first: str, second: str, text: str) -> tuple[str, tu
 
 
 def _verdict(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """On how many texts the first one is ahead, or behind, by more than chance may do, of those with a difference."""
+    """The number of texts on which the first one is ahead, or behind, by more than CHANCE."""
     intervals = {text: ends for text, ends in intervals.items() if all(map(math.isfinite, ends))}
     chance = {text: CHANCE.get(text, CHANCE[""]) for text in intervals}
     ahead = sum(high < -chance[text] for text, (_, high) in intervals.items())
@@ -325,31 +322,28 @@ def _verdict(intervals: Mapping[str, tuple[float, float]]) -> str:
 
 
 def _generative(rows: Rows, cells: Sequence[str], papers: Mapping[str, float]) -> str:
-    """By every judge and number of steps: the mean over samples, that of the corpus, and the entropy."""
+    """Entropy and mean perplexity of the samples drawn in the most steps, by each judge."""
     names = _judges(rows)
-    heads = " | ".join(f"by {name}: mean [95%] / corpus" for name in names)
-    lines = [
-        f"| generative perplexity | steps | entropy | {heads} | paper |",
-        f"|---|--:|--:|{'--:|' * len(names)}--:|",
-    ]
+    heads = " | ".join(f"by {name} [95%]" for name in names)
+    lines = [f"| generative perplexity | entropy | {heads} | paper |", f"|---|--:|{'--:|' * len(names)}--:|"]
     for title, _, row in rows.of(cells):
         paper = _plain(papers.get(_without_recipe(title)))
         if row is None:
-            lines.append(f"| {title} | | {NOT_YET} |{f' {NOT_YET} |' * len(names)} {paper} |")
+            lines.append(f"| {title} | {NOT_YET} |{f' {NOT_YET} |' * len(names)} {paper} |")
             continue
-        for steps, sampled in row["samples"].items():
-            found = [_judged(sampled["judges"].get(name)) for name in names]
-            beside = paper if steps == "1024" else ""
-            lines.append(f"| {title} | {steps} | {sampled['token_entropy']:.2f} | {' | '.join(found)} | {beside} |")
+        steps = max(row["samples"], key=int)
+        sampled, paper = row["samples"][steps], paper if steps == "1024" else ""
+        found = [_judged(sampled["judges"].get(name)) for name in names]
+        lines.append(f"| {title} | {sampled['token_entropy']:.2f} | {' | '.join(found)} | {paper} |")
     return "\n".join(lines)
 
 
 def _real(rows: Rows, length: int | None) -> str:
-    """Lines of held-out text of a length, as far as judges have read it, in a table of samples."""
+    """Lines for held-out text of this length, in a table of samples."""
     lines = ""
     for name, text in rows.held_out_texts.get(str(length), {}).items():
         found = [_judged(text["judges"].get(judge)) for judge in _judges(rows)]
-        lines += f"\n| held-out {name} | | {text['token_entropy']:.2f} | {' | '.join(found)} | |"
+        lines += f"\n| held-out {name} | {text['token_entropy']:.2f} | {' | '.join(found)} | |"
     return lines
 
 
@@ -366,11 +360,11 @@ def _judged(record: Mapping[str, Any] | None) -> str:
         return NOT_YET
     mean = record["mean"]
     ends = "" if mean["low"] is None else f" [{_plain(mean['low'])}, {_plain(mean['high'])}]"
-    return f"{_plain(mean['value'])}{ends} / {_plain(record['corpus']['value'])}"
+    return f"{_plain(mean['value'])}{ends}"
 
 
 def _shares(rows: Rows) -> str:
-    """The grid of p_m: the bound on held-out text, and generative perplexity."""
+    """Bound and generative perplexity for each p_m."""
     heads = " | ".join(f"held-out {name}" for name in rows.held_out)
     bounds = [f"| perplexity, at most | {heads} |", f"|---|{'--:|' * len(rows.held_out)}"]
     for title, _, row in rows.of(SHARES):
@@ -380,11 +374,11 @@ def _shares(rows: Rows) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Curves, and what a row was made by
+# Curves and the protocol
 
 
 def _curves(rows: Rows) -> str:
-    """Held-out bounds on the way, of cedd-star and sedds."""
+    """Held-out bounds of cedd-star and sedds during training."""
     wanted = ["sedds/absorb", "cedd-star/absorb", "sedds/absorb@1024", "cedd-star/absorb@1024"]
     steps = sorted({point["step"] for cell in wanted for point in rows.cells.get(cell, {}).get("curve", [])})
     if not steps:
@@ -404,48 +398,21 @@ def _held_out_nats(point: Mapping[str, Any]) -> float:
     return math.inf if None in nats else sum(nats) / len(nats)
 
 
-def _records(rows: Rows) -> str:
-    """What every row was made by: its own settings, tokens, seconds and machine."""
-    heads = ("row", "settings that are not the recipe's", "tokens", "passes", "ms per step", "training, s")
-    lines = [f"| {' | '.join(heads)} | bounds, samples, s | machine |", "|---|---|--:|--:|--:|--:|--:|---|"]
-    for cell in dict.fromkeys((*MAIN, *SHARES, *LONG_CELLS, *rows.cells)):
-        record, final = rows.cells.get(cell), rows.finished(cell)
-        if record is None or final is None:
-            lines.append(f"| {cell} | | {NOT_YET} | | | | | |")
-            continue
-        own = own_settings(record, rows.protocol.get("recipe", {})) | _end_of_path(final)
-        settings = ", ".join(f"{name} {value}" for name, value in own.items()) or "none"
-        speed, steps = record.get("seconds_per_step"), record["step"]
-        training = ["", ""] if speed is None else [f"{1000 * speed:.1f}", f"{speed * steps:.0f}"]
-        seconds = f"{final['bound_seconds']:.0f}, {final['sample_seconds']:.0f}"
-        tokens = [f"{final['tokens'] / 1e6:.1f}M", f"{_passes(record):.2f}"]
-        made = [cell, settings, *tokens, *training, seconds, record["machine"]]
-        lines.append(f"| {' | '.join(made)} |")
-    return "\n".join(lines)
-
-
-def _passes(record: Mapping[str, Any]) -> float:
-    """How often the text was read; with complementary masks every block is in its batch twice."""
-    batch = record["config"]["batch"]
-    blocks = batch["size"] // (2 if batch["complementary"] else 1)
-    return record["step"] * blocks / record["final"]["corpus_blocks"]
-
-
-def _end_of_path(final: Mapping[str, Any]) -> dict[str, float]:
-    """Where the path ends that a method had to stop short of t = 0, if training text has chosen it."""
-    method = final.get("method")
-    if not isinstance(method, dict):
-        return {}
-    stop = method.get("dynamics", method).get("stop")
-    return {} if stop in (None, get_method(method["name"]).dynamics.stop) else {"t₀": stop}
-
-
 def _protocol(rows: Rows) -> str:
-    """What all rows share."""
+    """The settings that all rows share."""
     if not rows.protocol:
         return f"{NOT_YET}: no row has been trained."
-    names = ("size", "steps", "tokens", "blocks", "draws", "sampled_tokens", "sampler_steps", "holdout")
-    lines = ["| all rows | |", "|---|---|", *(f"| {name} | {rows.protocol[name]} |" for name in names)]
+    titles = {
+        "size": "preset",
+        "steps": "training steps",
+        "tokens": "tokens per training step",
+        "blocks": "test blocks per text, at most",
+        "draws": "noisy versions per block",
+        "sampled_tokens": "sampled tokens per number of steps",
+        "sampler_steps": "sampling steps",
+        "holdout": "share of held-out documents",
+    }
+    lines = ["| all rows | |", "|---|---|", *(f"| {title} | {rows.protocol[name]} |" for name, title in titles.items())]
     done = sum("final" in record for record in rows.cells.values())
     lines.append(f"| recipe | {', '.join(f'{name} {value}' for name, value in _notable(rows.protocol['recipe']))} |")
     lines.append(f"| rows with results | {done} |")
@@ -453,7 +420,7 @@ def _protocol(rows: Rows) -> str:
 
 
 def _notable(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a recipe that a reader asks for."""
+    """The main settings of a recipe."""
     names = (
         "matrices",
         "matrix_rate",
@@ -524,7 +491,7 @@ def curves_figure(content: Mapping[str, Any]) -> Figure:
 
 
 def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
-    """The cells that all files have, a seed each: the held-out bound of the last step, and its mean."""
+    """The held-out bound after the last step, for each cell in all files: one column per seed, and the mean."""
     protocols = [content.get("protocol", {}) for content in contents]
     names = dict.fromkeys(name for protocol in protocols for name in protocol)
     if different := [name for name in names if any(p.get(name) != protocols[0].get(name) for p in protocols)]:
@@ -532,7 +499,7 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
     finished = [{cell for cell, record in content["cells"].items() if "final" in record} for content in contents]
     shared = [cell for cell in contents[0]["cells"] if all(cell in found for found in finished)]
     if not shared:
-        raise ValueError("these results files share no cell that is done")
+        raise ValueError("these results files have no finished cell in common")
     records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
     plain = contents[0].get("protocol", {}).get("recipe", {})
     seeds = different_seeds(records, lambda _, record: own_settings(record, plain) | {"seed": record["seed"]})

@@ -74,19 +74,21 @@ def curves_figure(content: Mapping[str, Any]) -> Figure:
 
 
 def of_the_paper(cell: str, record: Mapping[str, Any], step: int) -> tuple[float, float] | None:
-    """Its figures for this method and process after so many steps, if the run may be compared there: not in the middle
-    of a falling rate."""
+    """The paper's figures for this method and process after this many steps. None if the learning rate is still falling
+    there, because such a run cannot be compared."""
     config = from_json(TrainConfig, record["config"])
     done = step == config.steps or config.optimizer.schedule == "constant"
     return PAPER[step].get(cell.partition("+")[0]) if done and step in PAPER else None
 
 
 def tables(content: Mapping[str, Any]) -> dict[str, str]:
-    """The measured shares beside the paper's, and the curves, in Markdown, by the names of their markers."""
+    """The measured shares next to the paper's, in Markdown, by the name of the marker. Runs shorter than the paper's
+    are left out if there are longer ones."""
     cells = {cell: content["cells"][cell] for cell in tested(content)}
+    long = {cell: record for cell, record in cells.items() if record["curve"][-1]["step"] >= min(PAPER)}
     if not cells:
         return {"measured": "nothing was tested yet"}
-    return {"measured": _measured(cells), "curves": _curves(cells)}
+    return {"measured": _measured(long or cells)}
 
 
 def _measured(cells: Mapping[str, Any]) -> str:
@@ -97,25 +99,14 @@ def _measured(cells: Mapping[str, Any]) -> str:
     return "\n".join(lines + [_row(cell, record) for cell, record in cells.items()])
 
 
-def _curves(cells: Mapping[str, Any]) -> str:
-    steps = sorted({point["step"] for record in cells.values() for point in record["curve"]})
-    lines = [f"| PAP / CAP / seen, % at step | {' | '.join(f'{step:,}' for step in steps)} | without averaging |"]
-    lines += [f"|---|{'--:|' * (len(steps) + 1)}"]
-    for cell, record in cells.items():
-        points = by_step(record)
-        shown = [_scores(points.get(step)) for step in steps] + [_scores(record.get("raw", {}).get("books"))]
-        lines.append(f"| {cell} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
 def by_step(record: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """The tests of a run, book by book."""
+    """The tests of a run by step and book."""
     return {point["step"]: point["books"] for point in record["curve"]}
 
 
 def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
-    """The cells that all of these have, a run each, after the last step at which all were tested; and how far one is
-    ahead of another on the same process, in the mean over seeds with a 95% interval by Student's t; in Markdown."""
+    """The scores of the cells in all files, one column per seed, after the last step at which all were tested, in
+    Markdown. Cells on the same process are compared by the mean difference with Student's 95% interval."""
     shared = [cell for cell in tested(contents[0]) if all(cell in tested(content) for content in contents[1:])]
     records = {cell: [content["cells"][cell] for content in contents] for cell in shared}
     step, seeds = last_shared_step(records), different_seeds(records, own_settings)
@@ -133,7 +124,7 @@ def over_seeds(contents: Sequence[Mapping[str, Any]]) -> str:
         if read_cell(first).process == read_cell(second).process:
             ahead = scores[second] - scores[first]
             means = " / ".join(map(mean_with_interval, ahead.T))
-            lines.append(f"| {second} less {first} | {' | '.join(map(_both, ahead))} | {means} |")
+            lines.append(f"| {second} − {first} | {' | '.join(map(_both, ahead))} | {means} |")
     return "\n".join(lines)
 
 
@@ -141,14 +132,8 @@ def _both(values: torch.Tensor) -> str:
     return " / ".join(f"{value:.2f}" for value in values.tolist())
 
 
-def _scores(books: Mapping[str, Any] | None) -> str:
-    """The shares of a test, book by book; earlier ones were without the training book."""
-    found = [books[name]["all"]["share"] for name in (*TEST_BOOKS, SEEN) if name in books] if books else []
-    return " / ".join(f"{100 * share:.1f}" for share in found)
-
-
 def _row(cell: str, record: Mapping[str, Any]) -> str:
-    """One cell at its last test, with 95% intervals, beside the paper's of that method after as many steps."""
+    """The last test of a cell with 95% intervals, next to the paper's figures after the same number of steps."""
     last = record["curve"][-1]
     paper = of_the_paper(cell, record, last["step"]) or ("", "")
     steps = f"{last['step']:,}" + ("" if record["finished"] else f" of {record['config']['steps']:,}")

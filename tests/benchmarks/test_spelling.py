@@ -84,7 +84,6 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
     made = benchmark.tables(saved)
     line = "| cedd-star | roulette | 25,000 | 91.2 ± 1.0 | 89.7 | 91.2 ± 1.0 | 90.3 | 91.2, 91.2 | 91.2 | 9.0 |"
     assert line in made["measured"]
-    assert "| cedd-star/roulette | 80.0 / 80.0 / 80.0 | 91.2 / 91.2 / 91.2 | 50.0 / 50.0 / 50.0 |" in made["curves"]
 
     other = benchmark.configuration(replace(arguments, dropout=0.2, matrices="muon"), cell)
     saved["cells"][cell]["config"] = to_json(other)
@@ -98,6 +97,11 @@ def test_results_survive_a_stop_and_stand_beside_the_papers(benchmark, tmp_path)
         config = to_json(benchmark.configuration(replace(arguments, **given), name))
         record = {**saved["cells"][cell], "config": config, "finished": finished}
         return benchmark.tables({"cells": {name: record}})["measured"]
+
+    short = {**saved["cells"][cell], "curve": [{"step": 10_000, "books": books(0.8)}]}
+    both = benchmark.tables({"cells": {cell: saved["cells"][cell], f"{cell}+half": short}})["measured"]
+    assert "10,000" not in both  # shorter than the paper's runs
+    assert "| 10,000 |" in benchmark.tables({"cells": {cell: short}})["measured"]
 
     half = f"{cell}+half"  # beside the same figures of the paper
     assert "| cedd-star | roulette; rate 0.00015 | 25,000 | 91.2 ± 1.0 | 89.7 |" in row(half)
@@ -155,7 +159,7 @@ def test_seeds_are_compared(benchmark, capsys, monkeypatch, tmp_path):
         "|---|--:|--:|--:|--:|",
         "| cedd/roulette | 80.00 / 80.00 | 82.00 / 82.00 | 84.00 / 84.00 | 82.00 / 82.00 |",
         "| cedd-star/roulette | 81.00 / 81.00 | 85.00 / 85.00 | 86.00 / 86.00 | 84.00 / 84.00 |",
-        f"| cedd-star/roulette less cedd/roulette | 1.00 / 1.00 | 3.00 / 3.00 | 2.00 / 2.00 | {between} / {between} |",
+        f"| cedd-star/roulette − cedd/roulette | 1.00 / 1.00 | 3.00 / 3.00 | 2.00 / 2.00 | {between} / {between} |",
     ]
 
     def refused(*names):
@@ -188,7 +192,7 @@ def test_the_page_has_what_the_results_say(benchmark):
     content = json.loads((BENCHMARK.parent / "results" / "spelling.json").read_text())
     text = (BENCHMARK.parents[1] / "docs" / "results" / "spelling.md").read_text()
     made = benchmark.tables(content)
-    assert set(made) == {"measured", "curves"}
+    assert set(made) == {"measured"}
     for name, table in made.items():
         assert f"<!-- {name} -->\n\n{table}\n\n<!-- end of {name} -->" in text, name
 
