@@ -1,5 +1,6 @@
 """What outputs mean, against explicit sums over the clean token, at the truth, and at the ends of floating point."""
 
+import itertools
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ import cedd
 from cedd import Bayes, Denoiser, Parameterization, PowerShare, ScaledScore, Score, TokenProcess
 from cedd.parameterization import Affine, can_jump, step_law
 from tests import reference
+from tests.combinations import covering
 from tests.networks import matching_chain
 
 PROCESSES = {
@@ -223,9 +225,10 @@ def test_rescalings(sigma: float) -> None:
 # ---- ends of floating point -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROCESSES)
-@pytest.mark.parametrize("kind", PARAMETERIZATIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    covering(itertools.product(PROCESSES, PARAMETERIZATIONS, (torch.float32, torch.bfloat16)), values=2),
+)
 def test_everything_is_finite_at_a_real_vocabulary(name: str, kind: str, dtype: torch.dtype) -> None:
     V = 50257
     process, parameterization = PROCESSES[name](V), PARAMETERIZATIONS[kind]

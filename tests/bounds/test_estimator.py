@@ -17,6 +17,7 @@ from cedd.bounds.stop import STOPS, choose_stop
 from cedd.dynamics import BOUNDS, Bound, Corrector
 from cedd.models.transformer import Transformer, TransformerConfig
 from cedd.process import TokenProcess
+from tests.combinations import covering
 from tests.networks import Model, every_process, random_data, random_network
 
 ELSEWHERE = torch.device("cpu", 0)  # a device without float64, which the CPU stands for
@@ -71,7 +72,7 @@ def estimated(name: str, method: str, bound: Bound, sampling: Literal["stratifie
     return estimate_bound(model, PROCESSES[name], data, **how)
 
 
-@pytest.mark.parametrize(("name", "method"), itertools.product(PROCESSES, ("sedds", "bayes")), ids=lambda x: str(x))
+@pytest.mark.parametrize(("name", "method"), covering(itertools.product(PROCESSES, ("sedds", "bayes"))))
 def test_bounds_by_the_same_draws_agree_with_enumeration(name: str, method: str) -> None:
     """Within 4 standard errors: at 7 x 2 x 3 comparisons, a chance of 0.3% that one of them fails on other seeds."""
     process = PROCESSES[name]
@@ -186,11 +187,12 @@ def test_an_infinite_last_step_is_named_and_a_floor_makes_it_finite(sampling) ->
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [
-        *itertools.product(every_process(V), ("sedd", "sedds", "cedd", "bayes")),
-        *itertools.product(OTHER_SCHEDULES, ("sedds", "bayes")),
-    ],
-    ids=lambda x: str(x),
+    covering(
+        [
+            *itertools.product(every_process(V), ("sedd", "sedds", "cedd", "bayes")),
+            *itertools.product(OTHER_SCHEDULES, ("sedds", "bayes")),
+        ]
+    ),
 )
 def test_every_bound_agrees_with_enumeration(name: str, method: str) -> None:
     """Within 4 standard errors: at 26 x 4 comparisons, a chance of 1% that one of them fails on other seeds.

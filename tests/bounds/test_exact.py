@@ -14,6 +14,7 @@ from cedd.dynamics import BOUNDS, Bound
 from cedd.parameterization import Denoiser
 from cedd.process import TokenProcess
 from tests import reference
+from tests.combinations import covering
 from tests.networks import as_score, matching_chain, random_data, random_network
 
 V, L = 2, 2
@@ -227,8 +228,9 @@ def test_the_learned_law_solves_the_reverse_equation(name: str, method: str) -> 
     assert np.abs(learned.numpy() - expected).max() < 1e-8
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_tight_is_a_bound(process: TokenProcess, method: str) -> None:
+@pytest.mark.parametrize(("name", "method"), covering(itertools.product(PROCESSES, METHODS)))
+def test_tight_is_a_bound(name: str, method: str) -> None:
+    process = PROCESSES[name]
     model, p0 = random_network(process, L, seed=0), random_data(V, L, seed=10)
     entropy = cedd.exact_cross_entropy(model, process, p0, method=method)
     assert cedd.exact_bound(model, process, p0, method=method) >= entropy

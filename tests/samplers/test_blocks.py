@@ -23,6 +23,7 @@ from cedd.samplers import SAMPLERS, Fixed, JointConstraint, check_sampler, promp
 from cedd.samplers.blocks import first_of_window
 from cedd.samplers.languages import LanguageConstraint, Span
 from cedd.samplers.options import default_steps
+from tests.combinations import covering
 from tests.networks import BlockNetwork, every_process
 from tests.samplers import languages
 from tests.samplers.chains import ERROR_RATE, all_sequences, p_value, sampler_law
@@ -93,7 +94,7 @@ def test_first_hitting_writes_texts_with_their_exact_likelihood(time_free: bool)
     assert p_value(counts(drawn), nats.neg().exp().numpy()) > ERROR_RATE
 
 
-@pytest.mark.parametrize(("sampler", "kind"), PAIRS)
+@pytest.mark.parametrize(("sampler", "kind"), covering(PAIRS))
 def test_every_sampler_draws_a_block_as_it_draws_a_text(sampler: str, kind: str) -> None:
     """Text i's block k by its own seed, from the network of a block after the text before it."""
     process, method = PROCESSES[kind], cedd.METHODS["bayes"]

@@ -14,6 +14,7 @@ from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import AllowedTokens, Capabilities
 from cedd.samplers import GRIDS, Corrector, Fixed, Sharpening, default_steps, inverse_cdf, prompt, sample, time_grid
 from cedd.samplers.grids import last_time
+from tests.combinations import covering
 from tests.samplers.chains import ERROR_RATE, PROCESSES, HalvedTable, Table, p_value, same_law_p_value
 
 COMBINATIONS = [
@@ -56,12 +57,11 @@ def test_fixed_positions_hold_at_every_step(combination, where, tokens, halved, 
 
 
 @pytest.mark.parametrize(
-    ("combination", "temperature"),
-    [(combination, (1.0, 0.7)[number % 2]) for number, combination in enumerate(COMBINATIONS)],
+    ("process", "method", "sampler", "temperature"),
+    covering((*combination, temperature) for combination in COMBINATIONS for temperature in (1.0, 0.7)),
 )
-def test_excluded_tokens_are_at_no_step(combination, temperature):
+def test_excluded_tokens_are_at_no_step(process, method, sampler, temperature):
     """Neither in the noise nor in what is made of it; what is fixed may hold them."""
-    process, method, sampler = combination
     made = PROCESSES[process](4)
     fixed = Fixed(torch.tensor([1, 0, 0]), torch.tensor([True, False, False]))
     seen = []
@@ -133,16 +133,15 @@ REVEALED = [
 
 
 @pytest.mark.parametrize(
-    ("combination", "temperature", "network"),
-    [
-        (combination, temperature, network)
-        for number, combination in enumerate(COMBINATIONS + STEPPED + REVEALED)
-        for temperature, network in ((1.0, HalvedTable), ((0.7, Table), (0.0, HalvedTable))[number % 2])
-    ],
+    ("process", "method", "sampler", "temperature", "network"),
+    covering(
+        (*combination, temperature, network)
+        for combination in COMBINATIONS + STEPPED + REVEALED
+        for temperature, network in ((1.0, HalvedTable), (0.7, Table), (0.0, HalvedTable))
+    ),
 )
-def test_some_tokens_alone_are_drawn_where_no_others_may_be(combination, temperature, network):
+def test_some_tokens_alone_are_drawn_where_no_others_may_be(process, method, sampler, temperature, network):
     """By every sampler; and texts of the batch in which nothing is barred are what they are without."""
-    process, method, sampler = combination
     made, given = PROCESSES[process](4), torch.tensor([[True, False, False]]).expand(200, -1)
     where = torch.tensor([[False, True, False]]).expand(200, -1) & (torch.arange(200) % 2 == 0)[:, None]
     limited, free = (
@@ -303,7 +302,7 @@ def test_first_hitting_needs_at_most_one_call_a_position():
 # ---- reproducibility ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("process", "method", "sampler"), [*COMBINATIONS, ("absorb", "ar", "analytic")])
+@pytest.mark.parametrize(("process", "method", "sampler"), covering([*COMBINATIONS, ("absorb", "ar", "analytic")]))
 def test_the_same_seed_gives_the_same_samples(process, method, sampler):
     made = PROCESSES[process](4)
     model = Table(made, 3, seed=1)
