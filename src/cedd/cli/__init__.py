@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "quickstart": "train, evaluate, sample and infill in minutes, and write a report",
     "train": "train a network on text, any method on any process",
     "adapt": "continue training an autoregressive model as a diffusion model",
-    "evaluate": "bound a model's perplexity on text, with an interval, or compare several",
+    "evaluate": "compute an upper bound on a model's perplexity on text, with an interval, or compare models",
     "sample": "generate texts with a trained model",
     "infill": "fill the blanks of a text",
     "correct": "correct the spelling of a text",
@@ -54,8 +54,10 @@ def _overview() -> str:
         [
             "usage: cedd COMMAND [OPTIONS]      (cedd COMMAND --help lists the options)",
             "example: cedd quickstart --fast",
-            "Discrete diffusion language models: train, bound, sample, infill, correct.",
+            "Discrete diffusion language models: train, evaluate, sample, infill, correct.",
             "\n".join(lines),
+            "A MODEL is the folder of a run or of an exported or imported model, or the name english or english-char.",
+            "cedd --version prints the version.",
         ]
     )
 

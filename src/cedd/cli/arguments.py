@@ -211,9 +211,10 @@ class Correct(ModelArguments):
 
     Correct the spelling of a text, of files, or of the text and source files in folders. The packaged model english
     corrects words (letters replaced, swapped, missing or extra; words joined or split). Your own model, on a process
-    that shuffles (uniform, roulette), corrects letters that are replaced or swapped. In source code only comments and
-    strings are corrected, and a line with "cedd: ignore" is left alone. Everything else is preserved byte for byte.
-    [tool.cedd.correct] in pyproject.toml sets defaults; otherwise they are the model's.
+    that replaces letters (uniform, roulette), corrects letters that are replaced or swapped. In source code only
+    comments and strings are corrected, and a line with "cedd: ignore" is left alone. Everything else is preserved byte
+    for byte.
+    [tool.cedd.correct] in pyproject.toml sets defaults for a project.
 
       cedd correct letter.txt --diff                                        what would change
       cedd correct docs src --check                                         the changes in two folders
@@ -248,7 +249,8 @@ class Correct(ModelArguments):
     """Diffusion time at which the network reads the text (default: the time at which its process has this rate)."""
     threshold: float | None = None
     """Replace a word or letter if own / (own + best) is below this, where own is its probability and best that of the
-    most probable alternative. 0.5 and above is the argmax (default: the model's own)."""
+    most probable alternative; lower values change less. For letters, 0.5 and above choose the more probable of the two
+    (default: the model's own; 0.9 for english, 0.3 for english-char)."""
     change: Literal["letters", "all"] | None = None
     """letters: a letter without accent may become another letter of the same case, except in addresses, names with
     digits and code. all: anything may change (default: letters)."""
@@ -266,7 +268,7 @@ class Correct(ModelArguments):
     """1: take the most probable token everywhere. More: sample the reverse process, without transpositions (default:
     1)."""
     temperature: float | None = None
-    """Temperature with several --steps; 0 takes the most probable token wherever one is drawn."""
+    """Sampling temperature with several --steps; 0 takes the most probable token."""
     seed: int | None = None
     """Random seed with several --steps."""
 
@@ -592,6 +594,16 @@ presets:
 __PRESETS__"""
 
 
+ADAPT = "cedd adapt MODEL"
+ADAPT_HELP = """Continue training an autoregressive model as a diffusion model, in minutes on one GPU. MODEL is a run with
+the method ar, or a Llama, SmolLM2, Qwen2 or Qwen3 network that cedd import has converted. Its network, tokenizer and length
+replace the defaults below. The options are those of cedd train; only the --adapt options are about adaptation. The same
+command resumes an interrupted run.
+
+  cedd adapt smollm2 --data corpus --out runs/full --adapt.anneal 0.5          full attention, introduced gradually
+  cedd adapt smollm2 --data corpus --out runs/blocks --block 4                 autoregressive over blocks of 4 tokens"""
+
+
 def parse(command: str, words: list[str]) -> Any:
     """Parse the arguments of a command."""
     if command == "train":
@@ -607,7 +619,7 @@ def _parse_adapt(words: list[str]) -> Train:
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         raise ValueError("the autoregressive model comes first: cedd adapt smollm2 --data corpus --out runs/first")
     start = [] if words[0] in ("-h", "--help") else ["--from"]
-    return _parse_train(["adapt", *start, *words], "cedd adapt MODEL")
+    return _parse_train(["adapt", *start, *words], ADAPT)
 
 
 def _parse_train(words: list[str], prog: str | None = None) -> Train:
@@ -636,7 +648,7 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     called = f"cedd train {name}" if prog is None else prog
     start = " --from smollm2" if name == "adapt" and prog is None else ""
     example = f"{called.replace('MODEL', 'smollm2')}{start} --data {config.data} --out runs/first"
-    description = f"example: {example}\n\nTrain {summary}."
+    description = f"example: {example}\n\n" + (ADAPT_HELP if called == ADAPT else f"Train {summary}.")
     parsed = parser.parse(Train, rest, prog=called, description=description, default=Train(config))
     if name == "adapt" and parsed.config.start is None:
         raise ValueError("cedd train adapt needs an autoregressive model: --from MODEL")

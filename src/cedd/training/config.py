@@ -248,19 +248,20 @@ class AdaptConfig:
     shift: bool = True
     """Predict position i from the output at position i - 1, as the autoregressive network did."""
     start: bool | None = None
-    """With a shift: put the network's start token before every sequence, and predict position 0 from it. By default in
-    blocks. Otherwise position 0 is predicted from its own output."""
+    """With a shift: put the network's start token before every sequence, and predict position 0 from it (default: on
+    with --block, otherwise off). Without it, position 0 is predicted from its own output."""
     causal_past: bool = True
-    """In blocks: clean tokens attend to those up to their own position only, as they did, not to all of their block."""
+    """With --block: the clean tokens of past blocks attend to earlier positions only, as in the autoregressive network,
+    instead of to all of their own block."""
     mask_id: int | None = None
     """The token whose embedding is the mask's; by default the mask gets a new vector."""
     anneal: float = 0.0
-    """Without blocks: the share of the steps in which attention goes from causal to full. Each pair of positions that
+    """Without --block: the share of the steps in which attention goes from causal to full. Each pair of positions that
     is not causal is attended to with a probability that rises to 1, one draw per step for the whole batch."""
     first_block: int | None = None
-    """In blocks: the block size of the first step, which doubles in equal stages up to --block."""
+    """With --block: the block size of the first step, which doubles in equal stages up to --block."""
     growth: float = 0.5
-    """The share of the steps in which blocks are smaller."""
+    """With --adapt.first-block: the share of the steps in which blocks are smaller than --block."""
     next_token_weight: float = 0.0
     """The weight of the next-token loss on clean text, under causal attention, which is added to the loss."""
 
@@ -280,8 +281,8 @@ class TrainConfig:
     """The noise process."""
     block: int | None = None
     """Block diffusion: tokens per block, a divisor of the length. Each block is a diffusion of its own, given the
-    blocks before it. A run may start --from one with other blocks, or none. By default the whole sequence is one
-    block."""
+    blocks before it. A run can start --from a model with another block size or without blocks. By default the whole
+    sequence is one block."""
     sigma_floor: float = 0.0015
     """cedd, cedd-star and ceddt on a process without a mask: smallest sigma in the ratios (0.003 in the paper's
     spelling experiments)."""
