@@ -595,10 +595,10 @@ __PRESETS__"""
 
 
 ADAPT = "cedd adapt MODEL"
-ADAPT_HELP = """Continue training an autoregressive model as a diffusion model, in minutes on one GPU. MODEL is a run with
-the method ar, or a Llama, SmolLM2, Qwen2 or Qwen3 network that cedd import has converted. Its network, tokenizer and length
-replace the defaults below. The options are those of cedd train; only the --adapt options are about adaptation. The same
-command resumes an interrupted run.
+ADAPT_HELP = """Continue training an autoregressive model as a diffusion model, in minutes on one GPU. MODEL is a run
+with the method ar, or a Llama, SmolLM2, Qwen2 or Qwen3 network that cedd import has converted. Its network, tokenizer
+and length replace the defaults below. The options are those of cedd train; only the --adapt options are about
+adaptation. The same command resumes an interrupted run.
 
   cedd adapt smollm2 --data corpus --out runs/full --adapt.anneal 0.5          full attention, introduced gradually
   cedd adapt smollm2 --data corpus --out runs/blocks --block 4                 autoregressive over blocks of 4 tokens"""
