@@ -12,6 +12,7 @@ from torch import Tensor
 
 import cedd
 from cedd.dynamics import Corrector
+from tests.combinations import covering
 from tests.networks import Model, random_data, random_network
 
 V, L = 2, 2
@@ -110,8 +111,7 @@ def enumerated(model: Model, process: cedd.TokenProcess, corrector: Corrector | 
     return total / L + process.terminal().kl
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("corrector", CORRECTORS)
+@pytest.mark.parametrize(("schedule", "corrector"), covering(itertools.product(SCHEDULES, CORRECTORS)))
 def test_flow_matchings_bound(schedule: str, corrector: str) -> None:
     """The estimate is the enumerated path KL (4 standard errors), and that is above the learned law's cross entropy."""
     process, correct = cedd.absorb(V, SCHEDULES[schedule]), CORRECTORS[corrector]

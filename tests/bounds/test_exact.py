@@ -48,12 +48,14 @@ def kinks(process: TokenProcess) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [
-        *itertools.product(("absorb", "uniform", "roulette"), METHODS),
-        ("eroulette", "cedd"),
-        ("running share", "bayes"),
-        ("hybrid", "bayes"),
-    ],
+    covering(
+        [
+            *itertools.product(("absorb", "uniform", "roulette"), METHODS),
+            ("eroulette", "cedd"),
+            ("running share", "bayes"),
+            ("hybrid", "bayes"),
+        ]
+    ),
 )
 def test_bounds_are_the_oracles_integrals(name: str, method: str) -> None:
     process = PROCESSES[name]

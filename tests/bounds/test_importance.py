@@ -17,6 +17,7 @@ import cedd
 from cedd.bounds.estimate import mean_interval
 from cedd.bounds.importance import ImportanceEstimate, importance_bound, nested_orders, reveal_levels
 from cedd.bounds.order_weights import WeightFile
+from tests.combinations import covering
 from tests.networks import Model, random_network
 from tests.reference.reveals import order_weight, time_conditioned_law, time_free_law
 from tests.samplers.chains import ERROR_RATE, HalvedTable, p_value
@@ -73,8 +74,7 @@ def estimate(
 NETWORKS = {"mild": 0.5, "strong": 2.0, "nearly certain": 5.0}
 
 
-@pytest.mark.parametrize("size", NETWORKS.values(), ids=NETWORKS)
-@pytest.mark.parametrize("antithetic", [True, False])
+@pytest.mark.parametrize(("size", "antithetic"), covering(itertools.product(NETWORKS.values(), (True, False))))
 def test_the_mean_weight_is_the_probability_of_the_sampler_and_these_sum_to_one(size: float, antithetic: bool):
     V, L = 3, 4
     process = cedd.absorb(V)

@@ -117,7 +117,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if "extend" in page else ()) for page in PAGES]
+)
 def test_a_page_does_what_it_shows(page: str, folder: Path):
     wrong, ran = {}, 0
     for command in commands((ROOT / page).read_text("utf-8")):

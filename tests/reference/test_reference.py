@@ -81,6 +81,14 @@ def chain(request: pytest.FixtureRequest) -> Chain:
     return CHAINS[request.param]
 
 
+by_default_on_roulette = pytest.mark.parametrize(
+    "chain",
+    [name if name == "roulette" else pytest.param(name, marks=pytest.mark.slow) for name in CHAINS],
+    indirect=True,
+)
+"""For integrals over all times: tokens are masked and shuffled there."""
+
+
 @pytest.fixture
 def generator() -> np.random.Generator:
     return np.random.default_rng(20240613)
@@ -237,6 +245,7 @@ def test_out_rate_integral_is_that_of_the_paper(name: str, expected: float, gene
 # ---- the learned process and the theorems -------------------------------------------------------------------
 
 
+@by_default_on_roulette
 def test_the_true_score_leads_back_to_the_data(chain: Chain, generator: np.random.Generator) -> None:
     p0 = random_data(chain, generator)
     score, end = true_score(chain, p0), marginal(chain, p0, 1.0)
@@ -245,6 +254,7 @@ def test_the_true_score_leads_back_to_the_data(chain: Chain, generator: np.rando
     assert exact_cross_entropy(chain, p0, score, end) == pytest.approx(entropy(p0), abs=1e-10)
 
 
+@by_default_on_roulette
 def test_path_kl_vanishes_for_equal_rates_only(chain: Chain, generator: np.random.Generator) -> None:
     p0 = random_data(chain, generator)
     score = true_score(chain, p0)
@@ -252,6 +262,7 @@ def test_path_kl_vanishes_for_equal_rates_only(chain: Chain, generator: np.rando
     assert path_kl(chain, p0, lambda x, t: 1.01 * score(x, t)) > 1e-6
 
 
+@by_default_on_roulette
 def test_theorem_1_with_random_scores(chain: Chain, generator: np.random.Generator) -> None:
     p0, score = random_data(chain, generator), random_score(chain, generator, size=0.5)
     sides = theorem_1(chain, p0, score)
@@ -261,6 +272,7 @@ def test_theorem_1_with_random_scores(chain: Chain, generator: np.random.Generat
     assert integral == pytest.approx(path_kl(chain, p0, score), rel=1e-9)
 
 
+@by_default_on_roulette
 def test_theorem_1_is_tight_for_the_score_of_another_data_set(chain: Chain, generator: np.random.Generator) -> None:
     """Two data sets under one forward process: the path-space KL is the KL of the data, by the chain rule."""
     p0, other = random_data(chain, generator), random_data(chain, generator)
@@ -269,6 +281,7 @@ def test_theorem_1_is_tight_for_the_score_of_another_data_set(chain: Chain, gene
     assert sides.slack == pytest.approx(0, abs=1e-9)
 
 
+@by_default_on_roulette
 def test_theorem_2_with_random_scores(chain: Chain, generator: np.random.Generator) -> None:
     score = random_score(chain, generator, size=0.5)
     for x0 in ((0, 0), (2, 1)):
@@ -279,6 +292,7 @@ def test_theorem_3_gives_the_entropy_of_the_data(chain: Chain, generator: np.ran
     assert theorem_3(chain, random_data(chain, generator)).slack == pytest.approx(0, abs=1e-10)
 
 
+@by_default_on_roulette
 def test_theorem_4_has_the_slack_of_theorem_1(chain: Chain, generator: np.random.Generator) -> None:
     p0, score = random_data(chain, generator), random_score(chain, generator, size=0.5)
     fourth = theorem_4(chain, p0, score)
@@ -286,6 +300,7 @@ def test_theorem_4_has_the_slack_of_theorem_1(chain: Chain, generator: np.random
     assert fourth.slack == pytest.approx(theorem_1(chain, p0, score).slack, rel=1e-8)
 
 
+@by_default_on_roulette
 def test_j1_and_j2_are_one_bound_when_the_terminal_terms_are_kept(chain: Chain, generator: np.random.Generator) -> None:
     p0, score = random_data(chain, generator), random_score(chain, generator, size=0.5)
     sides = tight_bound(chain, p0, score)
@@ -293,6 +308,7 @@ def test_j1_and_j2_are_one_bound_when_the_terminal_terms_are_kept(chain: Chain, 
     assert sides.left > exact_cross_entropy(chain, p0, score)
 
 
+@by_default_on_roulette
 def test_the_paper_s_j1_and_j2_differ_by_a_constant(chain: Chain, generator: np.random.Generator) -> None:
     """The paper drops E KL(p_{1|0} || p_r) from one and writes H(p_r) for H(p_1, p_r) in the other."""
     p0 = random_data(chain, generator)
@@ -304,6 +320,7 @@ def test_the_paper_s_j1_and_j2_differ_by_a_constant(chain: Chain, generator: np.
         assert j1_part - j2_part + leaving == pytest.approx(dropped, abs=1e-9)
 
 
+@by_default_on_roulette
 def test_score_entropy_may_use_conditional_ratios(chain: Chain, generator: np.random.Generator) -> None:
     """l-bar is linear in the ratio, so its mean is the same for p(y|x0)/p(x|x0) as for p_t(y)/p_t(x); l's is not."""
     p0, score = random_data(chain, generator), random_score(chain, generator, size=0.5)
@@ -313,6 +330,7 @@ def test_score_entropy_may_use_conditional_ratios(chain: Chain, generator: np.ra
     assert gap > 1e-3
 
 
+@by_default_on_roulette
 def test_the_integrand_by_position_averages_to_the_integrals(chain: Chain, generator: np.random.Generator) -> None:
     score, x0 = random_score(chain, generator, size=0.5), (2, 0)
 

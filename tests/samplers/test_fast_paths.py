@@ -1,5 +1,6 @@
 """What spares a sampler work leaves its samples as they are."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -35,6 +36,7 @@ from cedd.samplers.graphs import MOST_ROWS, Recorder
 from cedd.samplers.memory import RememberingNetwork, remembering
 from cedd.samplers.plan import Events, Moves, Plan, blocks, chances
 from cedd.samplers.random_numbers import RandomNumbers, Use
+from tests.combinations import covering
 
 
 def transformer(process: cedd.TokenProcess, *, time_input: str = "sigma", depth: int = 1) -> Transformer:
@@ -448,9 +450,12 @@ class AtEachToken(torch.nn.Module):
         return self.head(self.features(x, sigma))
 
 
-@pytest.mark.parametrize("method", ["sedd", "sedds"])
-@pytest.mark.parametrize("name", ["absorb", "uniform", "roulette"])
-@pytest.mark.parametrize("sampler", ["analytic", "euler", "tau-leaping"])
+@pytest.mark.parametrize(
+    ("name", "method", "sampler"),
+    covering(
+        itertools.product(("absorb", "uniform", "roulette"), ("sedd", "sedds"), ("analytic", "euler", "tau-leaping"))
+    ),
+)
 def test_positions_that_surely_stay_are_asked_for_no_law(name: str, method: str, sampler: str, monkeypatch) -> None:
     process = getattr(cedd, name)(20)
     model, asked = AtEachToken(20), {"rows": 0}

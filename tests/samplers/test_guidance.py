@@ -11,6 +11,7 @@ from torch import Tensor
 import cedd
 from cedd.network import UNKNOWN_LABEL, Capabilities
 from cedd.samplers.guidance import ClassifierGuided, Guided, check_guidance, mixed
+from tests.combinations import covering
 from tests.reference.reveals import time_free_law
 
 V, L, CONDITIONS = 3, 3, 2
@@ -74,8 +75,9 @@ def conditional(condition: int) -> np.ndarray:
     return JOINT[:, condition] / JOINT[:, condition].sum()
 
 
-@pytest.mark.parametrize("network", [perfect, WithHead()], ids=["callable", "head"])
-@pytest.mark.parametrize("condition", range(CONDITIONS))
+@pytest.mark.parametrize(
+    ("network", "condition"), covering(itertools.product((perfect, WithHead()), range(CONDITIONS)))
+)
 def test_at_weight_one_it_is_the_conditional_model(network, condition):
     label = torch.tensor([condition])
     np.testing.assert_allclose(law(Guided(network, 1.0), label=label), conditional(condition), atol=1e-12)

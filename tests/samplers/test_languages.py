@@ -10,6 +10,7 @@ from torch import Tensor
 import cedd
 from cedd.samplers import Fixed, sample
 from cedd.samplers.languages import LanguageConstraint
+from tests.combinations import covering
 from tests.samplers.chains import ERROR_RATE, HalvedTable, Table, p_value
 from tests.samplers.languages import State, constraint, marginals, members, product_law, span, tilted_law
 
@@ -110,8 +111,14 @@ def test_confidence_is_that_of_the_law_given_the_language(order):
     assert found.tolist() == [list(seen)] * 2
 
 
-@pytest.mark.parametrize("sampler", [*SAMPLERS, "next-token"])
-@pytest.mark.parametrize("how", [{}, {"temperature": 0.3}, {"temperature": 0}, {"top_p": 0.5}, {"exclude": [2]}])
+@pytest.mark.parametrize(
+    ("sampler", "how"),
+    covering(
+        itertools.product(
+            (*SAMPLERS, "next-token"), ({}, {"temperature": 0.3}, {"temperature": 0}, {"top_p": 0.5}, {"exclude": [2]})
+        )
+    ),
+)
 def test_every_sequence_is_in_the_language(sampler, how):
     method = "ar" if sampler == "next-token" else "cedd"
     process, n = (cedd.absorb(V) if method == "ar" else PROCESS), 10

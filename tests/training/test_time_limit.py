@@ -20,6 +20,7 @@ from cedd.training.run_folder import TRAIN_FILE
 from cedd.training.speed import Meter
 from cedd.training.state import Counters
 from cedd.training.time_limit import ResumedTimeLimit, TimeLimit, as_begun, falling_to
+from tests.combinations import covering
 from tests.training.runs import ALONE, tiny_config, write_corpus
 
 FALLS_LATE = OptimizerConfig(schedule="linear", decay_share=0.7, warmup=10)
@@ -91,8 +92,14 @@ def test_as_many_steps_as_fit_the_time(monkeypatch: pytest.MonkeyPatch, before: 
     assert 390 <= clock.now - 30.0 < 404  # but for the first steps, which were slow
 
 
-@pytest.mark.parametrize("factor", [0.3, 0.8, 1.3, 4.0])
-@pytest.mark.parametrize(("when", "pause"), [(40, 0), (80, 30), (160, 0), (240, 30), (320, 0), (320, 30)])
+@pytest.mark.parametrize(
+    ("when", "pause", "factor"),
+    covering(
+        (*row, factor)
+        for factor in (0.3, 0.8, 1.3, 4.0)
+        for row in ((40, 0), (80, 30), (160, 0), (240, 30), (320, 0), (320, 30))
+    ),
+)
 def test_a_machine_may_change_its_speed_while_the_rate_falls(
     monkeypatch: pytest.MonkeyPatch, factor: float, when: int, pause: int
 ):
