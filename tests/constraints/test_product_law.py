@@ -154,6 +154,29 @@ def test_known_tokens_are_certain():
         assert found == -math.inf if expected == 0 else abs(found - math.log(expected)) < 1e-12
 
 
+@pytest.mark.parametrize("kind", LAWS)
+def test_the_law_after_tokens_that_are_fixed_one_after_another(kind):
+    """The marginals at each position are those of a law of which the tokens before it are known."""
+    rng, seen = np.random.default_rng(3), 0
+    for automaton, log_probs in cases(20):
+        language = TokenLanguage(automaton)
+        weights = log_weights(language, log_probs)
+        law = LAWS[kind](language, weights.clone())
+        rows = torch.isfinite(law.log_normalizer).nonzero().squeeze(1)
+        for i in range(log_probs.shape[1]):
+            if not len(rows) or rng.random() < 0.3:
+                continue  # a position that is summed over
+            at = torch.full_like(rows, i)
+            found = law.log_factors(rows, at)
+            expected = LAWS[kind](language, weights).log_factors(rows, at)
+            np.testing.assert_allclose(found.exp(), expected.exp(), rtol=1e-12)
+            tokens = (language.at_tokens(found) + log_probs[rows, i]).argmax(1)
+            weights[rows, i] = language.known_log_weights(tokens)
+            law.fix(rows, at, language.classes[tokens])
+            seen += len(rows)
+    assert seen > 20
+
+
 def test_both_laws_draw_the_same_by_the_same_numbers():
     for automaton, log_probs in cases(20):
         language = TokenLanguage(automaton)

@@ -14,6 +14,7 @@ from cedd.models.transformer import Transformer, config_from_preset
 from cedd.network import Network, Places
 from cedd.process import seeded_generator
 from cedd.samplers import Fixed, sample, text_seeds
+from cedd.samplers.choice import Sharpening
 from cedd.samplers.random_numbers import RandomNumbers, Use
 from tests.samplers.chains import ERROR_RATE, Table
 from tests.tasks.models import save_random
@@ -87,6 +88,21 @@ def test_numbers_at_chosen_positions_are_those_of_all():
         below, numbers = draws.below(limit, Use.TARGET, 3)
         assert np.array_equal(below, np.flatnonzero(everywhere < limit))
         assert np.array_equal(numbers, everywhere[below])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])  # 0: all tokens are equally likely
+def test_top_p_keeps_the_most_probable_tokens_whatever_the_other_rows_are(scale: float):
+    log_probs = torch.log_softmax(scale * torch.randn(4, 600, generator=seeded_generator(1)).double(), -1)
+    log_probs[1, :400] = -torch.inf
+    sharpening = Sharpening(top_p=0.7)
+    found = sharpening.log_probs(log_probs)
+    for row, kept in zip(torch.log_softmax(log_probs, -1), found, strict=True):
+        order = row.argsort(descending=True, stable=True)
+        count = 1 + int(torch.searchsorted(row[order].exp().cumsum(0), 0.7))
+        expected = torch.full_like(row, -torch.inf)
+        expected[order[:count]] = torch.log_softmax(row[order[:count]], -1)
+        torch.testing.assert_close(kept, expected, rtol=0, atol=1e-12)
+        assert torch.equal(kept, sharpening.log_probs(row[None])[0])
 
 
 def test_the_seeds_of_texts_begin_alike_and_differ():

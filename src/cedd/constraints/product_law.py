@@ -232,6 +232,11 @@ class ProductLaw(Protocol):
         log-probability of v there given the language."""
         ...
 
+    def fix(self, sequences: Tensor, positions: Tensor, classes: Tensor) -> None:
+        """From now on the tokens at these positions [R] of sequences [R], one per sequence, are in these classes [R].
+        `log_factors` is then valid for the positions after them."""
+        ...
+
 
 def product_law(language: TokenLanguage, log_weights: Tensor, *, greedy: bool = False) -> ProductLaw:
     """The product law given a language.
@@ -260,7 +265,7 @@ class LogLaw:
     def __init__(self, language: TokenLanguage, log_weights: Tensor, *, greedy: bool = False) -> None:
         self._language, self._greedy = language, greedy
         self._batch, self._length, _ = log_weights.shape
-        self._log_weights = log_weights.transpose(0, 1).contiguous()
+        self._log_weights = log_weights.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     @cached_property
     def _log_beta(self) -> Tensor:
@@ -321,7 +326,13 @@ class LogLaw:
         groups = self._language.by_label
         alpha, beta = self._log_alpha[positions, sequences], self._log_beta[positions + 1, sequences]
         found = groups.log_sums(alpha.index_select(1, groups.source) + beta.index_select(1, groups.target))
-        return found - self.log_normalizer[sequences, None]
+        return found - (found + self._log_weights[positions, sequences]).logsumexp(1, keepdim=True)
+
+    def fix(self, sequences: Tensor, positions: Tensor, classes: Tensor) -> None:
+        """See `ProductLaw`."""
+        del self._log_alpha  # beta after these positions stays
+        self._log_weights[positions, sequences] = -math.inf
+        self._log_weights[positions, sequences, classes] = 0.0
 
 
 def _inverse(sums: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -351,11 +362,13 @@ class ScaledLaw:
         batch, length, _ = logs.shape
         self._beta = np.zeros((batch, length + 1, language.num_states))
         self._alpha = np.zeros((batch, length + 1, language.num_states))
+        self._valid = np.full(batch, length)
+        """Of each sequence, the last position whose alpha is computed."""
         self._log_normalizer = np.zeros(batch)
         self._least_unit = math.inf
         for b in range(batch):
             self._log_normalizer[b] = self._backward(b) + self._unit[b].sum()
-            self._forward(b)
+            self._forward(b, 0, length)
 
     def _backward(self, b: int) -> float:
         """log Z, in units of the weights."""
@@ -366,10 +379,11 @@ class ScaledLaw:
             units += self._into(beta[i], groups.sums(weights[i].take(groups.label) * beta[i + 1].take(groups.target)))
         return units + (math.log(beta[0, 0]) if beta[0, 0] > 0 else -math.inf)
 
-    def _forward(self, b: int) -> None:
+    def _forward(self, b: int, start: int, stop: int) -> None:
+        """alpha after positions start..stop-1."""
         groups, weights, alpha = self._language.by_target.on_host, self._weights[b], self._alpha[b]
         alpha[0, 0] = 1.0
-        for i in range(len(weights)):
+        for i in range(start, stop):
             self._into(alpha[i + 1], groups.sums(weights[i].take(groups.label) * alpha[i].take(groups.source)))
 
     def _into(self, row: Numbers, values: Numbers) -> float:
@@ -434,12 +448,23 @@ class ScaledLaw:
         """See `ProductLaw`."""
         groups = self._language.by_label.on_host
         b, i = sequences.numpy(), positions.numpy()
+        for row, position in zip(b.tolist(), i.tolist(), strict=True):
+            if self._valid[row] < position:
+                self._forward(row, int(self._valid[row]), position)
+                self._valid[row] = position
         alpha, beta, weights = self._alpha[b, i], self._beta[b, i + 1], self._weights[b, i]
         found = groups.sums(alpha.take(groups.source, -1) * beta.take(groups.target, -1))
         total = (found * weights).sum(-1)
         with np.errstate(divide="ignore"):
             logs = np.log(found) - (np.log(total) + self._unit[b, i])[:, None]
         return torch.as_tensor(logs)
+
+    def fix(self, sequences: Tensor, positions: Tensor, classes: Tensor) -> None:
+        """See `ProductLaw`."""
+        b, i = sequences.numpy(), positions.numpy()
+        self._weights[b, i], self._unit[b, i] = 0.0, 0.0
+        self._weights[b, i, classes.numpy()] = 1.0
+        self._valid[b] = i
 
 
 def _host_inverse(weights: Numbers, u: float) -> tuple[int, float]:

@@ -153,10 +153,22 @@ class Sharpening:
         return inverse_cdf(sharp, u, log=True)
 
     def _nucleus(self, log_probs: Tensor) -> Tensor:
-        ordered, places = log_probs.sort(dim=-1, descending=True)
-        before = ordered.exp().cumsum(-1) - ordered.exp()
-        kept = ordered.masked_fill(before >= self.top_p, -math.inf)
-        return torch.log_softmax(torch.empty_like(log_probs).scatter(-1, places, kept), -1)
+        if log_probs.device.type != "cpu":
+            return torch.log_softmax(self._kept(log_probs), -1)
+        # Tokens below this have together less than 1 - top_p, so none of them remains and they need not be sorted.
+        least = math.log((1 - self.top_p) / log_probs.shape[-1]) - _ROUNDED_BY
+        found = torch.full_like(log_probs, -math.inf)
+        for row, result in zip(log_probs, found, strict=True):
+            some = (row > least).nonzero().squeeze(1)
+            result[some] = self._kept(row[some])
+        return torch.log_softmax(found, -1)
+
+    def _kept(self, log_probs: Tensor) -> Tensor:
+        """The values [..., n], -inf at all but the most probable tokens."""
+        ordered, places = log_probs.sort(dim=-1, descending=True, stable=True)
+        probs = ordered.exp()
+        kept = ordered.masked_fill_(probs.cumsum(-1) - probs >= self.top_p, -math.inf)
+        return torch.empty_like(log_probs).scatter_(-1, places, kept)
 
     def ratios(self, outputs: Tensor, masked: Tensor) -> Tensor:
         """Outputs [R, V] of a network that outputs ratios, without the excluded tokens.

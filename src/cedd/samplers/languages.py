@@ -256,18 +256,15 @@ class SpanLaws:
     def _is_greedy(self) -> bool:
         return self._sharpening.temperature == 0
 
-    @cached_property
-    def law(self) -> ProductLaw:
-        """The laws."""
-        return self._law()
-
     def log_normalizers(self) -> Tensor:
         """log of the probability that tokens drawn at the masks are in the language, [S]."""
         totals = torch.zeros(self._size, dtype=torch.float64, device=self._logits.device)
         totals.view(-1)[self._at] = self._logits.double().logsumexp(-1)
         return self.law.log_normalizer - totals.sum(1)
 
-    def _law(self) -> ProductLaw:
+    @cached_property
+    def law(self) -> ProductLaw:
+        """The laws."""
         law = product_law(self._language, self._weights.view(*self._size, -1), greedy=self._is_greedy)
         if not bool(torch.isfinite(law.log_normalizer).all()):
             raise ValueError(
@@ -279,7 +276,7 @@ class SpanLaws:
     def _tilted(self, own: Tensor) -> Tensor:
         """log of the law given the language at some masks [C], [C, V]."""
         at = self._at[own]
-        factors = self._law().log_factors(at // self._size[1], at % self._size[1])
+        factors = self.law.log_factors(at // self._size[1], at % self._size[1])
         return self._language.at_tokens(factors) + self._logits[own]
 
     def log_marginals(self) -> Tensor:
@@ -313,13 +310,14 @@ class SpanLaws:
         for k in range(int(turn.max()) + 1):
             now = order[turn == k]
             tokens[now] = cut.draw(self._tilted(self._own[now]), v[now])
-            self._weights[self._at[self._own[now]]] = self._language.known_log_weights(tokens[now])
+            at, classes = self._at[self._own[now]], self._language.classes[tokens[now]]
+            self.law.fix(at // self._size[1], at % self._size[1], classes)
         return tokens
 
     def _draw_next(self, v: Tensor) -> Tensor:
         """The same where only the tokens are known after which the language can still be reached."""
         at = self._at[self._own]
-        factors = self._law().log_factors(at // self._size[1], at % self._size[1])
+        factors = self.law.log_factors(at // self._size[1], at % self._size[1])
         possible = self._language.at_tokens(torch.isfinite(factors))
         logits = self._logits[self._own].double().masked_fill(~possible, -math.inf)
         return Sharpening(0.0 if self._is_greedy else 1.0, self._sharpening.top_p).draw(logits, v)
