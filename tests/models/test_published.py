@@ -300,6 +300,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"its network is remote code \(modeling_other.Other\), which is never run",
     ),
     "labels": (_with(UDLM, cfg=True, cfg_num_classes=3), "cfg is True; a network that is conditioned on labels"),
+    "quantized": (_with(MDLM, quantization_config={"quant_method": "gptq"}), "quantization_config is {'quant_method'"),
     "causal": (_with(MDLM, causal=True), "causal is True; an autoregressive network is not imported"),
     "blocks": (_with(CONFIGS["bd3lm, blocks"][0], block_size=5), "block_size 5 does not divide the length, 12"),
     "longer blocks": (_with(CONFIGS["bd3lm"][0], block_size=24), "block_size must be from 1 to 12 \\(got 24"),
@@ -367,6 +368,9 @@ def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"pytorch_model.bin is a pickle"):
         cedd.import_model(folder / "pytorch_model.bin")
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    ddit.write(folder, {"model_type": "t5"}, {"other.weight": torch.ones(2)})
+    with pytest.raises(ValueError, match="describes a model of type 't5' and is of no family"):
+        cedd.import_model(folder)
     for name, value, message in (
         ("rotary_emb.inv_freq", weights["rotary_emb.inv_freq"] * 0.5, "other frequencies"),
         ("rotary_emb.inv_freq", torch.ones(1), "heads need"),

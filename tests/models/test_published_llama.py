@@ -383,6 +383,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a head": ("llama", {"tie_word_embeddings": False}, r"lacks lm_head.weight; tie_word_embeddings is false$"),
     "not causal": ("qwen2", {"is_causal": False}, "is_causal is False; only True is imported"),
     "unknown and like none": ("llama", {"zzz": 2.0}, "unknown setting zzz = 2.0, which may .* computes$"),
+    "an end that is text": ("llama", {"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list .*'</s>'"),
+    "ends that are text": ("llada", {"eos_token_id": [1, "x"]}, "eos_token_id must be a token id or a list"),
+    "a start that is true": ("qwen2", {"bos_token_id": True}, r"bos_token_id must be a token id or a .* \(got True\)"),
     "base": ("llama", {"rope_theta": -1}, "rope_theta must be a positive number"),
 }
 

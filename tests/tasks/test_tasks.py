@@ -19,7 +19,7 @@ from cedd.data.windows import windows
 from cedd.evaluation.likelihood import TextLikelihoods
 from cedd.samplers import SamplingOptions
 from cedd.tasks import Trajectory, correct, generate, infill, load, parse_template
-from cedd.tasks.generate import prompt_template
+from cedd.tasks.generate import generate_ids, prompt_template
 from cedd.tasks.template import Blank, Given, Template
 from tests.tasks.models import ALPHABET, mending, save_random
 
@@ -697,6 +697,17 @@ def test_a_network_of_your_own_is_a_model():
         cedd.LanguageModel.from_network(network, cedd.absorb(4), "cedd", tokenizer)
     with pytest.raises(ValueError, match=r"use model\.to\(device\)"):
         cedd.LanguageModel.from_network(network, process, "cedd", tokenizer).generate(device="cpu")
+
+
+def test_texts_have_256_tokens_after_the_prompt_by_default():
+    tokenizer = CharTokenizer("abcd ")
+    network, process = Uniform(tokenizer.vocab_size), cedd.absorb(tokenizer.vocab_size)
+    model = cedd.LanguageModel.from_network(network, process, "cedd", tokenizer, length=600)
+    assert len(model.generate(seed=1, steps=2)[0]) == 256
+    assert len(model.generate(prompt="abcd", seed=1, steps=2)[0]) == 260
+    assert len(model.generate(prompt="a" * 500, seed=1, steps=2)[0]) == 600
+    assert len(model.generate(length=300, seed=1, steps=2)[0]) == 300
+    assert generate_ids(model, 1, options=SamplingOptions(steps=2)).shape == (1, 600)  # measured on whole sequences
 
 
 class Uniform(torch.nn.Module):

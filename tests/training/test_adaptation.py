@@ -220,6 +220,17 @@ def test_the_command(corpus: Path, cache: Path, parent: cedd.LanguageModel, tmp_
     assert (loaded.model.options.start_row, loaded.model.options.causal_past) == (0, True)
 
 
+def test_a_block_or_a_process_asks_for_a_diffusion_method(parent: cedd.LanguageModel) -> None:
+    def parsed(*more: str) -> tuple[str, str, int | None]:
+        config = parse("train", ["--from", str(parent.folder.path), "--out", "run", *more]).config
+        return config.method, config.process.name, config.block
+
+    assert parsed("--block", "4") == ("cedd-star", "absorb", 4)
+    assert parsed("--process=uniform") == ("cedd-star", "uniform", None)
+    assert parsed("--process", "absorb", "--block=4", "--method", "bayes") == ("bayes", "absorb", 4)
+    assert parsed()[0] == parsed("--process", "absorb", "--method", "ar")[0] == "ar"
+
+
 def test_what_makes_no_sense_is_refused(config: Make, parent: cedd.LanguageModel, capsys) -> None:
     with pytest.raises(ValueError, match=r"adapt.first_block needs a block to grow to"):
         adapting(config, parent, {"adapt.first_block": 2}).config.check()

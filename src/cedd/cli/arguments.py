@@ -177,8 +177,8 @@ class Sample(SamplingArguments):
     model: str | None = field(default=None, metadata=argument("[MODEL]"))
     """A run folder, or the name of a model here or on the hub (default: english)."""
     length: int | None = None
-    """Tokens per text; may exceed the model's context length, which is the default. With --chat, tokens of the answer
-    (default: 256, or as many as fit)."""
+    """Tokens per text, with the prompt; may exceed the model's context length. By default the context length, but at
+    most 256 tokens after the prompt. With --chat, tokens of the answer (default: 256, or as many as fit)."""
     prompt: str = ""
     """Text with which every sample begins."""
     chat: str | None = None
@@ -641,8 +641,9 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
     said = dict(itertools.pairwise(itertools.chain.from_iterable(split)))
     if "--from" in said:
         config = starting_from(config, said["--from"], said.get("--out"))
-    if name == "adapt" and "--from" in said:  # the model determines all settings except its new method and process
-        config = replace(config, method=PRESETS[name][1].method, process=PRESETS[name][1].process)
+    if (name == "adapt" and "--from" in said) or _asks_for_diffusion(config, rest):
+        # the model determines all settings except its new method and process
+        config = replace(config, method=PRESETS["adapt"][1].method, process=PRESETS["adapt"][1].process)
     names_process = any(word.startswith("--process") for word in rest)
     rest, config = _with_architecture(*_with_process(rest, config))
     called = f"cedd train {name}" if prog is None else prog
@@ -656,6 +657,16 @@ def _parse_train(words: list[str], prog: str | None = None) -> Train:
         parsed = replace(parsed, config=with_alias(parsed.config))
     _refuse_unused_settings(parsed.config, config)
     return parsed
+
+
+def _asks_for_diffusion(config: TrainConfig, words: list[str]) -> bool:
+    """Whether a command line has a block or a process for a model that is autoregressive, which has neither."""
+    asks = any(word.partition("=")[0] == "--block" or word.startswith("--process") for word in words)
+    if not asks or config.start is None:
+        return False
+    from cedd.methods import get_method  # imports torch
+
+    return not get_method(config.method).dynamics.noisy
 
 
 def _refuse_unused_settings(config: TrainConfig, preset: TrainConfig) -> None:

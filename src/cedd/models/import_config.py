@@ -66,6 +66,14 @@ class Description:
             raise ValueError(f"{self.source}: {name} must be true or false (got {value!r})")
         return default if value is None else bool(value)
 
+    def token_ids(self, name: str) -> list[int]:
+        """A setting that is a token id or a list of token ids."""
+        value = self.values.get(name)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+            raise ValueError(f"{self.source}: {name} must be a token id or a list of token ids (got {value!r})")
+        return ids
+
     @property
     def kind(self) -> str:
         """Its model_type, in small letters; empty where it has none."""

@@ -451,11 +451,12 @@ def _from_gguf_in(
 def _import_ddit(folder: Path, given: Description, tokenizer: str | Path | None, source: str) -> ModelFolder:
     """A network of the DDiT families."""
     config_file, values = given.source, given.values
+    family = family_of(given)
+    given.refuse("quantization_config", None, "quantized networks of this family are not imported")
     weights_file = _weights(folder)
     with open_checkpoint(weights_file) as checkpoint, reading(folder):
         rows = checkpoint.shape(_EMBEDDING)[0]
         description = Description(values, str(config_file), rows)
-        family = family_of(description)
         vocab_size = family.tokens(description)
         process = family.process(vocab_size, description)
         wanted = process.num_states

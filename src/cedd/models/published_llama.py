@@ -470,10 +470,10 @@ class LlamaFamily:
     def _mask_row(self, config: Description, tokenizer: Tokenizer, V: int, given: int | None) -> int | None:
         """The row that the mask is read from, if it is known; for an autoregressive network the start token's."""
         if self.method == "ar":
-            ends = config.get("bos_token_id", "eos_token_id", default=0)
-            row = ends[0] if isinstance(ends, list) and ends else ends
-            row = row if isinstance(row, int) and 0 <= row < V else 0
-            return tokenizer.bos_id if tokenizer.bos_id is not None else row
+            if tokenizer.bos_id is not None:
+                return tokenizer.bos_id
+            row = next(iter(config.token_ids("bos_token_id") or config.token_ids("eos_token_id")), 0)
+            return row if 0 <= row < V else 0
         row = config.get("mask_token_id") if given is None else given
         row = getattr(tokenizer, "mask_token", None) if row is None else row
         if row is None:
@@ -626,17 +626,16 @@ def import_llama(
 def _tokenizer(folder: Path, asked: str | Path | None, V: int, config: Description, family: LlamaFamily) -> Tokenizer:
     """The folder's own tokenizer, or the one that is asked for; tokens are numbers where there is none."""
     place = folder if asked is None else expanded(asked)
-    ends = config.get("eos_token_id")
     generation = folder / "generation_config.json"
-    more = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    stops = [one for value in (ends, more) for one in (value if isinstance(value, list) else [value])]
-    stops = [one for one in dict.fromkeys(stops) if isinstance(one, int) and 0 <= one < V]
-    bos = config.get("bos_token_id")
+    more = Description(read_json(generation) if generation.is_file() else {}, str(generation), 0)
+    stops = config.token_ids("eos_token_id") + more.token_ids("eos_token_id")
+    stops = [one for one in dict.fromkeys(stops) if 0 <= one < V]  # configurations may have ids of a larger vocabulary
+    bos = next((one for one in config.token_ids("bos_token_id") if 0 <= one < V), None)
     has_merges = all((place / name).is_file() for name in ("vocab.json", "merges.txt"))
     pre = "gpt-2" if family.gpt2 else "qwen2" if family.qkv_bias or family.qk_norm else None
     if (place / BPE_FILE).is_file() or (has_merges and pre is not None):
         content = None if (place / BPE_FILE).is_file() or pre is None else content_of_merges(place, pre)
-        return JSONTokenizer.from_folder(place, V, stops, bos if isinstance(bos, int) else None, content)
+        return JSONTokenizer.from_folder(place, V, stops, bos, content)
     if asked is not None:
         return fitting_tokenizer(str(asked), V)
     if family.gpt2 and V in (GPT2_VOCAB_SIZE, GPT2_VOCAB_SIZE + 1):

@@ -20,20 +20,21 @@ from cedd.samplers.random_numbers import check_shape
 from cedd.tasks.template import Blank, Given, Template
 
 ANSWER = 256
-"""Tokens of an answer, unless another number is given."""
+"""Default limit on the number of tokens that are written: an answer, or the text after a prompt."""
 Messages = Sequence[Mapping[str, str]]
 """{"role": ..., "content": ...} each."""
 
 
 def prompt_template(loaded: LoadedModel, text: str, length: int | None) -> Template:
-    """A prompt, and a blank up to `length` tokens; by default up to as many as the model reads."""
+    """A prompt, and a blank up to `length` tokens; by default of at most `ANSWER` tokens, within the model's length."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"a prompt is a text (got {text!r})")
-    size = loaded.length if length is None else length
-    if not (isinstance(size, Integral) and size >= 1):
-        raise ValueError(f"length must be a number of tokens, at least 1 (got {size})")
+    if length is not None and not (isinstance(length, Integral) and length >= 1):
+        raise ValueError(f"length must be a number of tokens, at least 1 (got {length})")
+    prompt = Template.of([text, 0], loaded.tokenizer).width
+    size = min(loaded.length, prompt + ANSWER) if length is None else length
     check_shape((1, size))
-    if (prompt := Template.of([text, 0], loaded.tokenizer).width) > size:
+    if prompt > size:
         raise ValueError(f"the prompt has {prompt} tokens, but the text only {size}; shorten it, or ask for more")
     return Template.of([text, size - prompt], loaded.tokenizer)
 
@@ -69,14 +70,14 @@ def _start_row(loaded: LoadedModel) -> int | None:
 def generate_ids(
     loaded: LoadedModel, n: int, length: int | None = None, options: SamplingOptions | None = None
 ) -> Tensor:
-    """n samples of token ids, [n, length]."""
-    return prompt_template(loaded, "", length).draw(loaded, n, options)
+    """n samples of token ids, [n, length]; by default of the model's context length."""
+    return prompt_template(loaded, "", loaded.length if length is None else length).draw(loaded, n, options)
 
 
 def constrained_template(loaded: LoadedModel, prompt: str, length: int | None, language: Language) -> Template:
     """A prompt, and a blank whose text is in a language and may end before the tokens do.
 
-    Without a length it is as long as the model reads; where the texts of the language have a longest one, it has room
+    Without a length it is that of `prompt_template`; where the texts of the language have a longest one, it has room
     for that, but at most for twice as many tokens as the shortest takes and 16 more.
     """
     template = prompt_template(loaded, prompt, length).in_languages([language], may_end=True)
@@ -109,7 +110,7 @@ def generate(
     constraint: Constraint | Language | None = None,
     options: SamplingOptions | None = None,
 ) -> list[str]:
-    """n texts of `length` tokens (by default as many as the model reads), each beginning with the prompt exactly.
+    """n texts of `length` tokens (by default those of `prompt_template`), each beginning with the prompt exactly.
 
     With a language, what follows the prompt is in it, and by default has the length of `constrained_template`. If
     `until_end`, texts end before their first end-of-text token.

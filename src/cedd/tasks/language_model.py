@@ -141,9 +141,9 @@ class LanguageModel(LoadedModel):
 
         Args:
             n: number of texts.
-            length: tokens per text; by default the model's context length. Beyond it, models that write blocks use a
-                sliding window. Others write parts of at most half the context length, each given at least as many
-                tokens before it.
+            length: tokens per text, with the prompt; by default the model's context length, but at most 256 tokens
+                after the prompt. Beyond the context length, models that write blocks use a sliding window. Others
+                write parts of at most half the context length, each given at least as many tokens before it.
             prompt: the text with which every sample begins.
             until_end: end each text before its first end-of-text token.
             constraint: a language of `cedd.constraints`, such as `regex(...)`, for the text after the prompt. The

@@ -340,7 +340,8 @@ class TrainConfig:
     """Also write the log for TensorBoard."""
     start: str | None = field(default=None, metadata={"option": "from", "metavar": "MODEL"})
     """Start from the weights of this run or model, with a new optimizer. Its network, tokenizer, length, method and
-    process then replace the preset's. The network may be deeper, by a multiple of its blocks."""
+    process then replace the preset's. An autoregressive model becomes a diffusion model if --method, --block or
+    --process asks for one (by default cedd-star on absorb). The network may be deeper, by a multiple of its blocks."""
 
     @classmethod
     def preset(cls, name: str, **settings: Any) -> TrainConfig:

@@ -26,7 +26,7 @@ from cedd.names import suggestion
 from cedd.samplers import GRIDS, SamplingOptions, get_sampler, text_seeds
 from cedd.spelling.engines import ENGINE_NAMES
 from cedd.tasks import LanguageModel
-from cedd.tasks.generate import chat_template, constrained_template
+from cedd.tasks.generate import ANSWER, chat_template, constrained_template
 from cedd.tasks.infill import parse_template
 from cedd.tasks.template import Template
 
@@ -133,7 +133,7 @@ def completion(fields: RequestFields, registry: ModelRegistry, limits: Limits) -
     fields.end()
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
     head |= {"model": name, "seed": seed}
-    widths = [width or model.length - tokens for tokens in given]
+    widths = [width or min(ANSWER, model.length - tokens) for tokens in given]
     if language is not None and not suffix:
         widths = [constrained_width(model, *each, language, width) for each in zip(prompts, given, strict=True)]
     monotone = get_sampler(options.sampler, model.method).tokens_are_final(model.method, model.process)

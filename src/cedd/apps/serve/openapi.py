@@ -35,7 +35,7 @@ MEANINGS: Mapping[str, str] = {
     "guided_regex": "Write a text that this regular expression matches from beginning to end.",
     "ignored_words": "Words that are correct.",
     "max_completion_tokens": "The same as max_tokens.",
-    "max_tokens": "Tokens to write. Default: as many as the model reads; of an answer, 256 or as many as fit.",
+    "max_tokens": "Tokens to write. Default: 256, or as many as fit into the model's context.",
     "messages": "The conversation, up to the message to answer.",
     "model": "Name of the model. Default: the first that can do the task.",
     "n": "Number of texts per prompt.",
