@@ -14,10 +14,9 @@ from cedd.samplers import CONFIDENCE_ORDERS, ConfidenceOrder, Leap, StepRule
 
 
 def remasking(strength: float) -> StepRule:
-    """Absorb's step in which a token is masked again with probability `remask`, and as many masks more are revealed.
+    """A step on absorb that masks tokens again with probability `remask`, and reveals more masks to compensate.
 
-    Of the positions, alive(t) are tokens and a(t) = 1 - alive(t) masks. For a(s) masks to be left at s,
-    a(t) stay + alive(t) remask = a(s): the share of masks at every time is that of the process.
+    With alive = 1 - a, the share of masks at s is a(s), as in the process, if a(t) stay + alive(t) remask = a(s).
     """
 
     def leap(score: AffineScore, earlier: Noise) -> Leap:
