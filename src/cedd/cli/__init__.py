@@ -57,7 +57,7 @@ def _overview() -> str:
             "Discrete diffusion language models: train, evaluate, sample, infill, correct.",
             "\n".join(lines),
             "A MODEL is the folder of a run or of an exported or imported model, or the name english or english-char.",
-            "cedd --version prints the version.",
+            "cedd --version prints the version. The documentation is the folder docs of the source.",
         ]
     )
 
