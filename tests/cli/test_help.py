@@ -59,6 +59,14 @@ def test_every_command_takes_a_seed_a_device_and_json(helps: dict[str, str], nam
         assert option in helps[name]
 
 
+def test_a_help_describes_the_arguments_of_its_usage(helps: dict[str, str]):
+    for name, shown in helps.items():
+        usage, rest = shown.split("\n", 1)
+        text = re.sub(r"(?m)^ +-.*$", "", rest).replace("presets:", "PRESET")  # without the names of options
+        described = {"OPTIONS", *re.findall(r"\b[A-Z]+\b", text)}
+        assert set(re.findall(r"\b[A-Z]+\b", usage)) <= described, name
+
+
 def test_the_overview_begins_with_an_example_that_parses(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 0
     command, *words = example_of(capsys.readouterr().out)
